@@ -1,0 +1,249 @@
+"""The configuration: every knob in one frozen dataclass, and how the command line fills it.
+
+    load_config(["config/x.py", "more.py", "--stage=amp", "--learning_rate=3e-4"])
+
+Files are plain assignments, applied left to right; then the stages up to `--stage`; then `--key=value`.
+"""
+
+import ast
+import dataclasses
+import difflib
+import math
+import sys
+import textwrap
+from collections import ChainMap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+STAGES_DIR = Path(__file__).parent / "stages"
+
+
+class BadInput(Exception):
+    """What the user gave cannot work: the message is one line (what, where, what was expected, what to do)."""
+
+
+def run(main):
+    """Calls main(argv). Bad input ends in one line on stderr and exit code 2, never in a traceback."""
+    try:
+        main(sys.argv[1:])
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every knob with its default, the finished loop. An interval of 0 means never."""
+
+    # -- the run
+    out_dir: Annotated[str, "folder for config.json, metrics.jsonl, loss.png and the checkpoints"] = "out"
+    dataset: Annotated[str, "prepared data: a folder's name in data/, or its path"] = "python_stdlib"
+    init_from: Annotated[str, "scratch | resume | auto (resume if it can) | a checkpoint's path"] = "scratch"
+    overwrite: Annotated[bool, "let a run from scratch replace the one in out_dir"] = False
+    seed: Annotated[int, "of the weights, the batches and the dropout"] = 1337
+    device: Annotated[str, "auto | cpu | cuda | cuda:N"] = "auto"
+    stage: Annotated[str, "climb the ladder up to this stage only (python ladder.py lists them)"] = ""
+    deterministic: Annotated[bool, "only algorithms that repeat bit for bit; slower"] = False
+
+    # -- the model
+    n_layer: Annotated[int, "transformer blocks"] = 12
+    n_head: Annotated[int, "attention heads"] = 12
+    n_embd: Annotated[int, "width of the residual stream"] = 768
+    context_length: Annotated[int, "tokens in a window"] = 1024
+    vocab_size: Annotated[int, "token ids; 0: what the dataset says"] = 0
+    dropout: Annotated[float, "probability, in embeddings, attention and residuals"] = 0.0
+    bias: Annotated[bool, "biases in linear layers and norms, as GPT-2 has"] = False
+
+    # -- the optimization
+    batch_size: Annotated[int, "sequences per optimizer step, over all processes"] = 32
+    max_steps: Annotated[int, "optimizer steps of the whole run"] = 10_000
+    learning_rate: Annotated[float, "after warm-up"] = 6e-4
+    min_lr: Annotated[float, "at the end of the cosine"] = 6e-5
+    warmup_steps: Annotated[int, "linear warm-up"] = 200
+    lr_decay_steps: Annotated[int, "step at which the cosine reaches min_lr; 0: max_steps"] = 0
+    weight_decay: Annotated[float, "on multiplied matrices only, not on norms, biases or positions"] = 0.1
+    beta1: Annotated[float, "AdamW's decay of the mean gradient"] = 0.9
+    beta2: Annotated[float, "AdamW's decay of the mean squared gradient"] = 0.95
+    grad_clip: Annotated[float, "largest global gradient norm; 0: no clipping"] = 1.0
+
+    # -- what is watched and kept
+    log_interval: Annotated[int, "steps between logged rows"] = 10
+    eval_interval: Annotated[int, "steps between evaluations"] = 250
+    eval_windows: Annotated[int, "validation windows, evenly spaced and always the same; 0: all"] = 256
+    save_interval: Annotated[int, "steps between checkpoints (the end is always saved); 0: never, not even then"] = 250
+    wandb: Annotated[Literal["off", "offline", "online"], "track with wandb"] = "off"
+    wandb_project: Annotated[str, "wandb's name for the family of runs"] = "nanoladder"
+
+
+DEFAULTS = dataclasses.asdict(Config())
+TYPES = {key: get_args(hint)[0] for key, hint in get_type_hints(Config, include_extras=True).items()}
+MEANINGS = {key: get_args(hint)[1] for key, hint in get_type_hints(Config, include_extras=True).items()}
+
+
+def load_config(argv):
+    """Command line (without the program's name) -> Config. Raises BadInput; `--help` prints every key and exits."""
+    if "--help" in argv or "-h" in argv:
+        print(help_text())
+        sys.exit(0)
+    files, given = parse_arguments(argv)
+    values = dict(DEFAULTS)
+    for file in files:
+        read_assignments(Path(file), values, given)
+    if stage := given.get("stage", values["stage"]):
+        for file in stage_files(stage):
+            read_assignments(file, values, given)
+    config = Config(**{**values, **given})
+    check(config)
+    return config
+
+
+def parse_arguments(argv):
+    """Splits ["x.py", "--key=value", "--key", "value"] into the files and {key: typed value}."""
+    files, given = [], {}
+    rest = iter(argv)
+    for word in rest:
+        if not word.startswith("--"):
+            files.append(word)
+            continue
+        key, equals, text = word[2:].partition("=")
+        known(key, "command line")
+        if not equals and (text := next(rest, None)) is None:
+            raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
+        given[key] = typed(key, from_text(key, text), "command line")
+    return files, given
+
+
+def read_assignments(path, values, given):
+    """Applies a file of `key = expression` lines to values; expressions may use the keys set before."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise BadInput(f"config file {path} cannot be read ({error}); expected one such as config/gpt2.py") from None
+    except SyntaxError as error:
+        raise BadInput(f"{path} line {error.lineno}: {error.msg}; expected lines like n_layer = 12") from None
+    for statement in tree.body:
+        where = f"{path} line {statement.lineno}"
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str())):  # a docstring
+                continue
+            case ast.Assign(targets=[ast.Name(id=key)], value=value):
+                known(key, where)
+                values[key] = typed(key, evaluate(value, ChainMap(given, values), where), where)
+            case _:
+                raise BadInput(f"{where}: only plain assignments are allowed; expected a line like n_layer = 12")
+
+
+def evaluate(expression, names, where):
+    """The value of an expression over the keys set so far (a command-line value wins), with min and max."""
+    code = compile(ast.Expression(expression), where, "eval")
+    try:
+        return eval(code, {"__builtins__": {"min": min, "max": max}}, names)
+    except Exception as error:
+        text = ast.unparse(expression)
+        raise BadInput(f"{where}: `{text}`: {error}; expected a value or arithmetic on keys") from None
+
+
+def stage_names():
+    """The ladder's stages in order: config/stages/NN_name.py -> name."""
+    return [path.stem.partition("_")[2] for path in sorted(STAGES_DIR.glob("[0-9][0-9]_*.py"))]
+
+
+def stage_files(name):
+    """The files of the stages from the first up to `name`."""
+    names = stage_names()
+    if name not in names:
+        raise BadInput(f"stage={name}: no such stage{nearest(name, names)}; `python ladder.py` lists them")
+    return sorted(STAGES_DIR.glob("[0-9][0-9]_*.py"))[: names.index(name) + 1]
+
+
+def known(key, where):
+    if key not in DEFAULTS:
+        raise BadInput(f"{where}: unknown key {key!r}{nearest(key, DEFAULTS)}; --help lists every key")
+
+
+def nearest(name, names):
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def from_text(key, text):
+    """A command line's text as the key's type where it reads as one, else the text itself."""
+    kind = TYPES[key]
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+    return text
+
+
+def typed(key, value, where):
+    """The value, an int turned into a float where one is expected; BadInput if the type is wrong."""
+    kind = TYPES[key]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{nearest(str(value), get_args(kind))}")
+    elif type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
+    return value
+
+
+def expected(key):
+    kind = TYPES[key]
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(get_args(kind))
+    return {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
+
+
+def check(config):
+    """Raises BadInput for values that cannot work together, before anything is loaded or written."""
+
+    def require(condition, message):
+        if not condition:
+            raise BadInput(message)
+
+    at_least_1 = "n_layer n_head n_embd context_length batch_size"
+    at_least_0 = (
+        "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
+        "log_interval eval_interval eval_windows save_interval"
+    )
+    for key in at_least_1.split():
+        require(getattr(config, key) >= 1, f"{key}={getattr(config, key)}: expected at least 1")
+    for key in at_least_0.split():
+        require(getattr(config, key) >= 0, f"{key}={getattr(config, key)}: expected 0 or more")
+    for key in ("dropout", "beta1", "beta2"):
+        require(0 <= getattr(config, key) < 1, f"{key}={getattr(config, key)}: expected 0 up to, not including, 1")
+    c = config
+    require(
+        c.n_embd % c.n_head == 0,
+        f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads of equal width; "
+        f"expected a multiple of n_head, such as n_embd={max(1, round(c.n_embd / c.n_head)) * c.n_head}",
+    )
+    require(
+        c.min_lr <= c.learning_rate,
+        f"min_lr={c.min_lr} is above learning_rate={c.learning_rate}; expected at most that, such as a tenth of it",
+    )
+
+
+def differences(config):
+    """{key: value} of what differs from the defaults."""
+    return {key: value for key, value in dataclasses.asdict(config).items() if value != DEFAULTS[key]}
+
+
+def help_text():
+    lines = [
+        "usage: python train.py config/x.py [more.py ...] [--stage=NAME] [--key=value | --key value ...]",
+        "",
+        "keys, with their defaults:",
+    ]
+    for key, default in DEFAULTS.items():
+        choices = f" ({' | '.join(get_args(TYPES[key]))})" if get_origin(TYPES[key]) is Literal else ""
+        text = textwrap.wrap(MEANINGS[key] + choices, 64)
+        lines.append(f"  {f'{key}={default}':<32}  {text[0]}")
+        lines += [" " * 36 + line for line in text[1:]]
+    return "\n".join(lines)
