@@ -1,0 +1,129 @@
+"""The GPT: embeddings, attention, MLP, loss. Pure maths on tensors.
+
+The architecture is GPT-2's (Radford et al. 2019): learned positions, normalization before each sublayer,
+tanh-form GELU, the output head tied to the token embedding.
+
+Shapes: B sequences, T tokens each, C channels (n_embd), nh heads of hs channels, V vocabulary.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+IGNORE = -100  # the target of a padded position: it has neither loss nor gradient
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention (Vaswani et al. 2017), (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.n_head = config.n_head
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.weights_dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        T = config.context_length
+        self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        heads = (B, T, self.n_head, C // self.n_head)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).split(C, dim=-1))  # (B, nh, T, hs)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(C // self.n_head)  # (B, nh, T, T)
+        scores = scores.masked_fill(self.future[:T, :T], -math.inf)
+        y = self.weights_dropout(scores.softmax(dim=-1)) @ v  # (B, nh, T, hs)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.dropout(self.proj(y))
+
+
+class MLP(nn.Module):
+    """Two layers with a GELU in between, four times as wide inside, (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.proj(F.gelu(self.fc(x), approximate="tanh")))
+
+
+class Block(nn.Module):
+    """A transformer block: each sublayer reads the normalized stream and adds to it."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x):
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer. `config` gives the shape: n_layer, n_head, n_embd, context_length, vocab_size."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
+        self.init_weights()
+
+    def init_weights(self):
+        """GPT-2's: normal(0, 0.02); what adds to the residual stream smaller by √(number of additions)."""
+        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
+        for name, parameter in self.named_parameters():
+            if name.endswith("proj.weight"):
+                nn.init.normal_(parameter, std=residual_std)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def hidden(self, tokens):
+        """Token ids (B, T) -> the normalized last hidden states (B, T, C)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def logits(self, tokens):
+        """Token ids (B, T) -> scores of every next token (B, T, V)."""
+        return self.head(self.hidden(tokens))
+
+    def forward(self, tokens, targets):
+        """Summed loss in nats and number of valid targets, so that whoever sums over more divides once.
+
+        tokens, targets: ids (B, T); a target of IGNORE does not count.
+        """
+        logits = self.logits(tokens).float()  # (B, T, V)
+        loss_sum = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        return loss_sum, (targets != IGNORE).sum()
+
+    def n_params(self):
+        """Number of parameters, the tied head counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self):
+        """Floating-point operations to train on one token: 6 per multiplied weight, 12·L·C·T for attention.
+
+        The estimate of Chowdhery et al. 2022 (PaLM), appendix B. It counts neither recomputation nor
+        half-masked attention as savings or costs, so it is the same for every stage.
+        """
+        c = self.config
+        multiplied = self.n_params() - self.position_embedding.weight.numel()
+        return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
