@@ -1,0 +1,194 @@
+"""Batches of tokens from a prepared folder. A batch is a pure function of (seed, step).
+
+A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json (see data/tokenizer.py
+and the prepare.py of each dataset). A folder made by nanoGPT, without meta.json, is read too.
+"""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from config import BadInput
+from model import IGNORE
+
+FORMAT_VERSION = 1
+DATA_DIR = Path(__file__).parent
+
+
+class Split:
+    """One split of a prepared folder: the token ids, and where its windows of at most T + 1 tokens lie.
+
+    A dense split is cut every T tokens, from a phase that the caller gives. In a split of documents no window
+    crosses from one document into the next, and a short one is padded.
+    """
+
+    def __init__(self, folder, name, meta, context_length):
+        self.tokens = np.memmap(folder / f"{name}.bin", dtype=meta["dtype"], mode="r")
+        self.context_length = T = context_length
+        self.documents = meta["documents"]
+        if self.documents:
+            offsets = np.fromfile(folder / f"{name}.idx", dtype=np.uint64).astype(np.int64)
+            targets = np.diff(offsets) - 1  # the first token of a document is given, not predicted
+            pieces = np.maximum(-(-targets // T), 0)  # windows a document
+            first = np.cumsum(pieces) - pieces
+            index = np.arange(pieces.sum()) - np.repeat(first, pieces)  # window within its document
+            self.starts = np.repeat(offsets[:-1], pieces) + index * T
+            self.lengths = np.minimum(np.repeat(targets, pieces) - index * T, T)
+            self.n_windows = len(self.starts)
+        else:
+            # The same number of windows at every phase, so that an epoch has a fixed length.
+            self.n_windows = max(1, (len(self.tokens) - T) // T)
+            self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
+
+    def read(self, windows, phase=0):
+        """Inputs and targets, two int64 arrays (len(windows), T); padding is token 0 with target IGNORE."""
+        T = self.context_length
+        inputs = np.zeros((len(windows), T), dtype=np.int64)
+        targets = np.full((len(windows), T), IGNORE, dtype=np.int64)
+        for row, window in enumerate(windows):
+            start, length = (self.starts[window], self.lengths[window]) if self.documents else (phase + window * T, T)
+            ids = self.tokens[start : start + length + 1]
+            inputs[row, :length] = ids[:-1]
+            targets[row, :length] = ids[1:]
+        return inputs, targets
+
+
+class TrainingBatches(Dataset):
+    """batches[step] -> this process's share of the step's global batch: inputs, targets, each (B, T) int64.
+
+    Each epoch visits every window once, in a new order and cut at a new phase. Row r of step s is sequence
+    s · batch_size + r of that endless stream, so the number of processes changes nothing but who reads a row.
+    """
+
+    def __init__(self, split, batch_size, seed, rank=0, world_size=1):
+        self.split, self.batch_size, self.seed = split, batch_size, seed
+        share = batch_size // world_size
+        self.rows = range(rank * share, (rank + 1) * share)
+        self.epoch = lru_cache(maxsize=2)(self.epoch)  # a batch may straddle two epochs
+
+    def epoch(self, number):
+        """The order of the windows (n_windows,) and the phase of an epoch."""
+        rng = np.random.default_rng([self.seed, number])
+        order = rng.permutation(self.split.n_windows)
+        return order, 0 if self.split.documents else int(rng.integers(self.split.n_phases))
+
+    def windows(self, step):
+        """The (epoch, window) of each row of this process."""
+        sequence = [divmod(step * self.batch_size + row, self.split.n_windows) for row in self.rows]
+        return [(epoch, int(self.epoch(epoch)[0][place])) for epoch, place in sequence]
+
+    def __getitem__(self, step):
+        rows = [self.split.read([window], self.epoch(epoch)[1]) for epoch, window in self.windows(step)]
+        inputs, targets = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def validation_batches(split, n_windows, batch_size):
+    """The same validation windows each time, evenly spaced: yields inputs, targets, each (batch_size, T) int64.
+
+    n_windows 0, or more than there are: all. The last batch is filled up with rows that do not count.
+    """
+    n = min(n_windows or split.n_windows, split.n_windows)
+    chosen = np.arange(n) * split.n_windows // n
+    for start in range(0, n, batch_size):
+        inputs, targets = map(torch.from_numpy, split.read(chosen[start : start + batch_size]))
+        missing = batch_size - len(inputs)
+        yield (
+            torch.nn.functional.pad(inputs, (0, 0, 0, missing)),
+            torch.nn.functional.pad(targets, (0, 0, 0, missing), value=IGNORE),
+        )
+
+
+def open_dataset(dataset, vocab_size, context_length):
+    """Name or path of a prepared folder -> (meta, training split, validation split); BadInput if it cannot serve.
+
+    vocab_size 0 takes the folder's own. meta holds at least vocab_size, dtype and documents.
+    """
+    folder = find_folder(dataset)
+    meta = read_meta(folder, vocab_size)
+    for name in ("train", "val"):
+        check_split(folder, name, meta, context_length)
+    return meta, *(Split(folder, name, meta, context_length) for name in ("train", "val"))
+
+
+def find_folder(dataset):
+    folders = [folder for folder in (DATA_DIR / dataset, Path(dataset)) if folder.is_dir()]
+    if folder := next((folder for folder in folders if (folder / "train.bin").exists()), None):
+        return folder
+    how = "python data/text/prepare.py --input FILES"
+    for script in sorted(DATA_DIR.glob("*/prepare.py")):
+        name = script.parent.name
+        if dataset == name:
+            how = f"python data/{name}/prepare.py"
+        elif dataset.startswith(name + "_"):
+            how = f"python data/{name}/prepare.py --tokenizer={dataset.removeprefix(name + '_')}"
+            how = how.replace("=bpe", "=bpe:")
+    raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}; prepare it with `{how}`")
+
+
+def read_meta(folder, vocab_size):
+    path = folder / "meta.json"
+    if not path.exists():
+        if not vocab_size:
+            raise BadInput(
+                f"{folder} has no meta.json; prepare it again, or, for headerless uint16 files as nanoGPT "
+                "writes them, say what they hold with --vocab_size=N (50257 for GPT-2's tokenizer)"
+            )
+        return {"vocab_size": vocab_size, "dtype": "uint16", "documents": False}
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        version, dtype, own = meta["format_version"], np.dtype(meta["dtype"]), int(meta["vocab_size"])
+        tokens = {name: int(meta["tokens"][name]) for name in ("train", "val")}
+        documents = bool(meta["documents"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is not the meta.json of a prepared dataset ({error!r}); prepare it again") from None
+    if version != FORMAT_VERSION or dtype not in (np.uint16, np.uint32):
+        raise BadInput(f"{path}: format {version} with {dtype}; expected format {FORMAT_VERSION} with uint16 or uint32")
+    if vocab_size and vocab_size < own:
+        raise BadInput(f"vocab_size={vocab_size} is below the {own} token ids of {folder}; expected {own} or 0 for it")
+    return {**meta, "vocab_size": vocab_size or own, "dtype": dtype, "tokens": tokens, "documents": documents}
+
+
+def check_split(folder, name, meta, context_length):
+    path = folder / f"{name}.bin"
+    if not path.exists():
+        raise BadInput(f"{path} is missing; prepare the dataset again")
+    n_tokens, left_over = divmod(path.stat().st_size, np.dtype(meta["dtype"]).itemsize)
+    promised = meta["tokens"][name] if "tokens" in meta else n_tokens
+    if left_over or n_tokens != promised:
+        raise BadInput(
+            f"{path} is truncated or foreign: {path.stat().st_size} bytes; expected {promised} tokens of "
+            f"{meta['dtype']}; prepare the dataset again"
+        )
+    if meta["documents"]:
+        check_index(folder / f"{name}.idx", n_tokens)
+    elif n_tokens < context_length + 1:
+        raise BadInput(
+            f"{path} holds {n_tokens} tokens, less than one window of context_length={context_length} and its "
+            f"last target; expected at least {context_length + 1}: use more text or a shorter context"
+        )
+    if (largest := largest_id(path, meta["dtype"])) >= meta["vocab_size"]:
+        raise BadInput(
+            f"{path} holds token id {largest}, beyond vocab_size={meta['vocab_size']}; "
+            f"expected ids below it: set --vocab_size={largest + 1} or more, or prepare the dataset again"
+        )
+
+
+def check_index(path, n_tokens):
+    try:
+        offsets = np.fromfile(path, dtype=np.uint64).astype(np.int64)
+        valid = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == n_tokens and (np.diff(offsets) >= 2).all()
+    except OSError:
+        valid = False
+    if not valid:
+        raise BadInput(f"{path} is missing or does not fit its .bin file; prepare the dataset again")
+
+
+def largest_id(path, dtype, chunk=1 << 26):
+    """The largest token id of a file, read in chunks."""
+    tokens = np.memmap(path, dtype=dtype, mode="r")
+    return max(int(tokens[start : start + chunk].max()) for start in range(0, len(tokens), chunk)) if len(tokens) else 0
