@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import Dataset
 
 from config import BadInput
+from data import FORMAT_VERSION
 from model import IGNORE
 
-FORMAT_VERSION = 1
 DATA_DIR = Path(__file__).parent
 
 

@@ -1,0 +1,53 @@
+"""The source code of Python's own standard library, from the Python that runs this: 10 to 12 MB, no download.
+
+    python data/python_stdlib/prepare.py [--tokenizer=bpe:4096] [--out_dir=DIR]
+
+A tenth of the files are val, chosen by a hash of their module's or package's name: files that resemble each
+other, such as the tables of encodings/, stay together. A version of Python always gives the same dataset.
+"""
+
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config import BadInput, run
+from data.writer import Parser, split_documents, summary, write_dataset
+
+# Tests: 19 of 31 MB, much of it data. pydoc_data: the text of help(), one file of 0.8 MB that is not code.
+# site-packages, on Debian dist-packages: not the standard library.
+EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages"}
+EXCLUDED_FILES = "_sysconfigdata"  # begin so: written when a Python is built, different on every machine
+
+
+def read_sources(folder):
+    """{path relative to folder: text} of the library's .py files that are UTF-8, sorted by path."""
+    sources = {}
+    for path in folder.rglob("*.py"):
+        relative = path.relative_to(folder)
+        if EXCLUDED_FOLDERS.isdisjoint(relative.parts) and not path.name.startswith(EXCLUDED_FILES):
+            try:
+                sources[relative.as_posix()] = path.read_bytes().decode("utf-8")
+            except UnicodeDecodeError:
+                continue  # a handful of files in other encodings
+    if not sources:
+        raise BadInput(f"no .py files in {folder}: this Python is without its sources; run another one")
+    return dict(sorted(sources.items()))
+
+
+def main(argv):
+    parser = Parser("Prepare the source code of Python's standard library.", tokenizer="bpe:4096")
+    args = parser.parse_args(argv)
+    sources = read_sources(Path(sysconfig.get_path("stdlib")))
+    modules = [path.partition("/")[0] for path in sources]
+    train, val = split_documents(list(sources.values()), val_fraction=0.1, keys=modules)
+    folder = parser.out_dir(args, __file__)
+    extra = {"python_version": platform.python_version(), "files": {"train": len(train), "val": len(val)}}
+    meta = write_dataset(folder, train, val, args.tokenizer, extra)
+    print(summary(folder, meta))
+
+
+if __name__ == "__main__":
+    run(main)

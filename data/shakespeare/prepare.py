@@ -1,0 +1,56 @@
+"""Tiny Shakespeare, 1.1 MB of plays, with GPT-2's tokenizer.
+
+    python data/shakespeare/prepare.py [--input=FILE] [--tokenizer=gpt2] [--out_dir=DIR]
+
+The last tenth is val, as in nanoGPT.
+"""
+
+import hashlib
+import http.client
+import sys
+import urllib.request
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config import BadInput, run
+from data.writer import Parser, split_text, summary, write_dataset
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+def download():
+    """The text's bytes, as they have always been. Raises BadInput: no network, or something else came."""
+    try:
+        with urllib.request.urlopen(URL, timeout=30) as response:
+            content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise BadInput(f"cannot download {URL} ({reason}); give a copy of it with --input=FILE") from None
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise BadInput(f"{URL} sent something else than expected; give a copy of the text with --input=FILE")
+    return content
+
+
+def prepare(argv, script, tokenizer):
+    """Prepares the text for the dataset whose prepare.py is `script`."""
+    parser = Parser("Prepare tiny Shakespeare.", tokenizer)
+    parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download it)")
+    args = parser.parse_args(argv)
+    try:
+        text = (Path(args.input).read_bytes() if args.input else download()).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--input {args.input}: {getattr(error, 'strerror', 'not text in UTF-8')}") from None
+    train, val = split_text(text, val_fraction=0.1)
+    folder = parser.out_dir(args, script)
+    meta = write_dataset(folder, train, val, args.tokenizer)
+    print(summary(folder, meta))
+
+
+def main(argv):
+    prepare(argv, __file__, tokenizer="gpt2")
+
+
+if __name__ == "__main__":
+    run(main)

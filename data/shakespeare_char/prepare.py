@@ -1,0 +1,22 @@
+"""Tiny Shakespeare, 1.1 MB of plays, a token per character, 65 of them.
+
+    python data/shakespeare_char/prepare.py [--input=FILE] [--tokenizer=char] [--out_dir=DIR]
+
+The last tenth is val, as in nanoGPT.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config import run
+from data.shakespeare.prepare import prepare
+
+
+def main(argv):
+    prepare(argv, __file__, tokenizer="char")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,101 @@
+"""Your own text: files, or folders with every text file in them.
+
+    python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--val_fraction=0.1]
+                                [--tokenizer=bpe:4096] [--out_dir=DIR]
+
+documents=none: one stream, cut anywhere into windows. lines: every line is a document of its own, such
+as a name. files: every file is. The whole text is held in memory.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config import BadInput, run
+from data.writer import Parser, fraction, split_documents, split_text, summary, write_dataset
+
+
+def find_files(inputs, out_dir):
+    """The files named, and those in the folders named, sorted. Returns {path: whether it was named itself}.
+
+    Left out: hidden files and folders, and what lies in out_dir, which may be an older dataset.
+    """
+    files = {}
+    for path in map(Path, inputs):
+        if not path.exists():
+            raise BadInput(f"--input {path}: no such file or folder")
+        if not path.is_dir():
+            files[path.resolve()] = True
+            continue
+        for file in sorted(path.resolve().rglob("*")):
+            hidden = any(part.startswith(".") for part in file.relative_to(path.resolve()).parts)
+            if file.is_file() and not hidden and file.parent != out_dir.resolve():
+                files.setdefault(file, False)
+    return files
+
+
+def read_text(path):
+    """The text of a file, or None if it is not text: not UTF-8, or with zero bytes."""
+    content = path.read_bytes()
+    try:
+        return None if b"\0" in content else content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def read_texts(files):
+    """The non-empty texts of the files, and how many files were skipped for not being text."""
+    texts, skipped = [], 0
+    for path, named in files.items():
+        try:
+            text = read_text(path)
+        except OSError as error:
+            raise BadInput(f"--input {path}: {error.strerror}") from None
+        if text is None and named:
+            raise BadInput(f"--input {path}: not text in UTF-8; convert it first, for example with iconv")
+        if text is None:
+            skipped += 1
+        elif text:
+            texts.append(text)
+    return texts, skipped
+
+
+def lines_of(texts):
+    """Every line that is not blank, without its end."""
+    return [line.rstrip("\r") for text in texts for line in text.split("\n") if line.strip()]
+
+
+def main(argv):
+    parser = Parser("Prepare your own text.", tokenizer="bpe:4096")
+    parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files and folders")
+    parser.add_argument(
+        "--documents",
+        choices=["none", "lines", "files"],
+        default="none",
+        help="what stands alone: nothing, each line, or each file (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--val_fraction",
+        type=fraction,
+        default=0.1,
+        metavar="F",
+        help="of the documents or files; of one file in one stream, its end (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    folder = parser.out_dir(args, __file__)
+    files = find_files(args.input, folder)
+    texts, skipped = read_texts(files)
+    print(f"files read: {len(files) - skipped}, skipped because they are not text in UTF-8: {skipped}")
+    if args.documents == "lines":
+        texts = lines_of(texts)
+    if args.documents == "none" and len(texts) == 1:
+        train, val = split_text(texts[0], args.val_fraction)
+    else:
+        train, val = split_documents(texts, args.val_fraction)
+    meta = write_dataset(folder, train, val, args.tokenizer, documents=args.documents != "none")
+    print(summary(folder, meta))
+
+
+if __name__ == "__main__":
+    run(main)
