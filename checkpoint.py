@@ -1,0 +1,105 @@
+"""Checkpoints: saved atomically, loaded exactly.
+
+A checkpoint is one file, written by torch.save and read with weights_only=True (tensors and plain values, no code):
+
+    format_version, config (every key), model (state dict, plain names), optimizer (its state by parameter),
+    generators (random states by device), progress (step, best_val_loss, interval_loss, interval_steps)
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+
+from config import BadInput
+
+FORMAT_VERSION = 1
+SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix the shapes of the tensors
+
+
+def save(path, config, model, optimizer, progress):
+    """Writes a checkpoint. The file at path is at every instant the old one or the new one, whole."""
+    state = {
+        "format_version": FORMAT_VERSION,
+        "config": dataclasses.asdict(config),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict()["state"],
+        "generators": generator_states(),
+        "progress": dict(progress),
+    }
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder):
+    """Makes a rename in the folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def load(path):
+    """The checkpoint's dict, tensors on the CPU. Raises BadInput if the file is not a checkpoint of ours."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"no checkpoint at {path}; expected a file such as out/x/last.pt")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        version = state["format_version"]
+    except Exception as error:  # a damaged file fails in many ways
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path} is damaged or not a checkpoint of nanoladder ({reason})") from None
+    if version != FORMAT_VERSION:
+        raise BadInput(f"{path} has format {version}; this version reads format {FORMAT_VERSION}")
+    return state
+
+
+def load_weights(model, state, path):
+    """Puts a checkpoint's weights into the model; a model with a shorter context takes the first positions."""
+    ours, theirs = model.config, state["config"]
+    for key in SHAPE.split():
+        if getattr(ours, key) != theirs[key]:
+            raise BadInput(f"{path} has {key}={theirs[key]}, the config {key}={getattr(ours, key)}; expected the same")
+    if ours.context_length > theirs["context_length"]:
+        raise BadInput(
+            f"context_length={ours.context_length} is longer than the checkpoint's ({path}); "
+            f"expected at most {theirs['context_length']}"
+        )
+    weights = dict(state["model"])
+    positions = weights["position_embedding.weight"]
+    weights["position_embedding.weight"] = positions[: ours.context_length]
+    model.load_state_dict(weights)
+
+
+def resume(path, model, optimizer):
+    """Continues from a checkpoint: model, optimizer and generators as they were. Returns the progress."""
+    state = load(path)
+    if model.config.context_length != state["config"]["context_length"]:
+        raise BadInput(
+            f"{path} was trained with context_length={state['config']['context_length']}; expected the same to "
+            f"resume; to start anew from its weights: --init_from={path}"
+        )
+    load_weights(model, state, path)
+    # Hyperparameters come from the config; only what was learned comes from the file.
+    optimizer.load_state_dict({"state": state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+    set_generator_states(state["generators"])
+    return state["progress"]
+
+
+def generator_states():
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_generator_states(states):
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

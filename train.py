@@ -1,0 +1,224 @@
+"""Trains a GPT: python train.py config/x.py [more.py ...] [--key=value ...]"""
+
+import dataclasses
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+import checkpoint
+import report
+from config import BadInput, load_config, run
+from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
+from model import GPT, IGNORE
+
+
+def main(argv):
+    train(load_config(argv))
+
+
+def train(config):
+    """Runs the training that the config describes; everything it leaves behind is in config.out_dir."""
+    device = set_up(config)
+    meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
+    config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
+    model = GPT(config).to(device)
+    optimizer = build_optimizer(model, config)
+    progress = start_from(config, model, optimizer)
+    out_dir = prepare_out_dir(config, progress["step"])
+    report.header(config, model, meta, choices(device))
+    peak_flops = report.peak_flops(device)
+    tokens_per_step = config.batch_size * config.context_length
+
+    logger = report.Report(config, progress["step"])
+    clock = report.StepClock(device)
+    clock.start(progress["step"])
+    first_step = progress["step"] + 1
+    for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
+        lr = learning_rate(step, config)
+        loss, grad_norm = train_step(model, optimizer, batch, lr, config)
+        progress["step"] = step
+        progress["interval_loss"] += loss.item()
+        progress["interval_steps"] += 1
+        if step == first_step:
+            clock.start(step)  # it also paid for first-touch memory and the like
+
+        row = {"step": step, "tokens": step * tokens_per_step}
+        if due(step, config.log_interval, config):
+            stop_unless_finite(step, loss, grad_norm, config)
+            seconds = clock.lap(step)
+            row |= {
+                "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
+                "lr": lr,
+                "grad_norm": float(grad_norm),
+                "peak_memory_gb": report.peak_memory_gb(device),
+                **report.throughput(seconds, tokens_per_step, model.flops_per_token(), peak_flops),
+            }
+            progress |= {"interval_loss": 0.0, "interval_steps": 0}
+        if due(step, config.eval_interval, config):
+            with clock.paused():
+                row["val_loss"] = evaluate(model, val_split, config, device)
+                row |= report.bits_per_byte(row["val_loss"], meta)
+                if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
+                    stop_unless_finite(step, loss, grad_norm, config)
+                    progress["best_val_loss"] = row["val_loss"]
+                    checkpoint.save(out_dir / "best.pt", config, model, optimizer, progress)
+        if len(row) > 2:
+            logger.log(row)
+        if due(step, config.save_interval, config):
+            with clock.paused():
+                stop_unless_finite(step, loss, grad_norm, config)
+                checkpoint.save(out_dir / "last.pt", config, model, optimizer, progress)
+    logger.close()
+
+
+def train_step(model, optimizer, batch, lr, config):
+    """One optimizer step on one batch; every caller that trains or measures comes through here.
+
+    batch: inputs and targets (B, T). Returns the mean loss over the batch's valid tokens and the global norm
+    of the gradients before clipping, two scalars on the device.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    inputs, targets = batch
+    n_tokens = (targets != IGNORE).sum()
+    optimizer.zero_grad(set_to_none=False)
+    loss_sum, _ = model(inputs, targets)
+    loss = loss_sum / n_tokens
+    loss.backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+    optimizer.step()
+    return loss.detach(), grad_norm
+
+
+def learning_rate(step, config):
+    """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1: never 0."""
+    decay_end = config.lr_decay_steps or config.max_steps
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    if step >= decay_end:
+        return config.min_lr
+    done = (step - config.warmup_steps) / (decay_end - config.warmup_steps)
+    return config.min_lr + (config.learning_rate - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+@torch.no_grad()
+def evaluate(model, split, config, device):
+    """Mean loss in nats over the fixed validation windows, dropout off."""
+    model.eval()
+    loss_sum, n_tokens = 0.0, 0
+    for inputs, targets in validation_batches(split, config.eval_windows, config.batch_size):
+        batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
+        loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens
+    model.train()
+    return float(loss_sum / n_tokens)
+
+
+def training_batches(split, config, start_step, device):
+    """Yields the batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
+    batches = TrainingBatches(split, config.batch_size, config.seed)
+    steps = range(start_step, config.max_steps)
+    # A generator of its own: a DataLoader draws from the global one otherwise, and dropout then differs.
+    loader = DataLoader(batches, batch_size=None, sampler=steps, generator=torch.Generator())
+    for inputs, targets in loader:
+        yield inputs.to(device), targets.to(device)
+
+
+def build_optimizer(model, config):
+    """AdamW (Loshchilov & Hutter 2019) that decays only the matrices that are multiplied."""
+    decayed, others = [], []
+    for name, parameter in model.named_parameters():
+        multiplied = parameter.dim() == 2 and name != "position_embedding.weight"
+        (decayed if multiplied else others).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, foreach=False)
+
+
+def set_up(config):
+    """Process-wide settings, before any tensor is made. Returns the device."""
+    torch.set_flush_denormal(True)  # gradients fade into denormals, which a CPU handles up to 20 times slower
+    if config.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(config.seed)
+    return choose_device(config.device)
+
+
+def choose_device(name):
+    """auto -> the GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices; try --device=auto")
+    return device
+
+
+def choices(device):
+    """What was chosen for this machine and why, for the header."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    return {"device": f"{device.type} ({name})"}
+
+
+def start_from(config, model, optimizer):
+    """Fills model and optimizer as init_from says. Returns the progress: where the run stands."""
+    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
+    last = Path(config.out_dir) / "last.pt"
+    if config.init_from == "resume" or (config.init_from == "auto" and last.exists()):
+        progress = checkpoint.resume(last, model, optimizer)
+        if progress["step"] >= config.max_steps:
+            print(f"{last} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
+    elif last.exists() and not config.overwrite:
+        raise BadInput(
+            f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
+            "or choose another --out_dir"
+        )
+    elif config.init_from not in ("scratch", "auto"):
+        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
+    return progress
+
+
+def prepare_out_dir(config, start_step):
+    """Makes out_dir, with a copy of the dataset's tokenizer in it; a new run removes the one it replaces."""
+    folder = Path(config.out_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("last.pt", "best.pt") if start_step == 0 else ():
+            (folder / name).unlink(missing_ok=True)
+        for file in find_folder(config.dataset).glob("tokenizer.*"):
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
+    return folder
+
+
+def due(step, interval, config):
+    """Whether an interval ends at this step; the last step ends every interval but 0, which means never."""
+    return interval > 0 and (step % interval == 0 or step == config.max_steps)
+
+
+def stop_unless_finite(step, loss, grad_norm, config):
+    """Ends the run with the step and the likely causes if the loss or the gradients are not finite."""
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        return
+    sys.exit(
+        f"stopped at step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}; nothing was saved after "
+        f"it. Likely causes: learning_rate={config.learning_rate} too high, too short a warm-up, or damaged data"
+    )
+
+
+if __name__ == "__main__":
+    run(main)
