@@ -1,0 +1,106 @@
+"""Generates text from a checkpoint: python sample.py --out_dir=out/x --prompt="def " """
+
+import argparse
+import codecs
+from pathlib import Path
+
+import torch
+
+import checkpoint
+from config import BadInput, Config, run
+from data.tokenizer import encode, end_of_text, load_tokenizer
+from model import GPT
+from train import choose_device
+
+
+def main(argv):
+    options = parse(argv)
+    device = choose_device(options.device)
+    folder = Path(options.out_dir)
+    model = load_model(folder, options.checkpoint).to(device).eval()
+    tokenizer = load_tokenizer(folder)
+    stop = end_of_text(tokenizer)
+    prompt = encode(tokenizer, options.prompt)
+    if len(prompt) == 0:
+        prompt = encode(tokenizer, "\n") if stop is None else [stop]
+    for number in range(options.num_samples):
+        generator = torch.Generator(device).manual_seed(options.seed + number)
+        if options.num_samples > 1:
+            print(f"--- sample {number + 1}")
+        print(options.prompt, end="", flush=True)
+        # A character may be spread over several tokens: decode only whole ones.
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in generate(model, prompt, options, generator):
+            if token == stop:
+                break
+            print(utf8.decode(tokenizer.decode_single_token_bytes(token)), end="", flush=True)
+        print(utf8.decode(b"", final=True))
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="sample.py", description="Generates text from a checkpoint.")
+    parser.add_argument("--out_dir", default="out/quickstart", help="a run's folder")
+    parser.add_argument("--checkpoint", default="best", help="best or last")
+    parser.add_argument("--prompt", default="", help="text to continue; empty: begin a document")
+    parser.add_argument("--num_samples", type=int, default=1)
+    parser.add_argument("--max_new_tokens", type=int, default=500)
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
+    parser.add_argument("--top_k", type=int, default=0, help="only the k likeliest tokens; 0: all")
+    parser.add_argument("--top_p", type=float, default=0.95, help="only the likeliest tokens that sum to p")
+    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args(argv)
+    for condition, message in [
+        (options.num_samples >= 1, "num_samples: expected at least 1"),
+        (options.max_new_tokens >= 1, "max_new_tokens: expected at least 1"),
+        (options.temperature >= 0, "temperature: expected 0 or more"),
+        (options.top_k >= 0, "top_k: expected 0 or more"),
+        (0 < options.top_p <= 1, "top_p: expected above 0, up to 1"),
+    ]:
+        if not condition:
+            raise BadInput(message)
+    return options
+
+
+def load_model(folder, name):
+    """The model of a run's checkpoint (best or last), on the CPU."""
+    if name not in ("best", "last"):
+        raise BadInput(f"checkpoint={name}: expected best or last")
+    if not folder.is_dir():
+        raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
+    path = folder / f"{name}.pt"
+    if name == "best" and not path.exists():
+        path = folder / "last.pt"  # a run that never evaluated
+    state = checkpoint.load(path)
+    model = GPT(Config(**state["config"]))
+    checkpoint.load_weights(model, state, path)
+    return model
+
+
+@torch.no_grad()
+def generate(model, prompt, options, generator):
+    """Yields max_new_tokens token ids that continue the prompt (ids), one at a time as they are drawn."""
+    device = next(model.parameters()).device
+    tokens = torch.tensor([list(prompt)], device=device)  # (1, T)
+    for _ in range(options.max_new_tokens):
+        window = tokens[:, -model.config.context_length :]
+        token = draw(model.logits(window)[0, -1], options, generator)
+        tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
+        yield int(token)
+
+
+def draw(logits, options, generator):
+    """Draws one token from logits (V,): temperature, then top-k, then top-p (Holtzman et al. 2020)."""
+    if options.temperature == 0:
+        return logits.argmax()
+    probabilities = torch.softmax(logits.float() / options.temperature, dim=-1)
+    probabilities, order = probabilities.sort(descending=True)
+    if options.top_k:
+        probabilities[options.top_k :] = 0
+    before = probabilities.cumsum(0) - probabilities  # the mass of the likelier tokens
+    probabilities[before >= options.top_p * probabilities.sum()] = 0
+    return order[torch.multinomial(probabilities, 1, generator=generator)]
+
+
+if __name__ == "__main__":
+    run(main)
