@@ -1,0 +1,14 @@
+"""nanoGPT's recipe for a small character-level GPT on a CPU: 0.8 M parameters."""
+
+out_dir = "out/shakespeare_char_cpu"
+dataset = "shakespeare_char"
+n_layer = 4
+n_head = 4
+n_embd = 128
+context_length = 64
+batch_size = 12
+max_steps = 2000
+learning_rate = 1e-3
+min_lr = 1e-4
+warmup_steps = 100
+beta2 = 0.99
