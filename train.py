@@ -26,8 +26,7 @@ def train(config):
     device = set_up(config)
     meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
-    model = GPT(config).to(device)
-    optimizer = build_optimizer(model, config)
+    model, optimizer = build(config, device)
     progress = start_from(config, model, optimizer)
     out_dir = prepare_out_dir(config, progress["step"])
     report.header(config, model, meta, choices(device))
@@ -126,6 +125,12 @@ def training_batches(split, config, start_step, device):
     loader = DataLoader(batches, batch_size=None, sampler=steps, generator=torch.Generator())
     for inputs, targets in loader:
         yield inputs.to(device), targets.to(device)
+
+
+def build(config, device):
+    """What a step needs: the model on the device, and its optimizer."""
+    model = GPT(config).to(device)
+    return model, build_optimizer(model, config)
 
 
 def build_optimizer(model, config):

@@ -1,0 +1,7 @@
+"""The loop a beginner writes after a good tutorial: correct, plain, nothing made slow on purpose.
+
+Everything is float32 and eager; attention is the formula of the paper; AdamW is a loop over the parameters;
+gradients are zeroed; the loss is read every step to print it; a batch is cut when it is needed.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need"; Radford et al. 2019 for the model.
+"""

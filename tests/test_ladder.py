@@ -1,0 +1,95 @@
+"""Every stage trains the same model, and every stage's mechanism is on."""
+
+import itertools
+
+import pytest
+import torch
+
+import ladder
+import train
+from config import load_config, stage_files, stage_names
+
+STAGES = stage_names()
+STEPS = 20
+TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context_length": 16, "vocab_size": 60, "batch_size": 8}
+TINY |= {"device": "cpu", "max_steps": STEPS, "warmup_steps": 2, "learning_rate": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """A folder of 4000 random tokens below 60."""
+    folder = tmp_path_factory.mktemp("data")
+    ids = torch.randint(60, (4000,), generator=torch.Generator().manual_seed(0), dtype=torch.int32).numpy()
+    for split in ("train", "val"):
+        ids.astype("uint16").tofile(folder / f"{split}.bin")
+    return folder
+
+
+@pytest.fixture
+def tiny(dataset):
+    """Makes a tiny Config from stage files and keys: tiny("naive", "flash", dropout=0.1)."""
+
+    def make(*stages, **keys):
+        files = [str(stage_files(stage)[-1]) for stage in stages]
+        keys = TINY | {"dataset": dataset} | keys
+        return load_config(files + [f"--{key}={value}" for key, value in keys.items()])
+
+    return make
+
+
+def climb(config):
+    """Trains with the real parts of train.py; returns the losses, gradient norms and final weights."""
+    device = train.set_up(config)
+    _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+    model, *rest = train.build(config, device)
+    losses, norms = [], []
+    for step, batch in enumerate(train.training_batches(split, config, 0, device), 1):
+        loss, norm = train.train_step(model, *rest, batch, train.learning_rate(step, config), config)
+        losses.append(float(loss))
+        norms.append(float(norm))
+    return torch.tensor(losses), torch.tensor(norms), dict(model.named_parameters())
+
+
+# Largest difference of a loss over 20 steps. 0: bit-equal, for gradient norms and final weights too.
+TOLERANCE = {}
+
+
+def agree(a, b, tolerance):
+    if tolerance == 0:
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+        assert all(torch.equal(a[2][name], b[2][name]) for name in a[2])
+    else:
+        torch.testing.assert_close(a[0], b[0], atol=tolerance, rtol=0)
+        torch.testing.assert_close(a[1], b[1], atol=20 * tolerance, rtol=20 * tolerance)
+
+
+def test_the_ladder_begins_with_naive():
+    assert STAGES[0] == "naive"
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_a_stage_alone_trains_the_same_model(tiny, stage):
+    agree(climb(tiny("naive", stage)), climb(tiny("naive")), TOLERANCE[stage])
+
+
+@pytest.mark.parametrize("before, stage", list(itertools.pairwise(STAGES)))
+def test_a_stage_on_top_of_those_before_trains_the_same_model(tiny, before, stage):
+    agree(climb(tiny(stage=stage)), climb(tiny(stage=before)), TOLERANCE[stage])
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_a_stage_changes_one_field_that_naive_turns_off(stage):
+    (field,) = ladder.fields(stage)
+    assert field in ladder.fields("naive")
+
+
+def test_the_list_names_every_stage(capsys):
+    ladder.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == STAGES
+
+
+def test_the_naive_loop_learns(tiny):
+    losses, _, _ = climb(tiny("naive", max_steps=60, batch_size=32))
+    assert losses[-1] < losses[0] - 0.02
