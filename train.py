@@ -85,7 +85,7 @@ def train_step(model, optimizer, batch, lr, config):
         group["lr"] = lr
     inputs, targets = batch
     n_tokens = (targets != IGNORE).sum()
-    optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad(set_to_none=config.set_to_none)
     loss_sum, _ = model(inputs, targets)
     loss = loss_sum / n_tokens
     loss.backward()

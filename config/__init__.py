@@ -67,6 +67,9 @@ class Config:
     beta2: Annotated[float, "AdamW's decay of the mean squared gradient"] = 0.95
     grad_clip: Annotated[float, "largest global gradient norm; 0: no clipping"] = 1.0
 
+    # -- the ladder: every default is the finished loop's; config/stages/00_naive.py turns all of it off
+    set_to_none: Annotated[bool, "drop gradients between steps instead of zeroing them"] = True
+
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
     eval_interval: Annotated[int, "steps between evaluations"] = 250

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ladder
+import model
 import train
 from config import load_config, stage_files, stage_names
 
@@ -41,17 +42,19 @@ def climb(config):
     """Trains with the real parts of train.py; returns the losses, gradient norms and final weights."""
     device = train.set_up(config)
     _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
-    model, *rest = train.build(config, device)
+    gpt, *rest = train.build(config, device)
     losses, norms = [], []
     for step, batch in enumerate(train.training_batches(split, config, 0, device), 1):
-        loss, norm = train.train_step(model, *rest, batch, train.learning_rate(step, config), config)
+        loss, norm = train.train_step(gpt, *rest, batch, train.learning_rate(step, config), config)
         losses.append(float(loss))
         norms.append(float(norm))
-    return torch.tensor(losses), torch.tensor(norms), dict(model.named_parameters())
+    return torch.tensor(losses), torch.tensor(norms), dict(gpt.named_parameters())
 
 
 # Largest difference of a loss over 20 steps. 0: bit-equal, for gradient norms and final weights too.
-TOLERANCE = {}
+TOLERANCE = {
+    "set_to_none": 0,
+}
 
 
 def agree(a, b, tolerance):
@@ -93,3 +96,22 @@ def test_the_list_names_every_stage(capsys):
 def test_the_naive_loop_learns(tiny):
     losses, _, _ = climb(tiny("naive", max_steps=60, batch_size=32))
     assert losses[-1] < losses[0] - 0.02
+
+
+def spy(monkeypatch, owner, name, record):
+    """Replaces owner.name by itself, after record(*args, **kwargs) has seen the call."""
+    original = getattr(owner, name)
+
+    def spied(*args, **kwargs):
+        record(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, spied)
+
+
+@pytest.mark.parametrize("stage, dropped", [("naive", False), ("set_to_none", True)])
+def test_set_to_none_has_no_gradients_during_the_forward(tiny, monkeypatch, stage, dropped):
+    seen = []
+    spy(monkeypatch, model.GPT, "hidden", lambda gpt, _: seen.append([p.grad is None for p in gpt.parameters()]))
+    climb(tiny(stage=stage, max_steps=3))
+    assert [all(step) for step in seen] == [True, dropped, dropped]  # there is none before the first step

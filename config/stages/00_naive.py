@@ -5,3 +5,5 @@ gradients are zeroed; the loss is read every step to print it; a batch is cut wh
 
 Source: Vaswani et al. 2017, "Attention Is All You Need"; Radford et al. 2019 for the model.
 """
+
+set_to_none = False
