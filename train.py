@@ -41,7 +41,7 @@ def train(config):
         lr = learning_rate(step, config)
         loss, grad_norm = train_step(model, optimizer, batch, lr, config)
         progress["step"] = step
-        progress["interval_loss"] += loss.item()
+        progress["interval_loss"] += loss.double() if config.lazy_metrics else loss.item()
         progress["interval_steps"] += 1
         if step == first_step:
             clock.start(step)  # it also paid for first-touch memory and the like

@@ -69,6 +69,7 @@ class Config:
 
     # -- the ladder: every default is the finished loop's; config/stages/00_naive.py turns all of it off
     set_to_none: Annotated[bool, "drop gradients between steps instead of zeroing them"] = True
+    lazy_metrics: Annotated[bool, "read the loss when it is logged, not every step"] = True
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

@@ -4,9 +4,11 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ladder
 import model
+import report
 import train
 from config import load_config, stage_files, stage_names
 
@@ -54,6 +56,7 @@ def climb(config):
 # Largest difference of a loss over 20 steps. 0: bit-equal, for gradient norms and final weights too.
 TOLERANCE = {
     "set_to_none": 0,
+    "lazy_metrics": 0,
 }
 
 
@@ -115,3 +118,32 @@ def test_set_to_none_has_no_gradients_during_the_forward(tiny, monkeypatch, stag
     spy(monkeypatch, model.GPT, "hidden", lambda gpt, _: seen.append([p.grad is None for p in gpt.parameters()]))
     climb(tiny(stage=stage, max_steps=3))
     assert [all(step) for step in seen] == [True, dropped, dropped]  # there is none before the first step
+
+
+class ScalarReads(TorchDispatchMode):
+    """Counts how often a tensor's value is read by Python, which waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_lazy_metrics_reads_no_loss_between_logs(tiny, tmp_path):
+    reads = {}
+    for stage in ("naive", "lazy_metrics"):
+        never = dict.fromkeys(("log_interval", "eval_interval", "save_interval"), 0)
+        with ScalarReads() as counter:
+            train.train(tiny("naive", stage, out_dir=tmp_path / stage, **never))
+        reads[stage] = counter.count
+    assert reads["naive"] - reads["lazy_metrics"] == STEPS
+
+
+def test_lazy_metrics_logs_the_same_losses(tiny, tmp_path):
+    rows = {}
+    for stage in ("naive", "lazy_metrics"):
+        train.train(tiny("naive", stage, out_dir=tmp_path / stage, log_interval=7, save_interval=0))
+        rows[stage] = [row["train_loss"] for row in report.read_metrics(tmp_path / stage / "metrics.jsonl")]
+    assert len(rows["naive"]) == 3
+    assert rows["naive"] == rows["lazy_metrics"]
