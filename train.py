@@ -1,6 +1,7 @@
 """Trains a GPT: python train.py config/x.py [more.py ...] [--key=value ...]"""
 
 import dataclasses
+import itertools
 import math
 import os
 import shutil
@@ -118,13 +119,25 @@ def evaluate(model, split, config, device):
 
 
 def training_batches(split, config, start_step, device):
-    """Yields the batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
+    """The batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
     batches = TrainingBatches(split, config.batch_size, config.seed)
     steps = range(start_step, config.max_steps)
     # A generator of its own: a DataLoader draws from the global one otherwise, and dropout then differs.
-    loader = DataLoader(batches, batch_size=None, sampler=steps, generator=torch.Generator())
-    for inputs, targets in loader:
-        yield inputs.to(device), targets.to(device)
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=steps,
+        generator=torch.Generator(),
+        num_workers=config.num_workers,
+        pin_memory=config.num_workers > 0 and device.type == "cuda",
+    )
+    copies = (tuple(part.to(device, non_blocking=config.num_workers > 0) for part in batch) for batch in loader)
+    return one_ahead(copies) if config.num_workers > 0 else copies
+
+
+def one_ahead(items):
+    """Yields the items, each one when the next is already made."""
+    return (item for item, _ in itertools.pairwise(itertools.chain(items, [None])))
 
 
 def build(config, device):

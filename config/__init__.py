@@ -70,6 +70,7 @@ class Config:
     # -- the ladder: every default is the finished loop's; config/stages/00_naive.py turns all of it off
     set_to_none: Annotated[bool, "drop gradients between steps instead of zeroing them"] = True
     lazy_metrics: Annotated[bool, "read the loss when it is logged, not every step"] = True
+    num_workers: Annotated[int, "processes that cut batches ahead of use; 0: in the loop"] = 2
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
@@ -214,7 +215,7 @@ def check(config):
     at_least_1 = "n_layer n_head n_embd context_length batch_size"
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
-        "log_interval eval_interval eval_windows save_interval"
+        "log_interval eval_interval eval_windows save_interval num_workers"
     )
     for key in at_least_1.split():
         require(getattr(config, key) >= 1, f"{key}={getattr(config, key)}: expected at least 1")

@@ -27,6 +27,7 @@ class Split:
     """
 
     def __init__(self, folder, name, meta, context_length):
+        self.arguments = folder, name, meta, context_length
         self.tokens = np.memmap(folder / f"{name}.bin", dtype=meta["dtype"], mode="r")
         self.context_length = T = context_length
         self.documents = meta["documents"]
@@ -38,11 +39,14 @@ class Split:
             index = np.arange(pieces.sum()) - np.repeat(first, pieces)  # window within its document
             self.starts = np.repeat(offsets[:-1], pieces) + index * T
             self.lengths = np.minimum(np.repeat(targets, pieces) - index * T, T)
-            self.n_windows = len(self.starts)
+            self.n_windows, self.n_phases = len(self.starts), 1
         else:
             # The same number of windows at every phase, so that an epoch has a fixed length.
             self.n_windows = max(1, (len(self.tokens) - T) // T)
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
+
+    def __reduce__(self):
+        return Split, self.arguments  # a worker process maps the file again rather than receive its contents
 
     def read(self, windows, phase=0):
         """Inputs and targets, two int64 arrays (len(windows), T); padding is token 0 with target IGNORE."""
@@ -57,6 +61,13 @@ class Split:
         return inputs, targets
 
 
+@lru_cache(maxsize=2)  # a batch may straddle two epochs
+def shuffle(seed, epoch, n_windows, n_phases):
+    """The order of an epoch's windows (n_windows,), and the phase at which they are cut."""
+    rng = np.random.default_rng([seed, epoch])
+    return rng.permutation(n_windows), int(rng.integers(n_phases))
+
+
 class TrainingBatches(Dataset):
     """batches[step] -> this process's share of the step's global batch: inputs, targets, each (B, T) int64.
 
@@ -68,21 +79,16 @@ class TrainingBatches(Dataset):
         self.split, self.batch_size, self.seed = split, batch_size, seed
         share = batch_size // world_size
         self.rows = range(rank * share, (rank + 1) * share)
-        self.epoch = lru_cache(maxsize=2)(self.epoch)  # a batch may straddle two epochs
-
-    def epoch(self, number):
-        """The order of the windows (n_windows,) and the phase of an epoch."""
-        rng = np.random.default_rng([self.seed, number])
-        order = rng.permutation(self.split.n_windows)
-        return order, 0 if self.split.documents else int(rng.integers(self.split.n_phases))
 
     def windows(self, step):
-        """The (epoch, window) of each row of this process."""
-        sequence = [divmod(step * self.batch_size + row, self.split.n_windows) for row in self.rows]
-        return [(epoch, int(self.epoch(epoch)[0][place])) for epoch, place in sequence]
+        """The (window, phase) of each row of this process."""
+        n = self.split.n_windows
+        for sequence in (step * self.batch_size + row for row in self.rows):
+            order, phase = shuffle(self.seed, sequence // n, n, self.split.n_phases)
+            yield int(order[sequence % n]), phase
 
     def __getitem__(self, step):
-        rows = [self.split.read([window], self.epoch(epoch)[1]) for epoch, window in self.windows(step)]
+        rows = [self.split.read([window], phase) for window, phase in self.windows(step)]
         inputs, targets = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 

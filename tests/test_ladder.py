@@ -1,6 +1,8 @@
 """Every stage trains the same model, and every stage's mechanism is on."""
 
 import itertools
+import multiprocessing
+import pickle
 
 import pytest
 import torch
@@ -57,6 +59,7 @@ def climb(config):
 TOLERANCE = {
     "set_to_none": 0,
     "lazy_metrics": 0,
+    "loader": 0,
 }
 
 
@@ -147,3 +150,44 @@ def test_lazy_metrics_logs_the_same_losses(tiny, tmp_path):
         rows[stage] = [row["train_loss"] for row in report.read_metrics(tmp_path / stage / "metrics.jsonl")]
     assert len(rows["naive"]) == 3
     assert rows["naive"] == rows["lazy_metrics"]
+
+
+@pytest.mark.parametrize("stage, workers", [("naive", 0), ("loader", 2)])
+def test_loader_cuts_batches_in_worker_processes(tiny, stage, workers):
+    config = tiny("naive", stage)
+    _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+    batches = iter(train.training_batches(split, config, 0, torch.device("cpu")))
+    next(batches)
+    assert len(multiprocessing.active_children()) == workers
+
+
+def test_loader_copies_one_batch_ahead_and_loses_none():
+    made = []
+    items = train.one_ahead(made.append(n) or n for n in range(4))
+    assert next(items) == 0
+    assert made == [0, 1]
+    assert list(items) == [1, 2, 3]
+    assert list(train.one_ahead([])) == []
+
+
+def test_loader_leaves_the_global_generator_alone(tiny):
+    config = tiny("naive", "loader")
+    _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+    before = torch.get_rng_state()
+    list(train.training_batches(split, config, 0, torch.device("cpu")))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_loader_pins_memory_for_a_gpu_only(tiny, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "DataLoader", lambda *args, **options: seen.append(options["pin_memory"]) or [])
+    for stage in ("naive", "loader"):
+        for device in ("cpu", "cuda"):
+            train.training_batches(None, tiny("naive", stage), 0, torch.device(device))
+    assert seen == [False, False, False, True]
+
+
+def test_a_split_travels_to_a_worker_by_its_path(tiny):
+    _, split, _ = train.open_dataset(tiny().dataset, 60, 16)
+    assert len(pickle.dumps(split)) < 1000
+    assert (pickle.loads(pickle.dumps(split)).tokens == split.tokens).all()
