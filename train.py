@@ -1,9 +1,11 @@
 """Trains a GPT: python train.py config/x.py [more.py ...] [--key=value ...]"""
 
+import ctypes
 import dataclasses
 import itertools
 import math
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +18,9 @@ import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
 from model import GPT, IGNORE
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 
 
 def main(argv):
@@ -30,7 +35,7 @@ def train(config):
     model, optimizer = build(config, device)
     progress = start_from(config, model, optimizer)
     out_dir = prepare_out_dir(config, progress["step"])
-    report.header(config, model, meta, choices(device))
+    report.header(config, model, meta, choices(config, device))
     peak_flops = report.peak_flops(device)
     tokens_per_step = config.batch_size * config.context_length
 
@@ -167,7 +172,20 @@ def set_up(config):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.seed)
-    return choose_device(config.device)
+    device = choose_device(config.device)
+    if config.keep_memory:
+        keep_freed_memory(device)
+    return device
+
+
+def keep_freed_memory(device):
+    """Lets later allocations reuse freed memory. Acts on what is allocated after it, for the whole process."""
+    if device.type == "cuda":
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    elif GLIBC:
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
+        mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
 
 
 def choose_device(name):
@@ -185,10 +203,15 @@ def choose_device(name):
     return device
 
 
-def choices(device):
+def choices(config, device):
     """What was chosen for this machine and why, for the header."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return {"device": f"{device.type} ({name})"}
+    on_gpu = device.type == "cuda"
+    chosen = {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"}
+    if config.keep_memory:
+        chosen["memory"] = "kept, in expandable segments" if on_gpu else "kept, by glibc's mallopt"
+        if not (on_gpu or GLIBC):
+            chosen["memory"] = "keep_memory does nothing here: it needs glibc or CUDA"
+    return chosen
 
 
 def start_from(config, model, optimizer):

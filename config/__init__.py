@@ -71,6 +71,7 @@ class Config:
     set_to_none: Annotated[bool, "drop gradients between steps instead of zeroing them"] = True
     lazy_metrics: Annotated[bool, "read the loss when it is logged, not every step"] = True
     num_workers: Annotated[int, "processes that cut batches ahead of use; 0: in the loop"] = 2
+    keep_memory: Annotated[bool, "keep freed memory in the process (glibc; CUDA: expandable segments)"] = True
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

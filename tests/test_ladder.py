@@ -2,7 +2,10 @@
 
 import itertools
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,6 +63,7 @@ TOLERANCE = {
     "set_to_none": 0,
     "lazy_metrics": 0,
     "loader": 0,
+    "allocator": 0,
 }
 
 
@@ -191,3 +195,31 @@ def test_a_split_travels_to_a_worker_by_its_path(tiny):
     _, split, _ = train.open_dataset(tiny().dataset, 60, 16)
     assert len(pickle.dumps(split)) < 1000
     assert (pickle.loads(pickle.dumps(split)).tokens == split.tokens).all()
+
+
+FAULTS = """
+import resource, sys, torch, train
+from config import load_config
+train.set_up(load_config(sys.argv[1:]))
+faults = []
+for _ in range(30):
+    torch.ones(16_000_000)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[19])
+"""
+
+
+@pytest.mark.skipif(not train.GLIBC, reason="mallopt is glibc's")
+@pytest.mark.parametrize("stage, kept", [("loader", False), ("allocator", True)])
+def test_allocator_touches_no_page_twice(stage, kept):
+    command = [sys.executable, "-c", FAULTS, f"--stage={stage}", "--device=cpu"]
+    environment = os.environ | {"PYTHONPATH": "."}
+    page_faults = int(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert (page_faults < 50) if kept else (page_faults > 300)  # ten times 64 MB, in pages of up to 2 MB
+
+
+def test_allocator_asks_cuda_for_expandable_segments(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
+    train.keep_freed_memory(torch.device("cuda"))
+    assert asked == ["expandable_segments:True"]

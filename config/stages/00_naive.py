@@ -9,3 +9,4 @@ Source: Vaswani et al. 2017, "Attention Is All You Need"; Radford et al. 2019 fo
 set_to_none = False
 lazy_metrics = False
 num_workers = 0
+keep_memory = False
