@@ -171,6 +171,7 @@ def set_up(config):
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision(config.matmul_precision)
     torch.manual_seed(config.seed)
     device = choose_device(config.device)
     if config.keep_memory:

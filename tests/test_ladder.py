@@ -64,6 +64,7 @@ TOLERANCE = {
     "lazy_metrics": 0,
     "loader": 0,
     "allocator": 0,
+    "tf32": 0,
 }
 
 
@@ -223,3 +224,20 @@ def test_allocator_asks_cuda_for_expandable_segments(monkeypatch):
     monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
     train.keep_freed_memory(torch.device("cuda"))
     assert asked == ["expandable_segments:True"]
+
+
+@pytest.mark.parametrize("stage, tf32", [("allocator", False), ("tf32", True)])
+def test_tf32_is_allowed_in_float32_products(tiny, stage, tf32):
+    train.set_up(tiny(stage=stage))
+    assert torch.backends.cuda.matmul.allow_tf32 == tf32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tf32_rounds_the_products_of_a_gpu(tiny):
+    a = torch.randn(512, 512, device="cuda")
+    exact = a.double() @ a.double()
+    error = {}
+    for stage in ("naive", "tf32"):
+        train.set_up(tiny("naive", stage, device="cuda"))
+        error[stage] = float((a @ a - exact).norm() / exact.norm())
+    assert error["naive"] < 1e-5 < error["tf32"] < 1e-2

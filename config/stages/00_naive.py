@@ -10,3 +10,4 @@ set_to_none = False
 lazy_metrics = False
 num_workers = 0
 keep_memory = False
+matmul_precision = "highest"
