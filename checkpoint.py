@@ -3,7 +3,8 @@
 A checkpoint is one file, written by torch.save and read with weights_only=True (tensors and plain values, no code):
 
     format_version, config (every key), model (state dict, plain names), optimizer (its state by parameter),
-    generators (random states by device), progress (step, best_val_loss, interval_loss, interval_steps)
+    scaler (of float16 gradients), generators (random states by device),
+    progress (step, best_val_loss, interval_loss, interval_steps)
 """
 
 import dataclasses
@@ -18,13 +19,14 @@ FORMAT_VERSION = 1
 SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix the shapes of the tensors
 
 
-def save(path, config, model, optimizer, progress):
+def save(path, config, model, optimizer, scaler, progress):
     """Writes a checkpoint. The file at path is at every instant the old one or the new one, whole."""
     state = {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict()["state"],
+        "scaler": scaler.state_dict(),
         "generators": generator_states(),
         "progress": dict(progress),
     }
@@ -77,8 +79,8 @@ def load_weights(model, state, path):
     model.load_state_dict(weights)
 
 
-def resume(path, model, optimizer):
-    """Continues from a checkpoint: model, optimizer and generators as they were. Returns the progress."""
+def resume(path, model, optimizer, scaler):
+    """Continues from a checkpoint: model, optimizer, scaler and generators as they were. Returns the progress."""
     state = load(path)
     if model.config.context_length != state["config"]["context_length"]:
         raise BadInput(
@@ -88,6 +90,8 @@ def resume(path, model, optimizer):
     load_weights(model, state, path)
     # Hyperparameters come from the config; only what was learned comes from the file.
     optimizer.load_state_dict({"state": state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+    if scaler.is_enabled() and state["scaler"]:
+        scaler.load_state_dict(state["scaler"])
     set_generator_states(state["generators"])
     return state["progress"]
 

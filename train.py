@@ -32,8 +32,8 @@ def train(config):
     device = set_up(config)
     meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
-    model, optimizer = build(config, device)
-    progress = start_from(config, model, optimizer)
+    model, optimizer, scaler = build(config, device)
+    progress = start_from(config, model, optimizer, scaler)
     out_dir = prepare_out_dir(config, progress["step"])
     report.header(config, model, meta, choices(config, device))
     peak_flops = report.peak_flops(device)
@@ -45,7 +45,7 @@ def train(config):
     first_step = progress["step"] + 1
     for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
         lr = learning_rate(step, config)
-        loss, grad_norm = train_step(model, optimizer, batch, lr, config)
+        loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
         progress["step"] = step
         progress["interval_loss"] += loss.double() if config.lazy_metrics else loss.item()
         progress["interval_steps"] += 1
@@ -54,7 +54,7 @@ def train(config):
 
         row = {"step": step, "tokens": step * tokens_per_step}
         if due(step, config.log_interval, config):
-            stop_unless_finite(step, loss, grad_norm, config)
+            stop_unless_finite(step, loss, grad_norm, scaler, config)
             seconds = clock.lap(step)
             row |= {
                 "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
@@ -69,35 +69,44 @@ def train(config):
                 row["val_loss"] = evaluate(model, val_split, config, device)
                 row |= report.bits_per_byte(row["val_loss"], meta)
                 if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
-                    stop_unless_finite(step, loss, grad_norm, config)
+                    stop_unless_finite(step, loss, grad_norm, scaler, config)
                     progress["best_val_loss"] = row["val_loss"]
-                    checkpoint.save(out_dir / "best.pt", config, model, optimizer, progress)
+                    checkpoint.save(out_dir / "best.pt", config, model, optimizer, scaler, progress)
         if len(row) > 2:
             logger.log(row)
         if due(step, config.save_interval, config):
             with clock.paused():
-                stop_unless_finite(step, loss, grad_norm, config)
-                checkpoint.save(out_dir / "last.pt", config, model, optimizer, progress)
+                stop_unless_finite(step, loss, grad_norm, scaler, config)
+                checkpoint.save(out_dir / "last.pt", config, model, optimizer, scaler, progress)
     logger.close()
 
 
-def train_step(model, optimizer, batch, lr, config):
+def train_step(model, optimizer, scaler, batch, lr, config):
     """One optimizer step on one batch; every caller that trains or measures comes through here.
 
-    batch: inputs and targets (B, T). Returns the mean loss over the batch's valid tokens and the global norm
-    of the gradients before clipping, two scalars on the device.
+    batch: inputs and targets (B, T). scaler: does nothing unless the dtype is float16. Returns the mean loss over
+    the batch's valid tokens and the global norm of the gradients before clipping, two scalars on the device.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
     inputs, targets = batch
     n_tokens = (targets != IGNORE).sum()
     optimizer.zero_grad(set_to_none=config.set_to_none)
-    loss_sum, _ = model(inputs, targets)
+    with autocast(config, inputs.device):
+        loss_sum, _ = model(inputs, targets)
     loss = loss_sum / n_tokens
-    loss.backward()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     return loss.detach(), grad_norm
+
+
+def autocast(config, device):
+    """The context of a forward: products in half precision; where the dtype is float32, nothing."""
+    dtype = choose_dtype(config.dtype, device)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def learning_rate(step, config):
@@ -117,7 +126,8 @@ def evaluate(model, split, config, device):
     model.eval()
     loss_sum, n_tokens = 0.0, 0
     for inputs, targets in validation_batches(split, config.eval_windows, config.batch_size):
-        batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
+        with autocast(config, device):
+            batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
         loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens
     model.train()
     return float(loss_sum / n_tokens)
@@ -146,9 +156,10 @@ def one_ahead(items):
 
 
 def build(config, device):
-    """What a step needs: the model on the device, and its optimizer."""
+    """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
     model = GPT(config).to(device)
-    return model, build_optimizer(model, config)
+    scaler = torch.amp.GradScaler(device.type, enabled=choose_dtype(config.dtype, device) == torch.float16)
+    return model, build_optimizer(model, config), scaler
 
 
 def build_optimizer(model, config):
@@ -204,10 +215,23 @@ def choose_device(name):
     return device
 
 
+def choose_dtype(name, device):
+    """auto -> bfloat16 where it is native, else float16 on a GPU and float32 on a CPU."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float16
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
 def choices(config, device):
     """What was chosen for this machine and why, for the header."""
     on_gpu = device.type == "cuda"
     chosen = {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"}
+    dtype = choose_dtype(config.dtype, device)
+    why = "native here" if dtype == torch.bfloat16 else "bfloat16 is not native here"
+    chosen["dtype"] = f"{dtype} ({why if config.dtype == 'auto' else 'as asked'})".removeprefix("torch.")
     if config.keep_memory:
         chosen["memory"] = "kept, in expandable segments" if on_gpu else "kept, by glibc's mallopt"
         if not (on_gpu or GLIBC):
@@ -215,12 +239,12 @@ def choices(config, device):
     return chosen
 
 
-def start_from(config, model, optimizer):
+def start_from(config, model, optimizer, scaler):
     """Fills model and optimizer as init_from says. Returns the progress: where the run stands."""
     progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
     last = Path(config.out_dir) / "last.pt"
     if config.init_from == "resume" or (config.init_from == "auto" and last.exists()):
-        progress = checkpoint.resume(last, model, optimizer)
+        progress = checkpoint.resume(last, model, optimizer, scaler)
         if progress["step"] >= config.max_steps:
             print(f"{last} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
     elif last.exists() and not config.overwrite:
@@ -252,9 +276,9 @@ def due(step, interval, config):
     return interval > 0 and (step % interval == 0 or step == config.max_steps)
 
 
-def stop_unless_finite(step, loss, grad_norm, config):
+def stop_unless_finite(step, loss, grad_norm, scaler, config):
     """Ends the run with the step and the likely causes if the loss or the gradients are not finite."""
-    if math.isfinite(loss) and math.isfinite(grad_norm):
+    if math.isfinite(loss) and (math.isfinite(grad_norm) or scaler.is_enabled()):  # a scaler skips such a step
         return
     sys.exit(
         f"stopped at step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}; nothing was saved after "

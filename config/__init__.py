@@ -72,7 +72,12 @@ class Config:
     lazy_metrics: Annotated[bool, "read the loss when it is logged, not every step"] = True
     num_workers: Annotated[int, "processes that cut batches ahead of use; 0: in the loop"] = 2
     keep_memory: Annotated[bool, "keep freed memory in the process (glibc; CUDA: expandable segments)"] = True
-    matmul_precision: Annotated[Literal["highest", "high", "medium"], "of float32 matrix products: highest float32, high TF32, medium bfloat16"] = "high"
+    matmul_precision: Annotated[
+        Literal["highest", "high", "medium"], "of float32 products: float32, TF32 or bfloat16 inside"
+    ] = "high"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], "of products; auto: bfloat16 where it is native"
+    ] = "auto"
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

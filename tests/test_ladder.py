@@ -1,6 +1,7 @@
 """Every stage trains the same model, and every stage's mechanism is on."""
 
 import itertools
+import math
 import multiprocessing
 import os
 import pickle
@@ -65,6 +66,7 @@ TOLERANCE = {
     "loader": 0,
     "allocator": 0,
     "tf32": 0,
+    "amp": 5e-3,
 }
 
 
@@ -241,3 +243,52 @@ def test_tf32_rounds_the_products_of_a_gpu(tiny):
         train.set_up(tiny("naive", stage, device="cuda"))
         error[stage] = float((a @ a - exact).norm() / exact.norm())
     assert error["naive"] < 1e-5 < error["tf32"] < 1e-2
+
+
+def linear_dtypes(gpt):
+    """Collects the dtype that each linear layer of the model puts out."""
+    seen = set()
+    for layer in gpt.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
+    return seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
+    config = tiny(dtype=dtype)
+    gpt, optimizer, scaler = train.build(config, torch.device("cpu"))
+    seen = linear_dtypes(gpt)
+    tokens = torch.randint(60, (8, 16))
+    loss, _ = train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+    assert seen == {getattr(torch, dtype)}
+    assert loss.dtype == torch.float32
+    assert {p.dtype for p in gpt.parameters()} == {p.grad.dtype for p in gpt.parameters()} == {torch.float32}
+    assert scaler.is_enabled() == (dtype == "float16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_amp_trains_the_same_model_in_any_dtype(tiny, dtype):
+    agree(climb(tiny("naive", dtype=dtype)), climb(tiny("naive")), TOLERANCE["amp"])
+
+
+def test_amp_chooses_what_is_native(monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for native in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda native=native: native)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native)
+        assert train.choose_dtype("auto", cpu) == (torch.bfloat16 if native else torch.float32)
+        assert train.choose_dtype("auto", cuda) == (torch.bfloat16 if native else torch.float16)
+        assert train.choose_dtype("bfloat16", cpu) == torch.bfloat16
+
+
+def test_amp_scales_float16_gradients_and_skips_a_step_that_overflows(tiny):
+    config = tiny("naive", dtype="float16")
+    gpt, optimizer, scaler = train.build(config, torch.device("cpu"))
+    before = gpt.head.weight.detach().clone()
+    gpt.head.weight.register_hook(lambda grad: grad + math.inf)
+    tokens = torch.randint(60, (8, 16))
+    _, norm = train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+    assert not math.isfinite(norm)
+    assert torch.equal(gpt.head.weight, before)
+    assert scaler.get_scale() == 2.0**15  # half of what it began with

@@ -11,3 +11,4 @@ lazy_metrics = False
 num_workers = 0
 keep_memory = False
 matmul_precision = "highest"
+dtype = "float32"
