@@ -20,21 +20,25 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n_head = config.n_head
+        self.config = config
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.weights_dropout = nn.Dropout(config.dropout)
         self.dropout = nn.Dropout(config.dropout)
-        T = config.context_length
-        self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
+        if config.attention == "matmul":
+            T = config.context_length
+            self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
 
     def forward(self, x):
         B, T, C = x.shape
-        heads = (B, T, self.n_head, C // self.n_head)
+        heads = (B, T, self.config.n_head, C // self.config.n_head)
         q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).split(C, dim=-1))  # (B, nh, T, hs)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(C // self.n_head)  # (B, nh, T, T)
-        scores = scores.masked_fill(self.future[:T, :T], -math.inf)
-        y = self.weights_dropout(scores.softmax(dim=-1)) @ v  # (B, nh, T, hs)
+        if self.config.attention == "matmul":
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
+            scores = scores.masked_fill(self.future[:T, :T], -math.inf)
+            y = self.dropout(scores.softmax(dim=-1)) @ v  # (B, nh, T, hs)
+        else:
+            dropout = self.config.dropout if self.training else 0.0
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, nh, T, hs)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.proj(y))
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader
 
 import checkpoint
@@ -21,6 +22,12 @@ from model import GPT, IGNORE
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
+ATTENTION_KERNELS = {
+    "flash": torch.backends.cuda.enable_flash_sdp,  # the switch of the CPU's kernel too
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
 
 
 def main(argv):
@@ -34,8 +41,9 @@ def train(config):
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
     model, optimizer, scaler = build(config, device)
     progress = start_from(config, model, optimizer, scaler)
+    chosen = choices(config, device)
     out_dir = prepare_out_dir(config, progress["step"])
-    report.header(config, model, meta, choices(config, device))
+    report.header(config, model, meta, chosen)
     peak_flops = report.peak_flops(device)
     tokens_per_step = config.batch_size * config.context_length
 
@@ -187,6 +195,8 @@ def set_up(config):
     device = choose_device(config.device)
     if config.keep_memory:
         keep_freed_memory(device)
+    for name, enable in ATTENTION_KERNELS.items():
+        enable(config.attention in ("matmul", "sdpa", name))
     return device
 
 
@@ -225,6 +235,24 @@ def choose_dtype(name, device):
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
+def attention_kernel(config, device):
+    """The kernel that computes attention here. Raises BadInput if the one asked for cannot."""
+    if config.attention == "matmul":
+        return "matmul, the (T, T) matrix in memory"
+    shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
+    q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
+    try:
+        kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
+    except RuntimeError:  # how a CPU says that every kernel is switched off
+        kernel = SDPBackend.ERROR
+    if kernel == SDPBackend.ERROR:
+        raise BadInput(
+            f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
+            f"dropout={config.dropout} on {device.type}; expected one that has, such as attention=sdpa"
+        )
+    return f"{kernel.name.lower()} kernel"
+
+
 def choices(config, device):
     """What was chosen for this machine and why, for the header."""
     on_gpu = device.type == "cuda"
@@ -232,6 +260,7 @@ def choices(config, device):
     dtype = choose_dtype(config.dtype, device)
     why = "native here" if dtype == torch.bfloat16 else "bfloat16 is not native here"
     chosen["dtype"] = f"{dtype} ({why if config.dtype == 'auto' else 'as asked'})".removeprefix("torch.")
+    chosen["attention"] = attention_kernel(config, device)
     if config.keep_memory:
         chosen["memory"] = "kept, in expandable segments" if on_gpu else "kept, by glibc's mallopt"
         if not (on_gpu or GLIBC):

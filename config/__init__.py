@@ -78,6 +78,10 @@ class Config:
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], "of products; auto: bfloat16 where it is native"
     ] = "auto"
+    attention: Annotated[
+        Literal["matmul", "sdpa", "flash", "cudnn", "efficient"],
+        "matmul: as in the paper; sdpa: fused, the kernel PyTorch prefers; or that kernel",
+    ] = "sdpa"
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

@@ -11,12 +11,13 @@ import sys
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ladder
 import model
 import report
 import train
-from config import load_config, stage_files, stage_names
+from config import BadInput, load_config, stage_files, stage_names
 
 STAGES = stage_names()
 STEPS = 20
@@ -67,6 +68,7 @@ TOLERANCE = {
     "allocator": 0,
     "tf32": 0,
     "amp": 5e-3,
+    "flash": 2e-3,
 }
 
 
@@ -292,3 +294,59 @@ def test_amp_scales_float16_gradients_and_skips_a_step_that_overflows(tiny):
     assert not math.isfinite(norm)
     assert torch.equal(gpt.head.weight, before)
     assert scaler.get_scale() == 2.0**15  # half of what it began with
+
+
+class Sizes(TorchDispatchMode):
+    """Collects the number of elements of every tensor that is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        outputs = func(*args, **(kwargs or {}))
+        self.seen |= {leaf.numel() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
+        return outputs
+
+
+def sizes_of_a_step(config):
+    """The number of elements of every tensor made in one training step."""
+    gpt, optimizer, scaler = train.build(config, train.set_up(config))
+    tokens = torch.randint(config.vocab_size, (config.batch_size, config.context_length))
+    with Sizes() as sizes:
+        train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+    return sizes.seen
+
+
+@pytest.mark.parametrize("stage, stored", [("amp", True), ("flash", False)])
+def test_flash_never_stores_the_weights_of_attention(tiny, stage, stored):
+    B, nh, T = 8, 2, 128
+    seen = sizes_of_a_step(tiny(stage=stage, context_length=T))
+    assert (B * nh * T * T in seen) == stored
+    assert (max(seen) < B * nh * T * T) != stored
+
+
+def test_flash_kernel_is_named_and_one_that_cannot_run_is_refused(tiny):
+    cpu = torch.device("cpu")
+    for config, kernel in [
+        (tiny("naive"), "matmul"),
+        (tiny(), "flash"),
+        (tiny(dropout=0.1), "math"),  # the CPU's flash kernel has no dropout
+        (tiny(attention="flash"), "flash"),
+    ]:
+        train.set_up(config)
+        assert train.attention_kernel(config, cpu).startswith(kernel)
+    for keys in ({"attention": "cudnn"}, {"attention": "flash", "dropout": 0.1}):
+        train.set_up(tiny(**keys))
+        with pytest.raises(BadInput, match="attention=sdpa"):
+            train.attention_kernel(tiny(**keys), cpu)
+
+
+def test_flash_drops_weights_in_training_only(tiny):
+    config = tiny(dropout=0.5)
+    train.set_up(config)
+    attention = model.Attention(config)
+    x = torch.randn(2, 16, 16)
+    assert not torch.equal(attention(x), attention(x))
+    attention.eval()
+    assert torch.equal(attention(x), attention(x))

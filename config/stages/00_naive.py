@@ -12,3 +12,4 @@ num_workers = 0
 keep_memory = False
 matmul_precision = "highest"
 dtype = "float32"
+attention = "matmul"
