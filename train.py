@@ -180,8 +180,13 @@ def build_optimizer(model, config):
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, foreach=False)
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        foreach=config.adamw_impl == "foreach",
+        fused=config.adamw_impl == "fused",
+    )
 
 
 def set_up(config):

@@ -82,6 +82,9 @@ class Config:
         Literal["matmul", "sdpa", "flash", "cudnn", "efficient"],
         "matmul: as in the paper; sdpa: fused, the kernel PyTorch prefers; or that kernel",
     ] = "sdpa"
+    adamw_impl: Annotated[
+        Literal["forloop", "foreach", "fused"], "AdamW's update: a loop, a kernel an operation, or one kernel"
+    ] = "fused"
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

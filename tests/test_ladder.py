@@ -69,6 +69,7 @@ TOLERANCE = {
     "tf32": 0,
     "amp": 5e-3,
     "flash": 2e-3,
+    "fused_adamw": 1e-4,
 }
 
 
@@ -350,3 +351,35 @@ def test_flash_drops_weights_in_training_only(tiny):
     assert not torch.equal(attention(x), attention(x))
     attention.eval()
     assert torch.equal(attention(x), attention(x))
+
+
+class Calls(TorchDispatchMode):
+    """Collects the names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+ADAMW_KERNELS = [("forloop", "addcdiv_"), ("foreach", "_foreach_addcdiv_"), ("fused", "_fused_adamw_")]
+
+
+@pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
+def test_fused_adamw_calls_its_kernel_once_a_group(tiny, adamw_impl, kernel):
+    config = tiny(adamw_impl=adamw_impl)
+    gpt, optimizer, _ = train.build(config, torch.device("cpu"))
+    for parameter in gpt.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with Calls() as calls:
+        optimizer.step()
+    times = len(list(gpt.parameters())) if adamw_impl == "forloop" else len(optimizer.param_groups)
+    assert calls.names.count(kernel) == times
+
+
+@pytest.mark.parametrize("adamw_impl", ["foreach", "fused"])
+def test_every_adamw_trains_the_same_model(tiny, adamw_impl):
+    agree(climb(tiny("naive", adamw_impl=adamw_impl)), climb(tiny("naive")), TOLERANCE["fused_adamw"])

@@ -13,3 +13,4 @@ keep_memory = False
 matmul_precision = "highest"
 dtype = "float32"
 attention = "matmul"
+adamw_impl = "forloop"
