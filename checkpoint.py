@@ -76,17 +76,21 @@ def load_weights(model, state, path):
     weights = dict(state["model"])
     positions = weights["position_embedding.weight"]
     weights["position_embedding.weight"] = positions[: ours.context_length]
+    padding = len(model.token_embedding.weight) - ours.vocab_size  # may be another than the checkpoint's
+    tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
+    weights["token_embedding.weight"] = weights["head.weight"] = tokens
     model.load_state_dict(weights)
 
 
 def resume(path, model, optimizer, scaler):
     """Continues from a checkpoint: model, optimizer, scaler and generators as they were. Returns the progress."""
     state = load(path)
-    if model.config.context_length != state["config"]["context_length"]:
-        raise BadInput(
-            f"{path} was trained with context_length={state['config']['context_length']}; expected the same to "
-            f"resume; to start anew from its weights: --init_from={path}"
-        )
+    for key in ("context_length", "pad_vocab_to"):
+        if getattr(model.config, key) != state["config"][key]:
+            raise BadInput(
+                f"{path} was trained with {key}={state['config'][key]}; expected the same to resume; "
+                f"to start anew from its weights: --init_from={path}"
+            )
     load_weights(model, state, path)
     # Hyperparameters come from the config; only what was learned comes from the file.
     optimizer.load_state_dict({"state": state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})

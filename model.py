@@ -77,23 +77,32 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        rows = math.ceil(config.vocab_size / config.pad_vocab_to) * config.pad_vocab_to
+        self.token_embedding = nn.Embedding(rows, config.n_embd)
         self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.n_embd, rows, bias=False)
         self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
+        bias = None
+        if config.pad_vocab_to > 1:  # 0 for a token, -∞ for a padded row: it never gets probability
+            bias = torch.zeros(rows).masked_fill(torch.arange(rows) >= config.vocab_size, -math.inf)
+        self.register_buffer("head_bias", bias, persistent=False)
         self.init_weights()
 
     def init_weights(self):
         """GPT-2's: normal(0, 0.02); what adds to the residual stream smaller by √(number of additions)."""
+        generator = torch.Generator().manual_seed(self.config.seed)  # of its own: what was built before is no matter
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight"):
-                nn.init.normal_(parameter, std=residual_std)
+                nn.init.normal_(parameter, std=residual_std, generator=generator)
+            elif name == "token_embedding.weight":
+                nn.init.normal_(parameter[: self.config.vocab_size], std=0.02, generator=generator)
+                nn.init.zeros_(parameter[self.config.vocab_size :])
             elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -107,7 +116,7 @@ class GPT(nn.Module):
 
     def logits(self, tokens):
         """Token ids (B, T) -> scores of every next token (B, T, V)."""
-        return self.head(self.hidden(tokens))
+        return F.linear(self.hidden(tokens), self.head.weight, self.head_bias)
 
     def forward(self, tokens, targets):
         """Summed loss in nats and number of valid targets, so that whoever sums over more divides once.
@@ -119,8 +128,9 @@ class GPT(nn.Module):
         return loss_sum, (targets != IGNORE).sum()
 
     def n_params(self):
-        """Number of parameters, the tied head counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Number of parameters, the tied head counted once and padding not at all."""
+        padding = self.token_embedding.weight[self.config.vocab_size :].numel()
+        return sum(parameter.numel() for parameter in self.parameters()) - padding
 
     def flops_per_token(self):
         """Floating-point operations to train on one token: 6 per multiplied weight, 12·L·C·T for attention.

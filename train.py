@@ -166,6 +166,7 @@ def one_ahead(items):
 def build(config, device):
     """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
     model = GPT(config).to(device)
+    torch.manual_seed(config.seed)  # of the dropout
     scaler = torch.amp.GradScaler(device.type, enabled=choose_dtype(config.dtype, device) == torch.float16)
     return model, build_optimizer(model, config), scaler
 
@@ -196,7 +197,6 @@ def set_up(config):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    torch.manual_seed(config.seed)
     device = choose_device(config.device)
     if config.keep_memory:
         keep_freed_memory(device)

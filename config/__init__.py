@@ -85,6 +85,7 @@ class Config:
     adamw_impl: Annotated[
         Literal["forloop", "foreach", "fused"], "AdamW's update: a loop, a kernel an operation, or one kernel"
     ] = "fused"
+    pad_vocab_to: Annotated[int, "make the rows of embedding and head a multiple of this"] = 64
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
@@ -226,7 +227,7 @@ def check(config):
         if not condition:
             raise BadInput(message)
 
-    at_least_1 = "n_layer n_head n_embd context_length batch_size"
+    at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to"
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
         "log_interval eval_interval eval_windows save_interval num_workers"

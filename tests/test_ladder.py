@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import checkpoint
 import ladder
 import model
 import report
@@ -70,6 +71,7 @@ TOLERANCE = {
     "amp": 5e-3,
     "flash": 2e-3,
     "fused_adamw": 1e-4,
+    "pad_vocab": 1e-4,
 }
 
 
@@ -383,3 +385,33 @@ def test_fused_adamw_calls_its_kernel_once_a_group(tiny, adamw_impl, kernel):
 @pytest.mark.parametrize("adamw_impl", ["foreach", "fused"])
 def test_every_adamw_trains_the_same_model(tiny, adamw_impl):
     agree(climb(tiny("naive", adamw_impl=adamw_impl)), climb(tiny("naive")), TOLERANCE["fused_adamw"])
+
+
+def test_pad_vocab_aligns_the_head(tiny):
+    assert model.GPT(tiny("naive")).head.weight.shape == (60, 16)
+    assert model.GPT(tiny("naive", "pad_vocab")).head.weight.shape == (64, 16)
+    assert model.GPT(tiny("naive", "pad_vocab", vocab_size=64)).head.weight.shape == (64, 16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
+    config = tiny("naive", "pad_vocab", dtype=dtype)
+    gpt, optimizer, scaler = train.build(config, train.set_up(config))
+    tokens = torch.randint(60, (8, 16))
+    for _ in range(3):
+        train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-2, config)
+        assert (gpt.head.weight.grad[60:] == 0).all()
+    assert (gpt.head.weight[60:] == 0).all()
+    assert (gpt.logits(tokens).softmax(-1)[..., 60:] == 0).all()
+
+
+def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
+    padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
+    source, optimizer, scaler = train.build(padded, train.set_up(padded))
+    checkpoint.save(tmp_path / "a.pt", padded, source, optimizer, scaler, {"step": 0})
+    target = model.GPT(plain)
+    checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.pt"), "a.pt")
+    assert torch.equal(target.head.weight, source.head.weight[:60])
+    assert target.head.weight is target.token_embedding.weight
+    with pytest.raises(BadInput, match="pad_vocab_to=64"):
+        checkpoint.resume(tmp_path / "a.pt", *train.build(plain, torch.device("cpu")))

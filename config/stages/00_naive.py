@@ -14,3 +14,4 @@ matmul_precision = "highest"
 dtype = "float32"
 attention = "matmul"
 adamw_impl = "forloop"
+pad_vocab_to = 1
