@@ -108,6 +108,14 @@ class Report:
         self.tracker = start_wandb(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
+    def first_step(self, seconds):
+        """Says what the first step took, which no metric counts: it pays for memory never touched, and compilation."""
+        text = f"first step: {seconds:.1f} s"
+        if self.config.compile:
+            missed = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
+            text += f", with compilation from {'nothing (the next start is shorter)' if missed else 'the cache'}"
+        tqdm.write(text)
+
     def log(self, row):
         """Keeps one row of metrics and shows it: in the bar on a terminal, as a line elsewhere."""
         self.rows.append(row)

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import importlib.util
 import itertools
 import math
 import os
@@ -31,7 +32,12 @@ ATTENTION_KERNELS = {
 
 
 def main(argv):
-    train(load_config(argv))
+    config = load_config(argv)
+    try:
+        train(config)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        reason = str(error).strip().splitlines()[0]
+        sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
 
 
 def train(config):
@@ -58,7 +64,7 @@ def train(config):
         progress["interval_loss"] += loss.double() if config.lazy_metrics else loss.item()
         progress["interval_steps"] += 1
         if step == first_step:
-            clock.start(step)  # it also paid for first-touch memory and the like
+            logger.first_step(clock.lap(step))
 
         row = {"step": step, "tokens": step * tokens_per_step}
         if due(step, config.log_interval, config):
@@ -167,6 +173,9 @@ def build(config, device):
     """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
     model = GPT(config).to(device)
     torch.manual_seed(config.seed)  # of the dropout
+    if config.compile:
+        for module in [model] if config.compile_scope == "model" else model.blocks:
+            module.compile(mode=config.compile_mode, dynamic=False)  # in place: names and weights stay as they are
     scaler = torch.amp.GradScaler(device.type, enabled=choose_dtype(config.dtype, device) == torch.float16)
     return model, build_optimizer(model, config), scaler
 
@@ -240,6 +249,18 @@ def choose_dtype(name, device):
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
+def find_compiler(device):
+    """The compiler that torch.compile needs here. Raises BadInput if it is missing."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise BadInput("compile=True needs triton on a GPU; install it, or go without: --compile=False")
+        return "triton"
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise BadInput(f"compile=True needs a C++ compiler and {compiler} is missing; install g++, or --compile=False")
+    return compiler
+
+
 def attention_kernel(config, device):
     """The kernel that computes attention here. Raises BadInput if the one asked for cannot."""
     if config.attention == "matmul":
@@ -265,6 +286,8 @@ def choices(config, device):
     dtype = choose_dtype(config.dtype, device)
     why = "native here" if dtype == torch.bfloat16 else "bfloat16 is not native here"
     chosen["dtype"] = f"{dtype} ({why if config.dtype == 'auto' else 'as asked'})".removeprefix("torch.")
+    if config.compile:
+        chosen["compile"] = f"the {config.compile_scope}, mode {config.compile_mode}, with {find_compiler(device)}"
     chosen["attention"] = attention_kernel(config, device)
     if config.keep_memory:
         chosen["memory"] = "kept, in expandable segments" if on_gpu else "kept, by glibc's mallopt"

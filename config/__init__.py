@@ -86,6 +86,12 @@ class Config:
         Literal["forloop", "foreach", "fused"], "AdamW's update: a loop, a kernel an operation, or one kernel"
     ] = "fused"
     pad_vocab_to: Annotated[int, "make the rows of embedding and head a multiple of this"] = 64
+    compile: Annotated[bool, "compile the model with torch.compile"] = True
+    compile_scope: Annotated[Literal["model", "block"], "what is compiled as one; block starts sooner"] = "model"
+    compile_mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
+        "of torch.compile; reduce-overhead and max-autotune replay CUDA graphs",
+    ] = "default"
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

@@ -15,3 +15,4 @@ beta2 = 0.99
 log_interval = 10
 eval_interval = 200
 save_interval = 200
+compile = False  # on a CPU it takes longer to compile than it saves in so short a run

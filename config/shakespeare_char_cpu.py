@@ -12,3 +12,4 @@ learning_rate = 1e-3
 min_lr = 1e-4
 warmup_steps = 100
 beta2 = 0.99
+compile = False  # on a CPU it takes longer to compile than it saves in so short a run

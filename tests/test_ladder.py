@@ -23,6 +23,7 @@ from config import BadInput, load_config, stage_files, stage_names
 STAGES = stage_names()
 STEPS = 20
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context_length": 16, "vocab_size": 60, "batch_size": 8}
+TINY |= {"compile_scope": "block"}  # one block compiles in half the time of two
 TINY |= {"device": "cpu", "max_steps": STEPS, "warmup_steps": 2, "learning_rate": 3e-3}
 
 
@@ -72,6 +73,7 @@ TOLERANCE = {
     "flash": 2e-3,
     "fused_adamw": 1e-4,
     "pad_vocab": 1e-4,
+    "compile": 5e-3,
 }
 
 
@@ -261,7 +263,7 @@ def linear_dtypes(gpt):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
-    config = tiny(dtype=dtype)
+    config = tiny("naive", dtype=dtype)
     gpt, optimizer, scaler = train.build(config, torch.device("cpu"))
     seen = linear_dtypes(gpt)
     tokens = torch.randint(60, (8, 16))
@@ -415,3 +417,38 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     assert target.head.weight is target.token_embedding.weight
     with pytest.raises(BadInput, match="pad_vocab_to=64"):
         checkpoint.resume(tmp_path / "a.pt", *train.build(plain, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("scope, compiled", [("model", "GPT"), ("block", "Block")])
+def test_compile_compiles_its_scope_and_keeps_plain_names(tiny, scope, compiled):
+    gpt, _, _ = train.build(tiny(compile_scope=scope), torch.device("cpu"))
+    seen = {type(module).__name__ for module in gpt.modules() if module._compiled_call_impl is not None}
+    assert seen == {compiled}
+    assert list(gpt.state_dict()) == list(model.GPT(tiny()).state_dict())
+    assert gpt.head.weight is gpt.token_embedding.weight
+
+
+def test_compile_runs_generated_kernels_and_the_whole_model_at_once(tiny):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    config = tiny("naive", "compile", compile_scope="model", n_layer=1)
+    losses, *_ = climb(config)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    torch.testing.assert_close(losses, climb(tiny("naive", n_layer=1))[0], atol=TOLERANCE["compile"], rtol=0)
+
+
+def test_compile_without_a_compiler_is_refused(tiny, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BadInput, match="--compile=False"):
+        train.train(tiny(out_dir=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_compiler_that_fails_stops_with_its_reason(tiny, monkeypatch, tmp_path):
+    def fail(config):
+        raise torch._dynamo.exc.TorchDynamoException("no room\nand so on")
+
+    monkeypatch.setattr(train, "train", fail)
+    with pytest.raises(SystemExit, match="no room; --compile=False"):
+        train.main([])

@@ -15,3 +15,4 @@ dtype = "float32"
 attention = "matmul"
 adamw_impl = "forloop"
 pad_vocab_to = 1
+compile = False
