@@ -11,6 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 IGNORE = -100  # the target of a padded position: it has neither loss nor gradient
 
@@ -71,6 +72,37 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+class ChunkedLoss(torch.autograd.Function):
+    """Head and summed cross-entropy, a chunk of the N tokens at a time, with the gradients computed on the way.
+
+    hidden (N, C), weight (V, C), bias (V,) without gradient or None, targets (N,) -> loss (), in float32.
+    No tensor is larger than a chunk's logits (N / chunks, V), the head's weight or the hidden states.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, chunks):
+        loss_sum = torch.zeros((), device=hidden.device)
+        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        pieces = hidden.chunk(chunks), targets.chunk(chunks), d_hidden.chunk(chunks)
+        for h, target, d_h in zip(*pieces, strict=True):
+            logits = F.linear(h, weight, bias).float()  # (n, V)
+            log_sum = logits.logsumexp(dim=-1, keepdim=True)  # (n, 1)
+            valid, target = (target != IGNORE)[:, None], target.clamp(min=0)[:, None]  # (n, 1)
+            loss_sum += ((log_sum - logits.gather(1, target)) * valid).sum()
+            if ctx.needs_input_grad[0]:  # the gradient of a logit: its probability, less 1 for the target's
+                d_logits = logits.sub_(log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum)).mul_(valid)
+                d_h.copy_(d_logits @ weight)
+                d_weight += d_logits.T @ h
+        ctx.save_for_backward(d_hidden, d_weight)
+        return loss_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_loss):
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden * d_loss, d_weight * d_loss, None, None, None
+
+
 class GPT(nn.Module):
     """A decoder-only transformer. `config` gives the shape: n_layer, n_head, n_embd, context_length, vocab_size."""
 
@@ -123,8 +155,12 @@ class GPT(nn.Module):
 
         tokens, targets: ids (B, T); a target of IGNORE does not count.
         """
-        logits = self.logits(tokens).float()  # (B, T, V)
-        loss_sum = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
+        if self.config.loss_chunks:
+            loss_sum = ChunkedLoss.apply(hidden, self.head.weight, self.head_bias, flat, self.config.loss_chunks)
+        else:
+            logits = F.linear(hidden, self.head.weight, self.head_bias).float()  # (BT, V)
+            loss_sum = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")
         return loss_sum, (targets != IGNORE).sum()
 
     def n_params(self):

@@ -92,6 +92,7 @@ class Config:
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         "of torch.compile; reduce-overhead and max-autotune replay CUDA graphs",
     ] = "default"
+    loss_chunks: Annotated[int, "run head and loss in this many chunks of the tokens; 0: whole"] = 8
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
@@ -236,7 +237,7 @@ def check(config):
     at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to"
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
-        "log_interval eval_interval eval_windows save_interval num_workers"
+        "log_interval eval_interval eval_windows save_interval num_workers loss_chunks"
     )
     for key in at_least_1.split():
         require(getattr(config, key) >= 1, f"{key}={getattr(config, key)}: expected at least 1")

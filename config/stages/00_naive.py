@@ -16,3 +16,4 @@ attention = "matmul"
 adamw_impl = "forloop"
 pad_vocab_to = 1
 compile = False
+loss_chunks = 0
