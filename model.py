@@ -7,11 +7,13 @@ Shapes: B sequences, T tokens each, C channels (n_embd), nh heads of hs channels
 """
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 IGNORE = -100  # the target of a padded position: it has neither loss nor gradient
 
@@ -70,6 +72,28 @@ class Block(nn.Module):
     def forward(self, x):
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
+
+
+def segments(blocks, checkpointing):
+    """Cuts the blocks into what is recomputed as one: yields (module, options of checkpoint, or None to keep all)."""
+    if checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
+        size = round(math.sqrt(len(blocks)))
+        yield from ((nn.Sequential(*blocks[i : i + size]), RECOMPUTE_ALL) for i in range(0, len(blocks), size))
+    elif checkpointing == "selective":
+        yield from ((block, RECOMPUTE_CHEAP) for block in blocks)
+    else:
+        every = int(checkpointing.removeprefix("every:"))
+        yield from ((block, None if i % every else RECOMPUTE_ALL) for i, block in enumerate(blocks))
+
+
+# What selective checkpointing keeps: the outputs of matrix products and of every kernel of attention.
+aten = torch.ops.aten
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default] + [
+    getattr(aten, f"_scaled_dot_product_{kernel}").default
+    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+]
+RECOMPUTE_ALL = {"preserve_rng_state": True}  # dropout must drop the same again
+RECOMPUTE_CHEAP = RECOMPUTE_ALL | {"context_fn": partial(create_selective_checkpoint_contexts, KEPT)}
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -142,8 +166,12 @@ class GPT(nn.Module):
         """Token ids (B, T) -> the normalized last hidden states (B, T, C)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
-        for block in self.blocks:
-            x = block(x)
+        if self.config.checkpointing == "none":
+            for block in self.blocks:
+                x = block(x)
+        else:
+            for segment, recompute in segments(self.blocks, self.config.checkpointing):
+                x = checkpoint(segment, x, use_reentrant=False, **recompute) if recompute else segment(x)
         return self.norm(x)
 
     def logits(self, tokens):

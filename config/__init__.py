@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import difflib
 import math
+import re
 import sys
 import textwrap
 from collections import ChainMap
@@ -93,6 +94,9 @@ class Config:
         "of torch.compile; reduce-overhead and max-autotune replay CUDA graphs",
     ] = "default"
     loss_chunks: Annotated[int, "run head and loss in this many chunks of the tokens; 0: whole"] = 8
+    checkpointing: Annotated[
+        str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"
+    ] = "none"
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
@@ -250,6 +254,10 @@ def check(config):
         c.n_embd % c.n_head == 0,
         f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads of equal width; "
         f"expected a multiple of n_head, such as n_embd={max(1, round(c.n_embd / c.n_head)) * c.n_head}",
+    )
+    require(
+        re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
+        f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
     )
     require(
         c.min_lr <= c.learning_rate,

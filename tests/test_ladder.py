@@ -78,6 +78,7 @@ TOLERANCE = {
     "pad_vocab": 1e-4,
     "compile": 5e-3,
     "chunked_loss": 1e-4,
+    "checkpointing": 0,
 }
 
 
@@ -508,3 +509,84 @@ def test_chunked_loss_sums_in_float32_under_bfloat16(tiny):
             losses.append(gpt(tokens, tokens)[0])
     assert losses[0].dtype == torch.float32
     torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+
+
+CHECKPOINTING = ["every:1", "every:2", "sqrt", "selective"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing, dropout):
+    keys = {"dropout": dropout, "n_layer": 5, "max_steps": 5}
+    agree(climb(tiny("naive", checkpointing=checkpointing, **keys)), climb(tiny("naive", **keys)), 0)
+
+
+def kept_bytes(config):
+    """Bytes that are still allocated after a forward, while its result is held for the backward."""
+    gpt, _, _ = train.build(config, train.set_up(config))
+    tokens = torch.randint(60, (8, 16))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        hidden = gpt.hidden(tokens)
+    assert hidden.requires_grad
+    return sum(event.self_cpu_memory_usage for event in profile.key_averages())
+
+
+def test_checkpointing_keeps_less_for_the_backward(tiny):
+    keys = {"n_layer": 9, "attention": "sdpa"}
+    kept = {how: kept_bytes(tiny("naive", checkpointing=how, **keys)) for how in ["none", *CHECKPOINTING]}
+    assert kept["sqrt"] < kept["every:1"] < kept["selective"] < kept["none"]
+    assert kept["every:1"] < kept["every:2"] < kept["none"]
+    assert kept["every:1"] < kept["none"] / 5
+
+
+@pytest.mark.parametrize("checkpointing, again", [("none", 0), ("every:1", 4), ("every:3", 2), ("sqrt", 4)])
+def test_checkpointing_runs_blocks_again_in_the_backward(tiny, monkeypatch, checkpointing, again):
+    calls = []
+    spy(monkeypatch, model.MLP, "forward", lambda *_: calls.append(1))
+    climb(tiny("naive", checkpointing=checkpointing, n_layer=4, max_steps=1))
+    assert len(calls) == 4 + again
+
+
+def test_selective_checkpointing_repeats_no_matrix_product(tiny):
+    times = {}
+    for how in ("none", "selective", "every:1"):
+        config = tiny("naive", checkpointing=how, attention="sdpa")
+        gpt, optimizer, scaler = train.build(config, train.set_up(config))
+        tokens = torch.randint(60, (8, 16))
+        with Calls() as calls:
+            train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+        times[how] = sum(name in ("mm", "addmm", "bmm") for name in calls.names)
+        assert calls.names.count("_scaled_dot_product_flash_attention_for_cpu") == (4 if how == "every:1" else 2)
+    assert times["none"] == times["selective"] < times["every:1"]
+
+
+@pytest.mark.parametrize("checkpointing", ["every:1", "selective"])
+@pytest.mark.parametrize("scope", ["model", "block"])
+def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, checkpointing, scope):
+    """The gradient must be that of the forward that ran: compared with a difference quotient under one seed."""
+    keys = {"compile": True, "compile_scope": scope, "checkpointing": checkpointing, "n_layer": 1}
+    config = tiny("naive", dropout=0.3, **keys)
+    gpt, *_ = train.build(config, train.set_up(config))
+    tokens = torch.randint(60, (8, 16))
+
+    def loss():
+        torch.manual_seed(0)
+        return gpt(tokens, tokens)[0]
+
+    loss().backward()
+    weight = gpt.blocks[0].mlp.fc.weight
+    gradient = weight.grad.clone()
+    step = 1e-2 * gradient / gradient.norm()
+    with torch.no_grad():
+        weight += step
+    above = loss()
+    with torch.no_grad():
+        weight -= 2 * step
+    below = loss()
+    torch.testing.assert_close((above - below).item() / 2e-2, gradient.norm().item(), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("wrong", ["every", "every:0", "every:x", "all"])
+def test_checkpointing_that_does_not_exist_is_refused(tiny, wrong):
+    with pytest.raises(BadInput, match="every:1"):
+        tiny(checkpointing=wrong)

@@ -17,3 +17,4 @@ adamw_impl = "forloop"
 pad_vocab_to = 1
 compile = False
 loss_chunks = 0
+checkpointing = "none"

@@ -1,0 +1,10 @@
+"""Activations inside a block are thrown away and computed again in the backward.
+
+What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1: all of them), sqrt whole segments of
+√n blocks, selective all but the outputs of matrix products and attention.
+Why: a block keeps about 34 bytes an activation in half precision, its input only 2. Memory for compute.
+Cost: one more forward, about a third of a step, for every:1 and sqrt; selective repeats only what is cheap.
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Korthikanti et al. 2022 on selective.
+"""
+
+checkpointing = "every:1"
