@@ -173,7 +173,8 @@ def header(config, model, meta, choices):
     flops = model.flops_per_token() * tokens * config.max_steps
     print(f"model     {model.n_params():,} parameters; {meta['vocab_size']:,} token ids")
     print(f"data      {config.dataset}: {meta.get('tokenizer', 'unknown tokenizer')}")
-    print(f"step      {tokens:,} tokens = {config.batch_size} sequences × {config.context_length}")
+    micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
+    print(f"step      {tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}")
     print(f"run       {config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic")
     changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
     print(f"config    {changed or 'all defaults'}")

@@ -103,18 +103,23 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
-    inputs, targets = batch
-    n_tokens = (targets != IGNORE).sum()
+    n_tokens = (batch[1] != IGNORE).sum()
+    loss = torch.zeros((), device=n_tokens.device)
+    micro_batches = [batch]
+    if config.micro_batch_size:
+        micro_batches = zip(*(part.split(config.micro_batch_size) for part in batch), strict=True)
     optimizer.zero_grad(set_to_none=config.set_to_none)
-    with autocast(config, inputs.device):
-        loss_sum, _ = model(inputs, targets)
-    loss = loss_sum / n_tokens
-    scaler.scale(loss).backward()
+    for inputs, targets in micro_batches:
+        with autocast(config, inputs.device):
+            loss_sum, _ = model(inputs, targets)
+        share = loss_sum / n_tokens  # of the whole batch's mean
+        scaler.scale(share).backward()
+        loss += share.detach()
     scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
-    return loss.detach(), grad_norm
+    return loss, grad_norm
 
 
 def autocast(config, device):
@@ -139,7 +144,7 @@ def evaluate(model, split, config, device):
     """Mean loss in nats over the fixed validation windows, dropout off."""
     model.eval()
     loss_sum, n_tokens = 0.0, 0
-    for inputs, targets in validation_batches(split, config.eval_windows, config.batch_size):
+    for inputs, targets in validation_batches(split, config.eval_windows, config.micro_batch_size or config.batch_size):
         with autocast(config, device):
             batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
         loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens

@@ -97,6 +97,7 @@ class Config:
     checkpointing: Annotated[
         str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"
     ] = "none"
+    micro_batch_size: Annotated[int, "sequences in a forward of one process; 0: all at once"] = 0
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
@@ -241,7 +242,7 @@ def check(config):
     at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to"
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
-        "log_interval eval_interval eval_windows save_interval num_workers loss_chunks"
+        "log_interval eval_interval eval_windows save_interval num_workers loss_chunks micro_batch_size"
     )
     for key in at_least_1.split():
         require(getattr(config, key) >= 1, f"{key}={getattr(config, key)}: expected at least 1")
@@ -255,6 +256,15 @@ def check(config):
         f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads of equal width; "
         f"expected a multiple of n_head, such as n_embd={max(1, round(c.n_embd / c.n_head)) * c.n_head}",
     )
+    if c.micro_batch_size and c.batch_size % c.micro_batch_size:
+        divisors = [size for size in range(1, c.batch_size + 1) if c.batch_size % size == 0]
+        less, more = c.batch_size // c.micro_batch_size * c.micro_batch_size, c.micro_batch_size
+        near = sorted(divisors, key=lambda size: abs(size - c.micro_batch_size))[:2]
+        raise BadInput(
+            f"batch_size={c.batch_size} does not divide into micro-batches of micro_batch_size={c.micro_batch_size}; "
+            f"expected micro_batch_size {' or '.join(map(str, sorted(near)))}, "
+            f"or batch_size {' or '.join(str(size) for size in (less, less + more) if size)}"
+        )
     require(
         re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
         f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",

@@ -79,6 +79,7 @@ TOLERANCE = {
     "compile": 5e-3,
     "chunked_loss": 1e-4,
     "checkpointing": 0,
+    "grad_accumulation": 1e-4,
 }
 
 
@@ -590,3 +591,38 @@ def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, checkp
 def test_checkpointing_that_does_not_exist_is_refused(tiny, wrong):
     with pytest.raises(BadInput, match="every:1"):
         tiny(checkpointing=wrong)
+
+
+@pytest.mark.parametrize("micro_batch_size, sizes", [(0, [8]), (8, [8]), (4, [4, 4]), (1, [1] * 8)])
+def test_grad_accumulation_runs_micro_batches_and_updates_once(tiny, monkeypatch, micro_batch_size, sizes):
+    seen, updates = [], []
+    spy(monkeypatch, model.GPT, "hidden", lambda _, tokens: seen.append(len(tokens)))
+    spy(monkeypatch, torch.optim.AdamW, "step", lambda *_: updates.append(1))
+    climb(tiny("naive", micro_batch_size=micro_batch_size, max_steps=1))
+    assert seen == sizes
+    assert len(updates) == 1
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+def test_grad_accumulation_weighs_tokens_not_micro_batches(tiny, micro_batch_size):
+    """With padding, the mean of the micro-batches' means is another number: it would fail here."""
+    tokens = torch.randint(60, (8, 16))
+    targets = tokens.roll(-1, 1)
+    targets[0, 1:] = targets[5, 3:] = model.IGNORE
+    results = []
+    for size in (0, micro_batch_size):
+        config = tiny("naive", micro_batch_size=size)
+        gpt, optimizer, scaler = train.build(config, train.set_up(config))
+        loss, norm = train.train_step(gpt, optimizer, scaler, (tokens, targets), 1e-3, config)
+        results.append([loss, norm, *(parameter.grad for parameter in gpt.parameters())])
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+def test_grad_accumulation_lowers_the_memory_of_a_step(tiny):
+    assert max(sizes_of_a_step(tiny("naive", context_length=128))) == 8 * 2 * 128 * 128
+    assert max(sizes_of_a_step(tiny("naive", context_length=128, micro_batch_size=2))) == 2 * 2 * 128 * 128
+
+
+def test_micro_batches_that_do_not_divide_are_refused_with_the_nearest_that_do(tiny):
+    with pytest.raises(BadInput, match=r"micro_batch_size 8 or 16, or batch_size 24 or 36"):
+        tiny(batch_size=32, micro_batch_size=12)

@@ -18,3 +18,4 @@ pad_vocab_to = 1
 compile = False
 loss_chunks = 0
 checkpointing = "none"
+micro_batch_size = 0
