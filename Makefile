@@ -1,0 +1,40 @@
+# make train: set up, prepare the default corpus, train the quickstart, print a sample.
+# make test:  set up, run every test.
+
+PYTHON ?= python3
+PY = .venv/bin/python
+OUT = out/quickstart
+SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def " --max_new_tokens=200
+
+.PHONY: train test
+.DELETE_ON_ERROR:
+
+train: $(OUT)/.finished
+	$(SAMPLE)
+	@echo
+	@echo "A sample of $(OUT), trained on the Python standard library; its curves: $(OUT)/loss.png."
+	@echo "To train anew: rm -r $(OUT) && make train"
+
+test: .venv/.test
+	$(PY) -m ruff check .
+	$(PY) -m pytest
+
+# An interrupted training continues where it was saved.
+$(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json
+	$(PY) train.py config/quickstart.py --out_dir=$(OUT) --init_from=auto
+	@touch $@
+
+data/python_stdlib/meta.json: | .venv/.train
+	$(PY) data/python_stdlib/prepare.py
+
+.venv/.train: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is too old; expected Python 3.11 or later: make PYTHON=python3.12"; exit 2; }
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check torch==$(shell sed -n 's/^torch==//p' requirements.txt)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+.venv/.test: .venv/.train requirements-test.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	@touch $@
