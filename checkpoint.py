@@ -9,6 +9,7 @@ A checkpoint is one file, written by torch.save and read with weights_only=True 
 
 import dataclasses
 import os
+import zipfile
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from config import BadInput
 
 FORMAT_VERSION = 1
+PARTS = ("config", "model", "optimizer", "scaler", "generators", "progress")
 SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix the shapes of the tensors
 
 
@@ -52,8 +54,12 @@ def load(path):
     if not path.is_file():
         raise BadInput(f"no checkpoint at {path}; expected a file such as out/x/last.pt")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        version = state["format_version"]
+        if damaged := zipfile.ZipFile(path).testzip():  # torch.save writes checksums, torch.load reads none
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        version = state["format_version"] if isinstance(state, dict) else None
+        if version == FORMAT_VERSION and (wrong := [part for part in PARTS if not isinstance(state.get(part), dict)]):
+            raise ValueError(f"it has no {' and no '.join(wrong)}")
     except Exception as error:  # a damaged file fails in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{path} is damaged or not a checkpoint of nanoladder ({reason})") from None
@@ -66,20 +72,25 @@ def load_weights(model, state, path):
     """Puts a checkpoint's weights into the model; a model with a shorter context takes the first positions."""
     ours, theirs = model.config, state["config"]
     for key in SHAPE.split():
-        if getattr(ours, key) != theirs[key]:
-            raise BadInput(f"{path} has {key}={theirs[key]}, the config {key}={getattr(ours, key)}; expected the same")
+        if getattr(ours, key) != theirs.get(key):
+            raise BadInput(
+                f"{path} has {key}={theirs.get(key)}, the config {key}={getattr(ours, key)}; expected the same"
+            )
     if ours.context_length > theirs["context_length"]:
         raise BadInput(
             f"context_length={ours.context_length} is longer than the checkpoint's ({path}); "
             f"expected at most {theirs['context_length']}"
         )
-    weights = dict(state["model"])
-    positions = weights["position_embedding.weight"]
-    weights["position_embedding.weight"] = positions[: ours.context_length]
-    padding = len(model.token_embedding.weight) - ours.vocab_size  # may be another than the checkpoint's
-    tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
-    weights["token_embedding.weight"] = weights["head.weight"] = tokens
-    model.load_state_dict(weights)
+    try:
+        weights = dict(state["model"])
+        weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
+        padding = len(model.token_embedding.weight) - ours.vocab_size  # may be another than the checkpoint's
+        tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
+        weights["token_embedding.weight"] = weights["head.weight"] = tokens
+        model.load_state_dict(weights)
+    except (KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{path} is damaged: its weights do not fit its config ({reason})") from None
 
 
 def resume(path, model, optimizer, scaler):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import resource
 import sys
 import time
@@ -40,7 +41,8 @@ def peak_flops(device):
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for part, peak in PEAK_TFLOPS.items() if part in name), None)
+    matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b(?! Laptop)", name))
+    return next((peak * 1e12 for peak in matches), None)
 
 
 def peak_memory_gb(device):
@@ -121,20 +123,30 @@ class Report:
         self.rows.append(row)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        if self.tracker:
-            self.tracker.log({key: value for key, value in row.items() if key != "step"}, step=row["step"])
+        self.track(lambda run: run.log({key: value for key, value in row.items() if key != "step"}, step=row["step"]))
         line = "  ".join(f"{label} {row[key]:{form}}" for key, label, form in COLUMNS if key in row)
         if self.bar.disable or "val_loss" in row:
             tqdm.write(line)
         self.bar.n = row["step"]
         self.bar.set_postfix_str(line.partition("  ")[2])
 
-    def close(self):
+    def track(self, action):
+        """Does something with the wandb run, if there is one; what goes wrong there never stops training."""
+        try:
+            if self.tracker:
+                action(self.tracker)
+        except Exception as error:
+            tqdm.write(f"warning: wandb is no longer used: {error}", file=sys.stderr)
+            self.tracker = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.bar.close()
         if self.rows:
-            plot(self.rows, self.folder / "loss.png", Path(self.config.out_dir).name)
-        if self.tracker:
-            self.tracker.finish()
+            plot(self.rows, self.folder / "loss.png", self.folder.name)
+        self.track(lambda run: run.finish())
 
 
 COLUMNS = [

@@ -1,13 +1,12 @@
 """Generates text from a checkpoint: python sample.py --out_dir=out/x --prompt="def " """
 
-import argparse
 import codecs
 from pathlib import Path
 
 import torch
 
 import checkpoint
-from config import BadInput, Config, run
+from config import BadInput, Config, Parser, run
 from data.tokenizer import encode, end_of_text, load_tokenizer
 from model import GPT
 from train import choose_device
@@ -21,8 +20,8 @@ def main(argv):
     tokenizer = load_tokenizer(folder)
     stop = end_of_text(tokenizer)
     prompt = encode(tokenizer, options.prompt)
-    if len(prompt) == 0:
-        prompt = encode(tokenizer, "\n") if stop is None else [stop]
+    if not prompt:  # begin a document, as the data does
+        prompt = [0] if stop is None else [stop]
     for number in range(options.num_samples):
         generator = torch.Generator(device).manual_seed(options.seed + number)
         if options.num_samples > 1:
@@ -30,7 +29,7 @@ def main(argv):
         print(options.prompt, end="", flush=True)
         # A character may be spread over several tokens: decode only whole ones.
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in generate(model, prompt, options, generator):
+        for token in generate(model, prompt, tokenizer.n_vocab, options, generator):
             if token == stop:
                 break
             print(utf8.decode(tokenizer.decode_single_token_bytes(token)), end="", flush=True)
@@ -38,7 +37,7 @@ def main(argv):
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(prog="sample.py", description="Generates text from a checkpoint.")
+    parser = Parser(prog="sample.py", description="Generates text from a checkpoint.")
     parser.add_argument("--out_dir", default="out/quickstart", help="a run's folder")
     parser.add_argument("--checkpoint", default="best", help="best or last")
     parser.add_argument("--prompt", default="", help="text to continue; empty: begin a document")
@@ -78,13 +77,13 @@ def load_model(folder, name):
 
 
 @torch.no_grad()
-def generate(model, prompt, options, generator):
-    """Yields max_new_tokens token ids that continue the prompt (ids), one at a time as they are drawn."""
+def generate(model, prompt, n_vocab, options, generator):
+    """Yields max_new_tokens ids below n_vocab that continue the prompt (ids), one at a time as they are drawn."""
     device = next(model.parameters()).device
     tokens = torch.tensor([list(prompt)], device=device)  # (1, T)
     for _ in range(options.max_new_tokens):
         window = tokens[:, -model.config.context_length :]
-        token = draw(model.logits(window)[0, -1], options, generator)
+        token = draw(model.logits(window)[0, -1, :n_vocab], options, generator)
         tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
         yield int(token)
 
@@ -93,12 +92,12 @@ def draw(logits, options, generator):
     """Draws one token from logits (V,): temperature, then top-k, then top-p (Holtzman et al. 2020)."""
     if options.temperature == 0:
         return logits.argmax()
-    probabilities = torch.softmax(logits.float() / options.temperature, dim=-1)
+    probabilities = torch.softmax((logits.double() - logits.max()) / options.temperature, dim=-1)
     probabilities, order = probabilities.sort(descending=True)
     if options.top_k:
         probabilities[options.top_k :] = 0
     before = probabilities.cumsum(0) - probabilities  # the mass of the likelier tokens
-    probabilities[before >= options.top_p * probabilities.sum()] = 0
+    probabilities[1:][before[1:] >= options.top_p * probabilities.sum()] = 0
     return order[torch.multinomial(probabilities, 1, generator=generator)]
 
 

@@ -53,46 +53,45 @@ def train(config):
     peak_flops = report.peak_flops(device)
     tokens_per_step = config.batch_size * config.context_length
 
-    logger = report.Report(config, progress["step"])
     clock = report.StepClock(device)
     clock.start(progress["step"])
     first_step = progress["step"] + 1
-    for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
-        lr = learning_rate(step, config)
-        loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
-        progress["step"] = step
-        progress["interval_loss"] += loss.double() if config.lazy_metrics else loss.item()
-        progress["interval_steps"] += 1
-        if step == first_step:
-            logger.first_step(clock.lap(step))
+    with report.Report(config, progress["step"]) as logger:
+        for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
+            lr = learning_rate(step, config)
+            loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
+            progress["step"] = step
+            progress["interval_loss"] += loss.double() if config.lazy_metrics else loss.item()
+            progress["interval_steps"] += 1
+            if step == first_step:
+                logger.first_step(clock.lap(step))
 
-        row = {"step": step, "tokens": step * tokens_per_step}
-        if due(step, config.log_interval, config):
-            stop_unless_finite(step, loss, grad_norm, scaler, config)
-            seconds = clock.lap(step)
-            row |= {
-                "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
-                "lr": lr,
-                "grad_norm": float(grad_norm),
-                "peak_memory_gb": report.peak_memory_gb(device),
-                **report.throughput(seconds, tokens_per_step, model.flops_per_token(), peak_flops),
-            }
-            progress |= {"interval_loss": 0.0, "interval_steps": 0}
-        if due(step, config.eval_interval, config):
-            with clock.paused():
-                row["val_loss"] = evaluate(model, val_split, config, device)
-                row |= report.bits_per_byte(row["val_loss"], meta)
-                if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
-                    stop_unless_finite(step, loss, grad_norm, scaler, config)
-                    progress["best_val_loss"] = row["val_loss"]
-                    checkpoint.save(out_dir / "best.pt", config, model, optimizer, scaler, progress)
-        if len(row) > 2:
-            logger.log(row)
-        if due(step, config.save_interval, config):
-            with clock.paused():
+            row = {"step": step, "tokens": step * tokens_per_step}
+            if due(step, config.log_interval, config):
                 stop_unless_finite(step, loss, grad_norm, scaler, config)
-                checkpoint.save(out_dir / "last.pt", config, model, optimizer, scaler, progress)
-    logger.close()
+                seconds = clock.lap(step)
+                row |= {
+                    "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
+                    "lr": lr,
+                    "grad_norm": float(grad_norm),
+                    "peak_memory_gb": report.peak_memory_gb(device),
+                    **report.throughput(seconds, tokens_per_step, model.flops_per_token(), peak_flops),
+                }
+                progress |= {"interval_loss": 0.0, "interval_steps": 0}
+            if due(step, config.eval_interval, config):
+                with clock.paused():
+                    stop_unless_finite(step, loss, grad_norm, scaler, config)
+                    row["val_loss"] = evaluate(model, val_split, config, device)
+                    row |= report.bits_per_byte(row["val_loss"], meta)
+                    if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
+                        progress["best_val_loss"] = row["val_loss"]
+                        checkpoint.save(out_dir / "best.pt", config, model, optimizer, scaler, progress)
+            if len(row) > 2:
+                logger.log(row)
+            if due(step, config.save_interval, config):
+                with clock.paused():
+                    stop_unless_finite(step, loss, grad_norm, scaler, config)
+                    checkpoint.save(out_dir / "last.pt", config, model, optimizer, scaler, progress)
 
 
 def train_step(model, optimizer, scaler, batch, lr, config):
@@ -309,7 +308,7 @@ def start_from(config, model, optimizer, scaler):
         progress = checkpoint.resume(last, model, optimizer, scaler)
         if progress["step"] >= config.max_steps:
             print(f"{last} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
-    elif last.exists() and not config.overwrite:
+    elif not config.overwrite and (last.exists() or last.with_name("best.pt").exists()):
         raise BadInput(
             f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
             "or choose another --out_dir"
@@ -343,8 +342,9 @@ def stop_unless_finite(step, loss, grad_norm, scaler, config):
     if math.isfinite(loss) and (math.isfinite(grad_norm) or scaler.is_enabled()):  # a scaler skips such a step
         return
     sys.exit(
-        f"stopped at step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}; nothing was saved after "
-        f"it. Likely causes: learning_rate={config.learning_rate} too high, too short a warm-up, or damaged data"
+        f"error: stopped at step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}; nothing was saved "
+        f"since: {config.out_dir}/last.pt, if there is one, is good. Likely causes: learning_rate="
+        f"{config.learning_rate} too high, too short a warm-up, damaged data"
     )
 
 

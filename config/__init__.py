@@ -5,6 +5,7 @@
 Files are plain assignments, applied left to right; then the stages up to `--stage`; then `--key=value`.
 """
 
+import argparse
 import ast
 import dataclasses
 import difflib
@@ -15,6 +16,7 @@ import textwrap
 from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 STAGES_DIR = Path(__file__).parent / "stages"
@@ -24,12 +26,19 @@ class BadInput(Exception):
     """What the user gave cannot work: the message is one line (what, where, what was expected, what to do)."""
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse, but a bad option is BadInput."""
+
+    def error(self, message):
+        raise BadInput(f"{message}; --help lists every option")
+
+
 def run(main):
     """Calls main(argv). Bad input ends in one line on stderr and exit code 2, never in a traceback."""
     try:
         main(sys.argv[1:])
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", *str(error).split(), file=sys.stderr)  # one line, whatever the values hold
         sys.exit(2)
 
 
@@ -108,6 +117,7 @@ class Config:
     wandb_project: Annotated[str, "wandb's name for the family of runs"] = "nanoladder"
 
 
+PLACES = ("out_dir", "dataset", "init_from", "device")  # text that cannot be empty
 DEFAULTS = dataclasses.asdict(Config())
 TYPES = {key: get_args(hint)[0] for key, hint in get_type_hints(Config, include_extras=True).items()}
 MEANINGS = {key: get_args(hint)[1] for key, hint in get_type_hints(Config, include_extras=True).items()}
@@ -140,7 +150,7 @@ def parse_arguments(argv):
             continue
         key, equals, text = word[2:].partition("=")
         known(key, "command line")
-        if not equals and (text := next(rest, None)) is None:
+        if not equals and (text := next(rest, "--")).startswith("--"):
             raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
         given[key] = typed(key, from_text(key, text), "command line")
     return files, given
@@ -150,7 +160,7 @@ def read_assignments(path, values, given):
     """Applies a file of `key = expression` lines to values; expressions may use the keys set before."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"config file {path} cannot be read ({error}); expected one such as config/gpt2.py") from None
     except SyntaxError as error:
         raise BadInput(f"{path} line {error.lineno}: {error.msg}; expected lines like n_layer = 12") from None
@@ -168,9 +178,9 @@ def read_assignments(path, values, given):
 
 def evaluate(expression, names, where):
     """The value of an expression over the keys set so far (a command-line value wins), with min and max."""
-    code = compile(ast.Expression(expression), where, "eval")
     try:
-        return eval(code, {"__builtins__": {"min": min, "max": max}}, names)
+        code = compile(ast.Expression(expression), where, "eval")
+        return eval(code, {"__builtins__": {"min": min, "max": max}}, MappingProxyType(names))
     except Exception as error:
         text = ast.unparse(expression)
         raise BadInput(f"{where}: `{text}`: {error}; expected a value or arithmetic on keys") from None
@@ -215,12 +225,12 @@ def from_text(key, text):
 def typed(key, value, where):
     """The value, an int turned into a float where one is expected; BadInput if the type is wrong."""
     kind = TYPES[key]
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**1023:
         value = float(value)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{nearest(str(value), get_args(kind))}")
-    elif type(value) is not kind or (kind is float and not math.isfinite(value)):
+    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (key in PLACES and not value):
         raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
     return value
 
@@ -250,6 +260,7 @@ def check(config):
         require(getattr(config, key) >= 0, f"{key}={getattr(config, key)}: expected 0 or more")
     for key in ("dropout", "beta1", "beta2"):
         require(0 <= getattr(config, key) < 1, f"{key}={getattr(config, key)}: expected 0 up to, not including, 1")
+    require(config.seed < 2**63, f"seed={config.seed}: expected less than 2**63")
     c = config
     require(
         c.n_embd % c.n_head == 0,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from config import BadInput
+from config import BadInput, Parser
 from data import FORMAT_VERSION
 from data.tokenizer import build_tokenizer, check_name, encode, end_of_text, save_tokenizer, write_file
 
@@ -27,8 +27,8 @@ BLOCK = 2**20  # characters encoded at a time
 SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)")
 
 
-class Parser(argparse.ArgumentParser):
-    """The options of a prepare.py; a bad one is BadInput, one line."""
+class PrepareParser(Parser):
+    """The options of every prepare.py."""
 
     def __init__(self, description, tokenizer):
         super().__init__(description=description, allow_abbrev=False)
@@ -48,9 +48,6 @@ class Parser(argparse.ArgumentParser):
         args = super().parse_args(argv)
         check_name(args.tokenizer)
         return args
-
-    def error(self, message):
-        raise BadInput(f"{message}; --help lists every option")
 
     def out_dir(self, args, script):
         """data/<dataset>, or for another tokenizer than the default data/<dataset>_<tokenizer>, beside it."""

@@ -23,7 +23,7 @@ from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
 from data.tokenizer import EVERY_CHARACTER, GPT4_PATTERN, encode, load_tokenizer, make_encoding
-from data.writer import Parser, blocks, split_documents, split_text, write_dataset
+from data.writer import PrepareParser, blocks, split_documents, split_text, write_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ["the cat sat on the mat\n", "the hat and the bat, 1234 naïve cafés\n\n", "that is that"]
@@ -252,7 +252,7 @@ def test_a_text_is_split_at_its_end(text, val_fraction):
 
 
 def test_another_tokenizer_goes_beside_the_default():
-    parser = Parser("", tokenizer="bpe:4096")
+    parser = PrepareParser("", tokenizer="bpe:4096")
     script = "/repo/data/x/prepare.py"
     for argv, folder in [
         ([], "/repo/data/x"),

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config import BadInput, run
-from data.writer import Parser, split_documents, summary, write_dataset
+from data.writer import PrepareParser, split_documents, summary, write_dataset
 
 # Tests: 19 of 31 MB, much of it data. pydoc_data: the text of help(), one file of 0.8 MB that is not code.
 # site-packages, on Debian dist-packages: not the standard library.
@@ -38,7 +38,7 @@ def read_sources(folder):
 
 
 def main(argv):
-    parser = Parser("Prepare the source code of Python's standard library.", tokenizer="bpe:4096")
+    parser = PrepareParser("Prepare the source code of Python's standard library.", tokenizer="bpe:4096")
     args = parser.parse_args(argv)
     sources = read_sources(Path(sysconfig.get_path("stdlib")))
     modules = [path.partition("/")[0] for path in sources]

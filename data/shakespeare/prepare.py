@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config import BadInput, run
-from data.writer import Parser, split_text, summary, write_dataset
+from data.writer import PrepareParser, split_text, summary, write_dataset
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -35,7 +35,7 @@ def download():
 
 def prepare(argv, script, tokenizer):
     """Prepares the text for the dataset whose prepare.py is `script`."""
-    parser = Parser("Prepare tiny Shakespeare.", tokenizer)
+    parser = PrepareParser("Prepare tiny Shakespeare.", tokenizer)
     parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download it)")
     args = parser.parse_args(argv)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config import BadInput, run
-from data.writer import Parser, fraction, split_documents, split_text, summary, write_dataset
+from data.writer import PrepareParser, fraction, split_documents, split_text, summary, write_dataset
 
 
 def find_files(inputs, out_dir):
@@ -67,7 +67,7 @@ def lines_of(texts):
 
 
 def main(argv):
-    parser = Parser("Prepare your own text.", tokenizer="bpe:4096")
+    parser = PrepareParser("Prepare your own text.", tokenizer="bpe:4096")
     parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files and folders")
     parser.add_argument(
         "--documents",

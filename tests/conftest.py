@@ -1,0 +1,168 @@
+"""What the tests share: a tiny configuration, small datasets, and a way to run a command line in process."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+import config
+import report
+from config import Config
+from data.tokenizer import build_tokenizer, encode, save_tokenizer
+
+torch.set_num_threads(1)  # the models here are too small for more
+settings.register_profile("quiet", deadline=None, max_examples=50, database=None, derandomize=True)
+settings.load_profile("quiet")
+
+ROOT = Path(__file__).parents[1]
+LINE = "the cat sat on the mat, naïve at the café ☕\n"
+TINY = {
+    "device": "cpu",
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "context_length": 16,
+    "batch_size": 4,
+    "max_steps": 6,
+    "learning_rate": 1e-2,
+    "min_lr": 1e-3,
+    "warmup_steps": 2,
+    "log_interval": 1,
+    "eval_interval": 0,
+    "save_interval": 100,  # at the end
+}
+if (naive := config.STAGES_DIR / "00_naive.py").exists():  # every optimization off
+    config.read_assignments(naive, TINY, given={})
+
+
+def tiny(**overrides):
+    """A model and a run of milliseconds, the naive loop."""
+    return Config(**{**TINY, **overrides})
+
+
+def flags(**overrides):
+    """tiny() as words of a command line."""
+    return [f"--{key}={value}" for key, value in {**TINY, **overrides}.items()]
+
+
+def write_folder(folder, train, val, vocab_size, dtype="uint16", **meta):
+    """Writes a prepared folder. train, val: ids, or for separate documents a list of lists of ids."""
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = isinstance(train[0], list)
+    splits = {"train": train, "val": val}
+    for name, ids in splits.items():
+        if documents:
+            np.cumsum([0] + [len(document) for document in ids]).astype("<u8").tofile(folder / f"{name}.idx")
+            splits[name] = ids = np.concatenate(ids)
+        np.asarray(ids).astype(dtype).tofile(folder / f"{name}.bin")
+    meta = {
+        "format_version": 1,
+        "tokenizer": "byte",
+        "vocab_size": vocab_size,
+        "dtype": dtype,
+        "tokens": {name: len(ids) for name, ids in splits.items()},
+        "bytes": {name: 2 * len(ids) for name, ids in splits.items()},
+        "documents": documents,
+        **meta,
+    }
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory):
+    """A folder of characters in one stream, the same line again and again."""
+    folder = tmp_path_factory.mktemp("data") / "dense"
+    tokenizer = build_tokenizer("char", [LINE])
+    train, val = (encode(tokenizer, LINE * times) for times in (30, 8))
+    write_folder(folder, train, val, tokenizer.n_vocab, tokenizer="char")
+    save_tokenizer(tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory):
+    """A folder of documents of 2 to 40 bytes: shorter and longer than a tiny context."""
+    folder = tmp_path_factory.mktemp("data") / "documents"
+    rng = np.random.default_rng(0)
+    train, val = ([rng.integers(0, 256, rng.integers(2, 41)).tolist() for _ in range(n)] for n in (30, 7))
+    write_folder(folder, train, val, 256)
+    save_tokenizer(build_tokenizer("byte"), folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    """Drawing costs more than a tiny run; the tests of the plot ask for it back."""
+    monkeypatch.setattr(report, "plot", lambda rows, path, title: None)
+
+
+@pytest.fixture(autouse=True)
+def denormals():
+    """Training flushes them for the whole process, which hypothesis does not like."""
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def run_main(monkeypatch, capsys):
+    """run_main(main, *words) -> code, out, err of a command line, run in this process as its script would."""
+
+    def run(main, *words):
+        monkeypatch.setattr(sys, "argv", ["script.py", *map(str, words)])
+        capsys.readouterr()
+        code = 0
+        try:
+            config.run(main)
+        except SystemExit as exit:
+            code = exit.code or 0
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def refused(run_main):
+    """refused(main, *words): asserts that a command line is bad input, and returns its one line."""
+
+    def refuse(main, *words):
+        result = run_main(main, *words)
+        assert result.code == 2 and result.out == ""
+        assert result.err.startswith("error: ") and result.err.count("\n") == 1 and result.err.endswith("\n")
+        return result.err
+
+    return refuse
+
+
+def rows(config, *keys):
+    """The rows of a run's metrics.jsonl; with keys, of each row only those, which no clock can change."""
+    lines = (Path(config.out_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [{key: row[key] for key in keys if key in row} for row in found] if keys else found
+
+
+def weights(config, name="last"):
+    """The weights in a run's checkpoint."""
+    return saved(config, name)["model"]
+
+
+def saved(config, name="last"):
+    return torch.load(Path(config.out_dir) / f"{name}.pt", weights_only=True)
+
+
+def same(ours, theirs):
+    """Whether two state dicts, or nested dicts of tensors, are equal bit for bit."""
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
+    return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+
+
+def replace(config, **overrides):
+    return dataclasses.replace(config, **overrides)

@@ -1,0 +1,178 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import tiny
+
+from model import GPT, IGNORE
+
+V = 61
+
+
+def build(seed=0, **overrides):
+    return GPT(tiny(vocab_size=V, seed=seed, **overrides))
+
+
+def tokens(*shape, seed=0):
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def shake(model, seed=0):
+    """Larger weights, so that a wrong term shows in the logits; biases and norms that are not 0 and 1."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def gradients(model, inputs, targets):
+    model.zero_grad()
+    loss_sum, n_tokens = model(inputs, targets)
+    (loss_sum / n_tokens).backward()
+    return loss_sum / n_tokens, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("n_layer, n_head", [(1, 1), (3, 4)])
+def test_logits_equal_those_of_transformers(n_layer, n_head):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = shake(build(n_layer=n_layer, n_head=n_head, bias=True)).eval()
+    config = GPT2Config(n_layer=n_layer, n_head=n_head, n_embd=32, n_positions=16, vocab_size=V)
+    theirs = GPT2LMHeadModel(config).eval()
+    names = {
+        "token_embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+        "blocks": "transformer.h",
+        "attention_norm": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.proj": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.fc": "mlp.c_fc",
+        "mlp.proj": "mlp.c_proj",
+    }
+    state = theirs.state_dict()
+    for name, weight in model.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        if module.startswith("blocks."):
+            _, number, part = module.split(".", 2)
+            name = f"transformer.h.{number}.{names[part]}.{kind}"
+        else:
+            name = f"{names[module]}.{kind}"
+        linear = weight.dim() == 2 and ".h." in name  # a Conv1D there, stored transposed
+        state[name] = weight.T if linear else weight
+    theirs.load_state_dict(state)
+    inputs = tokens(3, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(inputs)[..., :V], theirs(inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_later_token_leaves_earlier_logits_unchanged():
+    model = shake(build()).eval()
+    inputs = tokens(2, 16)
+    before = model.logits(inputs)
+    for place in (1, 7, 15):
+        changed = inputs.clone()
+        changed[:, place] = (changed[:, place] + 1) % V
+        after = model.logits(changed)
+        torch.testing.assert_close(after[:, :place], before[:, :place], atol=1e-6, rtol=0)
+        assert ((after[:, place:] - before[:, place:]).abs().amax(-1) > 1e-4).all()  # and every later one sees it
+
+
+def test_sequences_of_a_batch_do_not_see_each_other():
+    model = shake(build()).eval()
+    inputs = tokens(3, 16)
+    for row, logits in zip(inputs, model.logits(inputs), strict=True):
+        torch.testing.assert_close(model.logits(row[None])[0], logits, atol=1e-5, rtol=0)
+
+
+def test_forward_sums_over_the_valid_targets_and_counts_them():
+    model = shake(build()).eval()
+    inputs, targets = tokens(2, 16), tokens(2, 16, seed=1)
+    targets[0, 3:9] = targets[1, -1] = IGNORE
+    loss_sum, n_tokens = model(inputs, targets)
+    log_probabilities = model.logits(inputs)[..., :V].log_softmax(-1)
+    by_hand = -sum(log_probabilities[b, t, targets[b, t]] for b in range(2) for t in range(16) if targets[b, t] >= 0)
+    assert n_tokens == 2 * 16 - 7
+    torch.testing.assert_close(loss_sum, by_hand)
+
+
+def test_nothing_valid_is_a_loss_of_zero():
+    loss_sum, n_tokens = build()(tokens(2, 16), torch.full((2, 16), IGNORE))
+    assert loss_sum == 0 and n_tokens == 0
+
+
+def test_the_head_is_tied_and_counted_once():
+    model = build()
+    assert model.head.weight is model.token_embedding.weight
+    C, L, T = 32, 2, 16
+    assert model.n_params() == V * C + T * C + L * (12 * C * C + 2 * C) + C
+    with_bias = build(bias=True)
+    assert with_bias.n_params() - model.n_params() == L * (3 * C + C + 4 * C + C + 2 * C) + C
+
+
+def test_flops_per_token_are_those_of_the_paper():
+    model = build()
+    assert model.flops_per_token() == 6 * (model.n_params() - 16 * 32) + 12 * 2 * 32 * 16
+
+
+def test_initialization():
+    model = build(n_layer=8, n_embd=128, context_length=64, bias=True)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            std = 0.02 / math.sqrt(2 * 8) if name.endswith("proj.weight") else 0.02
+            assert parameter.std().item() == pytest.approx(std, rel=0.05), name
+            assert abs(parameter.mean().item()) < std / 10, name
+        else:
+            assert (parameter == (0 if name.endswith("bias") else 1)).all(), name
+
+
+def test_loss_at_initialization_is_that_of_a_uniform_guess():
+    loss_sum, n_tokens = build()(tokens(16, 16), tokens(16, 16, seed=1))
+    assert (loss_sum / n_tokens).item() == pytest.approx(math.log(V), abs=0.05)
+
+
+def test_initialization_depends_on_the_seed_alone():
+    ours, other = build(1).state_dict(), build(2).state_dict()
+    torch.rand(9)  # the global generator has no say
+    again = build(1).state_dict()
+    assert all(torch.equal(ours[name], again[name]) for name in ours)
+    assert not torch.equal(ours["head.weight"], other["head.weight"])
+
+
+def test_padding_changes_neither_loss_nor_gradients():
+    model = shake(build(context_length=32))
+    inputs, targets = tokens(3, 9), tokens(3, 9, seed=1)
+    for row, length in enumerate([9, 5, 2]):
+        inputs[row, length:], targets[row, length:] = 0, IGNORE
+    loss, expected = gradients(model, inputs, targets)
+    for columns, n_rows in [(7, 0), (23, 0), (0, 2), (23, 3)]:
+        pad = (0, columns, 0, n_rows)
+        padded = F.pad(inputs, pad), F.pad(targets, pad, value=IGNORE)
+        padded_loss, found = gradients(model, *padded)
+        torch.testing.assert_close(padded_loss, loss, atol=1e-6, rtol=1e-6)
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_what_stands_in_the_padding_does_not_matter():
+    model = shake(build())
+    inputs, targets = tokens(2, 16), tokens(2, 16, seed=1)
+    targets[:, 10:] = IGNORE
+    loss, expected = gradients(model, inputs, targets)
+    inputs[:, 10:] = 7
+    other_loss, found = gradients(model, inputs, targets)
+    torch.testing.assert_close(other_loss, loss)
+    torch.testing.assert_close(found["blocks.0.attention.qkv.weight"], expected["blocks.0.attention.qkv.weight"])
+
+
+def test_dropout_acts_in_training_only():
+    model = shake(build(dropout=0.5))
+    inputs = tokens(2, 16)
+    assert not torch.equal(model.logits(inputs), model.logits(inputs))
+    model.eval()
+    assert torch.equal(model.logits(inputs), model.logits(inputs))
+    torch.testing.assert_close(model.logits(inputs), shake(build(dropout=0.0)).logits(inputs))

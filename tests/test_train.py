@@ -1,0 +1,342 @@
+import dataclasses
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train
+from config import Config
+from data.loader import TrainingBatches, open_dataset
+from model import GPT, IGNORE
+
+
+@pytest.fixture
+def config(dense, tmp_path):
+    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"))
+
+
+def run(config, **overrides):
+    """Trains in a folder of its own; returns the config of that run."""
+    name = "_".join(f"{key}={value}" for key, value in overrides.items()).replace("/", "-")
+    config = replace(config, **{"out_dir": f"{config.out_dir}_{name}", **overrides})
+    train.train(config)
+    return config
+
+
+def initial_model(config):
+    """The model as training begins with it."""
+    vocab_size = open_dataset(config.dataset, config.vocab_size, config.context_length)[0]["vocab_size"]
+    return GPT(replace(config, vocab_size=vocab_size))
+
+
+def mean_loss(model, inputs, targets):
+    logits = model.logits(inputs)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+
+
+# -- the loop as a whole
+
+
+def test_the_loss_falls_on_what_repeats_itself(config):
+    done = run(config, max_steps=60, eval_interval=20, log_interval=20)
+    losses = [row["val_loss"] for row in rows(done)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 1.0 < math.log(17) < rows(run(config, max_steps=1))[0]["train_loss"] + 0.2
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+def test_equals_a_loop_written_out(kind, request, tmp_path):
+    """Textbook code: the mean loss, clipping, AdamW with decay on matrices that are multiplied."""
+    dataset = str(request.getfixturevalue(kind))
+    config = tiny(dataset=dataset, out_dir=str(tmp_path), bias=True, weight_decay=0.3, grad_clip=0.5, max_steps=5)
+    train.train(config)
+
+    model = initial_model(config)
+    _, split, _ = open_dataset(dataset, 0, config.context_length)
+    batches = TrainingBatches(split, config.batch_size, config.seed)
+    parameters = dict(model.named_parameters())
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in parameters.items()}
+    for step, row in enumerate(rows(config), 1):
+        loss = mean_loss(model, *batches[step - 1])
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        assert row["train_loss"] == pytest.approx(loss.item(), rel=1e-4)
+        assert row["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+        lr, scale = row["lr"], min(1.0, 0.5 / norm.item())
+        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+            mean, square = moments[name]
+            mean.lerp_(gradient * scale, 1 - config.beta1)
+            square.lerp_((gradient * scale) ** 2, 1 - config.beta2)
+            decayed = parameter.dim() == 2 and "position" not in name
+            with torch.no_grad():
+                parameter *= 1 - lr * config.weight_decay * decayed
+                hat = mean / (1 - config.beta1**step), square / (1 - config.beta2**step)
+                parameter -= lr * hat[0] / (hat[1].sqrt() + 1e-8)
+    for name, weight in weights(config).items():
+        if not name.endswith("qkv.bias"):  # a key's bias has no gradient but noise, which AdamW blows up
+            torch.testing.assert_close(weight, model.state_dict()[name], atol=2e-4, rtol=2e-3, msg=name)
+
+
+def test_a_run_repeats_itself_bit_for_bit(config):
+    ours, again, other = (
+        run(config, dropout=0.1, out_dir=f"{config.out_dir}{number}", seed=seed)
+        for number, seed in enumerate([1, 1, 2])
+    )
+    assert same(weights(ours), weights(again)) and rows(ours, "train_loss") == rows(again, "train_loss")
+    assert not same(weights(ours), weights(other))
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+def test_watching_does_not_change_training(kind, request, tmp_path):
+    config = tiny(dataset=str(request.getfixturevalue(kind)), out_dir=str(tmp_path / "run"), dropout=0.2)
+    quiet = run(config, log_interval=0)
+    watched = run(config, log_interval=1, eval_interval=1, save_interval=1)
+    assert same(weights(quiet), weights(watched))
+
+
+# -- evaluation
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+def test_evaluation_is_the_mean_over_every_target_without_dropout(kind, request, tmp_path):
+    dataset = request.getfixturevalue(kind)
+    config = tiny(dataset=str(dataset), out_dir=str(tmp_path), dropout=0.3, eval_interval=6, eval_windows=0)
+    config = replace(config, batch_size=3)  # the last batch is not full
+    train.train(config)
+    model = initial_model(config)
+    model.load_state_dict(weights(config))
+    model.eval()
+    ids = torch.from_numpy(np.fromfile(dataset / "val.bin", np.uint16).astype(np.int64))
+    T = config.context_length
+    texts = [ids]
+    if kind == "documents":
+        offsets = np.fromfile(dataset / "val.idx", np.uint64).astype(np.int64)
+        texts = ids.split(np.diff(offsets).tolist())
+    total, count = 0.0, 0
+    for text in texts:
+        for start in range(0, len(text) - 1, T):
+            piece = text[start : start + T + 1]
+            if kind == "dense" and len(piece) < T + 1:
+                continue
+            with torch.no_grad():
+                total += mean_loss(model, piece[None, :-1], piece[None, 1:]).item() * (len(piece) - 1)
+            count += len(piece) - 1
+    row = rows(config)[-1]
+    bytes_per_token = 2  # as the folder's meta.json says
+    assert row["val_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert row["val_bpb"] == pytest.approx(total / count / math.log(2) / bytes_per_token, rel=1e-5)
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(config):
+    start = run(config)
+    given = {"init_from": f"{start.out_dir}/last.pt", "learning_rate": 0.0, "min_lr": 0.0, "max_steps": 1}
+    losses = [rows(run(config, **given, eval_interval=1, batch_size=n))[0]["val_loss"] for n in (1, 5, 64)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+def test_best_is_the_checkpoint_of_the_lowest_validation_loss(config, monkeypatch):
+    losses = [3.0, 2.0, 1.0, 1.5, 1.0, 4.0]
+    remaining = iter(losses)
+    monkeypatch.setattr(train, "evaluate", lambda *arguments: next(remaining))
+    done = run(config, eval_interval=1)
+    assert [row["val_loss"] for row in rows(done)] == losses
+    assert saved(done, "best")["progress"]["step"] == 3 and saved(done)["progress"]["step"] == 6
+    assert saved(done, "best")["progress"]["best_val_loss"] == saved(done)["progress"]["best_val_loss"] == 1.0
+
+
+# -- the learning rate
+
+
+schedules = st.builds(
+    lambda **given: Config(min_lr=1e-5, **given),
+    learning_rate=st.floats(1e-4, 1),
+    warmup_steps=st.integers(0, 50),
+    lr_decay_steps=st.integers(0, 200),
+    max_steps=st.integers(1, 200),
+)
+
+
+@given(schedules)
+def test_learning_rate_schedule(config):
+    end = config.lr_decay_steps or config.max_steps
+    rates = [train.learning_rate(step, config) for step in range(1, 260)]
+    assert rates[0] > 0 and max(rates) <= config.learning_rate * (1 + 1e-12)
+    warm, decaying, after = rates[: config.warmup_steps], rates[config.warmup_steps : end], rates[end:]
+    assert warm == pytest.approx([config.learning_rate * n / len(warm) for n in range(1, len(warm) + 1)])
+    assert decaying == sorted(decaying, reverse=True)
+    assert end <= config.warmup_steps or rates[end - 1] == config.min_lr
+    assert all(rate == config.min_lr for rate in after[max(0, config.warmup_steps - end) :])
+
+
+def test_the_cosine_is_halfway_in_the_middle():
+    config = Config(learning_rate=1.0, min_lr=0.2, warmup_steps=10, max_steps=110)
+    assert [train.learning_rate(step, config) for step in (5, 10, 35, 60, 110)] == pytest.approx(
+        [0.5, 1.0, 0.6 + 0.4 * math.sqrt(0.5), 0.6, 0.2]
+    )
+
+
+def test_the_rate_logged_is_the_rate_applied(config):
+    before = run(config, learning_rate=0.0, min_lr=0.0, max_steps=1)
+    after = run(config, learning_rate=1e-2, warmup_steps=4, max_steps=1, weight_decay=0.0)
+    assert rows(after)[0]["lr"] == 1e-2 / 4
+    moved = max((weights(after)[name] - weight).abs().max().item() for name, weight in weights(before).items())
+    assert moved == pytest.approx(1e-2 / 4, rel=1e-2)  # AdamW's first step is the rate, in every weight
+
+
+def test_a_run_ends_at_the_smallest_rate(config):
+    rates = [row["lr"] for row in rows(run(config, max_steps=9, warmup_steps=3))]
+    assert rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2]) and rates[-1] == 1e-3
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+
+
+# -- gradients
+
+
+def first_gradients(config):
+    """The norm of the gradients that the optimizer got in a run of one step."""
+    means = [state["exp_avg"].flatten() for state in saved(config)["optimizer"].values()]
+    return torch.cat(means).norm().item() / (1 - config.beta1)
+
+
+@pytest.mark.parametrize("grad_clip, clipped", [(0.0, False), (1e-3, True), (0.5, True), (1e3, False)])
+def test_gradients_are_clipped_to_a_global_norm(grad_clip, clipped, config):
+    done = run(config, max_steps=1, grad_clip=grad_clip)
+    norm = rows(done)[0]["grad_norm"]  # before clipping
+    assert norm > 0.5
+    assert first_gradients(done) == pytest.approx(grad_clip if clipped else norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_only_matrices_that_are_multiplied_decay(bias, config):
+    without, with_decay = (run(config, max_steps=1, bias=bias, weight_decay=decay) for decay in (0.0, 0.5))
+    lr = rows(without)[0]["lr"]
+    start = initial_model(without).state_dict()
+    for name, weight in weights(without).items():
+        decayed = weight.dim() == 2 and name != "position_embedding.weight"
+        expected = weight - lr * 0.5 * start[name] * decayed
+        torch.testing.assert_close(weights(with_decay)[name], expected, atol=1e-7, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("watch", ["log_interval", "save_interval", "both"])
+def test_a_loss_that_is_not_finite_stops_the_run(watch, config, run_main):
+    given = {"learning_rate": 1e30, "min_lr": 1e30, "warmup_steps": 0, "max_steps": 50, "log_interval": 0}
+    given |= {"save_interval": 1, "log_interval": 1} if watch == "both" else {"save_interval": 0, watch: 1}
+    result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, **given))
+    step = int(re.search(r"stopped at step (\d+): loss (?:nan|inf)", str(result.code))[1])
+    assert 1 < step < 50 and "learning_rate=1e+30" in result.code
+    assert all(row["step"] < step and math.isfinite(row["train_loss"]) for row in rows(config))
+    if watch != "log_interval":
+        assert saved(config)["progress"]["step"] < step
+    assert not list(Path(config.out_dir).glob("*.tmp"))
+
+
+def test_a_validation_loss_that_is_not_finite_stops_the_run(config, run_main):
+    given = {"learning_rate": 1e30, "min_lr": 1e30, "warmup_steps": 0, "log_interval": 0, "save_interval": 0}
+    result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, eval_interval=1, **given))
+    assert "stopped at step" in str(result.code)
+
+
+# -- what a run prints and leaves behind
+
+
+def test_header_says_what_is_trained(config, run_main):
+    out = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, batch_size=5)).out
+    model = initial_model(config)
+    pf_days = model.flops_per_token() * 5 * 16 * 6 / 8.64e19
+    assert f"{model.n_params():,} parameters" in out and "80 tokens" in out
+    assert float(re.search(r"([\d.e+-]+) PF-days", out)[1]) == pytest.approx(pf_days, rel=0.01)
+    assert "batch_size=5" in out and "char" in out and "cpu" in out.lower()
+    assert "grad_clip" not in out  # as the defaults have it
+
+
+def test_config_json_is_the_config_of_the_run(config):
+    done = run(config)
+    written = json.loads(Path(done.out_dir, "config.json").read_text())
+    assert Config(**written) == replace(done, vocab_size=17)
+
+
+def test_out_dir_holds_what_the_design_says(config):
+    done = run(config, eval_interval=3)
+    names = {path.name for path in Path(done.out_dir).iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "last.pt", "best.pt", "tokenizer.json", "tokenizer.tiktoken"}
+
+
+@pytest.mark.parametrize("save_interval", [0, 2, 100])
+def test_checkpoints_at_their_interval_and_at_the_end(save_interval, config, monkeypatch):
+    steps = []
+    original = train.checkpoint.save
+
+    def save(path, *arguments):
+        original(path, *arguments)
+        steps.append(torch.load(path, weights_only=True)["progress"]["step"])
+
+    monkeypatch.setattr(train.checkpoint, "save", save)
+    run(config, max_steps=5, save_interval=save_interval)
+    assert steps == {0: [], 2: [2, 4, 5], 100: [5]}[save_interval]
+
+
+def test_no_steps_train_nothing(config):
+    assert rows(run(config, max_steps=0)) == []
+
+
+def test_a_folder_made_by_nanogpt_trains(tmp_path):
+    for name in ("train", "val"):
+        np.arange(200, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    config = tiny(dataset=str(tmp_path), out_dir=str(tmp_path / "run"), vocab_size=200, eval_interval=3)
+    train.train(config)
+    assert "val_loss" in rows(config)[-1] and "val_bpb" not in rows(config)[-1]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize("below", ["", "/deeper/run"])
+def test_an_out_dir_that_cannot_be_written(below, dense, tmp_path, refused):
+    (tmp_path / "file").write_text("a regular file")
+    out_dir = f"{tmp_path}/file{below}"
+    line = refused(train.main, *flags(dataset=dense, out_dir=out_dir))
+    assert f"out_dir={out_dir}" in line and "cannot be written" in line
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps", "meta", "cpu cpu", ""])
+def test_a_device_that_is_not_there(device, config, refused):
+    line = refused(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, device=device))
+    assert f"device={device}" in line and not Path(config.out_dir).exists()
+
+
+def test_a_seed_too_large(config, refused):
+    refused(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, seed=2**64))
+
+
+def script(*words):
+    return subprocess.run([sys.executable, "train.py", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_script_help():
+    result = script("--help")
+    assert result.returncode == 0 and result.stderr == ""
+    assert all(f"{field.name}=" in result.stdout for field in dataclasses.fields(Config))
+
+
+def test_script_bad_input(tmp_path):
+    result = script("config/quickstart.py", "--n_layr=3", f"--out_dir={tmp_path}/run")
+    assert result.returncode == 2 and result.stdout == "" and not (tmp_path / "run").exists()
+    assert re.fullmatch(r"error: .*unknown key 'n_layr', did you mean 'n_layer'\?.*\n", result.stderr)
+
+
+def test_script_trains(config):
+    """Where the output is no terminal: a line a row, no control characters, nothing on stderr."""
+    result = script(*flags(dataset=config.dataset, out_dir=config.out_dir, max_steps=2, eval_interval=2))
+    assert result.returncode == 0 and result.stderr == ""
+    assert len(re.findall(r"^step +\d+  train \d", result.stdout, re.MULTILINE)) == 2
+    assert "\r" not in result.stdout and "\x1b" not in result.stdout
