@@ -61,7 +61,7 @@ def train(config):
             lr = learning_rate(step, config)
             loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
             progress["step"] = step
-            progress["interval_loss"] += loss.double() if config.lazy_metrics else loss.item()
+            progress["interval_loss"] += loss
             progress["interval_steps"] += 1
             if step == first_step:
                 logger.first_step(clock.lap(step))
@@ -98,7 +98,8 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     """One optimizer step on one batch; every caller that trains or measures comes through here.
 
     batch: inputs and targets (B, T). scaler: does nothing unless the dtype is float16. Returns the mean loss over
-    the batch's valid tokens and the global norm of the gradients before clipping, two scalars on the device.
+    the batch's valid tokens (on the device, unless lazy_metrics is off) and the global norm of the gradients before
+    clipping (on the device).
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -118,7 +119,7 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
-    return loss, grad_norm
+    return loss.double() if config.lazy_metrics else loss.item(), grad_norm
 
 
 def autocast(config, device):

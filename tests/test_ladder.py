@@ -274,9 +274,8 @@ def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
     gpt, optimizer, scaler = train.build(config, torch.device("cpu"))
     seen = linear_dtypes(gpt)
     tokens = torch.randint(60, (8, 16))
-    loss, _ = train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+    train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
     assert seen == {getattr(torch, dtype)}
-    assert loss.dtype == torch.float32
     assert {p.dtype for p in gpt.parameters()} == {p.grad.dtype for p in gpt.parameters()} == {torch.float32}
     assert scaler.is_enabled() == (dtype == "float16")
 
@@ -614,7 +613,7 @@ def test_grad_accumulation_weighs_tokens_not_micro_batches(tiny, micro_batch_siz
         config = tiny("naive", micro_batch_size=size)
         gpt, optimizer, scaler = train.build(config, train.set_up(config))
         loss, norm = train.train_step(gpt, optimizer, scaler, (tokens, targets), 1e-3, config)
-        results.append([loss, norm, *(parameter.grad for parameter in gpt.parameters())])
+        results.append([torch.tensor(loss), norm, *(parameter.grad for parameter in gpt.parameters())])
     torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
 
 
