@@ -30,7 +30,7 @@ def save(path, config, model, optimizer, scaler, progress):
         "optimizer": optimizer.state_dict()["state"],
         "scaler": scaler.state_dict(),
         "generators": generator_states(),
-        "progress": dict(progress),
+        "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device
     }
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:

@@ -74,16 +74,22 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def run_blocks(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
 def segments(blocks, checkpointing):
-    """Cuts the blocks into what is recomputed as one: yields (module, options of checkpoint, or None to keep all)."""
+    """Cuts the blocks into what is recomputed as one: yields (blocks, options of checkpoint, or None to keep all)."""
     if checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
         size = round(math.sqrt(len(blocks)))
-        yield from ((nn.Sequential(*blocks[i : i + size]), RECOMPUTE_ALL) for i in range(0, len(blocks), size))
+        yield from ((blocks[i : i + size], RECOMPUTE_ALL) for i in range(0, len(blocks), size))
     elif checkpointing == "selective":
-        yield from ((block, RECOMPUTE_CHEAP) for block in blocks)
+        yield from (([block], RECOMPUTE_CHEAP) for block in blocks)
     else:
         every = int(checkpointing.removeprefix("every:"))
-        yield from ((block, None if i % every else RECOMPUTE_ALL) for i, block in enumerate(blocks))
+        yield from (([block], None if i % every else RECOMPUTE_ALL) for i, block in enumerate(blocks))
 
 
 # What selective checkpointing keeps: the outputs of matrix products and of every kernel of attention.
@@ -106,17 +112,22 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, chunks):
         loss_sum = torch.zeros((), device=hidden.device)
-        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        wanted = ctx.needs_input_grad[0]  # not in evaluation
+        d_hidden, d_weight = (torch.empty_like(hidden), torch.zeros_like(weight)) if wanted else (hidden, None)
         pieces = hidden.chunk(chunks), targets.chunk(chunks), d_hidden.chunk(chunks)
         for h, target, d_h in zip(*pieces, strict=True):
-            logits = F.linear(h, weight, bias).float()  # (n, V)
+            output = F.linear(h, weight, bias)  # (n, V)
+            logits = output.float()
             log_sum = logits.logsumexp(dim=-1, keepdim=True)  # (n, 1)
             valid, target = (target != IGNORE)[:, None], target.clamp(min=0)[:, None]  # (n, 1)
             loss_sum += ((log_sum - logits.gather(1, target)) * valid).sum()
-            if ctx.needs_input_grad[0]:  # the gradient of a logit: its probability, less 1 for the target's
-                d_logits = logits.sub_(log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum)).mul_(valid)
+            if wanted:  # the gradient of a logit: its probability, less 1 for the target's
+                logits.sub_(log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum)).mul_(valid)
+                d_logits = logits.to(output.dtype)
                 d_h.copy_(d_logits @ weight)
                 d_weight += d_logits.T @ h
+                del d_logits
+            del output, logits  # before the next chunk's are made
         ctx.save_for_backward(d_hidden, d_weight)
         return loss_sum
 
@@ -142,7 +153,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.n_embd, rows, bias=False)
         self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
         bias = None
-        if config.pad_vocab_to > 1:  # 0 for a token, -∞ for a padded row: it never gets probability
+        if rows > config.vocab_size:  # 0 for a token, -∞ for a padded row: it never gets probability
             bias = torch.zeros(rows).masked_fill(torch.arange(rows) >= config.vocab_size, -math.inf)
         self.register_buffer("head_bias", bias, persistent=False)
         self.init_weights()
@@ -167,11 +178,10 @@ class GPT(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         if self.config.checkpointing == "none":
-            for block in self.blocks:
-                x = block(x)
+            x = run_blocks(self.blocks, x)
         else:
-            for segment, recompute in segments(self.blocks, self.config.checkpointing):
-                x = checkpoint(segment, x, use_reentrant=False, **recompute) if recompute else segment(x)
+            for blocks, how in segments(self.blocks, self.config.checkpointing):
+                x = checkpoint(run_blocks, blocks, x, use_reentrant=False, **how) if how else run_blocks(blocks, x)
         return self.norm(x)
 
     def logits(self, tokens):

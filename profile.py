@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -25,19 +24,19 @@ if __name__ == "profile":
     sys.modules["profile"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["profile"])
 
-WARMUP = 3  # steps before the clock starts: the first compiles, and all of them touch memory for the first time
+WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 
 
 def main(argv):
     from config import load_config
 
     options, config_argv = parse(argv)
-    load_config(config_argv)  # bad input is found before anything is measured
+    config = load_config([*config_argv, f"--max_steps={WARMUP + options.steps}"])
     if options.measure:
         measured = {"losses": losses_and_memory, "time": step_time}[options.measure]
-        print(json.dumps(measured(load_config(config_argv), options.steps)))
+        print(json.dumps(measured(config, options.steps)))
     else:
-        climb(options, config_argv)
+        climb(options, config_argv, config)
 
 
 def parse(argv):
@@ -59,12 +58,12 @@ def parse(argv):
     return options, rest
 
 
-def climb(options, config_argv):
+def climb(options, config_argv, config):
     """Measures every stage that results.json does not hold yet, and writes it after each process."""
     from tqdm import tqdm
 
     config_name = Path(next((word for word in config_argv if word.endswith(".py")), "defaults")).stem
-    conditions = {"machine": machine(), "config": config_argv, "steps": options.steps}
+    conditions = {"machine": machine(config), "config": config_argv, "steps": options.steps}
     folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), config_name))
     results = read_results(folder / "results.json", conditions)
     tasks = [(stage, "losses", 1) for stage in options.stages]
@@ -127,7 +126,10 @@ def losses_and_memory(config, steps):
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         device, step, _ = begin(config)
-        losses = [float(step()) for _ in range(WARMUP)]
+        losses = [float(step())]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # without what the compiler tried out
+        losses += [float(step()) for _ in range(WARMUP - 1)]
     if device.type == "cuda":
         peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     else:
@@ -178,10 +180,13 @@ def resident_bytes(field):
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
 
 
-def machine():
+def machine(config):
     """What the figures depend on: processor, device, versions."""
     import torch
 
+    from machine import choose_device
+
+    on_gpu = choose_device(config.device).type == "cuda"
     cpu = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -190,7 +195,7 @@ def machine():
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name(config.device.replace("auto", "cuda")) if on_gpu else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -217,26 +222,28 @@ def read_results(path, conditions):
 
 
 def write(folder, results):
-    """Writes results.json, table.md and ladder.png, each whole or not at all."""
+    """Writes results.json, table.md and ladder.png."""
+    from report import write_atomically
+
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("results.json", json.dumps(results, indent=1) + "\n"), ("table.md", table(results) + "\n")):
-        (folder / "new").write_text(text, encoding="utf-8")
-        os.replace(folder / "new", folder / name)
+    write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    write_atomically(folder / "table.md", table(results) + "\n")
     draw(results, folder / "ladder.png")
 
 
 def summarize(results):
     """A dict a stage, in the order measured: medians, the spread of the times, the largest gap of a loss to naive's."""
     summaries = []
+    measured = [row["losses"][0]["losses"] for row in results["stages"].values() if row["losses"]]
     for stage, row in results["stages"].items():
         summary = {"stage": stage, "error": row.get("error")}
         for run in row["losses"]:
-            reference = next(iter(results["stages"].values()))["losses"][0]["losses"]
+            reference = measured[0]
             gap = max(abs(ours - theirs) for ours, theirs in zip(run["losses"], reference, strict=True))
             summary |= {"loss": run["losses"][-1], "gap": gap, "tensors": run["tensor_bytes"] / 1e9}
         if runs := row["time"]:
             seconds = [run["seconds"] for run in runs]
-            summary |= {"seconds": statistics.median(seconds), "spread": max(seconds) - min(seconds)}
+            summary |= {"seconds": statistics.median(seconds), "spread": max(seconds) - min(seconds), "runs": len(runs)}
             summary["first"] = statistics.median(run["first_step_seconds"] for run in runs)
             if runs[0]["resident_bytes"]:
                 summary["resident"] = statistics.median(run["resident_bytes"] for run in runs) / 1e9
@@ -247,20 +254,21 @@ def summarize(results):
 def table(results):
     """The measurements as a Markdown table, its conditions in the line above it."""
     on = results["machine"]
+    rows = summarize(results)
     device = on["gpu"] or f"{on['cpu']}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
     lines = [
-        f"{device}; torch {on['torch']}; `{' '.join(results['config'])}`; {results['steps']} steps a process.",
+        f"{device}; torch {on['torch']}; `{' '.join(results['config'])}`; the median of up to "
+        f"{max(row.get('runs', 0) for row in rows)} processes of {results['steps']} steps ± half their range.",
         "",
         "| stage | ms/step | against the one before | against naive | tensors GB | resident GB | loss | gap to naive |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    rows = summarize(results)
     for before, row in zip([rows[0], *rows], rows, strict=False):
         cells = [row["stage"]]
         if row["error"]:
             cells += [row["error"].replace("|", "/"), *[""] * 6]
         else:
-            cells += [f"{row['seconds'] * 1e3:.1f} ± {row['spread'] * 500:.1f}" if "seconds" in row else ""]
+            cells += [f"{row['seconds'] * 1e3:.0f} ± {row['spread'] * 500:.0f}" if "seconds" in row else ""]
             cells += [speed(before, row), speed(rows[0], row)]
             formats = {"tensors": ".3f", "resident": ".2f", "loss": ".4f", "gap": ".1e"}
             cells += [f"{row[key]:{form}}" if key in row else "" for key, form in formats.items()]
@@ -269,8 +277,8 @@ def table(results):
 
 
 def speed(before, after):
-    """How many times faster, unless the difference is within the spread of the repeats."""
-    if "seconds" not in before or "seconds" not in after or before is after:
+    """How many times faster, unless the difference is within the spread of the repeats, or there is none to tell."""
+    if min(before.get("runs", 0), after.get("runs", 0)) < 2 or before is after:
         return ""
     if abs(before["seconds"] - after["seconds"]) <= max(before["spread"], after["spread"]):
         return "no measurable change"

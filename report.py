@@ -114,12 +114,14 @@ class Report:
         """Says what the first step took, which no metric counts: it pays for memory never touched, and compilation."""
         text = f"first step: {seconds:.1f} s"
         if self.config.compile:
-            missed = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
-            text += f", with compilation from {'nothing (the next start is shorter)' if missed else 'the cache'}"
+            cache = torch._dynamo.utils.counters["inductor"]
+            warm = cache["fxgraph_cache_hit"] > 0 == cache["fxgraph_cache_miss"]
+            text += f", with compilation {'from the cache' if warm else '(its cache makes the next start shorter)'}"
         tqdm.write(text)
 
     def log(self, row):
         """Keeps one row of metrics and shows it: in the bar on a terminal, as a line elsewhere."""
+        row = {key: value for key, value in row.items() if math.isfinite(value)}  # float16 may skip a step
         self.rows.append(row)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

@@ -8,8 +8,8 @@ import torch
 import checkpoint
 from config import BadInput, Config, Parser, run
 from data.tokenizer import encode, end_of_text, load_tokenizer
+from machine import choose_device
 from model import GPT
-from train import choose_device
 
 
 def main(argv):

@@ -1,40 +1,28 @@
 """Trains a GPT: python train.py config/x.py [more.py ...] [--key=value ...]"""
 
-import ctypes
 import dataclasses
-import importlib.util
-import itertools
 import math
 import os
-import platform
 import shutil
 import sys
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader
 
 import checkpoint
 import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
+from machine import ATTENTION_KERNELS, choices, choose_device, choose_dtype, keep_freed_memory
 from model import GPT, IGNORE
-
-GLIBC = platform.libc_ver()[0] == "glibc"
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
-ATTENTION_KERNELS = {
-    "flash": torch.backends.cuda.enable_flash_sdp,  # the switch of the CPU's kernel too
-    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
-    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-    "math": torch.backends.cuda.enable_math_sdp,
-}
 
 
 def main(argv):
-    config = load_config(argv)
     try:
-        train(config)
+        train(load_config(argv))
+    except BadInput:
+        raise
     except torch._dynamo.exc.TorchDynamoException as error:
         reason = str(error).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
@@ -43,11 +31,11 @@ def main(argv):
 def train(config):
     """Runs the training that the config describes; everything it leaves behind is in config.out_dir."""
     device = set_up(config)
+    chosen = choices(config, device)
     meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
     model, optimizer, scaler = build(config, device)
     progress = start_from(config, model, optimizer, scaler)
-    chosen = choices(config, device)
     out_dir = prepare_out_dir(config, progress["step"])
     report.header(config, model, meta, chosen)
     peak_flops = report.peak_flops(device)
@@ -66,11 +54,11 @@ def train(config):
             if step == first_step:
                 logger.first_step(clock.lap(step))
 
-            row = {"step": step, "tokens": step * tokens_per_step}
+            row = {}
             if due(step, config.log_interval, config):
                 stop_unless_finite(step, loss, grad_norm, scaler, config)
                 seconds = clock.lap(step)
-                row |= {
+                row = {
                     "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
                     "lr": lr,
                     "grad_norm": float(grad_norm),
@@ -86,8 +74,8 @@ def train(config):
                     if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
                         progress["best_val_loss"] = row["val_loss"]
                         checkpoint.save(out_dir / "best.pt", config, model, optimizer, scaler, progress)
-            if len(row) > 2:
-                logger.log(row)
+            if row:
+                logger.log({"step": step, "tokens": step * tokens_per_step, **row})
             if due(step, config.save_interval, config):
                 with clock.paused():
                     stop_unless_finite(step, loss, grad_norm, scaler, config)
@@ -171,7 +159,12 @@ def training_batches(split, config, start_step, device):
 
 def one_ahead(items):
     """Yields the items, each one when the next is already made."""
-    return (item for item, _ in itertools.pairwise(itertools.chain(items, [None])))
+    items = iter(items)
+    for item in items:
+        for following in items:
+            yield item
+            item = following
+        yield item
 
 
 def build(config, device):
@@ -206,99 +199,21 @@ def build_optimizer(model, config):
 
 def set_up(config):
     """Process-wide settings, before any tensor is made. Returns the device."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("started by torchrun as several processes; expected one: `python train.py ...`")
     torch.set_flush_denormal(True)  # gradients fade into denormals, which a CPU handles up to 20 times slower
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.deterministic)
     torch.set_float32_matmul_precision(config.matmul_precision)
     device = choose_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if config.keep_memory:
         keep_freed_memory(device)
     for name, enable in ATTENTION_KERNELS.items():
-        enable(config.attention in ("matmul", "sdpa", name))
+        enable(config.attention in ("matmul", "sdpa", name))  # all of them, or the one that is named
     return device
-
-
-def keep_freed_memory(device):
-    """Lets later allocations reuse freed memory. Acts on what is allocated after it, for the whole process."""
-    if device.type == "cuda":
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    elif GLIBC:
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
-        mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
-
-
-def choose_device(name):
-    """auto -> the GPU if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices; try --device=auto")
-    return device
-
-
-def choose_dtype(name, device):
-    """auto -> bfloat16 where it is native, else float16 on a GPU and float32 on a CPU."""
-    if name != "auto":
-        return getattr(torch, name)
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if native else torch.float16
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
-
-
-def find_compiler(device):
-    """The compiler that torch.compile needs here. Raises BadInput if it is missing."""
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            raise BadInput("compile=True needs triton on a GPU; install it, or go without: --compile=False")
-        return "triton"
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise BadInput(f"compile=True needs a C++ compiler and {compiler} is missing; install g++, or --compile=False")
-    return compiler
-
-
-def attention_kernel(config, device):
-    """The kernel that computes attention here. Raises BadInput if the one asked for cannot."""
-    if config.attention == "matmul":
-        return "matmul, the (T, T) matrix in memory"
-    shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
-    q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
-    try:
-        kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
-    except RuntimeError:  # how a CPU says that every kernel is switched off
-        kernel = SDPBackend.ERROR
-    if kernel == SDPBackend.ERROR:
-        raise BadInput(
-            f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
-            f"dropout={config.dropout} on {device.type}; expected one that has, such as attention=sdpa"
-        )
-    return f"{kernel.name.lower()} kernel"
-
-
-def choices(config, device):
-    """What was chosen for this machine and why, for the header."""
-    on_gpu = device.type == "cuda"
-    chosen = {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"}
-    dtype = choose_dtype(config.dtype, device)
-    why = "native here" if dtype == torch.bfloat16 else "bfloat16 is not native here"
-    chosen["dtype"] = f"{dtype} ({why if config.dtype == 'auto' else 'as asked'})".removeprefix("torch.")
-    if config.compile:
-        chosen["compile"] = f"the {config.compile_scope}, mode {config.compile_mode}, with {find_compiler(device)}"
-    chosen["attention"] = attention_kernel(config, device)
-    if config.keep_memory:
-        chosen["memory"] = "kept, in expandable segments" if on_gpu else "kept, by glibc's mallopt"
-        if not (on_gpu or GLIBC):
-            chosen["memory"] = "keep_memory does nothing here: it needs glibc or CUDA"
-    return chosen
 
 
 def start_from(config, model, optimizer, scaler):

@@ -277,6 +277,19 @@ def check(config):
             f"or batch_size {' or '.join(str(size) for size in (less, less + more) if size)}"
         )
     require(
+        not (c.compile and c.compile_scope == "block" and c.checkpointing == "selective"),
+        "checkpointing=selective chooses among the operators of a block, which compile_scope=block hides from it; "
+        "expected compile_scope=model, or checkpointing=every:1",
+    )
+    graphs = c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
+    accumulates = 0 < c.micro_batch_size < c.batch_size or not c.set_to_none
+    require(
+        not (graphs and (accumulates or (c.compile_scope == "block" and c.checkpointing != "none"))),
+        f"compile_mode={c.compile_mode} replays CUDA graphs, whose memory each forward writes again: gradients that "
+        "add up and blocks that are recomputed would be overwritten; expected --compile_mode=default, or "
+        "--micro_batch_size=0 --set_to_none=True --compile_scope=model",
+    )
+    require(
         re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
         f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
     )

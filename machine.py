@@ -1,0 +1,127 @@
+"""What this machine can do: its device, its native dtype, its kernels and compilers, and its memory."""
+
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from config import BadInput
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
+ATTENTION_KERNELS = {
+    "flash": torch.backends.cuda.enable_flash_sdp,  # the switch of the CPU's kernel too
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
+
+
+def choose_device(name):
+    """auto -> the GPU if there is one, else the CPU. Raises BadInput for a device that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    number = device.index or 0
+    if number >= torch.cuda.device_count():
+        raise BadInput(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices; try --device=auto")
+    return torch.device("cuda", number)
+
+
+def choose_dtype(name, device):
+    """auto -> bfloat16 where it is native, else float16 on a GPU and float32 on a CPU."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float16
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def keep_freed_memory(device):
+    """Lets later allocations reuse freed memory. Acts on what is allocated after it, for the whole process."""
+    if device.type == "cuda":
+        set_allocator("expandable_segments:True")
+    elif GLIBC:
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
+        mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
+
+
+def set_allocator(settings):
+    """Sets the allocator of a GPU's memory, by the name that this PyTorch has for it."""
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (newer or torch.cuda.memory._set_allocator_settings)(settings)
+
+
+def find_compiler(device):
+    """What torch.compile generates code with here. Raises BadInput if a part of it is missing."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise BadInput("compile=True needs triton on a GPU; install it, or go without: --compile=False")
+        found = next((c for c in (os.environ.get("CC"), "gcc", "clang") if c and shutil.which(c)), None)
+        if found is None:
+            raise BadInput("compile=True needs a C compiler for triton; install gcc, or go without: --compile=False")
+        return f"triton and {found}"
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise BadInput(f"compile=True needs a C++ compiler and {compiler} is missing; install g++, or --compile=False")
+    return compiler
+
+
+def attention_kernel(config, device):
+    """The kernel that computes attention here. Raises BadInput if the one asked for cannot."""
+    if config.attention == "matmul":
+        return "matmul, the (T, T) matrix in memory"
+    shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
+    q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
+    try:
+        kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
+    except RuntimeError:  # how a CPU says that every kernel is switched off
+        kernel = SDPBackend.ERROR
+    if kernel == SDPBackend.ERROR:
+        raise BadInput(
+            f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
+            f"dropout={config.dropout} on {device.type}; expected one that has, such as attention=sdpa"
+        )
+    return f"{kernel.name.lower()} kernel"
+
+
+def choices(config, device):
+    """What is chosen on this machine and why, for the header. Raises BadInput for what cannot run here."""
+    on_gpu = device.type == "cuda"
+    dtype = choose_dtype(config.dtype, device)
+    if config.dtype != "auto":
+        why = "as asked"
+    else:
+        why = f"bfloat16 is {'' if dtype == torch.bfloat16 else 'not '}native here"
+    chosen = {
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "dtype": f"{dtype} ({why})".removeprefix("torch."),
+        "attention": attention_kernel(config, device),
+        "optimizer": f"AdamW, {config.adamw_impl}",
+        "compile": "off",
+        "memory": "freed memory goes back to the system",
+    }
+    if config.compile:
+        chosen["compile"] = f"the {config.compile_scope}, mode {config.compile_mode}, by {find_compiler(device)}"
+    if config.keep_memory and on_gpu:
+        chosen["memory"] = "freed memory is kept, in expandable segments"
+    elif config.keep_memory and GLIBC:
+        chosen["memory"] = "freed memory is kept, by glibc's mallopt"
+    elif config.keep_memory:
+        chosen["memory"] = "keep_memory does nothing here: it needs glibc or CUDA"
+    if not on_gpu:
+        chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
+    return chosen
