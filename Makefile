@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 OUT = out/quickstart
-SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def " --max_new_tokens=200
+SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def __init__(self" --max_new_tokens=200
 
 .PHONY: train test
 .DELETE_ON_ERROR:
