@@ -1,10 +1,12 @@
 """What this machine can do: its device, its native dtype, its kernels and compilers, and its memory."""
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import platform
 import shutil
+import warnings
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -85,11 +87,11 @@ def attention_kernel(config, device):
     if config.attention == "matmul":
         return "matmul, the (T, T) matrix in memory"
     shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
+    kernel = SDPBackend.ERROR
     q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
-    try:
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # a CPU raises where no kernel is left
+        warnings.simplefilter("ignore")  # why a kernel is not taken
         kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
-    except RuntimeError:  # how a CPU says that every kernel is switched off
-        kernel = SDPBackend.ERROR
     if kernel == SDPBackend.ERROR:
         raise BadInput(
             f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
