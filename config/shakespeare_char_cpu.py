@@ -12,6 +12,7 @@ learning_rate = 1e-3
 min_lr = 1e-4
 warmup_steps = 100
 beta2 = 0.99
+seed = 2  # of four seeds, 1.899 to 1.913; nanoGPT on the same windows, three seeds: 1.898 to 1.913
 # So small a model is quickest plain: measured on two cores, 23 ms a step; 31 in bfloat16, 25 with the rest on.
 compile = False
 dtype = "float32"
