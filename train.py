@@ -42,9 +42,9 @@ def train(config):
     tokens_per_step = config.batch_size * config.context_length
 
     clock = report.StepClock(device)
-    clock.start(progress["step"])
     first_step = progress["step"] + 1
     with report.Report(config, progress["step"]) as logger:
+        clock.start(progress["step"])
         for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
             lr = learning_rate(step, config)
             loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
