@@ -22,7 +22,7 @@ def main(argv):
     try:
         train(load_config(argv))
     except BadInput:
-        raise
+        raise  # before the next line imports all of torch._dynamo
     except torch._dynamo.exc.TorchDynamoException as error:
         reason = str(error).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
@@ -54,9 +54,11 @@ def train(config):
             if step == first_step:
                 logger.first_step(clock.lap(step))
 
+            intervals = (config.log_interval, config.eval_interval, config.save_interval)
+            if any(due(step, interval, config) for interval in intervals):
+                stop_unless_finite(step, loss, grad_norm, scaler, config)
             row = {}
             if due(step, config.log_interval, config):
-                stop_unless_finite(step, loss, grad_norm, scaler, config)
                 seconds = clock.lap(step)
                 row = {
                     "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
@@ -68,7 +70,6 @@ def train(config):
                 progress |= {"interval_loss": 0.0, "interval_steps": 0}
             if due(step, config.eval_interval, config):
                 with clock.paused():
-                    stop_unless_finite(step, loss, grad_norm, scaler, config)
                     row["val_loss"] = evaluate(model, val_split, config, device)
                     row |= report.bits_per_byte(row["val_loss"], meta)
                     if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
@@ -78,7 +79,6 @@ def train(config):
                 logger.log({"step": step, "tokens": step * tokens_per_step, **row})
             if due(step, config.save_interval, config):
                 with clock.paused():
-                    stop_unless_finite(step, loss, grad_norm, scaler, config)
                     checkpoint.save(out_dir / "last.pt", config, model, optimizer, scaler, progress)
 
 
