@@ -1,20 +1,21 @@
 """Measures what each stage of the ladder is worth on this machine: python profile.py config/x.py [options]
 
-Every figure comes from train.py's own train_step on real batches, in a process of its own, one process at a time.
-A stage's first process trains on the batches that naive trained on, keeps the losses and counts the bytes of all
-tensors; the others time it. They take turns, stage after stage, so that a drift of the machine hits all alike.
+Every figure comes from train.py's own train_step on real batches, in a process of its own (measure.py), one process
+at a time. A row's first process trains on the batches that naive trained on, keeps the losses, counts the bytes of
+all tensors and looks where the time goes; the others time it. They take turns, row after row, so that a drift of
+the machine hits all alike.
 """
 
-import argparse
+import ast
 import contextlib
+import dataclasses
+import hashlib
 import importlib.util
 import json
 import platform
-import statistics
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 # The standard library has a module of this name, which torch imports by way of cProfile: whoever imports `profile`
@@ -24,169 +25,163 @@ if __name__ == "profile":
     sys.modules["profile"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["profile"])
 
-WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
+ROOT = Path(__file__).parent
+NOT_MEASURED = {"profile.py", "summary.py", "ladder.py", "sample.py"}  # what may change between two parts of a climb
 
 
 def main(argv):
-    from config import load_config
-
     options, config_argv = parse(argv)
-    config = load_config([*config_argv, f"--max_steps={WARMUP + options.steps}"])
-    if options.measure:
-        measured = {"losses": losses_and_memory, "time": step_time}[options.measure]
-        print(json.dumps(measured(config, options.steps)))
+    if options.compare:
+        import summary
+
+        print(summary.compare(*(summary.read(path) for path in options.compare)))
     else:
-        climb(options, config_argv, config)
+        climb(options, config_argv)
 
 
 def parse(argv):
     """The options, and the rest of the command line, which is the config's."""
-    from config import BadInput, Parser, stage_names
+    from config import BadInput, Parser, load_config, stage_names
 
     parser = Parser(prog="profile.py", description="Measures the ladder.", allow_abbrev=False)
-    parser.add_argument("--stages", default=",".join(stage_names()), help="names, separated by commas (default: all)")
-    parser.add_argument("--steps", type=int, default=5, help="timed in one process (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="timed processes of each stage (default: %(default)s)")
+    parser.add_argument(
+        "--mode",
+        choices=["ladder", "each", "without"],
+        default="ladder",
+        help="ladder: each stage on top of those before; each: every stage alone over naive; "
+        "without: the config as it is, less one stage (default: %(default)s)",
+    )
+    parser.add_argument("--sweep", action="store_true", help="instead: the batch in micro-batches of every size")
+    parser.add_argument("--compare", nargs=2, metavar="RESULTS", help="instead: set two results.json side by side")
+    parser.add_argument("--stages", help="names, separated by commas (default: all)")
+    parser.add_argument("--steps", type=int, default=4, help="timed in one process (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed processes of each row (default: %(default)s)")
+    parser.add_argument("--trace", action="store_true", help="keep a Chrome trace of each row, in OUT_DIR/traces")
     parser.add_argument("--out_dir", help="default: results/<machine>/<config>")
-    parser.add_argument("--measure", choices=["losses", "time"], help=argparse.SUPPRESS)  # what one process does
     options, rest = parser.parse_known_args(argv)
-    options.stages = options.stages.split(",")
+    options.mode = "sweep" if options.sweep else options.mode
+    options.stages = options.stages.split(",") if options.stages else stage_names()
     if unknown := [stage for stage in options.stages if stage not in stage_names()]:
         raise BadInput(f"--stages={','.join(unknown)}: no such stage; `python ladder.py` lists them")
     if min(options.steps, options.repeats) < 1:
         raise BadInput("--steps and --repeats: expected at least 1")
+    config = load_config(rest)
+    if config.stage and options.mode in ("ladder", "each"):
+        raise BadInput(f"stage={config.stage}: --mode={options.mode} sets it; choose rows with --stages=a,b,c")
+    if config.micro_batch_size and not options.sweep and not any(word.startswith("--batch_size") for word in rest):
+        rest.append(f"--batch_size={config.micro_batch_size}")  # a step is one micro-batch: large presets run too
     return options, rest
 
 
-def climb(options, config_argv, config):
-    """Measures every stage that results.json does not hold yet, and writes it after each process."""
+def plan(options, config_argv):
+    """{row: the words that make its config of the base's}; the first row is what the others are compared with."""
+    from config import load_config, stage_files
+
+    def file(stage):
+        return str(stage_files(stage)[-1])
+
+    above = [stage for stage in options.stages if stage != "naive"]
+    match options.mode:
+        case "ladder":
+            return {stage: [f"--stage={stage}"] for stage in options.stages}
+        case "each":
+            rows = {stage: [file("naive"), file(stage)] for stage in above}
+            return {"naive": [file("naive")], **rows, "all applied": [file("naive"), *map(file, above)]}
+        case "without":
+            return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}
+        case "sweep":
+            total = load_config(config_argv).batch_size
+            sizes = [size for size in range(1, total + 1) if total % size == 0]
+            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in sizes}
+
+
+def turned_off(stage):
+    """The words that set a stage's fields back to what naive has."""
+    import ladder
+
+    naive = ladder.fields("naive")
+    return [f"--{field}={ast.literal_eval(naive[field])}" for field in ladder.fields(stage)]
+
+
+def not_applicable(rows, mode, config_argv):
+    """{row: why it is not measured}, for a config that cannot be and one that is no other than the row's before."""
+    from config import BadInput, load_config
+
+    reasons, configs = {}, []
+    for name, words in rows.items():
+        try:
+            config = dataclasses.replace(load_config([*config_argv, *words]), stage="")
+        except BadInput as error:
+            reasons[name] = str(error)
+            continue
+        if configs and config == configs[-1 if mode == "ladder" else 0]:
+            reasons[name] = "not applicable: the same config as the row that it is compared with"
+        configs.append(config)
+    return reasons
+
+
+def climb(options, config_argv):
+    """Measures every row that results.json does not hold yet, and writes it after each process."""
     from tqdm import tqdm
 
-    config_name = Path(next((word for word in config_argv if word.endswith(".py")), "defaults")).stem
-    conditions = {"machine": machine(config), "config": config_argv, "steps": options.steps}
-    folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), config_name))
+    import summary
+
+    names = "-".join(Path(word).stem for word in config_argv if word.endswith(".py"))
+    conditions = {"machine": machine(config_argv), "config": config_argv, "steps": options.steps, "code": code_hash()}
+    folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), names or "defaults"))
     results = read_results(folder / "results.json", conditions)
-    tasks = [(stage, "losses", 1) for stage in options.stages]
-    tasks += [(stage, "time", repeat + 1) for repeat in range(options.repeats) for stage in options.stages]
+    rows = plan(options, config_argv)
+    reasons = not_applicable(rows, options.mode, config_argv)
+    part = results["modes"].setdefault(options.mode, {"limits": [], "rows": {}})
+    for name, words in rows.items():
+        part["rows"].setdefault(name, {"words": words, "examined": [], "timed": [], "note": reasons.get(name)})
+
+    # Correctness first; then the rounds, each with the machine's own limits.
+    tasks = [(name, "examine", 1) for name in rows]
+    for count in range(1, options.repeats + 1):
+        tasks += [(None, "limits", count), *((name, "time", count) for name in rows)]
     with tqdm(tasks, unit="process") as bar:
-        for stage, what, count in bar:
-            bar.set_postfix_str(f"{stage}, {what}")
-            row = results["stages"].setdefault(stage, {"losses": [], "time": []})
-            if len(row[what]) < count and "error" not in row:
-                try:
-                    row[what].append(run_alone(stage, what, options.steps, config_argv))
-                except RuntimeError as error:
-                    row["error"] = str(error)
-                write(folder, results)
-    print(table(results))
-    print(f"{folder}/results.json, table.md and ladder.png are written")
+        for name, what, count in bar:
+            bar.set_postfix_str(f"{name or 'the machine'}, {what}")
+            row = part["rows"][name] if name else {}
+            done = part["limits"] if what == "limits" else row["examined" if what == "examine" else "timed"]
+            if len(done) >= count or row.get("note"):
+                continue
+            words = [*config_argv, *row.get("words", []), f"--steps={options.steps}"]
+            if options.trace and what == "examine":
+                words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
+            try:
+                done.append(run_alone(what, words))
+            except RuntimeError as error:
+                row["note"] = str(error)
+            summary.write(folder, results)
+    summary.draw(results, options.mode, folder / f"{options.mode}.png")
+    print(summary.table(results, options.mode))
+    print(f"written: {folder}/results.json, table.md and {options.mode}.png")
 
 
-def run_alone(stage, what, steps, config_argv):
-    """Measures one stage in a new process. Raises RuntimeError with the last line of what it said if it fails."""
-    command = [sys.executable, __file__, *config_argv, f"--stage={stage}", f"--measure={what}", f"--steps={steps}"]
-    process = subprocess.run(command, capture_output=True, text=True)
+def run_alone(what, words):
+    """Measures something in a new process. Raises RuntimeError with what it said last if it fails."""
+    process = subprocess.run([sys.executable, str(ROOT / "measure.py"), what, *words], capture_output=True, text=True)
+    if process.returncode == -9:
+        raise RuntimeError("killed by the system, most likely out of memory")
     if process.returncode:
         raise RuntimeError((process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
-    return json.loads(process.stdout.splitlines()[-1])
+    measured = json.loads(process.stdout.splitlines()[-1])
+    if "error" in measured:
+        raise RuntimeError(measured["error"])
+    return measured
 
 
-def begin(config):
-    """Sets up a run as train.py does. Returns the device, a function that makes the next step, and the bytes before.
-
-    The bytes are the resident memory before the model was built.
-    """
-    import dataclasses
-
-    import train
-
-    device = train.set_up(config)
-    meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
-    config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
-    resident_before = resident_bytes("VmRSS")
-    state = train.build(config, device)
-    train.choices(config, device)  # refuses what cannot run here
-    batches = enumerate(train.training_batches(split, config, 0, device), 1)
-
-    def step():
-        number, batch = next(batches)
-        return train.train_step(*state, batch, train.learning_rate(number, config), config)[0]
-
-    return device, step, resident_before
-
-
-def losses_and_memory(config, steps):
-    """The losses of the first steps, and the peak bytes of all tensors, from the weights on.
-
-    On CUDA what the allocator counts; on a CPU the sum of every allocation less every release, as torch.profiler
-    sees them.
-    """
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        device, step, _ = begin(config)
-        losses = [float(step())]
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # without what the compiler tried out
-        losses += [float(step()) for _ in range(WARMUP - 1)]
-    if device.type == "cuda":
-        peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    else:
-        peak, reserved = peak_tensor_bytes(profiler), None
-    losses += [float(step()) for _ in range(steps)]
-    return {"losses": losses, "tensor_bytes": peak, "reserved_bytes": reserved}
-
-
-def peak_tensor_bytes(profiler):
-    """The highest sum of allocations less releases on the CPU."""
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
-
-
-def step_time(config, steps):
-    """Seconds a step after the warm-up, seconds of the first step, and the peak of resident memory above the start's.
-
-    The clock is read at both ends only, after the device has finished: stages that let the host run ahead gain.
-    """
-    import torch
-
-    device, step, resident_before = begin(config)
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-    def timed(count):
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            step()
-        synchronize()
-        return (time.perf_counter() - start) / count
-
-    first, _, seconds = timed(1), timed(WARMUP - 1), timed(steps)
-    peak = resident_bytes("VmHWM")
-    return {"seconds": seconds, "first_step_seconds": first, "resident_bytes": peak and peak - resident_before}
-
-
-def resident_bytes(field):
-    """Resident memory of this process, now (VmRSS) or at its peak (VmHWM); None where there is no /proc."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
-
-
-def machine(config):
+def machine(config_argv):
     """What the figures depend on: processor, device, versions."""
     import torch
 
+    from config import load_config
     from machine import choose_device
+    from report import peak_flops
 
-    on_gpu = choose_device(config.device).type == "cuda"
+    device = choose_device(load_config(config_argv).device)
     cpu = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -195,7 +190,8 @@ def machine(config):
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
-        "gpu": torch.cuda.get_device_name(config.device.replace("auto", "cuda")) if on_gpu else None,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "datasheet_flops": peak_flops(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -208,107 +204,26 @@ def machine_name(machine):
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
 
 
+def code_hash():
+    """Changes when the code that is measured changes."""
+    files = [path for path in ROOT.glob("*.py") if path.name not in NOT_MEASURED]
+    files += [ROOT / "data" / "loader.py", ROOT / "config" / "__init__.py", *ROOT.glob("config/stages/*.py")]
+    contents = b"".join(path.read_bytes() for path in sorted(files))
+    return hashlib.sha256(contents).hexdigest()[:8]
+
+
 def read_results(path, conditions):
     """What an interrupted climb left under the same conditions, else an empty result."""
+    import summary
     from config import BadInput
 
     if not path.exists():
-        return {**conditions, "stages": {}}
-    results = json.loads(path.read_text(encoding="utf-8"))
+        return {"format_version": summary.FORMAT_VERSION, **conditions, "modes": {}}
+    results = summary.read(path)
     if different := [key for key in conditions if results[key] != conditions[key]]:
         what = " and ".join(different)
         raise BadInput(f"{path} was measured under another {what}; choose another --out_dir, or remove it")
     return results
-
-
-def write(folder, results):
-    """Writes results.json, table.md and ladder.png."""
-    from report import write_atomically
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    write_atomically(folder / "table.md", table(results) + "\n")
-    draw(results, folder / "ladder.png")
-
-
-def summarize(results):
-    """A dict a stage, in the order measured: medians, the spread of the times, the largest gap of a loss to naive's."""
-    summaries = []
-    measured = [row["losses"][0]["losses"] for row in results["stages"].values() if row["losses"]]
-    for stage, row in results["stages"].items():
-        summary = {"stage": stage, "error": row.get("error")}
-        for run in row["losses"]:
-            reference = measured[0]
-            gap = max(abs(ours - theirs) for ours, theirs in zip(run["losses"], reference, strict=True))
-            summary |= {"loss": run["losses"][-1], "gap": gap, "tensors": run["tensor_bytes"] / 1e9}
-        if runs := row["time"]:
-            seconds = [run["seconds"] for run in runs]
-            summary |= {"seconds": statistics.median(seconds), "spread": max(seconds) - min(seconds), "runs": len(runs)}
-            summary["first"] = statistics.median(run["first_step_seconds"] for run in runs)
-            if runs[0]["resident_bytes"]:
-                summary["resident"] = statistics.median(run["resident_bytes"] for run in runs) / 1e9
-        summaries.append(summary)
-    return summaries
-
-
-def table(results):
-    """The measurements as a Markdown table, its conditions in the line above it."""
-    on = results["machine"]
-    rows = summarize(results)
-    device = on["gpu"] or f"{on['cpu']}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
-    lines = [
-        f"{device}; torch {on['torch']}; `{' '.join(results['config'])}`; the median of up to "
-        f"{max(row.get('runs', 0) for row in rows)} processes of {results['steps']} steps ± half their range.",
-        "",
-        "| stage | ms/step | against the one before | against naive | tensors GB | resident GB | loss | gap to naive |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for before, row in zip([rows[0], *rows], rows, strict=False):
-        cells = [row["stage"]]
-        if row["error"]:
-            cells += [row["error"].replace("|", "/"), *[""] * 6]
-        else:
-            cells += [f"{row['seconds'] * 1e3:.0f} ± {row['spread'] * 500:.0f}" if "seconds" in row else ""]
-            cells += [speed(before, row), speed(rows[0], row)]
-            formats = {"tensors": ".3f", "resident": ".2f", "loss": ".4f", "gap": ".1e"}
-            cells += [f"{row[key]:{form}}" if key in row else "" for key, form in formats.items()]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def speed(before, after):
-    """How many times faster, unless the difference is within the spread of the repeats, or there is none to tell."""
-    if min(before.get("runs", 0), after.get("runs", 0)) < 2 or before is after:
-        return ""
-    if abs(before["seconds"] - after["seconds"]) <= max(before["spread"], after["spread"]):
-        return "no measurable change"
-    return f"{before['seconds'] / after['seconds']:.2f}×"
-
-
-def draw(results, path):
-    """Speed and memory of each stage relative to naive, side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = [row for row in summarize(results) if not row["error"] and "seconds" in row and "tensors" in row]
-    if not rows:
-        return
-    names = [row["stage"] for row in rows]
-    size = (11, 0.8 + 0.36 * len(rows))
-    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
-    speeds = left.barh(names, [rows[0]["seconds"] / row["seconds"] for row in rows], color="tab:blue")
-    left.bar_label(speeds, [f"{row['seconds'] * 1e3:.0f} ms" for row in rows], padding=3)
-    left.set(title="speed, times naive (and time of a step)", xlim=(0, 1.2 * left.get_xlim()[1]))
-    memory = right.barh(names, [row["tensors"] for row in rows], color="tab:orange")
-    right.bar_label(memory, [f"{row['tensors']:.2f} GB" for row in rows], padding=3)
-    right.set(title="peak memory of tensors, GB", xlim=(0, 1.2 * right.get_xlim()[1]))
-    left.invert_yaxis()
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,13 +10,53 @@ import pytest
 import torch
 from conftest import ROOT
 
-from config import BadInput
+import ladder
+import summary
+from config import BadInput, load_config
 
 spec = importlib.util.spec_from_file_location("nanoladder_profile", ROOT / "profile.py")
 profile = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(profile)
 
 TINY_MODEL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=16", "--batch_size=4", "--device=cpu"]
+EXAMINED = {
+    "losses": [5.0, 4.0],
+    "memory": {"weights": 4e8, "gradients": 4e8, "optimizer": 8e8, "activations": 3e8, "peak": 2e9},
+    "time_by_kind": dict.fromkeys(summary.KINDS, 1 / len(summary.KINDS)),
+    "product_dtype": "float32",
+    "parameters": 10**8,
+    "flops_per_token": 6 * 10**8,
+    "tokens": 64,
+}
+TIMED = {"seconds": 1.0, "first_step_seconds": 9.0, "resident_bytes": 3e9}
+LIMITS = {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """measured(what, words) answers for the processes; it keeps the list of what they were asked."""
+    asked = []
+
+    def plant(answer):
+        def run_alone(what, words):
+            asked.append((what, *words))
+            return LIMITS if what == "limits" else answer(what, words)
+
+        monkeypatch.setattr(profile, "run_alone", run_alone)
+        return asked
+
+    return plant
+
+
+def usual(what, words):
+    return EXAMINED if what == "examine" else TIMED
+
+
+def rows_of(path):
+    """{row: {column: cell}} of the first table in a table.md."""
+    lines = [line for line in path.read_text().split("\n\n")[2].splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
 
 
 @pytest.mark.parametrize(
@@ -31,103 +72,207 @@ def test_the_standard_library_s_profile_is_what_others_import(command):
     assert result.returncode == 0, result.stderr
 
 
-def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(dense, tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def measure(stage, what, steps, config_argv):
-        asked.append((stage, what))
+def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(dense, tmp_path, measured, capsys):
+    def answer(what, words):
+        stage = next(word.partition("=")[2] for word in words if word.startswith("--stage="))
         if len(asked) == 4:
             raise KeyboardInterrupt
         if stage == "flash":
             raise RuntimeError("out of memory")
-        if what == "losses":
-            losses = [5.0, 4.25 if stage == "compile" else 4.0]
-            return {"losses": losses, "tensor_bytes": 2_000_000_000, "reserved_bytes": None}
-        seconds = {"naive": 0.100, "amp": 0.098, "compile": 0.050}[stage] + len(asked) * 1e-3
-        return {"seconds": seconds, "first_step_seconds": 9, "resident_bytes": 3e9}
+        if what == "examine":
+            return EXAMINED | {"losses": [5.0, 4.25 if stage == "compile" else 4.0]}
+        return TIMED | {"seconds": {"naive": 0.100, "amp": 0.098, "compile": 0.050}[stage] + len(asked) * 1e-3}
 
-    monkeypatch.setattr(profile, "run_alone", measure)
+    asked = measured(answer)
     argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}"]
     argv += ["--stages=naive,amp,flash,compile", "--repeats=2"]
     with pytest.raises(KeyboardInterrupt):
         profile.main(argv)
     profile.main(argv)
-    assert asked[:5] == [*((stage, "losses") for stage in ("naive", "amp", "flash", "compile")), ("compile", "losses")]
-    assert asked[5:] == [("naive", "time"), ("amp", "time"), ("compile", "time")] * 2  # flash failed once and for all
+    order = [(what, *(word.partition("=")[2] for word in words if "--stage=" in word)) for what, *words in asked]
+    assert order[:5] == [("examine", s) for s in ("naive", "amp", "flash", "compile", "compile")]
+    turn = [("limits",), ("time", "naive"), ("time", "amp"), ("time", "compile")]  # flash failed once and for all
+    assert order[5:] == turn * 2
 
-    rows = [line.split("|")[1:-1] for line in (tmp_path / "table.md").read_text().splitlines()[4:]]
-    naive, amp, flash, compiled = ([cell.strip() for cell in row] for row in rows)
-    assert amp[2] == amp[3] == "no measurable change"  # 2 ms apart, with a spread of 3
-    assert compiled[3] == "1.81×"  # (100 + 6.5) / (50 + 8.5), the added milliseconds of `asked`
-    assert compiled[7] == "2.5e-01"
-    assert flash[1] == "out of memory"
-    assert naive[4:7] == ["2.000", "3.00", "4.0000"]
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["amp"]["against naive"] == rows["amp"]["against the one before"] == "no measurable change"
+    assert rows["compile"]["against naive"] == "1.79×"  # (100 + 9) / (50 + 11), the added milliseconds of `asked`
+    assert rows["compile"]["losses"] == "WRONG by 0.25"
+    assert rows["amp"]["losses"] == "bit-equal"
+    assert rows["flash"]["ms/step"] == "out of memory"
+    assert rows["naive"]["tensors GB"] == "2.000"
+    assert rows["naive"]["resident GB"] == "3.00"
+    assert rows["naive"]["of the matmul rate"] == "35%"  # 64 tokens × 6e8 FLOP in 0.109 s, of 1e12
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    assert naive[0] in capsys.readouterr().out
+    assert "no measurable change" in capsys.readouterr().out
 
 
-def test_the_climb_goes_on_when_its_first_stage_fails(dense, tmp_path, monkeypatch):
-    def measure(stage, what, *_):
-        if stage == "naive":
+def test_the_climb_goes_on_when_its_first_stage_fails(dense, tmp_path, measured):
+    def answer(what, words):
+        if "--stage=naive" in words:
             raise RuntimeError("out of memory")
-        if what == "losses":
-            return {"losses": [5.0], "tensor_bytes": 1, "reserved_bytes": None}
-        return {"seconds": 1.0, "first_step_seconds": 9, "resident_bytes": None}
+        return usual(what, words)
 
-    monkeypatch.setattr(profile, "run_alone", measure)
+    measured(answer)
     profile.main([*TINY_MODEL, f"--dataset={dense}", "--stages=naive,flash", f"--out_dir={tmp_path}"])
-    naive, flash = (tmp_path / "table.md").read_text().splitlines()[4:]
-    assert "out of memory" in naive
-    assert "1000 ± 0" in flash
+    rows = rows_of(tmp_path / "table.md")
+    assert "out of memory" in rows["naive"]["ms/step"]
+    assert rows["flash"]["ms/step"] == "1000"
 
 
-def test_results_of_other_conditions_are_not_mixed(dense, tmp_path, monkeypatch):
-    row = {"losses": [1.0], "tensor_bytes": 1, "reserved_bytes": None}
-    times = {"seconds": 1.0, "first_step_seconds": 1.0, "resident_bytes": 1}
-    monkeypatch.setattr(profile, "run_alone", lambda stage, what, *_: row if what == "losses" else times)
+def test_results_of_other_conditions_are_not_mixed(dense, tmp_path, measured, monkeypatch):
+    measured(usual)
     argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=naive", f"--out_dir={tmp_path}"]
     profile.main(argv)
     with pytest.raises(BadInput, match="another steps"):
         profile.main([*argv, "--steps=9"])
+    monkeypatch.setattr(profile, "code_hash", lambda: "other")
+    with pytest.raises(BadInput, match="another code"):
+        profile.main(argv)
 
 
-@pytest.mark.parametrize("words", [["--stages=naive,flsh"], ["--repeats=0"], ["--steps=x"], ["--no_such_key=1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--stages=naive,flsh"],
+        ["--repeats=0"],
+        ["--steps=x"],
+        ["--no_such_key=1"],
+        ["--mode=all"],
+        ["--stage=amp"],
+        ["--compare", "a.json"],
+        ["--compare", "a.json", "b.json"],
+    ],
+)
 def test_bad_options_are_refused_before_anything_is_measured(words, monkeypatch):
     monkeypatch.setattr(profile, "run_alone", lambda *_: pytest.fail("measured"))
     with pytest.raises(BadInput):
         profile.main(words)
 
 
-@pytest.mark.parametrize("what", ["losses", "time"])
-def test_one_process_measures_one_stage(dense, what):
-    measured = profile.run_alone("set_to_none", what, 2, [*TINY_MODEL, f"--dataset={dense}"])
-    if what == "losses":
-        assert len(measured["losses"]) == profile.WARMUP + 2
-        parameters = 17 * 32 + 16 * 32 + 12 * 32 * 32  # at least: tokens, positions, one block
-        assert 4 * 4 * parameters < measured["tensor_bytes"] < 4_000_000  # weights, gradients and two averages
+def planned(*argv):
+    options, config_argv = profile.parse(list(argv))
+    rows = profile.plan(options, config_argv)
+    configs = {name: load_config([*config_argv, *words]) for name, words in rows.items()}
+    return configs, profile.not_applicable(rows, options.mode, config_argv)
+
+
+def test_each_is_naive_with_one_stage_and_at_last_with_all():
+    configs, _ = planned(*TINY_MODEL, "--mode=each")
+    naive, *others, last = configs.values()
+    assert naive == load_config([*TINY_MODEL, "config/stages/00_naive.py"])
+    for (name, config), stage in zip(list(configs.items())[1:-1], ladder.stage_names()[1:], strict=True):
+        changed = {key for key, value in vars(config).items() if value != getattr(naive, key)}
+        assert (name, changed) == (stage, set(ladder.fields(stage)))
+    stages = load_config([*TINY_MODEL, f"--stage={ladder.stage_names()[-1]}"])
+    assert all(getattr(last, field) == getattr(stages, field) for field in ladder.fields("naive"))
+    assert len(others) == len(ladder.stage_names()) - 1
+
+
+def test_without_is_the_finished_loop_less_one_stage():
+    configs, reasons = planned(*TINY_MODEL, "--mode=without")
+    finished = configs.pop("finished")
+    assert finished == load_config(TINY_MODEL)
+    assert {"without checkpointing", "without grad_accumulation"} <= set(reasons)  # not part of it
+    for name, config in configs.items():
+        changed = {key for key, value in vars(config).items() if value != getattr(finished, key)}
+        assert changed == set() if name in reasons else changed == set(ladder.fields(name.removeprefix("without ")))
+
+
+def test_a_stage_that_the_command_line_rules_out_is_a_row_that_says_so(dense, tmp_path, measured):
+    asked = measured(usual)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--dtype=float32", "--stages=tf32,amp", f"--out_dir={tmp_path}"]
+    profile.main(argv)
+    assert rows_of(tmp_path / "table.md")["amp"]["ms/step"].startswith("not applicable")
+    assert not any("--stage=amp" in words for words in asked)
+
+
+def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
+    large = ["--batch_size=480", "--micro_batch_size=16"]
+    assert profile.parse(["--micro_batch_size=16"])[1][-1] == "--batch_size=16"
+    assert profile.parse(large)[1] == large
+
+
+def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
+    seconds = {"1": 0.400, "2": 0.204, "4": 0.200}
+
+    def answer(what, words):
+        size = next(word.partition("=")[2] for word in words if word.startswith("--micro_batch_size="))
+        peak = {"memory": EXAMINED["memory"] | {"peak": int(size) * 1e9}}
+        return EXAMINED | peak if what == "examine" else TIMED | {"seconds": seconds[size]}
+
+    measured(answer)
+    profile.main([*TINY_MODEL, f"--dataset={dense}", "--sweep", f"--out_dir={tmp_path}"])
+    out = capsys.readouterr().out
+    assert "The knee is at 2 × 2" in out
+    assert "50% of the memory of 1 × 4" in out
+    assert rows_of(tmp_path / "table.md")["4 × 1"]["against whole"] == "0.50×"
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_modes_share_a_folder(dense, tmp_path, measured):
+    measured(usual)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=naive,flash", f"--out_dir={tmp_path}"]
+    for mode in ("ladder", "each", "without"):
+        profile.main([*argv, f"--mode={mode}"])
+    results = summary.read(tmp_path / "results.json")
+    assert list(results["modes"]) == ["ladder", "each", "without"]
+    assert all((tmp_path / f"{mode}.png").exists() for mode in results["modes"])
+    assert "all applied" in (tmp_path / "table.md").read_text()
+
+
+def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
+    for name, seconds in (("a", 1.0), ("b", 0.5)):
+        measured(lambda what, words, seconds=seconds: usual(what, words) | {"seconds": seconds})
+        argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path / name}", f"--steps={1 + len(name)}"]
+        profile.main([*argv, "--stages=naive"])
+    capsys.readouterr()
+    profile.main(["--compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert "1000.0" in row
+    assert "2.00×" in row
+
+
+@pytest.mark.parametrize("what", ["examine", "time"])
+def test_one_process_measures_one_row(dense, what):
+    words = [*TINY_MODEL, f"--dataset={dense}", "--stage=set_to_none", "--steps=2"]
+    measured = profile.run_alone(what, words)
+    if what == "examine":
+        memory = measured["memory"]
+        parameters = measured["parameters"]
+        assert memory["weights"] >= memory["gradients"] == 4 * parameters
+        assert memory["optimizer"] == 8 * parameters + 4 * 9  # two averages, and a step for each tensor
+        held = memory["weights"] + memory["gradients"] + memory["optimizer"]
+        assert held < memory["peak"] < held + 4_000_000
+        assert sum(measured["time_by_kind"].values()) == pytest.approx(1, abs=0.2)
+        assert measured["tokens"] == 64
     else:
-        assert 0 < measured["seconds"] < 1
+        assert 0 < measured["seconds"] < measured["first_step_seconds"]
         assert 0 < measured["resident_bytes"] < 1e9
 
 
 def test_a_failing_process_says_why():
     with pytest.raises(RuntimeError, match="no train"):
-        profile.run_alone("naive", "time", 1, ["--dataset=nowhere"])
+        profile.run_alone("time", ["--dataset=nowhere"])
 
 
-def test_peak_tensor_bytes_counts_every_allocation_once():
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = torch.ones(1000)
-        torch.ones(5000)
-        torch.ones(3000)
-    assert profile.peak_tensor_bytes(profiler) == 4 * 6000
-    assert len(kept) == 1000
-
-
-def test_results_are_json_with_their_conditions(dense, tmp_path):
-    profile.main(
-        [*TINY_MODEL, f"--dataset={dense}", "--stages=naive", "--repeats=1", "--steps=1", f"--out_dir={tmp_path}"]
-    )
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["machine"]["torch"] == torch.__version__
-    assert len(results["stages"]["naive"]["losses"][0]["losses"]) == profile.WARMUP + 1
+def test_a_planted_slow_stage_and_a_planted_wrong_one_are_caught(dense, tmp_path):
+    for source in [*ROOT.glob("*.py"), ROOT / "config", ROOT / "data"]:
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / source.name)
+    code = (tmp_path / "train.py").read_text()
+    start = "    n_tokens = (batch[1] != IGNORE).sum()\n"
+    assert code.count(start) == 1
+    slow = "    if config.set_to_none:\n        import time\n        time.sleep(0.2)\n"
+    wrong = "    if config.lazy_metrics:\n        optimizer.param_groups[0]['lr'] *= 2\n"
+    (tmp_path / "train.py").write_text(code.replace(start, start + slow + wrong))
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=naive,set_to_none,lazy_metrics", "--repeats=2", "--steps=2"]
+    command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={tmp_path / 'out'}", "--trace"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path / "out" / "table.md")
+    assert float(rows["set_to_none"]["against naive"].rstrip("×")) < 0.5
+    assert rows["set_to_none"]["losses"] == "bit-equal"
+    assert rows["lazy_metrics"]["losses"].startswith("WRONG by")
+    assert (tmp_path / "out/traces/naive/trace.json.gz").stat().st_size > 1000
+    assert json.loads((tmp_path / "out/results.json").read_text())["machine"]["torch"] == torch.__version__
