@@ -1,4 +1,4 @@
-"""What one process measures for profile.py: python measure.py examine|time|limits config/x.py [options]
+"""What one process measures for profile.py: python measure.py examine|time|silent|limits config/x.py [options]
 
 Each measurement prints one line of JSON. All of them train with train.py's own train_step on real batches.
 """
@@ -6,6 +6,7 @@ Each measurement prints one line of JSON. All of them train with train.py's own 
 import contextlib
 import dataclasses
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -19,23 +20,25 @@ from machine import choose_dtype
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
+WINDOW = 1.0  # seconds that are timed at least
 
 
 def main(argv):
     parser = Parser(prog="measure.py", allow_abbrev=False)
-    parser.add_argument("what", choices=["examine", "time", "limits"])
-    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    parser.add_argument("what", choices=["examine", "time", "silent", "limits"])
+    parser.add_argument("--steps", type=int, default=4, help="timed at least")
     parser.add_argument("--trace", help="folder for a Chrome trace, and a snapshot of CUDA's memory")
     options, config_argv = parser.parse_known_args(argv)
     # The learning rate rises to its height within the steps that are compared: a wrong update shows in their losses.
-    steps = WARMUP + max(COMPARED, options.steps)
-    config = load_config([*config_argv, f"--max_steps={steps}", f"--warmup_steps={COMPARED}"])
+    config = load_config([*config_argv, "--max_steps=1000000", f"--warmup_steps={COMPARED}"])
     try:
         match options.what:
             case "examine":
                 measured = examine(config, options.trace)
             case "time":
                 measured = time_steps(config, options.steps)
+            case "silent":
+                measured = time_without_communication(config, options.steps)
             case "limits":
                 measured = limits(train.set_up(config))
     except torch.OutOfMemoryError:
@@ -67,26 +70,48 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def seconds(self, steps):
-        """Mean seconds of the next steps. The clock is read at both ends only: a host that runs ahead gains."""
+    def seconds(self, steps, window=WINDOW):
+        """Mean seconds of the next steps, of more if that many take less than the window.
+
+        The clock is read at both ends only, when the device has finished: a host that runs ahead gains.
+        """
         self.synchronize()
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
         self.synchronize()
-        return (time.perf_counter() - start) / steps
+        elapsed = time.perf_counter() - start
+        return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
 def time_steps(config, steps):
     """Seconds of a step after the warm-up and of the first one, and the peak of resident memory above the start's."""
     this = Run(config)
-    first, _, seconds = this.seconds(1), this.seconds(WARMUP - 1), this.seconds(steps)
+    first, _, seconds = this.seconds(1, window=0), this.seconds(WARMUP - 1, window=0), this.seconds(steps)
     peak = resident_bytes("VmHWM")
     return {
         "seconds": seconds,
         "first_step_seconds": first,
         "resident_bytes": peak and peak - this.resident_before,
+        "tokens": config.batch_size * config.context_length,
     }
+
+
+def time_without_communication(config, steps):
+    """Seconds of a step whose gradients stay each process's own, and the bytes that each would have sent in it."""
+    sent = {}
+
+    def keep(_, bucket):
+        sent[bucket.index()] = bucket.buffer().nbytes  # of one step
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    this = Run(config)
+    this.model.register_comm_hook(None, keep)
+    this.seconds(WARMUP, window=0)
+    sent.clear()  # the first step had other buckets
+    return {"seconds": this.seconds(steps), "bytes": sum(sent.values())}
 
 
 def examine(config, trace=None):
@@ -123,7 +148,6 @@ def examine(config, trace=None):
         "product_dtype": product_dtype(this.config, this.device),
         "parameters": this.model.n_params(),
         "flops_per_token": this.model.flops_per_token(),
-        "tokens": this.config.batch_size * this.config.context_length,
     }
 
 

@@ -3,7 +3,7 @@
 Every figure comes from train.py's own train_step on real batches, in a process of its own (measure.py), one process
 at a time. A row's first process trains on the batches that naive trained on, keeps the losses, counts the bytes of
 all tensors and looks where the time goes; the others time it. They take turns, row after row, so that a drift of
-the machine hits all alike.
+the machine hits all alike. Started by torchrun, it measures how the config scales up to that many processes.
 """
 
 import ast
@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -26,6 +27,7 @@ if __name__ == "profile":
     spec.loader.exec_module(sys.modules["profile"])
 
 ROOT = Path(__file__).parent
+OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 NOT_MEASURED = {"profile.py", "summary.py", "ladder.py", "sample.py"}  # what may change between two parts of a climb
 
 
@@ -35,7 +37,7 @@ def main(argv):
         import summary
 
         print(summary.compare(*(summary.read(path) for path in options.compare)))
-    else:
+    elif int(os.environ.get("RANK", 0)) == 0:  # of torchrun's processes the first measures, in processes of its own
         climb(options, config_argv)
 
 
@@ -54,12 +56,13 @@ def parse(argv):
     parser.add_argument("--sweep", action="store_true", help="instead: the batch in micro-batches of every size")
     parser.add_argument("--compare", nargs=2, metavar="RESULTS", help="instead: set two results.json side by side")
     parser.add_argument("--stages", help="names, separated by commas (default: all)")
-    parser.add_argument("--steps", type=int, default=4, help="timed in one process (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="timed at least in one process (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="timed processes of each row (default: %(default)s)")
     parser.add_argument("--trace", action="store_true", help="keep a Chrome trace of each row, in OUT_DIR/traces")
     parser.add_argument("--out_dir", help="default: results/<machine>/<config>")
     options, rest = parser.parse_known_args(argv)
-    options.mode = "sweep" if options.sweep else options.mode
+    options.processes = int(os.environ.get("WORLD_SIZE", 1))
+    options.mode = "scaling" if options.processes > 1 else "sweep" if options.sweep else options.mode
     options.stages = options.stages.split(",") if options.stages else stage_names()
     if unknown := [stage for stage in options.stages if stage not in stage_names()]:
         raise BadInput(f"--stages={','.join(unknown)}: no such stage; `python ladder.py` lists them")
@@ -93,6 +96,10 @@ def plan(options, config_argv):
             total = load_config(config_argv).batch_size
             sizes = [size for size in range(1, total + 1) if total % size == 0]
             return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in sizes}
+        case "scaling":
+            share = load_config(config_argv).batch_size
+            counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
+            return {str(n): [f"--batch_size={n * share}"] for n in counts}
 
 
 def turned_off(stage):
@@ -134,24 +141,20 @@ def climb(options, config_argv):
     reasons = not_applicable(rows, options.mode, config_argv)
     part = results["modes"].setdefault(options.mode, {"limits": [], "rows": {}})
     for name, words in rows.items():
-        part["rows"].setdefault(name, {"words": words, "examined": [], "timed": [], "note": reasons.get(name)})
+        part["rows"].setdefault(name, {"words": words, "note": reasons.get(name)})
 
-    # Correctness first; then the rounds, each with the machine's own limits.
-    tasks = [(name, "examine", 1) for name in rows]
-    for count in range(1, options.repeats + 1):
-        tasks += [(None, "limits", count), *((name, "time", count) for name in rows)]
-    with tqdm(tasks, unit="process") as bar:
+    with tqdm(tasks(options, rows), unit="process") as bar:
         for name, what, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {what}")
             row = part["rows"][name] if name else {}
-            done = part["limits"] if what == "limits" else row["examined" if what == "examine" else "timed"]
+            done = row.setdefault(what, []) if name else part["limits"]
             if len(done) >= count or row.get("note"):
                 continue
             words = [*config_argv, *row.get("words", []), f"--steps={options.steps}"]
             if options.trace and what == "examine":
                 words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
             try:
-                done.append(run_alone(what, words))
+                done.append(run_alone(what, words, options.processes, int(name) if options.processes > 1 else 1))
             except RuntimeError as error:
                 row["note"] = str(error)
             summary.write(folder, results)
@@ -160,13 +163,36 @@ def climb(options, config_argv):
     print(f"written: {folder}/results.json, table.md and {options.mode}.png")
 
 
-def run_alone(what, words):
-    """Measures something in a new process. Raises RuntimeError with what it said last if it fails."""
-    process = subprocess.run([sys.executable, str(ROOT / "measure.py"), what, *words], capture_output=True, text=True)
+def tasks(options, rows):
+    """(row, what, how many times by then): correctness first, then rounds, in each the machine's own limits too."""
+    scaling = options.mode == "scaling"
+    found = [] if scaling else [(name, "examine", 1) for name in rows]
+    for count in range(1, options.repeats + 1):
+        found.append((None, "limits", count))
+        for name in rows:
+            found.append((name, "time", count))
+            if scaling and name != "1":
+                found.append((name, "silent", count))
+    return found
+
+
+def run_alone(what, words, processes=1, started=1):
+    """Measures something in a new process, or in `started` of at most `processes` ones.
+
+    Raises RuntimeError with what it said last if it fails.
+    """
+    command = [str(ROOT / "measure.py"), what, *words]
+    environment = {key: value for key, value in os.environ.items() if key not in OF_TORCHRUN}
+    if processes > 1:  # a process has as many threads alone as beside the others
+        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    if started > 1:
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={started}", *command]
+    process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
     if process.returncode == -9:
         raise RuntimeError("killed by the system, most likely out of memory")
     if process.returncode:
-        raise RuntimeError((process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
+        said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+        raise RuntimeError(next((line for line in said if line.startswith("error:")), said[-1]))
     measured = json.loads(process.stdout.splitlines()[-1])
     if "error" in measured:
         raise RuntimeError(measured["error"])

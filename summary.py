@@ -53,8 +53,8 @@ def summarize(results, mode):
     rows = []
     for name, measured in part["rows"].items():
         row = {"name": name, "note": measured["note"]}
-        for found in measured["examined"]:
-            first = next(other["examined"][0]["losses"] for other in part["rows"].values() if other["examined"])
+        for found in measured.get("examine", []):
+            first = next(other["examine"][0]["losses"] for other in part["rows"].values() if other.get("examine"))
             memory = found["memory"]
             held = memory["weights"] + memory["gradients"] + memory["optimizer"]
             row |= {
@@ -65,7 +65,7 @@ def summarize(results, mode):
                 "parameters": found["parameters"],
                 "predicted": measured.get("predicted"),
             }
-        if timed := measured["timed"]:
+        if timed := measured.get("time"):
             seconds = [process["seconds"] for process in timed]
             quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [0, 0, 0]
             row |= {
@@ -74,12 +74,14 @@ def summarize(results, mode):
                 "range": max(seconds) - min(seconds),
                 "repeats": len(seconds),
                 "first": max(process["first_step_seconds"] for process in timed),
+                "tokens_per_s": timed[0]["tokens"] / statistics.median(seconds),
             }
             if timed[0]["resident_bytes"]:
                 row["resident"] = statistics.median(process["resident_bytes"] for process in timed)
+        if silent := measured.get("silent"):
+            row["exposed"] = row["seconds"] - statistics.median(process["seconds"] for process in silent)
+            row["sent"] = silent[0]["bytes"]
         if "peak" in row and "seconds" in row:
-            found = measured["examined"][0]
-            row["tokens_per_s"] = found["tokens"] / row["seconds"]
             flops = row["tokens_per_s"] * found["flops_per_token"]
             if rates := [limit["flops"][found["product_dtype"]] for limit in part["limits"]]:
                 row["mfu"] = flops / statistics.median(rates)
@@ -110,7 +112,7 @@ def table(results, mode):
     repeats = max(row.get("repeats", 0) for row in rows)
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device}; torch {on['torch']}; the median of {repeats} processes of {results['steps']} steps.",
+        f"{device}; torch {on['torch']}; the median of {repeats} processes of {results['steps']} steps or more.",
         markdown(columns(rows, mode), rows),
     ]
     if mode == "sweep" and (found := knee(rows)):
@@ -152,6 +154,12 @@ def columns(rows, mode):
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
             "against whole": lambda row: changed(rows[-1], row),
         },
+        "scaling": {
+            "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+            "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
+            "communication not hidden, ms": lambda row: f"{1e3 * row['exposed']:.1f}",
+            "MB reduced by each": lambda row: f"{row['sent'] / 1e6:.1f}",
+        },
     }
     return {
         "ms/step": lambda row: f"{row['seconds'] * 1e3:.{0 if row['seconds'] > 0.1 else 1}f}",
@@ -160,7 +168,7 @@ def columns(rows, mode):
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's": lambda row: f"{row['datasheet_mfu']:.0%}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
-        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}" if "reserved" not in row["memory"] else "",
+        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}" if "reserved" not in row.get("memory", {}) else "",
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
         "first step s": lambda row: f"{row['first']:.1f}",
@@ -229,8 +237,8 @@ def draw(results, mode, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    if rows := [row for row in summarize(results, mode) if "seconds" in row and "peak" in row]:
-        figure = curves(plt, rows) if mode == "sweep" else bars(plt, rows)
+    if rows := [row for row in summarize(results, mode) if "seconds" in row and ("peak" in row or mode == "scaling")]:
+        figure = {"sweep": curves, "scaling": efficiency}.get(mode, bars)(plt, rows)
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
@@ -272,6 +280,17 @@ def curves(plt, rows):
     left.set(title=f"tokens/s (dotted: {KNEE:.0%} of the best)", xlabel="micro-batches × sequences", ylim=(0, None))
     right.plot(names, [row["peak"] / 1e9 for row in rows], marker="o", color="tab:orange")
     right.set(title="peak memory of all tensors, GB", xlabel="micro-batches × sequences", ylim=(0, None))
+    return figure
+
+
+def efficiency(plt, rows):
+    """Throughput over the number of processes, beside as many times that of one."""
+    counts = [int(row["name"]) for row in rows]
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
+    axis.plot(counts, [row["tokens_per_s"] for row in rows], marker="o", label="measured")
+    axis.set(title="tokens/s", xlabel="processes", xticks=counts, ylim=(0, None))
+    axis.legend()
     return figure
 
 
