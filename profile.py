@@ -28,7 +28,7 @@ if __name__ == "profile":
 
 ROOT = Path(__file__).parent
 OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-NOT_MEASURED = {"profile.py", "summary.py", "ladder.py", "sample.py"}  # what may change between two parts of a climb
+MEASURED = ["train.py", "model.py", "machine.py", "measure.py", "data/loader.py", "config/__init__.py"]  # and stages
 
 
 def main(argv):
@@ -117,10 +117,11 @@ def not_applicable(rows, mode, config_argv):
     reasons, configs = {}, []
     for name, words in rows.items():
         try:
-            config = dataclasses.replace(load_config([*config_argv, *words]), stage="")
+            config = load_config([*config_argv, *words])
         except BadInput as error:
             reasons[name] = str(error)
             continue
+        config = dataclasses.replace(config, stage="", micro_batch_size=config.micro_batch_size % config.batch_size)
         if configs and config == configs[-1 if mode == "ladder" else 0]:
             reasons[name] = "not applicable: the same config as the row that it is compared with"
         configs.append(config)
@@ -232,10 +233,8 @@ def machine_name(machine):
 
 def code_hash():
     """Changes when the code that is measured changes."""
-    files = [path for path in ROOT.glob("*.py") if path.name not in NOT_MEASURED]
-    files += [ROOT / "data" / "loader.py", ROOT / "config" / "__init__.py", *ROOT.glob("config/stages/*.py")]
-    contents = b"".join(path.read_bytes() for path in sorted(files))
-    return hashlib.sha256(contents).hexdigest()[:8]
+    files = [*(ROOT / name for name in MEASURED), *sorted(ROOT.glob("config/stages/*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def read_results(path, conditions):

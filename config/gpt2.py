@@ -10,6 +10,7 @@ n_head = 12
 n_embd = 768
 context_length = 1024
 batch_size = 480
+micro_batch_size = 12
 max_steps = 600_000
 learning_rate = 6e-4
 min_lr = 6e-5

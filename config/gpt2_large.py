@@ -10,6 +10,7 @@ n_head = 20
 n_embd = 1280
 context_length = 1024
 batch_size = 480
+micro_batch_size = 4
 max_steps = 600_000
 learning_rate = 2.5e-4
 min_lr = 2.5e-5

@@ -10,6 +10,7 @@ n_head = 16
 n_embd = 1024
 context_length = 1024
 batch_size = 480
+micro_batch_size = 6
 max_steps = 600_000
 learning_rate = 3e-4
 min_lr = 3e-5

@@ -10,6 +10,7 @@ n_head = 25
 n_embd = 1600
 context_length = 1024
 batch_size = 480
+micro_batch_size = 2
 max_steps = 600_000
 learning_rate = 2e-4
 min_lr = 2e-5
