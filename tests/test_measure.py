@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import flags, tiny
 from torch.profiler import ProfilerActivity, profile
 
+import ladder
 import measure
+from config import load_config
 
+LADDER = ladder.fields("naive")
 T, N, V = 16, 64, 40  # context, tokens of a batch, vocabulary
 
 
@@ -102,3 +105,17 @@ def test_products_in_tf32_only_on_a_gpu():
     assert measure.product_dtype(config, torch.device("cpu")) == "float32"
     assert measure.product_dtype(config, torch.device("cuda")) == "tf32"
     assert measure.product_dtype(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("stage", ["naive", "flash", "chunked_loss"])
+def test_on_a_gpu_memory_is_the_allocator_s_and_time_the_kernels(dense, stage):
+    words = [*flags(device="cuda", batch_size=16, context_length=64, n_embd=128, dataset=dense), f"--stage={stage}"]
+    measured = measure.examine(load_config([word for word in words if word.split("=")[0][2:] not in LADDER]))
+    memory, shares = measured["memory"], measured["time_by_kind"]
+    held = memory["weights"] + memory["gradients"] + memory["optimizer"]
+    assert held < memory["peak"] <= memory["reserved"]
+    assert 0 < memory["activations"] < memory["peak"]
+    assert memory["context"] > 50e6
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares["gemm"], shares["attention"], shares["optimizer"], shares["host"]) > 0
