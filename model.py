@@ -150,7 +150,9 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        rows = math.ceil(config.vocab_size / config.pad_vocab_to) * config.pad_vocab_to
+        rows = config.vocab_size
+        if config.pad_vocab_to > 1:
+            rows = math.ceil(rows / config.pad_vocab_to) * config.pad_vocab_to
         self.token_embedding = nn.Embedding(rows, config.n_embd)
         self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
@@ -158,10 +160,10 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.head = nn.Linear(config.n_embd, rows, bias=False)
         self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
-        bias = None
-        if rows > config.vocab_size:  # 0 for a token, -∞ for a padded row: it never gets probability
+        if config.pad_vocab_to > 1 and rows > config.vocab_size:  # -∞ for a padded row: it never gets probability
             bias = torch.zeros(rows).masked_fill(torch.arange(rows) >= config.vocab_size, -math.inf)
-        self.register_buffer("head_bias", bias, persistent=False)
+            del self.head.bias
+            self.head.register_buffer("bias", bias, persistent=False)  # no gradient, not in checkpoints
         self.init_weights()
 
     def init_weights(self):
@@ -171,7 +173,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight"):
                 nn.init.normal_(parameter, std=residual_std, generator=generator)
-            elif name == "token_embedding.weight":
+            elif self.config.pad_vocab_to > 1 and name == "token_embedding.weight":
                 nn.init.normal_(parameter[: self.config.vocab_size], std=0.02, generator=generator)
                 nn.init.zeros_(parameter[self.config.vocab_size :])
             elif parameter.dim() == 2:
@@ -192,7 +194,7 @@ class GPT(nn.Module):
 
     def logits(self, tokens):
         """Token ids (B, T) -> scores of every next token (B, T, V)."""
-        return F.linear(self.hidden(tokens), self.head.weight, self.head_bias)
+        return self.head(self.hidden(tokens))
 
     def forward(self, tokens, targets):
         """Summed loss in nats and number of valid targets, so that whoever sums over more divides once.
@@ -201,16 +203,18 @@ class GPT(nn.Module):
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         if self.config.loss_chunks:
-            loss_sum = ChunkedLoss.apply(hidden, self.head.weight, self.head_bias, flat, self.config.loss_chunks)
+            loss_sum = ChunkedLoss.apply(hidden, self.head.weight, self.head.bias, flat, self.config.loss_chunks)
         else:
-            logits = F.linear(hidden, self.head.weight, self.head_bias).float()  # (BT, V)
+            logits = self.head(hidden).float()  # (BT, V)
             loss_sum = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")
         return loss_sum, (targets != IGNORE).sum()
 
     def n_params(self):
         """Number of parameters, the tied head counted once and padding not at all."""
-        padding = self.token_embedding.weight[self.config.vocab_size :].numel()
-        return sum(parameter.numel() for parameter in self.parameters()) - padding
+        n = sum(parameter.numel() for parameter in self.parameters())
+        if self.config.pad_vocab_to > 1:
+            n -= self.token_embedding.weight[self.config.vocab_size :].numel()
+        return n
 
     def flops_per_token(self):
         """Floating-point operations to train on one token: 6 per multiplied weight, 12·L·C·T for attention.
