@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 IGNORE = -100  # the target of a padded position: it has neither loss nor gradient
 
@@ -86,26 +87,13 @@ def run_blocks(blocks, x):
     return x
 
 
-def segments(blocks, checkpointing):
-    """Cuts the blocks into what is recomputed as one: yields (blocks, options of checkpoint, or None to keep all)."""
-    if checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
-        size = round(math.sqrt(len(blocks)))
-        yield from ((blocks[i : i + size], RECOMPUTE_ALL) for i in range(0, len(blocks), size))
-    elif checkpointing == "selective":
-        yield from (([block], RECOMPUTE_CHEAP) for block in blocks)
-    else:
-        every = int(checkpointing.removeprefix("every:"))
-        yield from (([block], None if i % every else RECOMPUTE_ALL) for i, block in enumerate(blocks))
-
-
 # What selective checkpointing keeps: the outputs of matrix products and of every kernel of attention.
 aten = torch.ops.aten
 KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default] + [
     getattr(aten, f"_scaled_dot_product_{kernel}").default
     for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 ]
-RECOMPUTE_ALL = {"preserve_rng_state": True}  # dropout must drop the same again
-RECOMPUTE_CHEAP = RECOMPUTE_ALL | {"context_fn": partial(create_selective_checkpoint_contexts, KEPT)}
+KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, KEPT)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -186,10 +174,19 @@ class GPT(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         if self.config.checkpointing == "none":
-            x = run_blocks(self.blocks, x)
+            for block in self.blocks:
+                x = block(x)
+        elif self.config.checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
+            size = round(math.sqrt(len(self.blocks)))
+            for i in range(0, len(self.blocks), size):
+                x = recompute(run_blocks, self.blocks[i : i + size], x, use_reentrant=False)
+        elif self.config.checkpointing == "selective":
+            for block in self.blocks:
+                x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
         else:
-            for blocks, how in segments(self.blocks, self.config.checkpointing):
-                x = checkpoint(run_blocks, blocks, x, use_reentrant=False, **how) if how else run_blocks(blocks, x)
+            every = int(self.config.checkpointing.removeprefix("every:"))
+            for i, block in enumerate(self.blocks):
+                x = block(x) if i % every else recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
     def logits(self, tokens):
