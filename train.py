@@ -144,6 +144,8 @@ def training_batches(split, config, start_step, device):
     """The batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
     batches = TrainingBatches(split, config.batch_size, config.seed)
     steps = range(start_step, config.max_steps)
+    if config.num_workers == 0:
+        return (tuple(part.to(device) for part in batches[step]) for step in steps)
     # A generator of its own: a DataLoader draws from the global one otherwise, and dropout then differs.
     loader = DataLoader(
         batches,
@@ -151,10 +153,9 @@ def training_batches(split, config, start_step, device):
         sampler=steps,
         generator=torch.Generator(),
         num_workers=config.num_workers,
-        pin_memory=config.num_workers > 0 and device.type == "cuda",
+        pin_memory=device.type == "cuda",
     )
-    copies = (tuple(part.to(device, non_blocking=config.num_workers > 0) for part in batch) for batch in loader)
-    return one_ahead(copies) if config.num_workers > 0 else copies
+    return one_ahead(tuple(part.to(device, non_blocking=True) for part in batch) for batch in loader)
 
 
 def one_ahead(items):
