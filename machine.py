@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import sys
 import warnings
 
 import torch
@@ -80,6 +81,18 @@ def find_compiler(device):
     if shutil.which(compiler) is None:
         raise BadInput(f"compile=True needs a C++ compiler and {compiler} is missing; install g++, or --compile=False")
     return compiler
+
+
+@contextlib.contextmanager
+def compiler_errors():
+    """Ends the program in one line where torch.compile fails."""
+    try:
+        yield
+    except BadInput:
+        raise  # before the next line imports all of torch._dynamo
+    except torch._dynamo.exc.TorchDynamoException as error:
+        reason = str(error).strip().splitlines()[0]
+        sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
 
 
 def attention_kernel(config, device):

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -14,18 +15,14 @@ import checkpoint
 import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
-from machine import ATTENTION_KERNELS, choices, choose_device, choose_dtype, keep_freed_memory
+from machine import ATTENTION_KERNELS, choices, choose_device, choose_dtype, compiler_errors, keep_freed_memory
 from model import GPT, IGNORE
 
 
 def main(argv):
-    try:
-        train(load_config(argv))
-    except BadInput:
-        raise  # before the next line imports all of torch._dynamo
-    except torch._dynamo.exc.TorchDynamoException as error:
-        reason = str(error).strip().splitlines()[0]
-        sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
+    config = load_config(argv)
+    with compiler_errors() if config.compile else nullcontext():
+        train(config)
 
 
 def train(config):
@@ -172,9 +169,11 @@ def build(config, device):
     """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
     model = GPT(config).to(device)
     torch.manual_seed(config.seed)  # of the dropout
-    if config.compile:
-        for module in [model] if config.compile_scope == "model" else model.blocks:
-            module.compile(mode=config.compile_mode, dynamic=False)  # in place: names and weights stay as they are
+    if config.compile and config.compile_scope == "model":  # in place: names and weights stay as they are
+        model.compile(mode=config.compile_mode, dynamic=False)
+    elif config.compile:
+        for block in model.blocks:
+            block.compile(mode=config.compile_mode, dynamic=False)
     scaler = torch.amp.GradScaler(device.type, enabled=choose_dtype(config.dtype, device) == torch.float16)
     return model, build_optimizer(model, config), scaler
 
