@@ -82,9 +82,8 @@ def train(config):
 def train_step(model, optimizer, scaler, batch, lr, config):
     """One optimizer step on one batch; every caller that trains or measures comes through here.
 
-    batch: inputs and targets (B, T). scaler: does nothing unless the dtype is float16. Returns the mean loss over
-    the batch's valid tokens (on the device, unless lazy_metrics is off) and the global norm of the gradients before
-    clipping (on the device).
+    batch: inputs and targets (B, T). Returns the mean loss over the batch's valid tokens and the global norm of the
+    gradients before clipping.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -95,20 +94,27 @@ def train_step(model, optimizer, scaler, batch, lr, config):
         micro_batches = zip(*(part.split(config.micro_batch_size) for part in batch), strict=True)
     optimizer.zero_grad(set_to_none=config.set_to_none)
     for inputs, targets in micro_batches:
-        with autocast(config, inputs.device):
+        with autocast(config, inputs.device) if config.dtype != "float32" else nullcontext():
             loss_sum, _ = model(inputs, targets)
         share = loss_sum / n_tokens  # of the whole batch's mean
-        scaler.scale(share).backward()
+        if config.dtype == "float32":
+            share.backward()
+        else:
+            scaler.scale(share).backward()
         loss += share.detach()
-    scaler.unscale_(optimizer)
+    if config.dtype != "float32":
+        scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-    scaler.step(optimizer)
-    scaler.update()
+    if config.dtype == "float32":
+        optimizer.step()
+    else:
+        scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
+        scaler.update()
     return loss.double() if config.lazy_metrics else loss.item(), grad_norm
 
 
 def autocast(config, device):
-    """The context of a forward: products in half precision; where the dtype is float32, nothing."""
+    """The context of a forward: its products are in half precision, where that is native."""
     dtype = choose_dtype(config.dtype, device)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
@@ -130,7 +136,7 @@ def evaluate(model, split, config, device):
     model.eval()
     loss_sum, n_tokens = 0.0, 0
     for inputs, targets in validation_batches(split, config.eval_windows, config.micro_batch_size or config.batch_size):
-        with autocast(config, device):
+        with autocast(config, device) if config.dtype != "float32" else nullcontext():
             batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
         loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens
     model.train()
@@ -174,7 +180,8 @@ def build(config, device):
     elif config.compile:
         for block in model.blocks:
             block.compile(mode=config.compile_mode, dynamic=False)
-    scaler = torch.amp.GradScaler(device.type, enabled=choose_dtype(config.dtype, device) == torch.float16)
+    scales = config.dtype != "float32" and choose_dtype(config.dtype, device) == torch.float16
+    scaler = torch.amp.GradScaler(device.type, enabled=scales)
     return model, build_optimizer(model, config), scaler
 
 
