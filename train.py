@@ -218,8 +218,9 @@ def set_up(config):
         torch.cuda.set_device(device)
     if config.keep_memory:
         keep_freed_memory(device)
-    for name, enable in ATTENTION_KERNELS.items():
-        enable(config.attention in ("matmul", "sdpa", name))  # all of them, or the one that is named
+    if config.attention not in ("matmul", "sdpa"):
+        for name, enable in ATTENTION_KERNELS.items():
+            enable(name == config.attention)
     return device
 
 

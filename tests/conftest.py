@@ -15,6 +15,7 @@ import config
 import report
 from config import Config
 from data.tokenizer import build_tokenizer, encode, save_tokenizer
+from machine import ATTENTION_KERNELS
 
 torch.set_num_threads(1)  # the models here are too small for more
 settings.register_profile("quiet", deadline=None, max_examples=50, database=None, derandomize=True)
@@ -103,10 +104,12 @@ def no_plots(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def denormals():
-    """Training flushes them for the whole process, which hypothesis does not like."""
+def process():
+    """What training sets for the whole process is set back: hypothesis does not like denormals to be flushed."""
     yield
     torch.set_flush_denormal(False)
+    for enable in ATTENTION_KERNELS.values():
+        enable(True)
 
 
 @pytest.fixture
