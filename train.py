@@ -88,20 +88,20 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     for group in optimizer.param_groups:
         group["lr"] = lr
     n_tokens = (batch[1] != IGNORE).sum()
-    loss = torch.zeros((), device=n_tokens.device)
-    micro_batches = [batch]
-    if config.micro_batch_size:
-        micro_batches = zip(*(part.split(config.micro_batch_size) for part in batch), strict=True)
+    total = 0.0
     optimizer.zero_grad(set_to_none=config.set_to_none)
-    for inputs, targets in micro_batches:
+    for inputs, targets in micro_batches(batch, config.micro_batch_size) if config.micro_batch_size else [batch]:
         with autocast(config, inputs.device) if config.dtype != "float32" else nullcontext():
             loss_sum, _ = model(inputs, targets)
-        share = loss_sum / n_tokens  # of the whole batch's mean
+        loss = loss_sum / n_tokens
         if config.dtype == "float32":
-            share.backward()
+            loss.backward()
         else:
-            scaler.scale(share).backward()
-        loss += share.detach()
+            scaler.scale(loss).backward()
+        if config.micro_batch_size:
+            total += loss.detach()  # the micro-batches' shares of the whole batch's mean
+    if config.micro_batch_size:
+        loss = total
     if config.dtype != "float32":
         scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
@@ -110,7 +110,12 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     else:
         scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
         scaler.update()
-    return loss.double() if config.lazy_metrics else loss.item(), grad_norm
+    return loss.detach().double() if config.lazy_metrics else loss.item(), grad_norm
+
+
+def micro_batches(batch, size):
+    """Cuts a batch into batches of `size` sequences."""
+    return zip(*(part.split(size) for part in batch), strict=True)
 
 
 def autocast(config, device):
