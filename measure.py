@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import machine
 import train
 from config import Parser, load_config, run
-from machine import choose_dtype
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
@@ -55,7 +55,7 @@ class Run:
         self.config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
         self.resident_before = resident_bytes("VmRSS")
         self.model, self.optimizer, self.scaler = train.build(self.config, self.device)
-        train.choices(self.config, self.device)  # refuses what cannot run here
+        machine.choices(self.config, self.device)  # refuses what cannot run here
         self.batches = enumerate(train.training_batches(split, self.config, 0, self.device), 1)
 
     def step(self):
@@ -238,7 +238,7 @@ def time_by_kind(events, seconds, config, on_gpu):
 
 def product_dtype(config, device):
     """What the matrix products multiply: float32, tf32, bfloat16 or float16."""
-    dtype = choose_dtype(config.dtype, device)
+    dtype = machine.choose_dtype(config.dtype, device)
     if dtype == torch.float32 and device.type == "cuda" and config.matmul_precision != "highest":
         return "tf32"
     return str(dtype).removeprefix("torch.")

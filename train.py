@@ -12,23 +12,23 @@ import torch
 from torch.utils.data import DataLoader
 
 import checkpoint
+import machine
 import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
-from machine import ATTENTION_KERNELS, choices, choose_device, choose_dtype, compiler_errors, keep_freed_memory
 from model import GPT, IGNORE
 
 
 def main(argv):
     config = load_config(argv)
-    with compiler_errors() if config.compile else nullcontext():
+    with machine.compiler_errors() if config.compile else nullcontext():
         train(config)
 
 
 def train(config):
     """Runs the training that the config describes; everything it leaves behind is in config.out_dir."""
     device = set_up(config)
-    chosen = choices(config, device)
+    chosen = machine.choices(config, device)
     meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
     model, optimizer, scaler = build(config, device)
@@ -88,8 +88,8 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     for group in optimizer.param_groups:
         group["lr"] = lr
     n_tokens = (batch[1] != IGNORE).sum()
-    total = 0.0
     optimizer.zero_grad(set_to_none=config.set_to_none)
+    total = 0.0
     for inputs, targets in micro_batches(batch, config.micro_batch_size) if config.micro_batch_size else [batch]:
         with autocast(config, inputs.device) if config.dtype != "float32" else nullcontext():
             loss_sum, _ = model(inputs, targets)
@@ -120,7 +120,7 @@ def micro_batches(batch, size):
 
 def autocast(config, device):
     """The context of a forward: its products are in half precision, where that is native."""
-    dtype = choose_dtype(config.dtype, device)
+    dtype = machine.choose_dtype(config.dtype, device)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
@@ -185,8 +185,8 @@ def build(config, device):
     elif config.compile:
         for block in model.blocks:
             block.compile(mode=config.compile_mode, dynamic=False)
-    scales = config.dtype != "float32" and choose_dtype(config.dtype, device) == torch.float16
-    scaler = torch.amp.GradScaler(device.type, enabled=scales)
+    float16 = config.dtype != "float32" and machine.choose_dtype(config.dtype, device) == torch.float16
+    scaler = torch.amp.GradScaler(device.type, enabled=float16)
     return model, build_optimizer(model, config), scaler
 
 
@@ -218,13 +218,13 @@ def set_up(config):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(config.deterministic)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    device = choose_device(config.device)
+    device = machine.choose_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if config.keep_memory:
-        keep_freed_memory(device)
+        machine.keep_freed_memory(device)
     if config.attention not in ("matmul", "sdpa"):
-        for name, enable in ATTENTION_KERNELS.items():
+        for name, enable in machine.ATTENTION_KERNELS.items():
             enable(name == config.attention)
     return device
 
