@@ -45,7 +45,8 @@ def parse(argv):
     """The options, and the rest of the command line, which is the config's."""
     from config import BadInput, Parser, load_config, stage_names
 
-    parser = Parser(prog="profile.py", description="Measures the ladder.", allow_abbrev=False)
+    usage = "python profile.py config/x.py [more.py ...] [--key=value ...] [options]"
+    parser = Parser(usage=usage, description="Measures the ladder on this machine.", allow_abbrev=False)
     parser.add_argument(
         "--mode",
         choices=["ladder", "each", "without"],
@@ -133,9 +134,13 @@ def climb(options, config_argv):
     from tqdm import tqdm
 
     import summary
+    from config import BadInput, load_config
+    from data.loader import open_dataset
 
+    config = load_config(config_argv)
+    open_dataset(config.dataset, config.vocab_size, config.context_length)  # refuses what no row could be measured on
     names = "-".join(Path(word).stem for word in config_argv if word.endswith(".py"))
-    conditions = {"machine": machine(config_argv), "config": config_argv, "steps": options.steps, "code": code_hash()}
+    conditions = {"machine": machine(config), "config": config_argv, "steps": options.steps, "code": code_hash()}
     folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), names or "defaults"))
     results = read_results(folder / "results.json", conditions)
     rows = plan(options, config_argv)
@@ -144,6 +149,10 @@ def climb(options, config_argv):
     for name, words in rows.items():
         part["rows"].setdefault(name, {"words": words, "note": reasons.get(name)})
 
+    try:
+        summary.write(folder, results)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
     with tqdm(tasks(options, rows), unit="process") as bar:
         for name, what, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {what}")
@@ -200,15 +209,14 @@ def run_alone(what, words, processes=1, started=1):
     return measured
 
 
-def machine(config_argv):
+def machine(config):
     """What the figures depend on: processor, device, versions."""
     import torch
 
-    from config import load_config
     from machine import choose_device
     from report import peak_flops
 
-    device = choose_device(load_config(config_argv).device)
+    device = choose_device(config.device)
     cpu = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

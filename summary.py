@@ -112,7 +112,7 @@ def table(results, mode):
     repeats = max(row.get("repeats", 0) for row in rows)
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device}; torch {on['torch']}; the median of {repeats} processes of {results['steps']} steps or more.",
+        f"{device}; torch {on['torch']}; medians of {repeats} processes of {results['steps']} steps or more each.",
         markdown(columns(rows, mode), rows),
     ]
     if mode == "sweep" and (found := knee(rows)):

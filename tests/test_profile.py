@@ -139,6 +139,8 @@ def test_results_of_other_conditions_are_not_mixed(dense, tmp_path, measured, mo
         ["--no_such_key=1"],
         ["--mode=all"],
         ["--stage=amp"],
+        ["--dataset=nowhere"],
+        ["--out_dir=/dev/null/x"],
         ["--compare", "a.json"],
         ["--compare", "a.json", "b.json"],
     ],
