@@ -1,0 +1,195 @@
+"""What fit.py predicts is what a step allocates, and what it says will fit fits."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import replace, tiny
+from torch.profiler import ProfilerActivity, profile
+
+import fit
+import train
+from config import BadInput, load_config, stage_names
+
+# Large enough for tensors to outweigh what a kernel needs for itself, small enough for a step of a tenth of a second.
+SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "vocab_size": 1000, "batch_size": 8}
+SMALL |= {"compile": False, "device": "cpu", "num_workers": 0}
+# Where the head is most of the model.
+WIDE = SMALL | {"n_layer": 1, "vocab_size": 9000, "batch_size": 4}
+
+
+def small(*files, shape=SMALL, **keys):
+    config = load_config([*files, *(f"--{key}={value}" for key, value in (shape | keys).items())])
+    return replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # also where it is not native
+
+
+def measured(config):
+    """The peak of all tensors in the first two steps, as torch.profiler sees every allocation of the CPU."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind()
+        state = train.build(config, torch.device("cpu"))
+        for _ in range(2):
+            train.train_step(*state, batch, 1e-3, config)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("shape", [SMALL, WIDE], ids=["small", "wide"])
+@pytest.mark.parametrize("stage", stage_names())
+def test_the_peak_of_every_eager_stage_is_predicted(stage, shape):
+    config = small(f"--stage={stage}", shape=shape)
+    assert fit.predict(config).peak == pytest.approx(measured(config), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dropout": 0.1, "bias": True},
+        {"dropout": 0.1, "attention": "matmul", "dtype": "float32"},
+        {"checkpointing": "sqrt", "n_layer": 4},
+        {"checkpointing": "selective"},
+        {"checkpointing": "every:2", "n_layer": 4},
+        {"adamw_impl": "foreach", "batch_size": 1, "context_length": 16},
+        {"adamw_impl": "forloop", "batch_size": 1, "context_length": 16},
+        {"dtype": "float16"},
+        {"set_to_none": False, "micro_batch_size": 1},
+    ],
+    ids=str,
+)
+def test_the_peak_of_what_is_not_on_the_ladder_is_predicted(keys):
+    config = small(**keys)
+    assert fit.predict(config).peak == pytest.approx(measured(config), rel=0.01)
+
+
+def test_a_kernel_s_own_memory_is_counted(monkeypatch):
+    config = small("--stage=chunked_loss", shape=WIDE)
+    monkeypatch.setattr(fit.Ledger, "inside", lambda *_: 0)
+    fit.trace.cache_clear()
+    assert fit.predict(config).peak < 0.95 * measured(config)  # the head's gradient, cast to float32 to be added
+    fit.trace.cache_clear()
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_what_stays_is_exact(device_type):
+    config = tiny(vocab_size=64, n_layer=2, n_embd=32, context_length=16)
+    memory = fit.predict(config, device_type)
+    tensors = [64 * 32, 16 * 32, 32] + 2 * [32, 3 * 32 * 32, 32 * 32, 32, 4 * 32 * 32, 4 * 32 * 32]
+    sizes = [4 * size for size in tensors]
+    steps, masks = [4] * len(tensors), [16 * 16] * 2
+    inputs = 2 * 8 * 4 * 16
+    if device_type == "cuda":
+        steps, masks = [512] * len(tensors), [512] * 2
+        assert all(size % 512 == 0 for size in sizes[:2])
+        sizes = [-size // 512 * -512 for size in sizes]
+    assert memory.weights == sum(sizes) + sum(masks)
+    assert memory.gradients == sum(sizes)
+    assert memory.optimizer == 2 * sum(sizes) + sum(steps)
+    assert memory.inputs == inputs
+
+
+def test_the_parts_add_up_where_gradients_stay():
+    memory = fit.predict(small(set_to_none=False))
+    parts = dataclasses.asdict(memory)
+    peak, _ = parts.pop("peak"), parts.pop("block")
+    assert peak == pytest.approx(sum(parts.values()), abs=100)  # less the scalars of the loss
+
+
+def test_fp32_activations_of_a_block_are_counted_by_hand():
+    config = small("--stage=set_to_none")
+    B, T, C, nh = config.batch_size, config.context_length, config.n_embd, config.n_head
+    # The norms' inputs and outputs, q, k, v, y, the output that goes on and 8 of the MLP, and the (T, T) weights.
+    kept = B * T * C * (2 + 2 + 3 + 1 + 8) + B * nh * T * T
+    statistics = 2 * 2 * B * T
+    assert fit.predict(config).block == 4 * (kept + statistics)
+
+
+def test_what_saves_memory_is_predicted_to():
+    rungs = [{"loss_chunks": 0}, {}, {"checkpointing": "every:1"}, {"checkpointing": "every:1", "micro_batch_size": 2}]
+    peaks = [fit.predict(small(**keys)).peak for keys in rungs]
+    assert peaks == sorted(set(peaks), reverse=True)
+
+
+def test_what_changes_no_tensor_is_traced_once():
+    fit.trace.cache_clear()
+    for stage in ("set_to_none", "lazy_metrics", "allocator", "tf32"):
+        fit.predict(small(f"--stage={stage}"))
+    assert fit.trace.cache_info().misses == 1
+
+
+def test_dropping_gradients_saves_nothing_where_micro_batches_add_them_up():
+    kept, dropped = (fit.predict(small(set_to_none=there, micro_batch_size=2)) for there in (False, True))
+    assert kept == dropped
+
+
+@pytest.mark.parametrize("keys", [{"attention": "sdpa"}, {"attention": "matmul"}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("checkpointing", ["none", "every:1", "selective"])
+def test_cuda_is_predicted_without_a_gpu(checkpointing, keys):
+    config = small(checkpointing=checkpointing, **keys)
+    cpu, cuda = fit.predict(config), fit.predict(config, "cuda")
+    assert cuda.weights == pytest.approx(cpu.weights, rel=0.01)
+    assert cuda.temporary > cpu.temporary + 2**24  # cuBLAS's workspaces
+    assert torch.nn.functional.dropout.__module__ == "torch.nn.functional"  # nothing stays patched
+
+
+def test_cuda_keeps_what_its_own_kernels_keep():
+    B, T, C, nh = 8, 128, 128, 4
+    matmul = small("--stage=amp", attention="matmul")
+    # autocast computes softmax in float32 there: the weights are kept in float32 and, for the product, in half.
+    assert fit.predict(matmul, "cuda").block - fit.predict(matmul).block == pytest.approx(4 * B * nh * T * T, rel=0.01)
+    mask = fit.predict(small(dropout=0.1), "cuda").block - fit.predict(small(), "cuda").block
+    assert mask == pytest.approx(2 * B * T * C, rel=0.01)  # a bool for each output of attention and MLP
+
+
+def test_shares_of_sharded_state_are_smaller():
+    config = small(set_to_none=False, n_layer=8)
+    whole, optimizer, full = (
+        fit.predict(replace(config, batch_size=size), "cpu", shard, world_size)
+        for size, shard, world_size in [(2, "none", 1), (8, "optimizer", 4), (8, "full", 4)]
+    )
+    assert optimizer.optimizer == full.optimizer == whole.optimizer // 4
+    assert optimizer.peak == whole.peak - whole.optimizer + optimizer.optimizer
+    assert whole.weights // 4 < full.weights < whole.weights
+    assert full.peak < optimizer.peak
+    assert full.activations == whole.activations
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [(["mps"], "device=mps"), (["cpu", "none", 3], "world_size=3")],
+)
+def test_what_cannot_be_predicted_is_refused(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        fit.predict(small(), *arguments)
+    with pytest.raises(BadInput, match="vocab_size"):
+        fit.predict(small(vocab_size=0))
+
+
+def test_predicting_leaves_the_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fit.trace.cache_clear()
+    fit.predict(small(dropout=0.1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("stage", stage_names())
+def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
+    """A model of 16 M parameters: there, a few MB that only a GPU's kernels take are no matter."""
+    keys = {"n_layer": 4, "n_head": 8, "n_embd": 512, "context_length": 512, "vocab_size": 8000, "batch_size": 16}
+    config = small(f"--stage={stage}", **keys, device="cuda")
+    device = train.set_up(config)
+    torch._C._cuda_clearCublasWorkspaces()  # of the test before
+    before = torch.cuda.memory_allocated()
+    state = train.build(config, device)
+    batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length), device=device).unbind()
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        train.train_step(*state, batch, 1e-3, config)
+    allocated = torch.cuda.max_memory_allocated() - before
+    assert fit.predict(config, "cuda").peak == pytest.approx(allocated, rel=0.05)
