@@ -5,6 +5,7 @@ needs no accelerator, yet allocates and frees what a real step does, and a ledge
 constant is fitted.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -133,35 +134,41 @@ def predict(config, device_type="cpu", shard="none", world_size=1):
         raise BadInput("vocab_size=0: memory depends on it; expected a number, such as --vocab_size=50257")
     if config.batch_size % world_size:
         raise BadInput(f"batch_size={config.batch_size} does not divide among world_size={world_size} processes")
+    config = of_one_process(config, world_size)
+    several = config.micro_batch_size < config.batch_size
+    traced = dataclasses.replace(
+        config,
+        batch_size=config.micro_batch_size,
+        set_to_none=config.set_to_none and not several,  # the second micro-batch finds gradients in any case
+        dtype=product_dtype(config, device_type),
+        # What allocates nothing, or cannot be traced: one trace for all.
+        **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
+        compile=False,
+    )
+    memory = trace(traced, device_type)
+    n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
+    inputs = n_batches * config.batch_size // config.micro_batch_size * memory.inputs
+    memory = dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
+    return sharded(memory, config, shard, world_size)
+
+
+def of_one_process(config, world_size):
+    """The config with the batch and the micro-batch of one of world_size processes."""
     batch_size = config.batch_size // world_size
     micro_batch_size = min(config.micro_batch_size or batch_size, batch_size)
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device_type == "cuda" else str(choose_dtype("auto", torch.device("cpu")))
-    memory = trace(
-        dataclasses.replace(
-            config,
-            batch_size=batch_size,
-            micro_batch_size=micro_batch_size,
-            dtype=dtype.removeprefix("torch."),
-            # Only one micro-batch is traced. One that follows another finds gradients, whatever zero_grad does.
-            set_to_none=config.set_to_none and micro_batch_size == batch_size,
-            num_workers=min(config.num_workers, 1),
-            # What allocates nothing, or cannot be traced: one trace for all.
-            stage="",
-            lazy_metrics=True,
-            keep_memory=True,
-            matmul_precision="highest",
-            compile=False,
-        ),
-        device_type,
-    )
-    return split(memory, config, shard, world_size)
+    return dataclasses.replace(config, batch_size=batch_size, micro_batch_size=micro_batch_size)
+
+
+def product_dtype(config, device_type):
+    """The name of the dtype of products; auto is taken for half precision on a GPU, where bytes are all that counts."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "bfloat16" if device_type == "cuda" else str(choose_dtype("auto", torch.device("cpu"))).split(".")[1]
 
 
 @functools.cache
 def trace(config, device_type):
-    """Memory of train_step on fake tensors, one micro-batch."""
+    """Memory of train_step on fake tensors; the whole batch is one micro-batch."""
     ledger = Ledger(device_type == "cuda")
     path = like_cuda(config.attention) if ledger.on_cuda else contextlib.nullcontext()
     with FakeTensorMode(), ledger, path:
@@ -173,9 +180,7 @@ def trace(config, device_type):
         gradients = ledger.now - weights
         optimizer.step()  # makes the state
         state = ledger.now - weights - gradients
-        n_batches = 1 + config.num_workers  # loader processes keep one ahead
-        batches = torch.empty(n_batches, 2, config.batch_size, config.context_length, dtype=torch.long)
-        batch = tuple(batches[0, :, : config.micro_batch_size])
+        batch = torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind()
 
         whole, block = watch(model, ledger), watch(model.blocks[0], ledger)
         scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
@@ -187,7 +192,7 @@ def trace(config, device_type):
         weights=weights,
         gradients=gradients,
         optimizer=state,
-        inputs=batches.nbytes,
+        inputs=sum(part.nbytes for part in batch),
         activations=end - start,
         block=block_end - block_start,
         temporary=ledger.peak - end + workspaces,
@@ -203,7 +208,7 @@ def watch(module, ledger):
     return moments
 
 
-def split(memory, config, shard, world_size):
+def sharded(memory, config, shard, world_size):
     """Memory of one process of world_size, each of which keeps its part of what is sharded: an estimate.
 
     full: of the weights and gradients, those of two blocks (one computes, the next is gathered) and of what is outside
@@ -222,3 +227,94 @@ def split(memory, config, shard, world_size):
     if resident > memory.peak - memory.temporary:  # gradients are dropped between steps: not there in the forward
         gone.pop("gradients", None)
     return dataclasses.replace(memory, **parts, peak=memory.peak - sum(gone.values()))
+
+
+def largest_micro_batch(config, memory_bytes, device_type="cpu", shard="none", world_size=1):
+    """The largest micro_batch_size, of those that divide a process's batch, whose peak fits; 0 where none does."""
+    config = of_one_process(config, world_size)
+    sizes = [0] + [size for size in range(1, config.batch_size + 1) if config.batch_size % size == 0]
+
+    def memory(index):
+        sized = dataclasses.replace(config, batch_size=config.batch_size * world_size, micro_batch_size=sizes[index])
+        return predict(sized, device_type, shard, world_size)
+
+    low, high = 0, len(sizes) - 1
+    most = memory(high)
+    if most.peak <= memory_bytes:
+        return sizes[high]
+    peaks = {low: most.weights + most.gradients + most.optimizer, high: most.peak}
+    while high - low > 1:  # sizes[low] fits, sizes[high] does not; between them memory is nearly a straight line
+        share = (memory_bytes - peaks[low]) / (peaks[high] - peaks[low])
+        guess = bisect.bisect(sizes, sizes[low] + share * (sizes[high] - sizes[low])) - 1
+        middle = min(max(guess, low + 1), high - 1)
+        peaks[middle] = memory(middle).peak
+        low, high = (middle, high) if peaks[middle] <= memory_bytes else (low, middle)
+    return sizes[low]
+
+
+def block_activations(config, device_type="cpu"):
+    """Bytes that a block keeps of a micro-batch, by the formula of Korthikanti et al. 2022 (equation 2).
+
+    It is s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads, in half precision with dropout:
+    two bytes a number and one a mask are in the 34 and the 5. Here also without dropout (no masks), in float32 (four
+    bytes) and with fused attention (no a·s/h). A traced block keeps more under autocast, where the residual stream
+    stays float32 and the weights are kept in half precision too, and less where it is recomputed.
+    """
+    s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
+    number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
+    linear = 16 * number + 2 * mask  # what norms, products and GELU read
+    quadratic = number + mask * (number + 1) if config.attention == "matmul" else 0  # softmax, then its dropout
+    return s * b * h * linear + a * s * s * b * quadratic
+
+
+def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
+    """What the run of a config takes.
+
+    n_params, flops_per_token and tokens; pf_days, of 86400·10¹⁵ FLOP each; and the hours on world_size devices that do
+    a share of mfu of peak_flops (FLOP/s; the default is an H100's and H200's in bfloat16).
+    """
+    with FakeTensorMode():
+        model = GPT(config)
+    n_params, flops_per_token = model.n_params(), model.flops_per_token()
+    tokens = config.max_steps * config.batch_size * config.context_length
+    return {
+        "n_params": n_params,
+        "flops_per_token": flops_per_token,
+        "tokens": tokens,
+        "pf_days": flops_per_token * tokens / (1e15 * 86400),
+        "hours": flops_per_token * tokens / (mfu * peak_flops * world_size * 3600),
+    }
+
+
+def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, shard="none", world_size=1):
+    """The text of what a run of `config` costs and of the memory of every row (name, config), with vocab_size known.
+
+    With memory_gb (1e9 bytes), also the largest micro-batch that fits into it.
+    """
+    cost = costs(config, mfu, peak_flops, world_size)
+    each = f" in each of {world_size} processes with shard={shard}" if world_size > 1 else ""
+    lines = [
+        f"{cost['n_params'] / 1e6:.1f} M parameters, {cost['flops_per_token'] / 1e9:.3f} GFLOP a token",
+        f"{cost['tokens'] / 1e9:.3f} G tokens in {config.max_steps} steps: {cost['pf_days']:.3g} PF-days, "
+        f"{cost['hours']:.3g} hours at {mfu:.0%} of {world_size} × {peak_flops / 1e12:.0f} TFLOP/s",
+        f"predicted GB of tensors on {device_type}{each} (formula: what a block keeps by Korthikanti et al. 2022)",
+        "",
+    ]
+    parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
+    table = [["stage", *parts, "B/param", "block MB", "formula MB"] + [f"fits {memory_gb:g} GB"] * (memory_gb > 0)]
+    for name, row in rows:
+        memory = predict(row, device_type, shard, world_size)
+        formula = block_activations(of_one_process(row, world_size), device_type)
+        cells = [name + "*" * row.compile, *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts)]
+        cells += [f"{memory.peak / cost['n_params']:.1f}", f"{memory.block / 1e6:.1f}", f"{formula / 1e6:.1f}"]
+        if memory_gb > 0:
+            fitting = largest_micro_batch(row, memory_gb * 1e9, device_type, shard, world_size)
+            cells.append(f"{fitting} of {row.batch_size // world_size}" if fitting else "nothing")
+        table.append(cells)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for stage, *cells in table:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([stage.ljust(widths[0]), *padded]))
+    if any(row.compile for _, row in rows):
+        lines.append("* predicted as if it were not compiled")
+    return "\n".join(lines)

@@ -177,6 +177,65 @@ def test_predicting_leaves_the_random_numbers_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("stage", ["naive", "flash", "checkpointing"])
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
+    config = small(f"--stage={stage}", batch_size=24, n_layer=2)
+    sizes = [1, 2, 3, 4, 6, 8, 12, 24]
+    peaks = [fit.predict(replace(config, micro_batch_size=size), device_type).peak for size in sizes]
+    for size, peak, following in zip(sizes, peaks, [*sizes[1:], 24], strict=True):
+        assert fit.largest_micro_batch(config, peak, device_type) == (size if peak < peaks[-1] else following)
+        assert fit.largest_micro_batch(config, peak - 1, device_type) < size
+    assert fit.largest_micro_batch(config, 10 * peaks[-1], device_type) == 24
+    assert fit.largest_micro_batch(config, 1000, device_type) == 0
+
+
+def test_the_largest_micro_batch_is_found_in_few_predictions():
+    config = small(batch_size=480, loss_chunks=0)
+    fit.trace.cache_clear()
+    assert fit.largest_micro_batch(config, 100e6) in range(2, 480)
+    assert fit.trace.cache_info().misses <= 6  # of 24 divisors
+
+
+def test_the_largest_micro_batch_is_of_one_process():
+    config = small(batch_size=24)
+    assert fit.largest_micro_batch(config, 1e12, world_size=3) == 8
+
+
+def test_activations_of_a_block_follow_the_paper():
+    config = small(dropout=0.1, attention="matmul")
+    s, b, h, a = config.context_length, config.batch_size, config.n_embd, config.n_head
+    assert fit.block_activations(config) == s * b * h * (34 + 5 * a * s / h)
+    assert fit.block_activations(replace(config, dtype="float32")) == s * b * h * (66 + 9 * a * s / h)
+    for stage in ("naive", "set_to_none"):  # float32 without dropout: nothing is kept that the formula does not know
+        naive = small(f"--stage={stage}")
+        assert fit.block_activations(naive) == pytest.approx(fit.predict(naive).block, rel=0.01)
+
+
+def test_costs_are_those_of_the_whole_run():
+    config = small("config/gpt2.py", shape={}, vocab_size=50257, max_steps=1000)
+    costs = fit.costs(config, mfu=0.5, peak_flops=1e15, world_size=4)
+    blocks = 12 * (12 * 768**2 + 2 * 768)
+    assert costs["n_params"] == (50257 + 1024 + 1) * 768 + blocks
+    assert costs["flops_per_token"] == 6 * (costs["n_params"] - 1024 * 768) + 12 * 12 * 768 * 1024
+    assert costs["tokens"] == 1000 * 480 * 1024
+    assert costs["pf_days"] * 86400e15 == pytest.approx(costs["tokens"] * costs["flops_per_token"])
+    assert costs["hours"] == pytest.approx(costs["pf_days"] * 24 / (0.5 * 4))
+
+
+def test_the_report_has_a_row_for_every_stage():
+    rows = [(stage, small(f"--stage={stage}", compile=stage == "compile")) for stage in ("naive", "flash", "compile")]
+    lines = fit.report(rows[-1][1], rows, memory_gb=0.1).splitlines()
+    assert lines[0].startswith("0.7 M parameters")
+    header, naive, flash, compiled, note = lines[-5:]
+    assert header.endswith("fits 0.1 GB") and note.startswith("*")
+    assert naive.split()[1:4] == ["0.003", "0.003", "0.006"]  # bytes: 4 a parameter, 4, and 8
+    assert float(flash.split()[6]) == round(fit.predict(rows[1][1]).peak / 1e9, 3)
+    assert flash.endswith(f"{fit.largest_micro_batch(rows[1][1], 1e8)} of 8")
+    assert compiled.split()[0] == "compile*"
+    assert "fits" not in fit.report(rows[0][1], rows)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("stage", stage_names())
 def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
