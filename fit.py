@@ -2,7 +2,7 @@
 
 The step is train.py's own, run on fake tensors: they have a shape and a dtype but no numbers. So it takes a second and
 needs no accelerator, yet allocates and frees what a real step does, and a ledger counts every byte that is alive. No
-constant is fitted.
+constant is fitted: the few that there are come from PyTorch's source. What torch.compile saves is not predicted.
 """
 
 import bisect
@@ -231,11 +231,11 @@ def sharded(memory, config, shard, world_size):
 
 def largest_micro_batch(config, memory_bytes, device_type="cpu", shard="none", world_size=1):
     """The largest micro_batch_size, of those that divide a process's batch, whose peak fits; 0 where none does."""
-    config = of_one_process(config, world_size)
-    sizes = [0] + [size for size in range(1, config.batch_size + 1) if config.batch_size % size == 0]
+    batch_size = config.batch_size // world_size
+    sizes = [0] + [size for size in range(1, batch_size + 1) if batch_size % size == 0]
 
     def memory(index):
-        sized = dataclasses.replace(config, batch_size=config.batch_size * world_size, micro_batch_size=sizes[index])
+        sized = dataclasses.replace(config, micro_batch_size=sizes[index])
         return predict(sized, device_type, shard, world_size)
 
     low, high = 0, len(sizes) - 1
