@@ -1,0 +1,154 @@
+"""What ladder.py shows is true: a stage's program trains as train.py does, and its diff is what it is about."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, rows, same, saved
+
+import ladder
+import train
+from config import BadInput, load_config, stage_names
+
+STAGES = stage_names()
+FIELDS = [*ladder.fields("naive"), *ladder.OPTIONS]
+TINY = {
+    "device": "cpu",
+    "deterministic": True,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 32,
+    "context_length": 16,
+    "batch_size": 8,
+    "max_steps": 4,
+    "warmup_steps": 2,
+    "learning_rate": 1e-2,
+    "log_interval": 1,
+    "eval_windows": 8,
+}
+# What each stage is about, and the most lines that it may add or rewrite, or remove.
+CHANGES = {
+    "set_to_none": ("zero_grad(set_to_none=True)", 1),
+    "lazy_metrics": ("loss.item()", 1),
+    "loader": ("DataLoader(", 20),
+    "allocator": ("keep_freed_memory(", 1),
+    "tf32": ('set_float32_matmul_precision("high")', 1),
+    "amp": ("torch.autocast(", 15),
+    "flash": ("F.scaled_dot_product_attention(", 5),
+    "fused_adamw": ("fused=True", 1),
+    "pad_vocab": ("math.ceil(rows / 64) * 64", 10),
+    "compile": ("model.compile(", 6),
+    "chunked_loss": ("ChunkedLoss.apply(", 40),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 4),
+    "grad_accumulation": ("for inputs, targets in micro_batches(", 15),
+}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """A folder with the program of every stage, NAME.py."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for stage in STAGES:
+        (folder / f"{stage}.py").write_text(ladder.script(stage), encoding="utf-8")
+    return folder
+
+
+def load(path):
+    """Imports a file, as a module that nothing else knows."""
+    spec = importlib.util.spec_from_file_location(f"shown_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(scripts, dense, tmp_path, stage):
+    compiled = STAGES.index(stage) >= STAGES.index("compile")  # evaluation would be one more graph
+    configs = []
+    for program in (train, load(scripts / f"{stage}.py")):
+        torch._dynamo.reset()
+        keys = {**TINY, "dataset": dense, "stage": stage, "out_dir": tmp_path / program.__name__}
+        keys["eval_interval"] = 0 if compiled else 2
+        words = [f"--{key}={value}" for key, value in keys.items()]
+        program.main(words)
+        configs.append(load_config(words))
+    expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in configs)
+    assert shown == expected and len(shown) == TINY["max_steps"]
+    assert same(*(saved(config)["model"] for config in configs))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_shown_program_reads_no_field_of_the_ladder(scripts, stage):
+    read = re.findall(rf"config\.({'|'.join(FIELDS)})\b", (scripts / f"{stage}.py").read_text(encoding="utf-8"))
+    assert read == []
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
+def test_shown_programs_are_as_tidy_as_the_project(scripts, command):
+    ruff = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", scripts]
+    result = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_naive_shows_no_trace_of_what_comes_later(scripts):
+    naive = (scripts / "naive.py").read_text(encoding="utf-8")
+    assert not re.search(r"autocast|scaler\.(scale|step)|compile|recompute|DataLoader|nullcontext|micro|aten", naive)
+    assert "    loss.backward()\n" in naive and "    optimizer.step()\n" in naive
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_a_stage_changes_few_lines_and_its_own_call_is_among_them(stage):
+    call, budget = CHANGES[stage]
+    lines = list(ladder.diff(STAGES[STAGES.index(stage) - 1], stage))
+    added, removed = ([line for line in lines if line[0] == sign and line[1:].strip()] for sign in "+-")
+    assert any(call in line for line in added + removed)
+    assert max(len(added), len(removed)) <= budget
+
+
+def test_a_diff_patches_the_program_before_into_the_one_after(scripts, tmp_path):
+    """git apply reads what ladder.py diff prints."""
+    patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(ladder.diff("naive", STAGES[-1])) + "\n"
+    (tmp_path / "naive.py").write_text(ladder.script("naive"), encoding="utf-8")
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "naive.py").read_text(encoding="utf-8") == ladder.script(STAGES[-1])
+
+
+def test_show_and_diff_print_what_they_are_asked_for(run_main):
+    assert run_main(ladder.main, "show", "amp").out == ladder.script("amp")
+    printed = run_main(ladder.main, "diff", "tf32").out
+    assert printed == run_main(ladder.main, "diff", "allocator", "tf32").out
+    assert printed.splitlines()[0].endswith("@@ set_up")
+    assert '-    torch.set_float32_matmul_precision("highest")\n+    torch.set_float32' in printed
+    assert run_main(ladder.main, "diff", "tf32", "tf32").out == ""
+
+
+def test_a_diff_is_coloured_on_a_terminal_only(run_main, monkeypatch):
+    assert "\033" not in run_main(ladder.main, "diff", "tf32").out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert "\033[32m+    torch.set_float32" in run_main(ladder.main, "diff", "tf32").out
+
+
+@pytest.mark.parametrize(
+    "words, answer",
+    [
+        (["show", "fused_adam"], "did you mean 'fused_adamw'?"),
+        (["diff", "cmpile"], "did you mean 'compile'?"),
+        (["diff", "amp", "flsh"], "did you mean 'flash'?"),
+        (["diff", "naive"], "ladder.py show naive"),
+        (["show"], "show NAME"),
+        (["sho", "amp"], "show NAME"),
+    ],
+)
+def test_what_is_no_stage_is_refused(refused, words, answer):
+    assert answer in refused(ladder.main, *words)
+
+
+def test_without_libcst_one_line_says_how_to_install_it(monkeypatch):
+    ladder.script.cache_clear()
+    monkeypatch.delitem(sys.modules, "fold", raising=False)
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    with pytest.raises(BadInput, match="pip install libcst"):
+        ladder.script("amp")
