@@ -3,7 +3,10 @@
 Everything is float32 and eager; attention is the formula of the paper; AdamW is a loop over the parameters;
 gradients are zeroed; the loss is read every step to print it; a batch is cut when it is needed.
 
-Source: Vaswani et al. 2017, "Attention Is All You Need"; Radford et al. 2019 for the model.
+Source:
+- Vaswani et al. 2017, "Attention Is All You Need": https://arxiv.org/abs/1706.03762
+- Radford et al. 2019, for the model:
+  https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf
 """
 
 set_to_none = False

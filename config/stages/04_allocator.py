@@ -5,7 +5,9 @@ keeps freed memory anyway, expandable segments, which waste less of it between b
 Why: glibc maps every block above 32 MB afresh, and the kernel zeroes it page by page on first touch: in a model
 whose activations are that large, each step pays for them again.
 Cost: the process holds its peak until it ends. Another C library than glibc: nothing happens, and the header says so.
-Source: mallopt(3); PyTorch's notes on CUDA memory management, "expandable_segments".
+Source:
+- mallopt(3): https://man7.org/linux/man-pages/man3/mallopt.3.html
+- PyTorch's notes on CUDA memory management, "expandable_segments": https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
 
 keep_memory = True

@@ -6,7 +6,10 @@ Why: tensor cores (AMX on a CPU) multiply bfloat16 many times faster than float3
 memory and half the time to move.
 Cost: 8 bits of mantissa in activations; float16 needs its gradients scaled up, lest they vanish, and skips the
 steps in which they overflow.
-Source: Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019 on bfloat16; torch.amp.
+Source:
+- Micikevicius et al. 2018, "Mixed Precision Training": https://arxiv.org/abs/1710.03740
+- Kalamkar et al. 2019, on bfloat16: https://arxiv.org/abs/1905.12322
+- torch.amp: https://docs.pytorch.org/docs/stable/amp.html
 """
 
 dtype = "auto"

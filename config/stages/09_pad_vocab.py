@@ -4,7 +4,10 @@ What: 50257 tokens become 50304 rows of the embedding and head. A bias of -∞ k
 getting probability: they have no gradient, stay zero, and are never sampled.
 Why: tensor cores read rows in aligned pieces; an odd number of columns sends cuBLAS to a slower kernel.
 Cost: 47 rows. A vocabulary that is a multiple of 64 already, such as the 256 bytes, is left as it is.
-Source: Karpathy 2023, on nanoGPT ("the most dramatic optimization"); NVIDIA's guide to matrix multiplication.
+Source:
+- Karpathy 2023, on nanoGPT ("the most dramatic optimization"): https://x.com/karpathy/status/1621578354024677377
+- NVIDIA's guide to matrix multiplication:
+  https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
 """
 
 pad_vocab_to = 64

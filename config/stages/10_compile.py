@@ -7,7 +7,9 @@ Why: norms, GELU, residuals, dropout and the loss are bound by memory; fused, th
 written with a sigmoid then: the same function, and quicker where the compiler has no fast tanh, as on a CPU.
 Cost: seconds to minutes before the first step (its cache makes the next start short), and a C++ compiler on a
 CPU. Roundings differ, and so does the random stream of dropout.
-Source: Ansel et al. 2024, "PyTorch 2"; torch.compile.
+Source:
+- Ansel et al. 2024, "PyTorch 2": https://doi.org/10.1145/3620665.3640366
+- torch.compile: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
 compile = True

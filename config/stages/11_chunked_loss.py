@@ -6,7 +6,9 @@ the largest tensors of a small model.
 Cost: the head's gradient is kept from forward to backward, and the products are smaller. Where the vocabulary is
 small, nothing is gained. `F.linear_cross_entropy` of PyTorch 2.13 does the same; in bfloat16 it rounds the sum of
 the loss to bfloat16 (8.69 for 9.32 with 50304 tokens), so it is not used.
-Source: Wijmans et al. 2024, "Cut Your Losses"; Hsu et al. 2024, "Liger Kernel".
+Source:
+- Wijmans et al. 2024, "Cut Your Losses": https://arxiv.org/abs/2411.09009
+- Hsu et al. 2024, "Liger Kernel": https://arxiv.org/abs/2410.10989
 """
 
 loss_chunks = 8

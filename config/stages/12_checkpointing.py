@@ -4,7 +4,10 @@ What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1: al
 √n blocks, selective all but the outputs of matrix products and attention.
 Why: a block keeps about 34 bytes an activation in half precision, its input only 2. Memory for compute.
 Cost: one more forward, about a third of a step, for every:1 and sqrt; selective repeats only what is cheap.
-Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Korthikanti et al. 2022 on selective.
+Source:
+- Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": https://arxiv.org/abs/1604.06174
+- Korthikanti et al. 2022, on selective: https://arxiv.org/abs/2205.05198
+- torch.utils.checkpoint: https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
 checkpointing = "every:1"
