@@ -186,7 +186,7 @@ def build(config, device):
         for block in model.blocks:
             block.compile(mode=config.compile_mode, dynamic=False)
     float16 = config.dtype != "float32" and machine.choose_dtype(config.dtype, device) == torch.float16
-    scaler = torch.amp.GradScaler(device.type, enabled=float16)
+    scaler = torch.amp.GradScaler(device.type, enabled=float16)  # lest small gradients vanish; else does nothing
     return model, build_optimizer(model, config), scaler
 
 
