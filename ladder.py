@@ -3,6 +3,7 @@
     python ladder.py [list]       the stages in order
     python ladder.py show NAME    the training program as it would be written if the ladder stopped there
     python ladder.py diff NAME    what a stage changes in it; diff A B: what lies between two stages
+    python ladder.py docs         writes docs/ladder.md: the ladder as a tutorial
 
 A program that is shown runs from this folder; --stage=NAME tells its header and its checkpoints what it is:
 python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
@@ -10,6 +11,7 @@ python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 
 import ast
 import difflib
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from config import DEFAULTS, BadInput, run, stage_files, stage_names
 
 FOLDER = Path(__file__).parent
+PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode")  # of a stage; what is shown has their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
@@ -35,8 +38,11 @@ def main(argv):
             print_diff(diff(stage_names()[position - 1], name))
         case ["diff", a, b]:
             print_diff(diff(a, b))
+        case ["docs"]:
+            PAGE.parent.mkdir(exist_ok=True)
+            PAGE.write_text(page(), encoding="utf-8")
         case _:
-            raise BadInput(f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME or diff A B")
+            raise BadInput(f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B or docs")
 
 
 def print_list():
@@ -66,6 +72,13 @@ def fields(name):
 def reason(name):
     """The first line of a stage's docstring."""
     return ast.get_docstring(parse(name)).splitlines()[0]
+
+
+def explanation(name):
+    """The rest of a stage's docstring as Markdown: what, why, cost and source, the links behind their titles."""
+    text = ast.get_docstring(parse(name)).partition("\n")[2].strip()
+    text = re.sub(r"\s+^(What|Why|Cost|Source):", r"\n\n**\1:**", "\n" + text, flags=re.MULTILINE).strip()
+    return re.sub(r"^- (.*):\s+(https://\S+)$", r"- [\1](\2)", text, flags=re.MULTILINE)
 
 
 def change(name):
@@ -110,6 +123,49 @@ def enclosing(lines, start, end):
     line = next((n for n in range(start, end) if lines[n]), start) + 1
     definitions = (node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, DEFINITIONS))
     return ".".join(node.name for node in definitions if node.lineno <= line <= node.end_lineno)
+
+
+INTRODUCTION = """\
+# The ladder, rung by rung
+
+A training loop that a beginner writes, and what makes it fast, one change at a time. Every section is one stage:
+why it is there, what it costs, and the lines that it changes in the whole program, which is `model.py` and `train.py`
+with every choice up to that stage made. The programs are true: a test runs each, and its losses are those of
+`python train.py --stage=NAME`, bit for bit.
+
+Lines with a minus go, lines with a plus come, and a line that begins with @@ says in which function. What a stage
+gains depends on the machine: `python profile.py config/reference.py` measures yours. `python train.py` alone is the
+loop as it stands after chunked_loss; what comes later trades speed for memory, and is asked for by its key.
+
+Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
+"""
+
+
+def page():
+    """docs/ladder.md: every stage with its reason, its change to the code and its sources."""
+    names = stage_names()
+    contents = "\n".join(f"{n}. [{name}](#{name}): {reason(name)}" for n, name in enumerate(names))
+    return "\n".join([INTRODUCTION, contents, "", *map(section, [None, *names], names)])
+
+
+def section(before, name):
+    """One stage of the page, with its diff to the one before; for the first, the step that all others change."""
+    if before is None:
+        command, language, lines = f"show {name}", "python", function(script(name), "train_step")
+    else:
+        lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(before, name))
+        command, language, lines = f"diff {name}", "diff", "\n".join(lines).rstrip()
+    field = f"`{change(name)}`\n\n" if before else ""
+    return (
+        f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
+        f"```{language}\n{lines}\n```\n\n`python ladder.py {command}`\n"
+    )
+
+
+def function(source, name):
+    """The source of a function."""
+    node = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return ast.get_source_segment(source, node)
 
 
 if __name__ == "__main__":

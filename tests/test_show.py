@@ -146,6 +146,26 @@ def test_what_is_no_stage_is_refused(refused, words, answer):
     assert answer in refused(ladder.main, *words)
 
 
+def test_the_page_is_that_of_this_code():
+    """If it is not: python ladder.py docs."""
+    assert ladder.PAGE.read_text(encoding="utf-8") == ladder.page()
+
+
+def test_docs_writes_the_page(run_main, monkeypatch, tmp_path):
+    monkeypatch.setattr(ladder, "PAGE", tmp_path / "docs" / "ladder.md")
+    assert run_main(ladder.main, "docs").code == 0
+    assert ladder.PAGE.read_text(encoding="utf-8") == ladder.page()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_says_why_and_names_its_sources_with_links(stage):
+    text = ladder.explanation(stage)
+    labels = re.findall(r"^\*\*(\w+):\*\*", text, re.MULTILINE)
+    assert labels == (["Source"] if stage == "naive" else ["What", "Why", "Cost", "Source"])
+    sources = text.partition("**Source:**\n")[2].splitlines()
+    assert sources and all(re.fullmatch(r"- \[.+\]\(https://\S+\)", line) for line in sources)
+
+
 def test_without_libcst_one_line_says_how_to_install_it(monkeypatch):
     ladder.script.cache_clear()
     monkeypatch.delitem(sys.modules, "fold", raising=False)
