@@ -151,6 +151,13 @@ def test_the_page_is_that_of_this_code():
     assert ladder.PAGE.read_text(encoding="utf-8") == ladder.page()
 
 
+def test_the_readme_links_every_stage_to_its_section():
+    readme, page = (ROOT / "README.md").read_text(encoding="utf-8"), ladder.page()
+    for stage in STAGES:
+        assert f"| [{stage}](docs/ladder.md#{stage}) |" in readme
+        assert f"\n## {stage}\n" in page
+
+
 def test_docs_writes_the_page(run_main, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "PAGE", tmp_path / "docs" / "ladder.md")
     assert run_main(ladder.main, "docs").code == 0
