@@ -210,7 +210,7 @@ class GPT(nn.Module):
         """Number of parameters, the tied head counted once and padding not at all."""
         n = sum(parameter.numel() for parameter in self.parameters())
         if self.config.pad_vocab_to > 1:
-            n -= self.token_embedding.weight[self.config.vocab_size :].numel()
+            n -= (len(self.token_embedding.weight) - self.config.vocab_size) * self.config.n_embd
         return n
 
     def flops_per_token(self):
