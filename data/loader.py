@@ -4,6 +4,7 @@ A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and
 and the prepare.py of each dataset). A folder made by nanoGPT, without meta.json, is read too.
 """
 
+import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,8 @@ class Split:
 
     def __init__(self, folder, name, meta, context_length):
         self.arguments = folder, name, meta, context_length
-        self.tokens = np.memmap(folder / f"{name}.bin", dtype=meta["dtype"], mode="r")
+        self.path = folder / f"{name}.bin"
+        self.tokens = np.memmap(self.path, dtype=meta["dtype"], mode="r")
         self.context_length = T = context_length
         self.documents = meta["documents"]
         if self.documents:
@@ -44,6 +46,11 @@ class Split:
             # The same number of windows at every phase, so that an epoch has a fixed length.
             self.n_windows = max(1, (len(self.tokens) - T) // T)
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
+
+    def fingerprint(self):
+        """{name: size and digest of its beginning} of the file, to compare it with another machine's."""
+        beginning = hashlib.sha256(self.tokens[: 1 << 20].tobytes()).hexdigest()[:8]
+        return {self.path.name: f"{len(self.tokens)} tokens, digest {beginning}"}
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file again rather than receive its contents
@@ -93,14 +100,15 @@ class TrainingBatches(Dataset):
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def validation_batches(split, n_windows, batch_size):
+def validation_batches(split, n_windows, batch_size, rank=0, world_size=1):
     """The same validation windows each time, evenly spaced: yields inputs, targets, each (batch_size, T) int64.
 
-    n_windows 0, or more than there are: all. The last batch is filled up with rows that do not count.
+    n_windows 0, or more than there are: all. Each process has its share of them, in the same number of batches;
+    the last ones are filled up with rows that do not count.
     """
     n = min(n_windows or split.n_windows, split.n_windows)
     chosen = np.arange(n) * split.n_windows // n
-    for start in range(0, n, batch_size):
+    for start in range(rank * batch_size, n + rank * batch_size, world_size * batch_size):
         inputs, targets = map(torch.from_numpy, split.read(chosen[start : start + batch_size]))
         missing = batch_size - len(inputs)
         yield (
