@@ -3,8 +3,10 @@
 A checkpoint is one file, written by torch.save and read with weights_only=True (tensors and plain values, no code):
 
     format_version, config (every key), model (state dict, plain names), optimizer (its state by parameter),
-    scaler (of float16 gradients), generators (random states by device),
+    scaler (of float16 gradients), generators (random states by device, a row a process),
     progress (step, best_val_loss, interval_loss, interval_steps)
+
+The tensors are whole, however many processes trained: any number of them continues from one.
 """
 
 import dataclasses
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+import parallel
 from config import BadInput
 
 FORMAT_VERSION = 1
@@ -22,7 +25,10 @@ SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix t
 
 
 def save(path, config, model, optimizer, scaler, progress):
-    """Writes a checkpoint. The file at path is at every instant the old one or the new one, whole."""
+    """Writes a checkpoint. The file at path is at every instant the old one or the new one, whole.
+
+    Every process has to call it; the first one writes.
+    """
     state = {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
@@ -32,6 +38,8 @@ def save(path, config, model, optimizer, scaler, progress):
         "generators": generator_states(),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device
     }
+    if parallel.rank() > 0:
+        return
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:
         torch.save(state, file)
@@ -112,13 +120,15 @@ def resume(path, model, optimizer, scaler):
 
 
 def generator_states():
-    states = {"cpu": torch.get_rng_state()}
+    """The random states by device, a row a process."""
+    states = {"cpu": parallel.rows(torch.get_rng_state())}
     if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
+        states["cuda"] = parallel.rows(torch.cuda.get_rng_state())
     return states
 
 
 def set_generator_states(states):
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+    """Sets this process's; where there were fewer processes, it stays as it was seeded."""
+    for kind, set_state in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
+        if parallel.rank() < len(states.get(kind, ())) and (kind == "cpu" or torch.cuda.is_available()):
+            set_state(states[kind][parallel.rank()].clone())  # of a part of a tensor it reads what is before

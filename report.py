@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import parallel
 from config import differences
 
 # Dense peaks in TFLOP/s of bfloat16 (of float16 on GPUs without it), from NVIDIA's datasheets. The first name
@@ -37,12 +38,12 @@ PEAK_TFLOPS = {
 
 
 def peak_flops(device):
-    """Dense half-precision FLOP/s of a CUDA device by its datasheet, None for any other device."""
+    """Dense half-precision FLOP/s of all processes' CUDA devices by datasheet, None for any other device."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
     matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b(?! Laptop)", name))
-    return next((peak * 1e12 for peak in matches), None)
+    return next((peak * 1e12 * parallel.world_size() for peak in matches), None)
 
 
 def peak_memory_gb(device):
@@ -149,6 +150,22 @@ class Report:
         if self.rows:
             plot(self.rows, self.folder / "loss.png", self.folder.name)
         self.track(lambda run: run.finish())
+
+
+class Silent:
+    """The report of a process that is not the first: none."""
+
+    def first_step(self, seconds):
+        pass
+
+    def log(self, row):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
 
 COLUMNS = [

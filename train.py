@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import machine
+import parallel
 import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
@@ -31,8 +32,14 @@ def train(config):
     chosen = machine.choices(config, device)
     meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
+    if config.ddp:
+        parallel.agree(dataclasses.asdict(config), "config")
+        parallel.agree(train_split.fingerprint() | val_split.fingerprint(), "data")
+        chosen |= parallel.choices(config)
     model, optimizer, scaler = build(config, device)
     progress = start_from(config, model, optimizer, scaler)
+    if config.ddp:
+        parallel.agree(progress, f"checkpoint, {config.out_dir}/last.pt")
     out_dir = prepare_out_dir(config, progress["step"])
     report.header(config, model, meta, chosen)
     peak_flops = report.peak_flops(device)
@@ -40,7 +47,7 @@ def train(config):
 
     clock = report.StepClock(device)
     first_step = progress["step"] + 1
-    with report.Report(config, progress["step"]) as logger:
+    with report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger:
         clock.start(progress["step"])
         for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
             lr = learning_rate(step, config)
@@ -77,20 +84,27 @@ def train(config):
             if due(step, config.save_interval, config):
                 with clock.paused():
                     checkpoint.save(out_dir / "last.pt", config, model, optimizer, scaler, progress)
+    if config.ddp:
+        parallel.stop()
 
 
 def train_step(model, optimizer, scaler, batch, lr, config):
     """One optimizer step on one batch; every caller that trains or measures comes through here.
 
     batch: inputs and targets (B, T). Returns the mean loss over the batch's valid tokens and the global norm of the
-    gradients before clipping.
+    gradients before clipping. With several processes a batch is this one's share, loss and norm are of the whole.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
     n_tokens = (batch[1] != IGNORE).sum()
+    if config.ddp:
+        n_tokens = parallel.mean(n_tokens)  # a process's mean, as losses and gradients are averaged over them too
     optimizer.zero_grad(set_to_none=config.set_to_none)
     total = 0.0
-    for inputs, targets in micro_batches(batch, config.micro_batch_size) if config.micro_batch_size else [batch]:
+    parts = micro_batches(batch, config.micro_batch_size) if config.micro_batch_size else [batch]
+    if config.ddp:
+        parts = parallel.synchronize_last(model, parts)
+    for inputs, targets in parts:
         with autocast(config, inputs.device) if config.dtype != "float32" else nullcontext():
             loss_sum, _ = model(inputs, targets)
         loss = loss_sum / n_tokens
@@ -105,6 +119,8 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     if config.dtype != "float32":
         scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+    if config.ddp:
+        loss = parallel.mean(loss.detach())
     if config.dtype == "float32":
         optimizer.step()
     else:
@@ -140,17 +156,26 @@ def evaluate(model, split, config, device):
     """Mean loss in nats over the fixed validation windows, dropout off."""
     model.eval()
     loss_sum, n_tokens = 0.0, 0
-    for inputs, targets in validation_batches(split, config.eval_windows, config.micro_batch_size or config.batch_size):
+    rows = config.micro_batch_size or config.batch_size
+    batches = validation_batches(split, config.eval_windows, rows)
+    if config.ddp:
+        rows = min(rows, config.batch_size // parallel.world_size())
+        batches = validation_batches(split, config.eval_windows, rows, parallel.rank(), parallel.world_size())
+    for inputs, targets in batches:
         with autocast(config, device) if config.dtype != "float32" else nullcontext():
             batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
         loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens
     model.train()
+    if config.ddp:
+        loss_sum, n_tokens = parallel.total(loss_sum), parallel.total(n_tokens)
     return float(loss_sum / n_tokens)
 
 
 def training_batches(split, config, start_step, device):
     """The batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
     batches = TrainingBatches(split, config.batch_size, config.seed)
+    if config.ddp:
+        batches = TrainingBatches(split, config.batch_size, config.seed, parallel.rank(), parallel.world_size())
     steps = range(start_step, config.max_steps)
     if config.num_workers == 0:
         return (tuple(part.to(device) for part in batches[step]) for step in steps)
@@ -180,11 +205,14 @@ def build(config, device):
     """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
     model = GPT(config).to(device)
     torch.manual_seed(config.seed)  # of the dropout
-    if config.compile and config.compile_scope == "model":  # in place: names and weights stay as they are
-        model.compile(mode=config.compile_mode, dynamic=False)
+    if config.compile and config.compile_scope == "model":
+        model.compile(mode=config.compile_mode, dynamic=False)  # in place: names and weights stay as they are
     elif config.compile:
         for block in model.blocks:
             block.compile(mode=config.compile_mode, dynamic=False)
+    if config.ddp:
+        torch.manual_seed(config.seed + parallel.rank())  # each process drops others
+        model = parallel.wrap(model)
     float16 = config.dtype != "float32" and machine.choose_dtype(config.dtype, device) == torch.float16
     scaler = torch.amp.GradScaler(device.type, enabled=float16)  # lest small gradients vanish; else does nothing
     return model, build_optimizer(model, config), scaler
@@ -194,7 +222,7 @@ def build_optimizer(model, config):
     """AdamW (Loshchilov & Hutter 2019) that decays only the matrices that are multiplied."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
-        multiplied = parameter.dim() == 2 and name != "position_embedding.weight"
+        multiplied = parameter.dim() == 2 and not name.endswith("position_embedding.weight")
         (decayed if multiplied else others).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
@@ -211,14 +239,16 @@ def build_optimizer(model, config):
 
 def set_up(config):
     """Process-wide settings, before any tensor is made. Returns the device."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise BadInput("started by torchrun as several processes; expected one: `python train.py ...`")
+    if not config.ddp and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("started by torchrun as several processes, which need ddp=True; expected `python train.py ...`")
     torch.set_flush_denormal(True)  # gradients fade into denormals, which a CPU handles up to 20 times slower
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(config.deterministic)
     torch.set_float32_matmul_precision(config.matmul_precision)
     device = machine.choose_device(config.device)
+    if config.ddp:
+        device = parallel.start(config, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if config.keep_memory:
@@ -250,6 +280,8 @@ def start_from(config, model, optimizer, scaler):
 def prepare_out_dir(config, start_step):
     """Makes out_dir, with a copy of the dataset's tokenizer in it; a new run removes the one it replaces."""
     folder = Path(config.out_dir)
+    if config.ddp and parallel.rank():  # the first process makes it
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("last.pt", "best.pt") if start_step == 0 else ():

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import difflib
 import math
+import os
 import re
 import sys
 import textwrap
@@ -34,12 +35,28 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(main):
-    """Calls main(argv). Bad input ends in one line on stderr and exit code 2, never in a traceback."""
+    """Calls main(argv). Bad input ends in one line on stderr and exit code 2, never in a traceback.
+
+    Where torchrun started several processes, what all of them would say is said once.
+    """
+    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    if several:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        from parallel import said_before
+
+        main = record(main)  # so that torchrun can tell which process failed first
     try:
         main(sys.argv[1:])
     except BadInput as error:
-        print("error:", *str(error).split(), file=sys.stderr)  # one line, whatever the values hold
+        line = "error: " + " ".join(str(error).split())  # one line, whatever the values hold
+        if not (several and said_before(line)):
+            print(line, file=sys.stderr)
         sys.exit(2)
+    except SystemExit as stop:
+        if several and isinstance(stop.code, str) and said_before(stop.code):
+            sys.exit(1)
+        raise
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,8 @@ class Config:
         str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"
     ] = "none"
     micro_batch_size: Annotated[int, "sequences in a forward of one process; 0: all at once"] = 0
+
+    ddp: Annotated[bool, "share each batch among the processes that torchrun started, one a device"] = True
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10

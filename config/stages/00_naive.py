@@ -22,3 +22,4 @@ compile = False
 loss_chunks = 0
 checkpointing = "none"
 micro_batch_size = 0
+ddp = False

@@ -1,0 +1,175 @@
+"""Several processes, one for each device: the process group, the wrapping of the model, and what they share.
+
+`torchrun` starts the processes and tells each its place in environment variables. Every process holds a share of
+the batch; gradients and losses are averaged over all. Alone, nothing here does anything.
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from config import BadInput
+
+
+def world_size():
+    """The number of processes; 1 where there is no group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank():
+    """This process's number, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def start(config, device):
+    """Joins the processes that torchrun started, if there are several. Returns this one's device.
+
+    Raises BadInput if the batch or the devices do not divide among them.
+    """
+    n, local_rank, local_n = (
+        int(os.environ.get(name, default))
+        for name, default in (("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
+    if n == 1:
+        return device
+    check_batch(config, n)
+    if device.type == "cuda":
+        n_devices = torch.cuda.device_count()
+        if local_n > n_devices or config.device.startswith("cuda:"):
+            raise BadInput(
+                f"device={config.device} with {local_n} processes on a machine with {n_devices} CUDA devices; "
+                f"expected --device=auto or cuda, and at most --nproc_per_node={n_devices}"
+            )
+        device = torch.device("cuda", local_rank)
+    elif local_n > 1 and os.environ.get("OMP_NUM_THREADS") == "1":  # what torchrun sets where the user does not
+        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, n_cores // local_n))
+    if not dist.is_initialized():
+        on_gpu = device.type == "cuda"
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    if rank() > 0:  # only the first process prints
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return device
+
+
+def check_batch(config, n):
+    """Raises BadInput unless each of n processes gets as much of a batch, in whole micro-batches."""
+
+    def divides(batch_size):
+        share, left_over = divmod(batch_size, n)
+        micro = min(config.micro_batch_size or share, share)
+        return share > 0 and not left_over and share % micro == 0 and batch_size % (config.micro_batch_size or 1) == 0
+
+    if not divides(config.batch_size):
+        step = n * (config.micro_batch_size or 1)
+        sizes = range(max(0, config.batch_size - step), config.batch_size + step + 1)
+        less = [size for size in sizes if size < config.batch_size and divides(size)]
+        more = [size for size in sizes if size > config.batch_size and divides(size)]
+        micro = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+        raise BadInput(
+            f"batch_size={config.batch_size} does not divide among {n} processes{micro}; "
+            f"expected batch_size {' or '.join(map(str, less[-1:] + more[:1]))}, or another number of processes"
+        )
+
+
+def stop():
+    """Leaves the group, when every process has come to the end."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def said_before(line):
+    """Whether another process has said this line, as counted in the store where torchrun's processes meet."""
+    try:
+        store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))
+        return store.add(line, 1) > 1
+    except (dist.DistError, ValueError):  # there is none
+        return False
+
+
+def choices(config):
+    """What the header says of the processes."""
+    return {"processes": f"{world_size()} by {dist.get_backend()}"} if world_size() > 1 else {}
+
+
+def agree(facts, what):
+    """Raises BadInput, on every process, where one has other facts, {name: value}, than the first."""
+    if world_size() == 1:
+        return
+    everyone = [None] * world_size()
+    dist.all_gather_object(everyone, facts)
+    for number, theirs in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if theirs[name] != value:
+                raise BadInput(
+                    f"the processes differ in their {what}: rank {number} has {name}={theirs[name]}, "
+                    f"rank 0 {name}={value}; expected the same on every machine"
+                )
+
+
+class DataParallel(DistributedDataParallel):
+    """DDP that answers for the model it wraps: its attributes, its methods and its names of the weights."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def state_dict(self, *args, **kwargs):
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def wrap(model):
+    """The model as one of several replicas (Li et al. 2020)."""
+    if world_size() == 1:
+        return model
+    model = DataParallel(model, gradient_as_bucket_view=True)  # a bucket of gradients is one reduction
+    model.broadcast_buffers = False  # they are constants
+    return model
+
+
+def synchronize_last(model, micro_batches):
+    """Yields the micro-batches; only in the last one's backward are the gradients averaged over the processes."""
+    *others, last = micro_batches
+    synchronize(model, False)
+    yield from others
+    synchronize(model, True)
+    yield last
+
+
+def synchronize(model, on):
+    """Says, before a forward, whether its backward averages the gradients over the processes."""
+    if world_size() == 1:
+        return
+    model.require_backward_grad_sync = on
+
+
+def mean(tensor):
+    """The mean of a tensor over the processes, on its device: no one waits for the host."""
+    return total(tensor) / world_size() if world_size() > 1 else tensor
+
+
+def total(tensor):
+    """The sum of a tensor over the processes, on its device."""
+    if world_size() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def rows(tensor):
+    """The tensor (n,) of every process: (world_size, n), on the CPU."""
+    gathered = [tensor]
+    if world_size() > 1:
+        gathered = [None] * world_size()
+        dist.all_gather_object(gathered, tensor)
+    return torch.stack(gathered)
