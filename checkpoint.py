@@ -6,7 +6,7 @@ A checkpoint is one file, written by torch.save and read with weights_only=True 
     scaler (of float16 gradients), generators (random states by device, a row a process),
     progress (step, best_val_loss, interval_loss, interval_steps)
 
-The tensors are whole, however many processes trained: any number of them continues from one.
+The tensors are whole, however many processes trained: any number of them, sharded or not, continues from one.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ def save(path, config, model, optimizer, scaler, progress):
     state = {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict()["state"],
+        "model": parallel.whole(model.state_dict()),
+        "optimizer": parallel.whole(optimizer.state_dict()["state"]),
         "scaler": scaler.state_dict(),
         "generators": generator_states(),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device
@@ -95,7 +95,8 @@ def load_weights(model, state, path):
         padding = len(model.token_embedding.weight) - ours.vocab_size  # may be another than the checkpoint's
         tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
         weights["token_embedding.weight"] = weights["head.weight"] = tokens
-        model.load_state_dict(weights)
+        own = model.state_dict()
+        model.load_state_dict({name: parallel.part(weight, own.get(name)) for name, weight in weights.items()})
     except (KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise BadInput(f"{path} is damaged: its weights do not fit its config ({reason})") from None
@@ -112,7 +113,12 @@ def resume(path, model, optimizer, scaler):
             )
     load_weights(model, state, path)
     # Hyperparameters come from the config; only what was learned comes from the file.
-    optimizer.load_state_dict({"state": state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    learned = {
+        index: {name: parallel.part(value, parameters[index]) for name, value in values.items()}
+        for index, values in state["optimizer"].items()
+    }
+    optimizer.load_state_dict({"state": learned, "param_groups": optimizer.state_dict()["param_groups"]})
     if scaler.is_enabled() and state["scaler"]:
         scaler.load_state_dict(state["scaler"])
     set_generator_states(state["generators"])

@@ -130,7 +130,8 @@ def choices(config, device):
         "memory": "freed memory goes back to the system",
     }
     if config.compile:
-        chosen["compile"] = f"the {config.compile_scope}, mode {config.compile_mode}, by {find_compiler(device)}"
+        scope = "block" if config.shard != "none" else config.compile_scope
+        chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {find_compiler(device)}"
     if config.keep_memory and on_gpu:
         chosen["memory"] = "freed memory is kept, in expandable segments"
     elif config.keep_memory and GLIBC:

@@ -11,8 +11,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from config import BadInput
+from machine import choose_dtype
 
 
 def world_size():
@@ -94,7 +96,12 @@ def said_before(line):
 
 def choices(config):
     """What the header says of the processes."""
-    return {"processes": f"{world_size()} by {dist.get_backend()}"} if world_size() > 1 else {}
+    n = world_size()
+    if n == 1:
+        return {} if config.shard == "none" else {"shard": "nothing: there is one process"}
+    what = {"none": "each with all of the model's state", "optimizer": "each with its share of optimizer and gradients"}
+    what |= {"full": "each with its share of weights, gradients and optimizer"}
+    return {"processes": f"{n} by {dist.get_backend()}, {what[config.shard]}"}
 
 
 def agree(facts, what):
@@ -128,13 +135,29 @@ class DataParallel(DistributedDataParallel):
         return self.module.load_state_dict(*args, **kwargs)
 
 
-def wrap(model):
-    """The model as one of several replicas (Li et al. 2020)."""
+def wrap(model, config, device):
+    """The model as one of several: with shard=none a replica (Li et al. 2020), else sharded (Zhao et al. 2023).
+
+    Sharded, a block is gathered before its turn and reduced after its backward; what is left is the root's, whole
+    until the backward is over: the token embedding with the head, so that they stay tied, positions and last norm.
+    """
     if world_size() == 1:
         return model
-    model = DataParallel(model, gradient_as_bucket_view=True)  # a bucket of gradients is one reduction
-    model.broadcast_buffers = False  # they are constants
-    return model
+    if config.shard == "none":
+        model = DataParallel(model, gradient_as_bucket_view=True)  # a bucket of gradients is one reduction
+        model.broadcast_buffers = False  # they are constants
+        return model
+    from torch.distributed.device_mesh import init_device_mesh  # a second to import, which only this needs
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (world_size(),))
+    dtype = choose_dtype(config.dtype, device)
+    # On a GPU a block travels in the dtype that autocast multiplies in; a CPU's norms take no half weights.
+    half = dtype if device.type == "cuda" and dtype != torch.float32 else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "full")
+    return fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
 def synchronize_last(model, micro_batches):
@@ -150,7 +173,16 @@ def synchronize(model, on):
     """Says, before a forward, whether its backward averages the gradients over the processes."""
     if world_size() == 1:
         return
-    model.require_backward_grad_sync = on
+    if model.config.shard == "none":
+        model.require_backward_grad_sync = on
+    else:
+        model.set_requires_gradient_sync(on)
+        model.set_reshard_after_backward(on or model.config.shard == "full")
+
+
+def gathered(tensor):
+    """The whole of a tensor, should it be sharded; for all processes to call."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def mean(tensor):
@@ -164,6 +196,28 @@ def total(tensor):
         tensor = tensor.clone()
         dist.all_reduce(tensor)
     return tensor
+
+
+def whole(state):
+    """A state dict with its sharded tensors gathered in the first process; for all of them to call."""
+    if world_size() == 1:
+        return state
+    from torch.distributed.tensor import DTensor
+
+    def to_first(tensor):
+        tensor = gathered(tensor)
+        return tensor.cpu() if rank() == 0 else None  # one at a time in the memory of the device
+
+    return tree_map_only(DTensor, to_first, state)
+
+
+def part(tensor, like):
+    """This process's shard of a whole tensor where `like` is sharded and of the same shape, else the tensor."""
+    if not hasattr(like, "placements") or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def rows(tensor):

@@ -120,7 +120,7 @@ def train_step(model, optimizer, scaler, batch, lr, config):
         scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     if config.ddp:
-        loss = parallel.mean(loss.detach())
+        loss, grad_norm = parallel.mean(loss.detach()), parallel.gathered(grad_norm)
     if config.dtype == "float32":
         optimizer.step()
     else:
@@ -205,14 +205,14 @@ def build(config, device):
     """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
     model = GPT(config).to(device)
     torch.manual_seed(config.seed)  # of the dropout
-    if config.compile and config.compile_scope == "model":
+    if config.compile and config.compile_scope == "model" and config.shard == "none":
         model.compile(mode=config.compile_mode, dynamic=False)  # in place: names and weights stay as they are
-    elif config.compile:
+    elif config.compile:  # sharding gathers a block at a time
         for block in model.blocks:
             block.compile(mode=config.compile_mode, dynamic=False)
     if config.ddp:
         torch.manual_seed(config.seed + parallel.rank())  # each process drops others
-        model = parallel.wrap(model)
+        model = parallel.wrap(model, config, device)
     float16 = config.dtype != "float32" and machine.choose_dtype(config.dtype, device) == torch.float16
     scaler = torch.amp.GradScaler(device.type, enabled=float16)  # lest small gradients vanish; else does nothing
     return model, build_optimizer(model, config), scaler

@@ -126,6 +126,10 @@ class Config:
     micro_batch_size: Annotated[int, "sequences in a forward of one process; 0: all at once"] = 0
 
     ddp: Annotated[bool, "share each batch among the processes that torchrun started, one a device"] = True
+    shard: Annotated[
+        Literal["none", "optimizer", "full"],
+        "what each process holds only its share of: nothing; optimizer state and gradients; the weights too",
+    ] = "none"
 
     # -- what is watched and kept
     log_interval: Annotated[int, "steps between logged rows"] = 10
@@ -296,17 +300,18 @@ def check(config):
             f"or batch_size {' or '.join(str(size) for size in (less, less + more) if size)}"
         )
     require(
-        not (c.compile and c.compile_scope == "block" and c.checkpointing == "selective"),
-        "checkpointing=selective chooses among the operators of a block, which compile_scope=block hides from it; "
-        "expected compile_scope=model, or checkpointing=every:1",
+        not (c.compile and (c.compile_scope == "block" or c.shard != "none") and c.checkpointing == "selective"),
+        "checkpointing=selective chooses among the operators of a block, which compile_scope=block hides from it, "
+        "as sharding does; expected compile_scope=model and shard=none, or checkpointing=every:1",
     )
     graphs = c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
     accumulates = 0 < c.micro_batch_size < c.batch_size or not c.set_to_none
+    recomputes = c.compile_scope == "block" and c.checkpointing != "none"
     require(
-        not (graphs and (accumulates or (c.compile_scope == "block" and c.checkpointing != "none"))),
+        not (graphs and (accumulates or recomputes or c.shard != "none")),
         f"compile_mode={c.compile_mode} replays CUDA graphs, whose memory each forward writes again: gradients that "
-        "add up and blocks that are recomputed would be overwritten; expected --compile_mode=default, or "
-        "--micro_batch_size=0 --set_to_none=True --compile_scope=model",
+        "add up and blocks that are recomputed would be overwritten, and sharded weights move; expected "
+        "--compile_mode=default, or --micro_batch_size=0 --set_to_none=True --compile_scope=model --shard=none",
     )
     require(
         re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),

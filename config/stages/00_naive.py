@@ -23,3 +23,4 @@ loss_chunks = 0
 checkpointing = "none"
 micro_batch_size = 0
 ddp = False
+shard = "none"
