@@ -82,6 +82,8 @@ TOLERANCE = {
     "chunked_loss": 1e-4,
     "checkpointing": 0,
     "grad_accumulation": 1e-4,
+    "ddp": 0,  # in one process, as here; tests/test_parallel.py has more
+    "shard": 0,
 }
 
 
@@ -696,10 +698,10 @@ def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, keys
     assert len(losses[0]) == 5
 
 
-def test_several_processes_are_refused_for_now(tiny, monkeypatch):
+def test_several_processes_without_ddp_are_refused(tiny, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BadInput, match="torchrun"):
-        train.set_up(tiny())
+    with pytest.raises(BadInput, match=r"torchrun.*ddp=True"):
+        train.set_up(tiny(ddp=False))
 
 
 @pytest.mark.parametrize(
