@@ -1,6 +1,10 @@
 """GPT-2 1558M (Radford et al. 2019), about half a million tokens a step. Prepare a corpus with GPT-2's tokenizer:
 
 python data/text/prepare.py --input FILES --tokenizer=gpt2
+torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py --shard=full
+
+The memory that each of eight GPUs needs is predicted by `python profile.py config/gpt2_xl.py --shard=full --fit
+--world_size=8`.
 """
 
 out_dir = "out/gpt2_xl"
