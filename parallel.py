@@ -51,8 +51,11 @@ def start(config, device):
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, n_cores // local_n))
     if not dist.is_initialized():
-        on_gpu = device.type == "cuda"
-        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+        store, number, _ = next(dist.rendezvous("env://"))
+        if local_n == n:  # torchrun keeps a node's store over restarts, with the addresses of processes long gone
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+        dist.init_process_group(backend, store=store, rank=number, world_size=n, device_id=device_id)
     if rank() > 0:  # only the first process prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return device
