@@ -121,12 +121,11 @@ def cublas_workspaces():
     return 2 * 2**20 * (32 if recent else 8.125)  # Hopper and Blackwell, or older
 
 
-def predict(config, device_type="cpu", shard="none", world_size=1):
+def predict(config, device_type="cpu", world_size=1):
     """Memory of a step of `config` in one of world_size processes, all operations eager.
 
     On "cuda", bytes as torch.cuda.max_memory_allocated counts them: without CUDA's own context (about half a GB) and
     what the allocator keeps free. Where there is no GPU to ask, it is taken for a Hopper or Blackwell.
-    shard: what the processes split, none | optimizer (its state) | full (weights and gradients too).
     """
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
@@ -149,7 +148,7 @@ def predict(config, device_type="cpu", shard="none", world_size=1):
     n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
     inputs = n_batches * config.batch_size // config.micro_batch_size * memory.inputs
     memory = dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
-    return sharded(memory, config, shard, world_size)
+    return sharded(memory, config, world_size)
 
 
 def of_one_process(config, world_size):
@@ -208,20 +207,22 @@ def watch(module, ledger):
     return moments
 
 
-def sharded(memory, config, shard, world_size):
-    """Memory of one process of world_size, each of which keeps its part of what is sharded: an estimate.
+def sharded(memory, config, world_size):
+    """Memory of one process of world_size, each of which keeps its part of what config.shard says: an estimate.
 
-    full: of the weights and gradients, those of two blocks (one computes, the next is gathered) and of what is outside
-    of the blocks are whole.
+    Optimizer state and gradients are shared; weights too, but for the forward and backward they are gathered: all of
+    them with shard=optimizer; with full those of two blocks (one computes, the next comes) and what is outside blocks.
     """
-    if shard == "none" or world_size == 1:
+    if config.shard == "none" or world_size == 1:
         return memory
-    parts = {"optimizer": memory.optimizer // world_size}
-    if shard == "full":
-        outside = 4 * config.n_embd * (config.vocab_size + config.context_length)  # float32
-        whole = min(outside + 2 * (memory.weights - outside) // config.n_layer, memory.weights)
-        for key in ("weights", "gradients"):
-            parts[key] = whole + max(getattr(memory, key) - whole, 0) // world_size
+    outside = 4 * config.n_embd * (config.vocab_size + config.context_length)  # float32
+    whole = min(outside + 2 * (memory.weights - outside) // config.n_layer, memory.weights)
+    gathered = memory.weights if config.shard == "optimizer" else whole
+    parts = {
+        "weights": min(gathered + memory.weights // world_size, memory.weights),
+        "gradients": whole + max(memory.gradients - whole, 0) // world_size,
+        "optimizer": memory.optimizer // world_size,
+    }
     gone = {key: getattr(memory, key) - size for key, size in parts.items()}
     resident = memory.weights + memory.gradients + memory.optimizer + memory.inputs + memory.activations
     if resident > memory.peak - memory.temporary:  # gradients are dropped between steps: not there in the forward
@@ -229,14 +230,14 @@ def sharded(memory, config, shard, world_size):
     return dataclasses.replace(memory, **parts, peak=memory.peak - sum(gone.values()))
 
 
-def largest_micro_batch(config, memory_bytes, device_type="cpu", shard="none", world_size=1):
+def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     """The largest micro_batch_size, of those that divide a process's batch, whose peak fits; 0 where none does."""
     batch_size = config.batch_size // world_size
     sizes = [0] + [size for size in range(1, batch_size + 1) if batch_size % size == 0]
 
     def memory(index):
         sized = dataclasses.replace(config, micro_batch_size=sizes[index])
-        return predict(sized, device_type, shard, world_size)
+        return predict(sized, device_type, world_size)
 
     low, high = 0, len(sizes) - 1
     most = memory(high)
@@ -286,13 +287,13 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
     }
 
 
-def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, shard="none", world_size=1):
+def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1):
     """The text of what a run of `config` costs and of the memory of every row (name, config), with vocab_size known.
 
     With memory_gb (1e9 bytes), also the largest micro-batch that fits into it.
     """
     cost = costs(config, mfu, peak_flops, world_size)
-    each = f" in each of {world_size} processes with shard={shard}" if world_size > 1 else ""
+    each = f" in each of {world_size} processes" if world_size > 1 else ""
     lines = [
         f"{cost['n_params'] / 1e6:.1f} M parameters, {cost['flops_per_token'] / 1e9:.3f} GFLOP a token",
         f"{cost['tokens'] / 1e9:.3f} G tokens in {config.max_steps} steps: {cost['pf_days']:.3g} PF-days, "
@@ -303,12 +304,12 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
     parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
     table = [["stage", *parts, "B/param", "block MB", "formula MB"] + [f"fits {memory_gb:g} GB"] * (memory_gb > 0)]
     for name, row in rows:
-        memory = predict(row, device_type, shard, world_size)
+        memory = predict(row, device_type, world_size)
         formula = block_activations(of_one_process(row, world_size), device_type)
         cells = [name + "*" * row.compile, *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts)]
         cells += [f"{memory.peak / cost['n_params']:.1f}", f"{memory.block / 1e6:.1f}", f"{formula / 1e6:.1f}"]
         if memory_gb > 0:
-            fitting = largest_micro_batch(row, memory_gb * 1e9, device_type, shard, world_size)
+            fitting = largest_micro_batch(row, memory_gb * 1e9, device_type, world_size)
             cells.append(f"{fitting} of {row.batch_size // world_size}" if fitting else "nothing")
         table.append(cells)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

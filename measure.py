@@ -1,4 +1,4 @@
-"""What one process measures for profile.py: python measure.py examine|time|silent|limits config/x.py [options]
+"""What one process measures for profile.py: python measure.py machine|examine|time|silent|limits config/x.py
 
 Each measurement prints one line of JSON. All of them train with train.py's own train_step on real batches.
 """
@@ -7,14 +7,19 @@ import contextlib
 import dataclasses
 import json
 import math
+import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import fit
 import machine
+import parallel
+import report
 import train
 from config import Parser, load_config, run
 
@@ -25,32 +30,39 @@ WINDOW = 1.0  # seconds that are timed at least
 
 def main(argv):
     parser = Parser(prog="measure.py", allow_abbrev=False)
-    parser.add_argument("what", choices=["examine", "time", "silent", "limits"])
+    parser.add_argument("what", choices=["machine", "limits", "examine", "time", "silent"])
     parser.add_argument("--steps", type=int, default=4, help="timed at least")
+    parser.add_argument("--threads", type=int, help="of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace, and a snapshot of CUDA's memory")
     options, config_argv = parser.parse_known_args(argv)
     # The learning rate rises to its height within the steps that are compared: a wrong update shows in their losses.
     config = load_config([*config_argv, "--max_steps=1000000", f"--warmup_steps={COMPARED}"])
     try:
-        match options.what:
-            case "examine":
-                measured = examine(config, options.trace)
-            case "time":
-                measured = time_steps(config, options.steps)
-            case "silent":
-                measured = time_without_communication(config, options.steps)
-            case "limits":
-                measured = limits(train.set_up(config))
+        with machine.compiler_errors():
+            match options.what:
+                case "machine":
+                    measured = describe(train.set_up(config))
+                case "limits":
+                    measured = limits(train.set_up(config))
+                case "examine":
+                    measured = examine(config, options.trace)
+                case "time":
+                    measured = time_steps(config, options.steps, options.threads)
+                case "silent":
+                    measured = time_without_communication(config, options.steps, options.threads)
     except torch.OutOfMemoryError:
-        measured = {"error": "out of memory"}
+        sys.exit("error: out of memory")
     print(json.dumps(measured))
+    parallel.stop()
 
 
 class Run:
     """A run as train.py sets it up, of which only steps are taken."""
 
-    def __init__(self, config):
+    def __init__(self, config, threads=None):
         self.device = train.set_up(config)
+        if threads:
+            torch.set_num_threads(threads)
         meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
         self.config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
         self.resident_before = resident_bytes("VmRSS")
@@ -66,6 +78,10 @@ class Run:
         with record_function("step"):
             return train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)[0]
 
+    def agreed(self, seconds):
+        """The mean over the processes: all take the same number of steps."""
+        return float(parallel.mean(torch.tensor(seconds, device=self.device)))
+
     def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -80,14 +96,18 @@ class Run:
         for _ in range(steps):
             self.step()
         self.synchronize()
-        elapsed = time.perf_counter() - start
+        elapsed = self.agreed(time.perf_counter() - start)
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
-def time_steps(config, steps):
+def time_steps(config, steps, threads):
     """Seconds of a step after the warm-up and of the first one, and the peak of resident memory above the start's."""
-    this = Run(config)
-    first, _, seconds = this.seconds(1, window=0), this.seconds(WARMUP - 1, window=0), this.seconds(steps)
+    this = Run(config, threads)
+    first = this.seconds(1, window=0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak, which may be the compiler's
+    this.seconds(WARMUP - 1, window=0)
+    seconds = this.seconds(steps)
     peak = resident_bytes("VmHWM")
     return {
         "seconds": seconds,
@@ -97,8 +117,8 @@ def time_steps(config, steps):
     }
 
 
-def time_without_communication(config, steps):
-    """Seconds of a step whose gradients stay each process's own, and the bytes that each would have sent in it."""
+def time_without_communication(config, steps, threads):
+    """Seconds of a step whose gradients stay each process's own, and the bytes of gradients that it would average."""
     sent = {}
 
     def keep(_, bucket):
@@ -107,7 +127,7 @@ def time_without_communication(config, steps):
         future.set_result(bucket.buffer())
         return future
 
-    this = Run(config)
+    this = Run(config, threads)
     this.model.register_comm_hook(None, keep)
     this.seconds(WARMUP, window=0)
     sent.clear()  # the first step had other buckets
@@ -116,19 +136,18 @@ def time_without_communication(config, steps):
 
 def examine(config, trace=None):
     """The first losses, the memory that the second step takes, and where the time of the last one goes."""
-    torch._inductor.config.cpp.enable_kernel_profile = True  # compiled CPU kernels show up by name
+    on_gpu = machine.choose_device(config.device).type == "cuda"
+    torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:
         this = Run(config)
-        on_gpu = this.device.type == "cuda"
         losses = [float(this.step()) for _ in range(WARMUP - 1)]
         if on_gpu:
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(this.device)  # without what the compiler tried out
         losses.append(float(this.step()))
     memory = anatomy(this, memory_profiler)
     losses += [float(this.step()) for _ in range(COMPARED - WARMUP - 1)]
 
-    if trace and on_gpu:
-        torch.cuda.memory._record_memory_history()
     this.synchronize()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities, record_shapes=True) as profiler:
@@ -137,26 +156,36 @@ def examine(config, trace=None):
         this.synchronize()
         seconds = time.perf_counter() - start
     if trace:
-        Path(trace).mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(Path(trace, "trace.json.gz")))
-        if on_gpu:
-            torch.cuda.memory._dump_snapshot(str(Path(trace, "memory.pickle")))
+        keep_trace(this, profiler, Path(trace))
     return {
         "losses": losses,
         "memory": memory,
-        "time_by_kind": time_by_kind(profiler.events(), seconds, this.config, on_gpu),
+        "seconds_by_kind": seconds_by_kind(profiler.events(), this.config, on_gpu),
+        "profiled_seconds": seconds,
         "product_dtype": product_dtype(this.config, this.device),
         "parameters": this.model.n_params(),
         "flops_per_token": this.model.flops_per_token(),
+        "predicted": fit.predict(this.config, this.device.type).peak,
     }
 
 
-def anatomy(this, profiler):
-    """Bytes of what a step holds: its weights, gradients, optimizer state, activations and the peak of all tensors.
+def keep_trace(this, profiler, folder):
+    """Writes trace.json.gz for a browser's tracing page, and on CUDA memory.pickle of one more step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+    if this.device.type == "cuda":
+        torch.cuda.memory._record_memory_history()
+        this.step()
+        torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
 
-    Activations are what lives at the end of the first forward beyond the rest. On CUDA the peak is the allocator's;
-    on a CPU it is the highest sum of allocations less releases that torch.profiler saw. reserved and context are
-    what the allocator and the driver hold beyond it.
+
+def anatomy(this, profiler):
+    """Bytes of what the last step held, by what it was for; the parts add up to the peak of all tensors.
+
+    activations: what lives at the end of the first forward beyond weights, optimizer state and kept gradients, the
+    batch included. rest: what the peak has beyond that end; gradients are part of it where they are dropped between
+    steps. On CUDA the peak is the allocator's; on a CPU it is the highest sum of allocations less releases that
+    torch.profiler saw. reserved: what CUDA's allocator holds. context: what else is taken of the GPU's memory.
     """
     on_gpu = this.device.type == "cuda"
     events = profiler.profiler.kineto_results.events()
@@ -169,7 +198,8 @@ def anatomy(this, profiler):
     changes = (event for event in events if event.name() == "[memory]" and event.device_type() == device_type)
     for change in sorted(changes, key=lambda event: event.start_ns()):
         now += change.nbytes()
-        peak = max(peak, now)
+        if change.start_ns() > step_start:
+            peak = max(peak, now)
         if change.start_ns() < backward_start:
             forward_end = now
 
@@ -184,26 +214,24 @@ def anatomy(this, profiler):
         "optimizer": size(state),
     }
     kept = held["weights"] + held["optimizer"] + (0 if this.config.set_to_none else held["gradients"])
-    held |= {"activations": forward_end - kept, "peak": peak}
     if on_gpu:
         free, total = torch.cuda.mem_get_info(this.device)
-        reserved = torch.cuda.memory_reserved(this.device)
-        held |= {
-            "peak": torch.cuda.max_memory_allocated(this.device),
-            "reserved": torch.cuda.max_memory_reserved(this.device),
-            "context": total - free - reserved,
-        }
-    return held
+        peak = torch.cuda.max_memory_allocated(this.device)
+        held["reserved"] = torch.cuda.max_memory_reserved(this.device)
+        held["context"] = total - free - torch.cuda.memory_reserved(this.device)
+    return held | {"activations": forward_end - kept, "rest": peak - forward_end, "peak": peak}
 
 
 # Where a step's time goes. The first kind wins of which a word is in the name of an operator or of what called it.
 KINDS = {
     "data": ["data wait"],
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm"],  # clipping included
-    "attention": ["scaled_dot_product", "bmm", "aten::_softmax"],
+    "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax"],
     "gemm": ["aten::mm", "aten::addmm", "linear_pointwise"],
     "loss": ["log_softmax", "nll_loss", "logsumexp", "ChunkedLoss", "_mul_ne_"],
 }
+# Python, autograd and the compiler's wrappers between the operators: what no operator accounts for is the host's.
+BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
 
 
 def kind_of(event, config):
@@ -220,20 +248,24 @@ def kind_of(event, config):
     for shape in event.input_shapes or []:
         if len(shape) == 4 and shape[2] == shape[3] == T:
             return "attention"
-        if len(shape) == 2 and shape[0] == N and shape[1] in rows:
+        if len(shape) == 2 and shape[0] == N and shape[1] in rows and config.n_embd not in rows:
             return "loss"
     return "elementwise"
 
 
-def time_by_kind(events, seconds, config, on_gpu):
-    """Shares of a step's time. host is what no operator accounts for: Python, and on a GPU its waiting for launches."""
-    shares = dict.fromkeys([*KINDS, "elementwise"], 0.0)
+def seconds_by_kind(events, config, on_gpu):
+    """Seconds of a step by KINDS, of the operators on a CPU, of their kernels on a GPU; data is the host's wait."""
+    seconds = dict.fromkeys([*KINDS, "elementwise"], 0.0)
     for event in events:
-        if event.device_type == torch.autograd.DeviceType.CPU:
-            microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-            shares[kind_of(event, config)] += microseconds / 1e6 / seconds
-    shares["host"] = max(0.0, 1 - sum(shares.values()))
-    return shares
+        if event.device_type != torch.autograd.DeviceType.CPU:
+            continue  # a kernel: it counts with the operator that launched it
+        if on_gpu and event.name == "data wait":
+            seconds["data"] += event.cpu_time_total / 1e6
+        elif on_gpu and kind_of(event, config) != "data":
+            seconds[kind_of(event, config)] += event.self_device_time_total / 1e6
+        elif not on_gpu and not event.name.startswith(BETWEEN):
+            seconds[kind_of(event, config)] += event.self_cpu_time_total / 1e6
+    return seconds
 
 
 def product_dtype(config, device):
@@ -260,7 +292,7 @@ def limits(device):
 
 
 def fastest(action, device):
-    """Seconds of an action: the median of seven windows, each long enough for the clock, after one to warm up."""
+    """Seconds of an action: the median of seven windows of a fifth of a second, after two actions to warm up."""
 
     def window(count):
         start = time.perf_counter()
@@ -270,8 +302,29 @@ def fastest(action, device):
             torch.cuda.synchronize(device)
         return (time.perf_counter() - start) / count
 
-    count = max(1, round(0.05 / window(1)), round(0.05 / window(1)))
+    window(1)
+    count = math.ceil(0.2 / window(1))
     return statistics.median(window(count) for _ in range(7))
+
+
+def describe(device):
+    """What the figures depend on: processor, device, versions."""
+    on_gpu = device.type == "cuda"
+    cpu = platform.processor()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line for line in lines if line.startswith("model name")).partition(": ")[2]
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "gpus": torch.cuda.device_count() if on_gpu else 0,
+        "datasheet_flops": report.peak_flops(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "python": platform.python_version(),
+    }
 
 
 def resident_bytes(field):

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from config import BadInput
@@ -122,8 +122,12 @@ def agree(facts, what):
                 )
 
 
-class DataParallel(DistributedDataParallel):
-    """DDP that answers for the model it wraps: its attributes, its methods and its names of the weights."""
+class DistributedDataParallel(nn.parallel.DistributedDataParallel):
+    """DDP (Li et al. 2020) that answers for the model it wraps: its attributes, methods and names of the weights."""
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.broadcast_buffers = False  # they are constants
 
     def __getattr__(self, name):
         try:
@@ -138,29 +142,22 @@ class DataParallel(DistributedDataParallel):
         return self.module.load_state_dict(*args, **kwargs)
 
 
-def wrap(model, config, device):
-    """The model as one of several: with shard=none a replica (Li et al. 2020), else sharded (Zhao et al. 2023).
+def fully_shard(model, config, device):
+    """Shards the model in place (FSDP2, Zhao et al. 2023): each process keeps its part of every tensor.
 
-    Sharded, a block is gathered before its turn and reduced after its backward; what is left is the root's, whole
-    until the backward is over: the token embedding with the head, so that they stay tied, positions and last norm.
+    A block is gathered before its turn and reduced after its backward; what is left is the root's, whole until the
+    backward is over: the token embedding with the head, so that they stay tied, positions and last norm.
     """
-    if world_size() == 1:
-        return model
-    if config.shard == "none":
-        model = DataParallel(model, gradient_as_bucket_view=True)  # a bucket of gradients is one reduction
-        model.broadcast_buffers = False  # they are constants
-        return model
-    from torch.distributed.device_mesh import init_device_mesh  # a second to import, which only this needs
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed import fsdp  # a second to import, which only this needs
 
-    mesh = init_device_mesh(device.type, (world_size(),))
+    mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
     dtype = choose_dtype(config.dtype, device)
     # On a GPU a block travels in the dtype that autocast multiplies in; a CPU's norms take no half weights.
     half = dtype if device.type == "cuda" and dtype != torch.float32 else None
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "full")
-    return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "full")
+    fsdp.fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
 def synchronize_last(model, micro_batches):

@@ -7,13 +7,12 @@ the machine hits all alike. Started by torchrun, it measures how the config scal
 """
 
 import ast
-import contextlib
 import dataclasses
 import hashlib
 import importlib.util
 import json
 import os
-import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -27,8 +26,8 @@ if __name__ == "profile":
     spec.loader.exec_module(sys.modules["profile"])
 
 ROOT = Path(__file__).parent
-OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-MEASURED = ["train.py", "model.py", "machine.py", "measure.py", "data/loader.py", "config/__init__.py"]  # and stages
+MEASURED = "train model machine parallel measure data/loader config/__init__"  # and the stages
+OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
 def main(argv):
@@ -37,7 +36,9 @@ def main(argv):
         import summary
 
         print(summary.compare(*(summary.read(path) for path in options.compare)))
-    elif int(os.environ.get("RANK", 0)) == 0:  # of torchrun's processes the first measures, in processes of its own
+    elif options.fit:
+        print(predict(options, config_argv))
+    elif options.rank == 0:  # of torchrun's processes the first measures, in processes of its own
         climb(options, config_argv)
 
 
@@ -55,6 +56,13 @@ def parse(argv):
         "without: the config as it is, less one stage (default: %(default)s)",
     )
     parser.add_argument("--sweep", action="store_true", help="instead: the batch in micro-batches of every size")
+    parser.add_argument(
+        "--fit", action="store_true", help="instead: predict the stages' memory on a GPU, or with --device=cpu on a CPU"
+    )
+    parser.add_argument("--memory_gb", type=float, default=0.0, help="of --fit: find the largest micro-batch for it")
+    parser.add_argument("--world_size", type=int, default=1, help="of --fit: processes (default: %(default)s)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="of --fit: share of PEAK_TFLOPS (default: %(default)s)")
+    parser.add_argument("--peak_tflops", type=float, default=989, help="of --fit: of a device (default: an H200's 989)")
     parser.add_argument("--compare", nargs=2, metavar="RESULTS", help="instead: set two results.json side by side")
     parser.add_argument("--stages", help="names, separated by commas (default: all)")
     parser.add_argument("--steps", type=int, default=4, help="timed at least in one process (default: %(default)s)")
@@ -62,17 +70,27 @@ def parse(argv):
     parser.add_argument("--trace", action="store_true", help="keep a Chrome trace of each row, in OUT_DIR/traces")
     parser.add_argument("--out_dir", help="default: results/<machine>/<config>")
     options, rest = parser.parse_known_args(argv)
-    options.processes = int(os.environ.get("WORLD_SIZE", 1))
+    of_torchrun = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
+    options.rank, options.processes, local = (int(os.environ.get(key, default)) for key, default in of_torchrun)
+    if options.processes != local:
+        raise BadInput(f"{options.processes} processes, {local} of them here; expected all on one machine")
+    if options.processes > 1:
+        os.environ.pop("OMP_NUM_THREADS", None)  # torchrun's 1
     options.mode = "scaling" if options.processes > 1 else "sweep" if options.sweep else options.mode
-    options.stages = options.stages.split(",") if options.stages else stage_names()
-    if unknown := [stage for stage in options.stages if stage not in stage_names()]:
+    asked = options.stages.split(",") if options.stages else stage_names()
+    if unknown := [stage for stage in asked if stage not in stage_names()]:
         raise BadInput(f"--stages={','.join(unknown)}: no such stage; `python ladder.py` lists them")
+    options.stages = [stage for stage in stage_names() if stage in ["naive", *asked]]
     if min(options.steps, options.repeats) < 1:
         raise BadInput("--steps and --repeats: expected at least 1")
     config = load_config(rest)
+    options.replicated = config.shard == "none"
     if config.stage and options.mode in ("ladder", "each"):
         raise BadInput(f"stage={config.stage}: --mode={options.mode} sets it; choose rows with --stages=a,b,c")
-    if config.micro_batch_size and not options.sweep and not any(word.startswith("--batch_size") for word in rest):
+    if min(options.memory_gb, options.world_size - 1, options.mfu - 1e-9, options.peak_tflops - 1e-9) < 0:
+        raise BadInput("--memory_gb, --world_size, --mfu and --peak_tflops: expected positive numbers")
+    whole = options.sweep or options.fit
+    if config.micro_batch_size and not whole and not any(word.startswith("--batch_size") for word in rest):
         rest.append(f"--batch_size={config.micro_batch_size}")  # a step is one micro-batch: large presets run too
     return options, rest
 
@@ -103,6 +121,31 @@ def plan(options, config_argv):
             return {str(n): [f"--batch_size={n * share}"] for n in counts}
 
 
+def predict(options, config_argv):
+    """The text of --fit: what the run costs, and the memory of each stage on the device that the config names."""
+    import fit
+    from config import load_config
+    from data.loader import open_dataset
+
+    config = load_config(config_argv)
+    words = list(config_argv)
+    if not config.vocab_size:
+        vocab_size = open_dataset(config.dataset, 0, config.context_length)[0]["vocab_size"]
+        words.append(f"--vocab_size={vocab_size}")
+    config = load_config(words)
+    rows = [(stage, load_config([*words, f"--stage={stage}"])) for stage in options.stages if not config.stage]
+    rows.append((config.stage or "as configured", config))
+    return fit.report(
+        config,
+        rows,
+        config.device.partition(":")[0].replace("auto", "cuda"),
+        options.memory_gb,
+        options.mfu,
+        options.peak_tflops * 1e12,
+        options.world_size,
+    )
+
+
 def turned_off(stage):
     """The words that set a stage's fields back to what naive has."""
     import ladder
@@ -122,9 +165,10 @@ def not_applicable(rows, mode, config_argv):
         except BadInput as error:
             reasons[name] = str(error)
             continue
-        config = dataclasses.replace(config, stage="", micro_batch_size=config.micro_batch_size % config.batch_size)
+        micro_batch_size = config.micro_batch_size % config.batch_size
+        config = dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, ddp=True, shard="none")
         if configs and config == configs[-1 if mode == "ladder" else 0]:
-            reasons[name] = "not applicable: the same config as the row that it is compared with"
+            reasons[name] = "not applicable: in one process the same as the row that it is compared with"
         configs.append(config)
     return reasons
 
@@ -138,21 +182,31 @@ def climb(options, config_argv):
     from data.loader import open_dataset
 
     config = load_config(config_argv)
-    open_dataset(config.dataset, config.vocab_size, config.context_length)  # refuses what no row could be measured on
+    _, *splits = open_dataset(config.dataset, config.vocab_size, config.context_length)
+    conditions = {
+        "machine": run_alone("machine", config_argv),
+        "config": config_argv,
+        "keys": dataclasses.asdict(config),
+        "data": [split.fingerprint() for split in splits],
+        "steps": options.steps,
+        "code": code_hash(),
+    }
     names = "-".join(Path(word).stem for word in config_argv if word.endswith(".py"))
-    conditions = {"machine": machine(config), "config": config_argv, "steps": options.steps, "code": code_hash()}
     folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), names or "defaults"))
     results = read_results(folder / "results.json", conditions)
-    rows = plan(options, config_argv)
-    reasons = not_applicable(rows, options.mode, config_argv)
     part = results["modes"].setdefault(options.mode, {"limits": [], "rows": {}})
+    rows = plan(options, config_argv)
+    if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
+        raise BadInput(f"{folder} holds other rows of --mode={options.mode}; choose another --out_dir, or remove it")
+    reasons = not_applicable(rows, options.mode, config_argv)
     for name, words in rows.items():
-        part["rows"].setdefault(name, {"words": words, "note": reasons.get(name)})
-
+        part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # what failed is tried again
     try:
         summary.write(folder, results)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+
+    threads = max(1, conditions["machine"]["threads"] // options.processes)
     with tqdm(tasks(options, rows), unit="process") as bar:
         for name, what, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {what}")
@@ -160,11 +214,15 @@ def climb(options, config_argv):
             done = row.setdefault(what, []) if name else part["limits"]
             if len(done) >= count or row.get("note"):
                 continue
-            words = [*config_argv, *row.get("words", []), f"--steps={options.steps}"]
+            words = [*config_argv, *row.get("words", [])]
+            if what in ("time", "silent"):
+                words.append(f"--steps={options.steps}")
+            if options.mode == "scaling" and name:  # a process has as many threads alone as beside the others
+                words.append(f"--threads={threads}")
             if options.trace and what == "examine":
                 words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
             try:
-                done.append(run_alone(what, words, options.processes, int(name) if options.processes > 1 else 1))
+                done.append(run_alone(what, words, int(name) if options.mode == "scaling" and name else 1))
             except RuntimeError as error:
                 row["note"] = str(error)
             summary.write(folder, results)
@@ -181,55 +239,25 @@ def tasks(options, rows):
         found.append((None, "limits", count))
         for name in rows:
             found.append((name, "time", count))
-            if scaling and name != "1":
+            if scaling and options.replicated and name != "1":
                 found.append((name, "silent", count))
     return found
 
 
-def run_alone(what, words, processes=1, started=1):
-    """Measures something in a new process, or in `started` of at most `processes` ones.
-
-    Raises RuntimeError with what it said last if it fails.
-    """
+def run_alone(what, words, processes=1):
+    """Measures something in a new process, or in several. Raises RuntimeError with why if it fails."""
     command = [str(ROOT / "measure.py"), what, *words]
-    environment = {key: value for key, value in os.environ.items() if key not in OF_TORCHRUN}
-    if processes > 1:  # a process has as many threads alone as beside the others
-        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    if started > 1:
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={started}", *command]
+    if processes > 1:
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *command]
+    environment = {key: value for key, value in os.environ.items() if not OF_TORCHRUN.fullmatch(key)}
     process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
-    if process.returncode == -9:
+    if process.returncode == 0:
+        return json.loads(process.stdout.splitlines()[-1])
+    if process.returncode == -9 or "exitcode  : -9" in process.stderr:
         raise RuntimeError("killed by the system, most likely out of memory")
-    if process.returncode:
-        said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-        raise RuntimeError(next((line for line in said if line.startswith("error:")), said[-1]))
-    measured = json.loads(process.stdout.splitlines()[-1])
-    if "error" in measured:
-        raise RuntimeError(measured["error"])
-    return measured
-
-
-def machine(config):
-    """What the figures depend on: processor, device, versions."""
-    import torch
-
-    from machine import choose_device
-    from report import peak_flops
-
-    device = choose_device(config.device)
-    cpu = platform.processor()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line for line in lines if line.startswith("model name")).partition(": ")[2]
-    return {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "datasheet_flops": peak_flops(device),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+    reasons = [line for line in said if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
+    raise RuntimeError((reasons or said)[-1])
 
 
 def machine_name(machine):
@@ -241,7 +269,7 @@ def machine_name(machine):
 
 def code_hash():
     """Changes when the code that is measured changes."""
-    files = [*(ROOT / name for name in MEASURED), *sorted(ROOT.glob("config/stages/*.py"))]
+    files = [*(ROOT / f"{name}.py" for name in MEASURED.split()), *sorted(ROOT.glob("config/stages/*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 

@@ -1,6 +1,7 @@
 """What profile.py measured, as tables and pictures. results.json holds every process; this takes the medians."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -11,6 +12,7 @@ FORMAT_VERSION = 2
 SAME = 0.01  # nats: a loss further from naive's than this is another model's
 KNEE = 0.95  # of the best throughput of a sweep
 UNCHANGED = "no measurable change"
+BY_CHANCE = {2: "22 %", 3: "6 %", 4: "1.7 %", 5: "0.4 %"}  # of differences in normal noise pass for a change
 KINDS = {  # of a step's time, with what each is called and drawn in
     "gemm": ("matrix products", "tab:blue"),
     "attention": ("attention", "tab:purple"),
@@ -22,10 +24,12 @@ KINDS = {  # of a step's time, with what each is called and drawn in
 }
 PARTS = {  # of the peak of memory
     "weights": ("weights", "tab:blue"),
-    "gradients": ("gradients", "tab:cyan"),
+    "kept gradients": ("gradients kept", "tab:cyan"),
     "optimizer": ("optimizer state", "tab:olive"),
-    "rest": ("activations, temporary", "tab:orange"),
+    "activations": ("activations", "tab:orange"),
+    "rest": ("beyond the forward: gradients, temporary", "tab:red"),
 }
+CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
 
 
 def read(path):
@@ -35,6 +39,8 @@ def read(path):
         version = results["format_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not a results.json of profile.py ({error!r}); expected one") from None
+    if version == FORMAT_VERSION and (missing := [key for key in (*CONDITIONS, "modes") if key not in results]):
+        raise BadInput(f"{path} is damaged: it has no {' and no '.join(missing)}; measure again")
     if version != FORMAT_VERSION:
         raise BadInput(f"{path} has format {version}; expected format {FORMAT_VERSION}: measure again")
     return results
@@ -50,53 +56,70 @@ def write(folder, results):
 def summarize(results, mode):
     """A dict a row, in the order measured; what is not measured (yet) is absent. Bytes, seconds, nats, FLOP/s."""
     part = results["modes"][mode]
+    examined = [measured["examine"][0] for measured in part["rows"].values() if measured.get("examine")]
     rows = []
     for name, measured in part["rows"].items():
         row = {"name": name, "note": measured["note"]}
-        for found in measured.get("examine", []):
-            first = next(other["examine"][0]["losses"] for other in part["rows"].values() if other.get("examine"))
-            memory = found["memory"]
-            held = memory["weights"] + memory["gradients"] + memory["optimizer"]
-            row |= {
-                "gap": max(abs(ours - theirs) for ours, theirs in zip(found["losses"], first, strict=True)),
-                "memory": memory | {"rest": memory["peak"] - held},
-                "peak": memory["peak"],
-                "shares": found["time_by_kind"],
-                "parameters": found["parameters"],
-                "predicted": measured.get("predicted"),
-            }
         if timed := measured.get("time"):
-            seconds = [process["seconds"] for process in timed]
-            quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [0, 0, 0]
-            row |= {
-                "seconds": statistics.median(seconds),
-                "iqr": quartiles[2] - quartiles[0],
-                "range": max(seconds) - min(seconds),
-                "repeats": len(seconds),
-                "first": max(process["first_step_seconds"] for process in timed),
-                "tokens_per_s": timed[0]["tokens"] / statistics.median(seconds),
-            }
-            if timed[0]["resident_bytes"]:
-                row["resident"] = statistics.median(process["resident_bytes"] for process in timed)
+            row |= timing(timed)
         if silent := measured.get("silent"):
             row["exposed"] = row["seconds"] - statistics.median(process["seconds"] for process in silent)
-            row["sent"] = silent[0]["bytes"]
-        if "peak" in row and "seconds" in row:
-            flops = row["tokens_per_s"] * found["flops_per_token"]
-            if rates := [limit["flops"][found["product_dtype"]] for limit in part["limits"]]:
-                row["mfu"] = flops / statistics.median(rates)
-            if results["machine"]["datasheet_flops"]:
-                row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
+            row["gradient_bytes"] = silent[0]["bytes"]
+        if found := (measured.get("examine") or [None])[0]:
+            gaps = [abs(ours - theirs) for ours, theirs in zip(found["losses"], examined[0]["losses"], strict=True)]
+            row |= {
+                "memory": found["memory"],
+                "peak": found["memory"]["peak"],
+                "parameters": found["parameters"],
+                "shares": shares(found, row, results["machine"]["gpu"]),
+                "dropout": results["keys"]["dropout"],
+            }
+            if found is not examined[0]:
+                row["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+            if "predicted" in found:
+                row["predicted"] = found["predicted"]
+            if timed:
+                flops = row["tokens_per_s"] * found["flops_per_token"]
+                dtype = found["product_dtype"]
+                if rates := [limit["flops"][dtype] for limit in part["limits"] if dtype in limit["flops"]]:
+                    row["mfu"] = flops / statistics.median(rates)
+                if results["machine"]["datasheet_flops"] and dtype in ("bfloat16", "float16"):
+                    row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
         rows.append(row)
     return rows
 
 
-def changed(before, after):
-    """How many times as long `before` takes as `after`, or that the difference is within the range of the repeats.
+def timing(processes):
+    """Median and spread of the processes that timed a row."""
+    seconds = [process["seconds"] for process in processes]
+    first, *later = [process["first_step_seconds"] for process in processes]
+    row = {
+        "seconds": statistics.median(seconds),
+        "range": max(seconds) - min(seconds),
+        "repeats": len(seconds),
+        "first": first,
+        "tokens_per_s": processes[0]["tokens"] / statistics.median(seconds),
+    }
+    if later:
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        row |= {"iqr": high - low, "later": statistics.median(later)}
+    if processes[0]["resident_bytes"]:
+        row["resident"] = statistics.median(process["resident_bytes"] for process in processes)
+    return row
 
-    If nothing changed and the noise is normal, this claims a change by chance in 6 % of cases with three repeats
-    each, in 0.4 % with five.
-    """
+
+def shares(found, row, gpu):
+    """Shares of a step's time by KINDS: of the profiled step on a CPU; on a GPU its kernels' of the usual step."""
+    step = row.get("seconds", found["profiled_seconds"]) if gpu else found["profiled_seconds"]
+    parts = {kind: seconds / step for kind, seconds in found["seconds_by_kind"].items()}
+    waited = parts.pop("data")
+    idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
+    parts["data"] = min(waited, idle)
+    return parts | {"host": idle - parts["data"]}
+
+
+def changed(before, after):
+    """How many times as long `before` takes as `after`, or that the difference is within the range of the repeats."""
     if before is after or min(before.get("repeats", 0), after.get("repeats", 0)) < 2:
         return ""
     if abs(before["seconds"] - after["seconds"]) <= max(before["range"], after["range"]):
@@ -106,21 +129,28 @@ def changed(before, after):
 
 def table(results, mode):
     """The measurements of a mode in Markdown, below the conditions they were made under."""
-    on = results["machine"]
+    on, keys = results["machine"], results["keys"]
     rows = summarize(results, mode)
     device = on["gpu"] or f"{on['cpu']}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
     repeats = max(row.get("repeats", 0) for row in rows)
+    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + ", for each process" * (mode == "scaling")
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device}; torch {on['torch']}; medians of {repeats} processes of {results['steps']} steps or more each.",
+        f"{device}; torch {on['torch']}; a step is {batch}; medians of up to {repeats} processes of at least "
+        f"{results['steps']} steps.",
         markdown(columns(rows, mode), rows),
     ]
-    if mode == "sweep" and (found := knee(rows)):
-        text.append(found)
-    if rows := [row for row in rows if "shares" in row]:
-        shares = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, (label, _) in KINDS.items()}
-        text += ["Where a step's time goes:", markdown(shares, rows)]
-        text += ["What the memory of a step is (GB, and bytes per parameter):", markdown(memory_columns(rows), rows)]
+    if repeats > 1:
+        text.append(
+            f'"{UNCHANGED}": the difference is within the range of the processes. With {repeats} of them noise alone '
+            f"passes for a change in {BY_CHANCE.get(repeats, '0.1 %')} of comparisons."
+        )
+    if mode == "sweep":
+        text.append(knee(rows))
+    if examined := [row for row in rows if "shares" in row]:
+        kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, (label, _) in KINDS.items()}
+        text += ["Where a step's time goes, from one step under torch.profiler:", markdown(kinds, examined)]
+        text += ["What the memory of a step is, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
         rates = [
             f"{name} {statistics.median(limit['flops'][name] for limit in limits) / 1e12:.3g} TFLOP/s"
@@ -133,13 +163,15 @@ def table(results, mode):
 
 def columns(rows, mode):
     """{heading: row -> text} of the main table."""
-    first = rows[0]
-    before = {row["name"]: previous for previous, row in zip([first, *rows], rows, strict=False)}
+    first, before, last = rows[0], {}, rows[0]
+    for row in rows:
+        before[row["name"]] = last
+        last = row if "seconds" in row else last
     relative = {
         "ladder": {
             "against the one before": lambda row: changed(before[row["name"]], row),
             "against naive": lambda row: changed(first, row),
-            "memory against naive": lambda row: f"{first['peak'] / row['peak']:.2f}× less",
+            "memory, times less": lambda row: f"{first['peak'] / row['peak']:.2f}×",
         },
         "each": {
             "time": lambda row: f"{row['seconds'] / first['seconds']:.0%}",
@@ -157,8 +189,8 @@ def columns(rows, mode):
         "scaling": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
             "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
-            "communication not hidden, ms": lambda row: f"{1e3 * row['exposed']:.1f}",
-            "MB reduced by each": lambda row: f"{row['sent'] / 1e6:.1f}",
+            "reducing gradients, not hidden, ms": lambda row: f"{1e3 * row['exposed']:.1f}",
+            "gradients MB": lambda row: f"{row['gradient_bytes'] / 1e6:.1f}",
         },
     }
     return {
@@ -166,30 +198,33 @@ def columns(rows, mode):
         "IQR": lambda row: f"{row['iqr'] * 1e3:.{0 if row['seconds'] > 0.1 else 1}f}",
         **relative[mode],
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
-        "of the datasheet's": lambda row: f"{row['datasheet_mfu']:.0%}",
+        "of the datasheet's half": lambda row: f"{row['datasheet_mfu']:.0%}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
         "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}" if "reserved" not in row.get("memory", {}) else "",
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
-        "first step s": lambda row: f"{row['first']:.1f}",
-        "losses": losses,
+        "first step s, then": lambda row: f"{row['first']:.1f}, {row['later']:.1f}",
+        f"losses against {first['name']}": losses,
     }
 
 
 def losses(row):
     if row["gap"] == 0:
         return "bit-equal"
+    if row["gap"] > SAME and row["dropout"]:
+        return f"{row['gap']:.2g} apart (dropout)"
     return f"within {row['gap']:.0e}" if row["gap"] <= SAME else f"WRONG by {row['gap']:.2g}"
 
 
-def memory_columns(rows):
+def memory_columns():
     def gigabytes(part):
         return lambda row: f"{row['memory'][part] / 1e9:.3f} ({row['memory'][part] / row['parameters']:.3g})"
 
-    parts = {part: gigabytes(part) for part in ("weights", "gradients", "optimizer", "activations", "peak")}
+    parts = {part: gigabytes(part) for part in ("weights", "optimizer", "gradients", "activations", "rest", "peak")}
     return parts | {
-        "predicted": lambda row: f"{row['predicted'] / 1e9:.3f}",
+        "predicted peak": lambda row: f"{row['predicted'] / 1e9:.3f}",
         "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
+        "context": gigabytes("context"),
     }
 
 
@@ -199,7 +234,7 @@ def markdown(columns, rows):
     def cell(text, row):
         try:
             return text(row)
-        except (KeyError, TypeError):
+        except KeyError:
             return ""
 
     lines = {row["name"]: {heading: cell(text, row) for heading, text in columns.items()} for row in rows}
@@ -252,12 +287,19 @@ def bars(plt, rows):
     faster = [f"{1e3 * row['seconds']:.4g} ms, {rows[0]['seconds'] / row['seconds']:.2g}×" for row in rows]
     stack(left, names, times, KINDS, faster)
     left.set(title=f"time of a step, ms, and speed against {names[0]}")
-    sizes = {part: [row["memory"][part] / 1e9 for row in rows] for part in PARTS}
+    sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
     less = [f"{row['peak'] / 1e9:.3g} GB, {rows[0]['peak'] / row['peak']:.2g}×" for row in rows]
     stack(right, names, sizes, PARTS, less)
     right.set(title="peak memory of all tensors, GB, and times less")
     left.invert_yaxis()
     return figure
+
+
+def parts_of_peak(memory):
+    """The parts that add up to the peak: gradients count where they are there in the forward."""
+    parts = {"kept gradients": 0} | memory
+    others = sum(parts[part] for part in PARTS if part != "kept gradients")
+    return parts | {"kept gradients": parts["peak"] - others}
 
 
 def stack(axis, names, values, styles, labels):
@@ -297,9 +339,13 @@ def efficiency(plt, rows):
 def compare(a, b):
     """Two results side by side, machines, versions or commits: what differs in their conditions, then the rows."""
     text = []
-    for key in ("machine", "config", "steps", "code"):
-        if a[key] != b[key]:
-            text += [f"A  {key}: {a[key]}", f"B  {key}: {b[key]}"]
+    for key in CONDITIONS:
+        ours, theirs = a[key], b[key]
+        if isinstance(ours, dict):
+            changed_keys = [name for name in ours if ours[name] != theirs.get(name)]
+            ours, theirs = ({name: side.get(name) for name in changed_keys} for side in (ours, theirs))
+        if ours != theirs:
+            text += [f"A  {key}: {ours}", f"B  {key}: {theirs}"]
     for mode in a["modes"]:
         if mode in b["modes"]:
             text += ["", f"## {mode}", "", side_by_side(summarize(a, mode), summarize(b, mode))]

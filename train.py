@@ -210,9 +210,12 @@ def build(config, device):
     elif config.compile:  # sharding gathers a block at a time
         for block in model.blocks:
             block.compile(mode=config.compile_mode, dynamic=False)
-    if config.ddp:
+    if config.ddp and parallel.world_size() > 1:
         torch.manual_seed(config.seed + parallel.rank())  # each process drops others
-        model = parallel.wrap(model, config, device)
+        if config.shard == "none":
+            model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        else:
+            parallel.fully_shard(model, config, device)
     float16 = config.dtype != "float32" and machine.choose_dtype(config.dtype, device) == torch.float16
     scaler = torch.amp.GradScaler(device.type, enabled=float16)  # lest small gradients vanish; else does nothing
     return model, build_optimizer(model, config), scaler

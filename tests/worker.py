@@ -38,11 +38,10 @@ def counted(function):
     return call
 
 
-def wrap_and_count(model, config, device, wrap=parallel.wrap):
-    model = wrap(model, config, device)
-    if isinstance(model, parallel.DataParallel):
-        model.register_comm_hook(dist.group.WORLD, counted(allreduce_hook))
-    return model
+class CountedDataParallel(parallel.DistributedDataParallel):
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.register_comm_hook(dist.group.WORLD, counted(allreduce_hook))
 
 
 def dying(rank, at_step, how, train_step=train.train_step):
@@ -82,7 +81,7 @@ def main(argv):
     path = Path(argv[0])
     seen = {}
     stop, parallel.stop = parallel.stop, dist.barrier  # one group for all jobs
-    parallel.wrap = wrap_and_count
+    parallel.DistributedDataParallel = CountedDataParallel
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # before 2.13
     setattr(dist, name, counted(getattr(dist, name)))
     report.plot = lambda *_: None
