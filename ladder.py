@@ -19,6 +19,7 @@ from pathlib import Path
 from config import DEFAULTS, BadInput, run, stage_files, stage_names
 
 FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results"
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode")  # of a stage; what is shown has their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
@@ -148,6 +149,27 @@ def page():
     return "\n".join([INTRODUCTION, contents, "", *map(section, [None, *names], names)])
 
 
+def measured(before, name):
+    """What a stage gained on each machine in results/, in Markdown; nothing where none has measured it."""
+    import summary
+
+    rows = []
+    for path in sorted(RESULTS.glob("*/*/results.json")):
+        results = summary.read(path)
+        if "ladder" not in results["modes"]:
+            continue
+        found = {row["name"]: row for row in summary.summarize(results, "ladder")}
+        if all("seconds" in found.get(stage, {}) for stage in (before, name)):
+            where = f"{summary.device(results)}: `{' '.join(results['config'])}`"
+            rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
+    columns = {
+        "time of a step, ms": lambda row: " → ".join(f"{1e3 * row[at]['seconds']:.4g}" for at in ("before", "after")),
+        "speed": lambda row: summary.changed(row["before"], row["after"]),
+        "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
+    }
+    return summary.markdown(columns, rows) + "\n\n" if rows else ""
+
+
 def section(before, name):
     """One stage of the page, with its diff to the one before; for the first, the step that all others change."""
     if before is None:
@@ -158,7 +180,7 @@ def section(before, name):
     field = f"`{change(name)}`\n\n" if before else ""
     return (
         f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
-        f"```{language}\n{lines}\n```\n\n`python ladder.py {command}`\n"
+        f"```{language}\n{lines}\n```\n\n{measured(before, name)}`python ladder.py {command}`\n"
     )
 
 

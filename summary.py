@@ -129,15 +129,14 @@ def changed(before, after):
 
 def table(results, mode):
     """The measurements of a mode in Markdown, below the conditions they were made under."""
-    on, keys = results["machine"], results["keys"]
+    keys = results["keys"]
     rows = summarize(results, mode)
-    device = on["gpu"] or f"{on['cpu']}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
     repeats = max(row.get("repeats", 0) for row in rows)
     batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + ", for each process" * (mode == "scaling")
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device}; torch {on['torch']}; a step is {batch}; medians of up to {repeats} processes of at least "
-        f"{results['steps']} steps.",
+        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians of up to {repeats} "
+        f"processes of at least {results['steps']} steps.",
         markdown(columns(rows, mode), rows),
     ]
     if repeats > 1:
@@ -159,6 +158,13 @@ def table(results, mode):
         copy = statistics.median(limit["copy_bytes"] for limit in limits)
         text.append(f"The machine itself: a large matrix product {', '.join(rates)}; a copy {copy / 1e9:.3g} GB/s.")
     return "\n\n".join(text)
+
+
+def device(results):
+    """What was measured on, in words."""
+    on = results["machine"]
+    cpu = on["cpu"].replace("(R)", "").replace(" Processor", "")
+    return on["gpu"] or f"{cpu}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
 
 
 def columns(rows, mode):

@@ -157,10 +157,11 @@ def evaluate(model, split, config, device):
     model.eval()
     loss_sum, n_tokens = 0.0, 0
     rows = config.micro_batch_size or config.batch_size
-    batches = validation_batches(split, config.eval_windows, rows)
     if config.ddp:
         rows = min(rows, config.batch_size // parallel.world_size())
         batches = validation_batches(split, config.eval_windows, rows, parallel.rank(), parallel.world_size())
+    else:
+        batches = validation_batches(split, config.eval_windows, rows)
     for inputs, targets in batches:
         with autocast(config, device) if config.dtype != "float32" else nullcontext():
             batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
@@ -173,9 +174,10 @@ def evaluate(model, split, config, device):
 
 def training_batches(split, config, start_step, device):
     """The batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
-    batches = TrainingBatches(split, config.batch_size, config.seed)
     if config.ddp:
         batches = TrainingBatches(split, config.batch_size, config.seed, parallel.rank(), parallel.world_size())
+    else:
+        batches = TrainingBatches(split, config.batch_size, config.seed)
     steps = range(start_step, config.max_steps)
     if config.num_workers == 0:
         return (tuple(part.to(device) for part in batches[step]) for step in steps)
@@ -207,8 +209,8 @@ def build(config, device):
     torch.manual_seed(config.seed)  # of the dropout
     if config.compile and config.compile_scope == "model" and config.shard == "none":
         model.compile(mode=config.compile_mode, dynamic=False)  # in place: names and weights stay as they are
-    elif config.compile:  # sharding gathers a block at a time
-        for block in model.blocks:
+    elif config.compile:
+        for block in model.blocks:  # as sharding gathers them
             block.compile(mode=config.compile_mode, dynamic=False)
     if config.ddp and parallel.world_size() > 1:
         torch.manual_seed(config.seed + parallel.rank())  # each process drops others

@@ -4,10 +4,12 @@ import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, rows, same, saved
+from test_parallel import work
 
 import ladder
 import train
@@ -43,7 +45,9 @@ CHANGES = {
     "compile": ("model.compile(", 6),
     "chunked_loss": ("ChunkedLoss.apply(", 40),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", 4),
-    "grad_accumulation": ("for inputs, targets in micro_batches(", 15),
+    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 15),
+    "ddp": ("parallel.DistributedDataParallel(", 30),
+    "shard": ("parallel.fully_shard(", 5),
 }
 
 
@@ -78,6 +82,22 @@ def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(scripts,
     expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in configs)
     assert shown == expected and len(shown) == TINY["max_steps"]
     assert same(*(saved(config)["model"] for config in configs))
+
+
+def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(scripts, dense, tmp_path):
+    jobs, configs = {}, {}
+    for stage in ("ddp", "shard"):
+        for program in ("train.py", str(scripts / f"{stage}.py")):
+            keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2}
+            keys["out_dir"] = tmp_path / stage / Path(program).stem
+            jobs[f"{stage}, {program}"] = {"program": program, "argv": [f"--{key}={keys[key]}" for key in keys]}
+            configs.setdefault(stage, []).append(load_config(jobs[f"{stage}, {program}"]["argv"]))
+    result, seen = work(tmp_path / "work", jobs, 2)
+    assert result.returncode == 0 and len(seen) == 2, result.stderr
+    for pair in configs.values():
+        expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in pair)
+        assert shown == expected and len(shown) == TINY["max_steps"]
+        assert same(*(saved(config)["model"] for config in pair))
 
 
 @pytest.mark.parametrize("stage", STAGES)

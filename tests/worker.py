@@ -1,14 +1,16 @@
 """What torchrun starts in tests/test_parallel.py: trains one job after another in the same processes.
 
-argv[1] is a JSON file, a list of jobs: argv (of train.py), and where it is wanted copy ([from, to], before it begins),
-rank_1 (what only the second process is given: argv, cwd), die ([rank, step, how], in the first attempt only),
-pause ([step, path]: there, in the first attempt, writes its id to path<rank> and waits for path_over).
+argv[1] is a JSON file, a list of jobs: argv (of train.py), and where it is wanted program (instead of train.py), copy
+([from, to], before it begins), rank_1 (what only the second process is given: argv, cwd), die ([rank, step, how], in
+the first attempt only), pause ([step, path]: there, in the first attempt, writes its id to path<rank> and waits for
+path_over).
 What each process saw is written beside it, rank0.json and so on: {job: {"error", "reductions"}}.
 """
 
 import functools
 import json
 import os
+import runpy
 import shutil
 import signal
 import time
@@ -98,7 +100,8 @@ def main(argv):
         torch._dynamo.reset()
         reductions, error = 0, None
         try:
-            train.train(load_config(job["argv"] + special.get("argv", [])))
+            program = runpy.run_path(job["program"])["train"] if "program" in job else train.train
+            program(load_config(job["argv"] + special.get("argv", [])))
         except BadInput as refused:
             if len(json.loads(path.read_text())) == 1:
                 raise
