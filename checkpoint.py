@@ -136,5 +136,7 @@ def generator_states():
 def set_generator_states(states):
     """Sets this process's; where there were fewer processes, it stays as it was seeded."""
     for kind, set_state in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
-        if parallel.rank() < len(states.get(kind, ())) and (kind == "cpu" or torch.cuda.is_available()):
-            set_state(states[kind][parallel.rank()].clone())  # of a part of a tensor it reads what is before
+        if kind in states and (kind == "cpu" or torch.cuda.is_available()):
+            rows = torch.atleast_2d(states[kind])  # a state without rows was written before there were processes
+            if parallel.rank() < len(rows):
+                set_state(rows[parallel.rank()].clone())  # of a part of a tensor it reads what is before

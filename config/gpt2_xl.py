@@ -3,8 +3,8 @@
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py --shard=full
 
-The memory that each of eight GPUs needs is predicted by `python profile.py config/gpt2_xl.py --shard=full --fit
---world_size=8`.
+Each of eight GPUs needs 13.7 GB of tensors then, CUDA's context apart: predicted by
+`python profile.py config/gpt2_xl.py --fit --shard=full --world_size=8 --vocab_size=50257`.
 """
 
 out_dir = "out/gpt2_xl"

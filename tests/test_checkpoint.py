@@ -96,6 +96,18 @@ def test_dropout_makes_the_resumed_run_depend_on_the_generators(dense, tmp_path,
     assert rows(two, "train_loss")[2:] != rows(one, "train_loss")[2:]
 
 
+def test_a_checkpoint_from_before_there_were_several_processes_is_resumed(dense, tmp_path):
+    one = tiny(dataset=str(dense), out_dir=str(tmp_path / "one"), dropout=0.2, max_steps=4, save_interval=2)
+    train.train(one)
+    two = replace(one, out_dir=str(tmp_path / "two"), max_steps=2, lr_decay_steps=4)
+    train.train(two)
+    state = saved(two)
+    state["generators"]["cpu"] = state["generators"]["cpu"][0].clone()  # without a row a process
+    torch.save(state, Path(two.out_dir, "last.pt"))
+    train.train(replace(two, init_from="resume", max_steps=4))
+    assert rows(two, "train_loss") == rows(one, "train_loss")
+
+
 def test_a_longer_run_continues_where_the_shorter_one_ended(copy, run_main):
     result = run_main(train.main, *words(copy, init_from="resume", max_steps=9))
     assert result.code == 0
