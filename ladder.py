@@ -135,8 +135,9 @@ with every choice up to that stage made. The programs are true: a test runs each
 `python train.py --stage=NAME`, bit for bit.
 
 Lines with a minus go, lines with a plus come, and a line that begins with @@ says in which function. What a stage
-gains depends on the machine: `python profile.py config/reference.py` measures yours. `python train.py` alone is the
-loop as it stands after chunked_loss; what comes later trades speed for memory, and is asked for by its key.
+gains depends on the machine: the tables say what it gained where it was measured, and `python profile.py
+config/reference.py` measures yours. `python train.py` alone is the loop as it stands after chunked_loss; the stages
+after it trade speed for memory, and are asked for by their keys, and the last two are for several devices.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """
@@ -163,7 +164,7 @@ def measured(before, name):
             where = f"{summary.device(results)}: `{' '.join(results['config'])}`"
             rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
     columns = {
-        "time of a step, ms": lambda row: " → ".join(f"{1e3 * row[at]['seconds']:.4g}" for at in ("before", "after")),
+        "ms/step": lambda row: " → ".join(summary.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
         "speed": lambda row: summary.changed(row["before"], row["after"]),
         "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
     }

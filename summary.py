@@ -24,10 +24,10 @@ KINDS = {  # of a step's time, with what each is called and drawn in
 }
 PARTS = {  # of the peak of memory
     "weights": ("weights", "tab:blue"),
-    "kept gradients": ("gradients kept", "tab:cyan"),
+    "kept gradients": ("kept gradients", "tab:cyan"),
     "optimizer": ("optimizer state", "tab:olive"),
     "activations": ("activations", "tab:orange"),
-    "rest": ("beyond the forward: gradients, temporary", "tab:red"),
+    "rest": ("gradients, temporary", "tab:red"),
 }
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
 
@@ -200,8 +200,8 @@ def columns(rows, mode):
         },
     }
     return {
-        "ms/step": lambda row: f"{row['seconds'] * 1e3:.{0 if row['seconds'] > 0.1 else 1}f}",
-        "IQR": lambda row: f"{row['iqr'] * 1e3:.{0 if row['seconds'] > 0.1 else 1}f}",
+        "ms/step": lambda row: milliseconds(row["seconds"]),
+        "IQR": lambda row: milliseconds(row["iqr"]),
         **relative[mode],
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's half": lambda row: f"{row['datasheet_mfu']:.0%}",
@@ -212,6 +212,10 @@ def columns(rows, mode):
         "first step s, then": lambda row: f"{row['first']:.1f}, {row['later']:.1f}",
         f"losses against {first['name']}": losses,
     }
+
+
+def milliseconds(seconds):
+    return f"{1e3 * seconds:.{0 if seconds > 0.1 else 1}f}"
 
 
 def losses(row):
@@ -290,12 +294,13 @@ def bars(plt, rows):
         1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
     )
     times = {kind: [1e3 * row["seconds"] * row["shares"][kind] for row in rows] for kind in KINDS}
-    faster = [f"{1e3 * row['seconds']:.4g} ms, {rows[0]['seconds'] / row['seconds']:.2g}×" for row in rows]
-    stack(left, names, times, KINDS, faster)
+    speeds = [changed(rows[0], row).replace(UNCHANGED, "≈ 1×") for row in rows]
+    labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
+    stack(left, names, times, KINDS, labels)
     left.set(title=f"time of a step, ms, and speed against {names[0]}")
     sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
-    less = [f"{row['peak'] / 1e9:.3g} GB, {rows[0]['peak'] / row['peak']:.2g}×" for row in rows]
-    stack(right, names, sizes, PARTS, less)
+    labels = [f"{row['peak'] / 1e9:.3g} GB  {rows[0]['peak'] / row['peak']:.3g}×" for row in rows]
+    stack(right, names, sizes, PARTS, labels)
     right.set(title="peak memory of all tensors, GB, and times less")
     left.invert_yaxis()
     return figure
@@ -317,7 +322,7 @@ def stack(axis, names, values, styles, labels):
     axis.bar_label(drawn, labels, padding=4)
     axis.set_xlim(0, 1.3 * max(start))
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=4, frameon=False, fontsize="small")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, frameon=False, fontsize="small")
 
 
 def curves(plt, rows):
@@ -367,7 +372,7 @@ def side_by_side(ours, theirs):
     first = pairs[0]
     columns = {}
     for side in "AB":
-        columns[f"{side} ms/step"] = lambda pair, side=side: f"{1e3 * pair[side]['seconds']:.1f}"
+        columns[f"{side} ms/step"] = lambda pair, side=side: milliseconds(pair[side]["seconds"])
     columns["speed of B against A"] = lambda pair: changed(pair["A"], pair["B"])
     for side in "AB":
         columns[f"{side} against {first['name']}"] = lambda pair, side=side: changed(first[side], pair[side])
