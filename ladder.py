@@ -155,13 +155,8 @@ def measured(before, name):
     import summary
 
     rows = []
-    for path in sorted(RESULTS.glob("*/*/results.json")):
-        results = summary.read(path)
-        if "ladder" not in results["modes"]:
-            continue
-        found = {row["name"]: row for row in summary.summarize(results, "ladder")}
+    for where, found in summaries("ladder"):
         if all("seconds" in found.get(stage, {}) for stage in (before, name)):
-            where = f"{summary.device(results)}: `{' '.join(results['config'])}`"
             rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
     columns = {
         "ms/step": lambda row: " → ".join(summary.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
@@ -169,6 +164,29 @@ def measured(before, name):
         "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
     }
     return summary.markdown(columns, rows) + "\n\n" if rows else ""
+
+
+def scaled():
+    """How the throughput grew with the processes on each machine in results/, in Markdown."""
+    import summary
+
+    tables = []
+    for where, found in summaries("scaling"):
+        rows = list(found.values())
+        table = summary.markdown(summary.columns(rows, "scaling"), rows)
+        tables.append(f"{where}, a batch for each process:\n\n{table}\n\n")
+    return "".join(tables)
+
+
+def summaries(mode):
+    """(where it was measured, {row: summary}) of every results.json that holds a mode."""
+    import summary
+
+    for path in sorted(RESULTS.glob("*/*/results.json")):
+        results = summary.read(path)
+        if mode in results["modes"]:
+            where = f"{summary.device(results)}: `{' '.join(results['config'])}`"
+            yield where, {row["name"]: row for row in summary.summarize(results, mode)}
 
 
 def section(before, name):
@@ -179,9 +197,10 @@ def section(before, name):
         lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(before, name))
         command, language, lines = f"diff {name}", "diff", "\n".join(lines).rstrip()
     field = f"`{change(name)}`\n\n" if before else ""
+    gain = scaled() if "ddp" in fields(name) and before else measured(before, name)
     return (
         f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
-        f"```{language}\n{lines}\n```\n\n{measured(before, name)}`python ladder.py {command}`\n"
+        f"```{language}\n{lines}\n```\n\n{gain}`python ladder.py {command}`\n"
     )
 
 

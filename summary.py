@@ -68,6 +68,7 @@ def summarize(results, mode):
         if found := (measured.get("examine") or [None])[0]:
             gaps = [abs(ours - theirs) for ours, theirs in zip(found["losses"], examined[0]["losses"], strict=True)]
             row |= {
+                "loss": found["losses"][-1],
                 "memory": found["memory"],
                 "peak": found["memory"]["peak"],
                 "parameters": found["parameters"],
@@ -201,7 +202,7 @@ def columns(rows, mode):
     }
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
-        "IQR": lambda row: milliseconds(row["iqr"]),
+        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         **relative[mode],
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's half": lambda row: f"{row['datasheet_mfu']:.0%}",
@@ -210,12 +211,14 @@ def columns(rows, mode):
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
         "first step s, then": lambda row: f"{row['first']:.1f}, {row['later']:.1f}",
+        "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
     }
 
 
-def milliseconds(seconds):
-    return f"{1e3 * seconds:.{0 if seconds > 0.1 else 1}f}"
+def milliseconds(seconds, of=None):
+    """Seconds in ms, with a decimal below 100, or below 100 of what they are a part `of`."""
+    return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
 
 
 def losses(row):

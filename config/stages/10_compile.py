@@ -1,7 +1,7 @@
 """The model is compiled: chains of elementwise operations become one kernel each.
 
 What: `torch.compile` on the whole model, or on the block alone (`compile_scope=block`), which compiles one block
-and reuses it: on two CPU cores a cold start of 17 s instead of 34 with 4 blocks, of 16 s instead of 42 with 12.
+and reuses it: on two CPU cores half of the cold start with 4 blocks, two fifths of it with 12.
 `compile_mode` selects CUDA graphs or a search for faster kernels.
 Why: norms, GELU, residuals, dropout and the loss are bound by memory; fused, they read and write it once. GELU is
 written with a sigmoid then: the same function, and quicker where the compiler has no fast tanh, as on a CPU.
