@@ -100,7 +100,7 @@ def plan(options, config_argv):
     from config import load_config, stage_files
 
     def file(stage):
-        return str(stage_files(stage)[-1])
+        return os.path.relpath(stage_files(stage)[-1])
 
     above = [stage for stage in options.stages if stage != "naive"]
     match options.mode:
@@ -178,6 +178,39 @@ def climb(options, config_argv):
     from tqdm import tqdm
 
     import summary
+
+    folder, results = open_results(options, config_argv)
+    rows = plan(options, config_argv)
+    part = open_mode(options, config_argv, folder, results, rows)
+    threads = max(1, results["machine"]["threads"] // options.processes)
+    with tqdm(tasks(options, rows), unit="process") as bar:
+        for name, what, count in bar:
+            bar.set_postfix_str(f"{name or 'the machine'}, {what}")
+            row = part["rows"][name] if name else part
+            done = row.setdefault(what, [])
+            if len(done) >= count or row.get("note"):
+                continue
+            words = [*config_argv, *row.get("words", [])]
+            if what in ("time", "silent"):
+                words.append(f"--steps={options.steps}")
+            if options.mode == "scaling" and name:  # a process has as many threads alone as beside the others
+                words.append(f"--threads={threads}")
+            if options.trace and what == "examine":
+                words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
+            try:
+                done.append(run_alone(what, words, int(name) if options.mode == "scaling" and name else 1))
+            except RuntimeError as error:
+                row["note"] = str(error)
+                bar.write(f"{name or 'the machine'}, {what}: {error}")
+            summary.write(folder, results)
+    summary.draw(results, options.mode, folder / f"{options.mode}.png")
+    print(summary.table(results, options.mode))
+    print(f"written: {folder}/results.json, table.md and {options.mode}.png")
+
+
+def open_results(options, config_argv):
+    """The folder of the results, and what it holds. Raises BadInput if that was measured under other conditions."""
+    import summary
     from config import BadInput, load_config
     from data.loader import open_dataset
 
@@ -193,9 +226,23 @@ def climb(options, config_argv):
     }
     names = "-".join(Path(word).stem for word in config_argv if word.endswith(".py"))
     folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), names or "defaults"))
-    results = read_results(folder / "results.json", conditions)
+    path = folder / "results.json"
+    if not path.exists():
+        return folder, {"format_version": summary.FORMAT_VERSION, **conditions, "modes": {}}
+    results = summary.read(path)
+    if different := [key for key in conditions if results[key] != conditions[key]]:
+        what = " and ".join(different)
+        raise BadInput(f"{path} was measured under another {what}; choose another --out_dir, or remove it")
+    return folder, results
+
+
+def open_mode(options, config_argv, folder, results, rows):
+    """The part of the results of the mode that is measured, with its rows in it."""
+    import summary
+    from config import BadInput
+
     part = results["modes"].setdefault(options.mode, {"limits": [], "rows": {}})
-    rows = plan(options, config_argv)
+    part.pop("note", None)
     if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
         raise BadInput(f"{folder} holds other rows of --mode={options.mode}; choose another --out_dir, or remove it")
     reasons = not_applicable(rows, options.mode, config_argv)
@@ -205,30 +252,7 @@ def climb(options, config_argv):
         summary.write(folder, results)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
-
-    threads = max(1, conditions["machine"]["threads"] // options.processes)
-    with tqdm(tasks(options, rows), unit="process") as bar:
-        for name, what, count in bar:
-            bar.set_postfix_str(f"{name or 'the machine'}, {what}")
-            row = part["rows"][name] if name else {}
-            done = row.setdefault(what, []) if name else part["limits"]
-            if len(done) >= count or row.get("note"):
-                continue
-            words = [*config_argv, *row.get("words", [])]
-            if what in ("time", "silent"):
-                words.append(f"--steps={options.steps}")
-            if options.mode == "scaling" and name:  # a process has as many threads alone as beside the others
-                words.append(f"--threads={threads}")
-            if options.trace and what == "examine":
-                words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
-            try:
-                done.append(run_alone(what, words, int(name) if options.mode == "scaling" and name else 1))
-            except RuntimeError as error:
-                row["note"] = str(error)
-            summary.write(folder, results)
-    summary.draw(results, options.mode, folder / f"{options.mode}.png")
-    print(summary.table(results, options.mode))
-    print(f"written: {folder}/results.json, table.md and {options.mode}.png")
+    return part
 
 
 def tasks(options, rows):
@@ -271,20 +295,6 @@ def code_hash():
     """Changes when the code that is measured changes."""
     files = [*(ROOT / f"{name}.py" for name in MEASURED.split()), *sorted(ROOT.glob("config/stages/*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
-
-
-def read_results(path, conditions):
-    """What an interrupted climb left under the same conditions, else an empty result."""
-    import summary
-    from config import BadInput
-
-    if not path.exists():
-        return {"format_version": summary.FORMAT_VERSION, **conditions, "modes": {}}
-    results = summary.read(path)
-    if different := [key for key in conditions if results[key] != conditions[key]]:
-        what = " and ".join(different)
-        raise BadInput(f"{path} was measured under another {what}; choose another --out_dir, or remove it")
-    return results
 
 
 if __name__ == "__main__":
