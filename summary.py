@@ -12,7 +12,7 @@ FORMAT_VERSION = 2
 SAME = 0.01  # nats: a loss further from naive's than this is another model's
 KNEE = 0.95  # of the best throughput of a sweep
 UNCHANGED = "no measurable change"
-BY_CHANCE = {2: "22 %", 3: "6 %", 4: "1.7 %", 5: "0.4 %"}  # of differences in normal noise pass for a change
+BY_CHANCE = {2: "22 %", 3: "6 %", 4: "1.2 %", 5: "0.4 %"}  # of differences in normal noise pass for a change
 KINDS = {  # of a step's time, with what each is called and drawn in
     "gemm": ("matrix products", "tab:blue"),
     "attention": ("attention", "tab:purple"),
