@@ -256,12 +256,15 @@ def open_mode(options, config_argv, folder, results, rows):
 
 
 def tasks(options, rows):
-    """(row, what, how many times by then): correctness first, then rounds, in each the machine's own limits too."""
+    """(row, what, how many times by then): correctness first, then rounds, in each the machine's own limits too.
+
+    Every other round goes backwards: no row is always the first, or always behind the same one.
+    """
     scaling = options.mode == "scaling"
     found = [] if scaling else [(name, "examine", 1) for name in rows]
     for count in range(1, options.repeats + 1):
         found.append((None, "limits", count))
-        for name in rows:
+        for name in list(rows) if count % 2 else reversed(rows):
             found.append((name, "time", count))
             if scaling and options.replicated and name != "1":
                 found.append((name, "silent", count))
