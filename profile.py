@@ -7,6 +7,7 @@ the machine hits all alike. Started by torchrun, it measures how the config scal
 """
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -228,7 +229,7 @@ def open_results(options, config_argv):
     folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), names or "defaults"))
     path = folder / "results.json"
     if not path.exists():
-        return folder, {"format_version": summary.FORMAT_VERSION, **conditions, "modes": {}}
+        return folder, {"format_version": summary.FORMAT_VERSION, "commit": commit(), **conditions, "modes": {}}
     results = summary.read(path)
     if different := [key for key in conditions if results[key] != conditions[key]]:
         what = " and ".join(different)
@@ -292,6 +293,13 @@ def machine_name(machine):
     cpu = f"{machine['cpu']} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
     name = (machine["gpu"] or cpu).replace("(R)", "").replace("Processor", "")
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
+
+
+def commit():
+    """The commit that is checked out, with -dirty if files differ from it; None where that is not known."""
+    with contextlib.suppress(OSError):
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
 def code_hash():

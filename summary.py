@@ -271,8 +271,10 @@ def knee(rows):
         return ""
     best = max(measured, key=lambda row: row["tokens_per_s"])
     found = next(row for row in measured if row["tokens_per_s"] >= KNEE * best["tokens_per_s"])
-    text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
     whole = measured[-1]
+    if found is whole:
+        return f"The knee is not reached: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
+    text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
     if changed(whole, best).endswith("×"):
         text += f"; {best['name']} beats {whole['name']}, {changed(whole, best)} as fast"
     return f"{text}, and {found['peak'] / whole['peak']:.0%} of the memory of {whole['name']}."
@@ -353,8 +355,8 @@ def efficiency(plt, rows):
 def compare(a, b):
     """Two results side by side, machines, versions or commits: what differs in their conditions, then the rows."""
     text = []
-    for key in CONDITIONS:
-        ours, theirs = a[key], b[key]
+    for key in ("commit", *CONDITIONS):
+        ours, theirs = a.get(key), b.get(key)
         if isinstance(ours, dict):
             changed_keys = [name for name in ours if ours[name] != theirs.get(name)]
             ours, theirs = ({name: side.get(name) for name in changed_keys} for side in (ours, theirs))

@@ -304,9 +304,13 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
         measured(lambda what, words, seconds=seconds: usual(what, words) | {"seconds": seconds})
         argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path / name}", f"--steps={1 + len(name)}"]
         profile.main([*argv, "--stages=naive"])
+    results = summary.read(tmp_path / "b/results.json")
+    (tmp_path / "b/results.json").write_text(json.dumps(results | {"commit": "another"}))
     capsys.readouterr()
     profile.main(["--compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
-    row = capsys.readouterr().out.splitlines()[-1]
+    out = capsys.readouterr().out
+    row = out.splitlines()[-1]
+    assert "B  commit: another" in out
     assert "| 1000 " in row
     assert "2.00×" in row
 
