@@ -160,7 +160,7 @@ def measured(before, name):
             rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
     columns = {
         "ms/step": lambda row: " → ".join(summary.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
-        "speed": lambda row: summary.changed(row["before"], row["after"]),
+        "speed": lambda row: summary.gain(row["before"], row["after"]),
         "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
     }
     return summary.markdown(columns, rows) + "\n\n" if rows else ""

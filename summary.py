@@ -12,7 +12,7 @@ FORMAT_VERSION = 2
 SAME = 0.01  # nats: a loss further from naive's than this is another model's
 KNEE = 0.95  # of the best throughput of a sweep
 UNCHANGED = "no measurable change"
-BY_CHANCE = {2: "22 %", 3: "6 %", 4: "1.2 %", 5: "0.4 %"}  # of differences in normal noise pass for a change
+BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # of differences in normal noise pass for a change
 KINDS = {  # of a step's time, with what each is called and drawn in
     "gemm": ("matrix products", "tab:blue"),
     "attention": ("attention", "tab:purple"),
@@ -96,8 +96,7 @@ def timing(processes):
     first, *later = [process["first_step_seconds"] for process in processes]
     row = {
         "seconds": statistics.median(seconds),
-        "range": max(seconds) - min(seconds),
-        "repeats": len(seconds),
+        "rounds": seconds,
         "first": first,
         "tokens_per_s": processes[0]["tokens"] / statistics.median(seconds),
     }
@@ -119,20 +118,26 @@ def shares(found, row, gpu):
     return parts | {"host": idle - parts["data"]}
 
 
-def changed(before, after):
-    """How many times as long `before` takes as `after`, or that the difference is within the range of the repeats."""
-    if before is after or min(before.get("repeats", 0), after.get("repeats", 0)) < 2:
+def gain(before, after):
+    """How many times as fast `after` is as `before`: the median over the rounds, and their range.
+
+    Only what was measured in the same round is divided: a drift of the machine from round to round cancels out. A
+    median that is no further from 1 than the range is wide is no measurable change.
+    """
+    pairs = list(zip(before.get("rounds", []), after.get("rounds", []), strict=False))
+    if before is after or len(pairs) < 2:
         return ""
-    if abs(before["seconds"] - after["seconds"]) <= max(before["range"], after["range"]):
+    ratios = [ours / theirs for ours, theirs in pairs]
+    if abs(statistics.median(ratios) - 1) <= max(ratios) - min(ratios):
         return UNCHANGED
-    return f"{before['seconds'] / after['seconds']:.2f}×"
+    return f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 def table(results, mode):
     """The measurements of a mode in Markdown, below the conditions they were made under."""
     keys = results["keys"]
     rows = summarize(results, mode)
-    repeats = max(row.get("repeats", 0) for row in rows)
+    repeats = max(len(row.get("rounds", [])) for row in rows)
     batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + ", for each process" * (mode == "scaling")
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
@@ -142,8 +147,9 @@ def table(results, mode):
     ]
     if repeats > 1:
         text.append(
-            f'"{UNCHANGED}": the difference is within the range of the processes. With {repeats} of them noise alone '
-            f"passes for a change in {BY_CHANCE.get(repeats, '0.1 %')} of comparisons."
+            f"Speeds are medians of the rounds' ratios, and their range. \"{UNCHANGED}\": no further from 1 than the "
+            f"range is wide. With {repeats} rounds noise alone passes for a change in "
+            f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )
     if mode == "sweep":
         text.append(knee(rows))
@@ -176,22 +182,22 @@ def columns(rows, mode):
         last = row if "seconds" in row else last
     relative = {
         "ladder": {
-            "against the one before": lambda row: changed(before[row["name"]], row),
-            "against naive": lambda row: changed(first, row),
+            "against the one before": lambda row: gain(before[row["name"]], row),
+            "against naive": lambda row: gain(first, row),
             "memory, times less": lambda row: f"{first['peak'] / row['peak']:.2f}×",
         },
         "each": {
             "time": lambda row: f"{row['seconds'] / first['seconds']:.0%}",
-            "speed": lambda row: changed(first, row),
+            "speed": lambda row: gain(first, row),
             "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
         },
         "without": {
-            "time it saves": lambda row: changed(row, first),
+            "time it saves": lambda row: gain(row, first),
             "memory it saves": lambda row: f"{row['peak'] / first['peak']:.2f}×",
         },
         "sweep": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
-            "against whole": lambda row: changed(rows[-1], row),
+            "against whole": lambda row: gain(rows[-1], row),
         },
         "scaling": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
@@ -275,8 +281,8 @@ def knee(rows):
     if found is whole:
         return f"The knee is not reached: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
     text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
-    if changed(whole, best).endswith("×"):
-        text += f"; {best['name']} beats {whole['name']}, {changed(whole, best)} as fast"
+    if gain(whole, best) not in ("", UNCHANGED):
+        text += f"; {best['name']} beats {whole['name']}, {gain(whole, best)} as fast"
     return f"{text}, and {found['peak'] / whole['peak']:.0%} of the memory of {whole['name']}."
 
 
@@ -299,7 +305,7 @@ def bars(plt, rows):
         1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
     )
     times = {kind: [1e3 * row["seconds"] * row["shares"][kind] for row in rows] for kind in KINDS}
-    speeds = [changed(rows[0], row).replace(UNCHANGED, "≈ 1×") for row in rows]
+    speeds = [gain(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
     labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
     stack(left, names, times, KINDS, labels)
     left.set(title=f"time of a step, ms, and speed against {names[0]}")
@@ -378,9 +384,9 @@ def side_by_side(ours, theirs):
     columns = {}
     for side in "AB":
         columns[f"{side} ms/step"] = lambda pair, side=side: milliseconds(pair[side]["seconds"])
-    columns["speed of B against A"] = lambda pair: changed(pair["A"], pair["B"])
+    columns["A/B"] = lambda pair: f"{pair['A']['seconds'] / pair['B']['seconds']:.2f}"
     for side in "AB":
-        columns[f"{side} against {first['name']}"] = lambda pair, side=side: changed(first[side], pair[side])
+        columns[f"{side} against {first['name']}"] = lambda pair, side=side: gain(first[side], pair[side])
     for side in "AB":
         columns[f"{side} tensors GB"] = lambda pair, side=side: f"{pair[side]['peak'] / 1e9:.3f}"
     return markdown(columns, pairs)
