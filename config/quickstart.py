@@ -1,4 +1,4 @@
-"""Three minutes on two CPU cores: a small GPT that writes something like Python."""
+"""Two minutes on two CPU cores: a small GPT that writes something like Python."""
 
 out_dir = "out/quickstart"
 dataset = "python_stdlib"
