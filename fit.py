@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from tqdm import tqdm
 
 import train
 from config import BadInput
@@ -303,7 +304,7 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
     ]
     parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
     table = [["stage", *parts, "B/param", "block MB", "formula MB"] + [f"fits {memory_gb:g} GB"] * (memory_gb > 0)]
-    for name, row in rows:
+    for name, row in tqdm(rows, unit="stage", leave=False):
         memory = predict(row, device_type, world_size)
         formula = block_activations(of_one_process(row, world_size), device_type)
         cells = [name + "*" * row.compile, *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts)]

@@ -9,6 +9,7 @@ n_layer = 12
 n_head = 12
 n_embd = 768
 context_length = 1024
+vocab_size = 50257
 batch_size = 480
 micro_batch_size = min(12, batch_size)
 max_steps = 600_000

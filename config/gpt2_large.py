@@ -9,6 +9,7 @@ n_layer = 36
 n_head = 20
 n_embd = 1280
 context_length = 1024
+vocab_size = 50257
 batch_size = 480
 micro_batch_size = min(4, batch_size)
 max_steps = 600_000

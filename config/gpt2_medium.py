@@ -9,6 +9,7 @@ n_layer = 24
 n_head = 16
 n_embd = 1024
 context_length = 1024
+vocab_size = 50257
 batch_size = 480
 micro_batch_size = min(6, batch_size)
 max_steps = 600_000

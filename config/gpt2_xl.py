@@ -4,7 +4,7 @@ python data/text/prepare.py --input FILES --tokenizer=gpt2
 torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py --shard=full
 
 Each of eight GPUs needs 13.7 GB of tensors then, CUDA's context apart: predicted by
-`python profile.py config/gpt2_xl.py --fit --shard=full --world_size=8 --vocab_size=50257`.
+`python profile.py config/gpt2_xl.py --fit --shard=full --world_size=8`.
 """
 
 out_dir = "out/gpt2_xl"
@@ -13,6 +13,7 @@ n_layer = 48
 n_head = 25
 n_embd = 1600
 context_length = 1024
+vocab_size = 50257
 batch_size = 480
 micro_batch_size = min(2, batch_size)
 max_steps = 600_000
