@@ -142,7 +142,8 @@ def test_only_the_first_process_writes_and_prints_and_all_leave_cleanly(together
         assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
     assert result.stdout.count("parameters;") == len(runs)
     assert result.stdout.count(f"processes {n} by gloo") == len(runs)
-    assert result.stderr == ""
+    said = [line for line in result.stderr.splitlines() if "No CUDA runtime is found" not in line]  # by the compiler
+    assert said == []
 
 
 def test_cpu_threads_are_divided_among_the_processes(together):
