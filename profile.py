@@ -178,6 +178,7 @@ def climb(options, config_argv):
     """Measures every row that results.json does not hold yet, and writes it after each process."""
     from tqdm import tqdm
 
+    import pictures
     import summary
 
     folder, results = open_results(options, config_argv)
@@ -204,7 +205,7 @@ def climb(options, config_argv):
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {what}: {error}")
             summary.write(folder, results)
-    summary.draw(results, options.mode, folder / f"{options.mode}.png")
+    pictures.draw(results, options.mode, folder / f"{options.mode}.png")
     print(summary.table(results, options.mode))
     print(f"written: {folder}/results.json, table.md and {options.mode}.png")
 
@@ -290,8 +291,10 @@ def run_alone(what, words, processes=1):
 
 def machine_name(machine):
     """A folder's name for the machine, such as intel-xeon-2-threads-bf16 or nvidia-h200."""
-    cpu = f"{machine['cpu']} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
-    name = (machine["gpu"] or cpu).replace("(R)", "").replace("Processor", "")
+    from summary import processor
+
+    cpu = f"{processor(machine)} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
+    name = machine["gpu"] or cpu
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
 
 

@@ -1,4 +1,4 @@
-"""What profile.py measured, as tables and pictures. results.json holds every process; this takes the medians."""
+"""What profile.py measured, as tables. results.json holds every process; this takes the medians."""
 
 import json
 import math
@@ -13,21 +13,14 @@ SAME = 0.01  # nats: a loss further from naive's than this is another model's
 KNEE = 0.95  # of the best throughput of a sweep
 UNCHANGED = "no measurable change"
 BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # of differences in normal noise pass for a change
-KINDS = {  # of a step's time, with what each is called and drawn in
-    "gemm": ("matrix products", "tab:blue"),
-    "attention": ("attention", "tab:purple"),
-    "loss": ("loss", "tab:red"),
-    "elementwise": ("elementwise", "tab:green"),
-    "optimizer": ("optimizer", "tab:olive"),
-    "data": ("data wait", "tab:cyan"),
-    "host": ("host", "tab:gray"),
-}
-PARTS = {  # of the peak of memory
-    "weights": ("weights", "tab:blue"),
-    "kept gradients": ("kept gradients", "tab:cyan"),
-    "optimizer": ("optimizer state", "tab:olive"),
-    "activations": ("activations", "tab:orange"),
-    "rest": ("gradients, temporary", "tab:red"),
+KINDS = {  # of a step's time, with what each is called
+    "gemm": "matrix products",
+    "attention": "attention",
+    "loss": "loss",
+    "elementwise": "elementwise",
+    "optimizer": "optimizer",
+    "data": "data wait",
+    "host": "host",
 }
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
 
@@ -154,7 +147,7 @@ def table(results, mode):
     if mode == "sweep":
         text.append(knee(rows))
     if examined := [row for row in rows if "shares" in row]:
-        kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, (label, _) in KINDS.items()}
+        kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
         text += ["Where a step's time goes, from one step under torch.profiler:", markdown(kinds, examined)]
         text += ["What the memory of a step is, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
@@ -170,8 +163,12 @@ def table(results, mode):
 def device(results):
     """What was measured on, in words."""
     on = results["machine"]
-    cpu = on["cpu"].replace("(R)", "").replace(" Processor", "")
-    return on["gpu"] or f"{cpu}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
+    return on["gpu"] or f"{processor(on)}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
+
+
+def processor(machine):
+    """The name of the CPU without what every one has in its name."""
+    return machine["cpu"].replace("(R)", "").replace(" Processor", "")
 
 
 def columns(rows, mode):
@@ -284,78 +281,6 @@ def knee(rows):
     if gain(whole, best) not in ("", UNCHANGED):
         text += f"; {best['name']} beats {whole['name']}, {gain(whole, best)} as fast"
     return f"{text}, and {found['peak'] / whole['peak']:.0%} of the memory of {whole['name']}."
-
-
-def draw(results, mode, path):
-    """Time and memory of each row, side by side, in what they consist of; of a sweep, as curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    if rows := [row for row in summarize(results, mode) if "seconds" in row and ("peak" in row or mode == "scaling")]:
-        figure = {"sweep": curves, "scaling": efficiency}.get(mode, bars)(plt, rows)
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-
-
-def bars(plt, rows):
-    names = [row["name"] for row in rows]
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
-    )
-    times = {kind: [1e3 * row["seconds"] * row["shares"][kind] for row in rows] for kind in KINDS}
-    speeds = [gain(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
-    labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
-    stack(left, names, times, KINDS, labels)
-    left.set(title=f"time of a step, ms, and speed against {names[0]}")
-    sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
-    labels = [f"{row['peak'] / 1e9:.3g} GB  {rows[0]['peak'] / row['peak']:.3g}×" for row in rows]
-    stack(right, names, sizes, PARTS, labels)
-    right.set(title="peak memory of all tensors, GB, and times less")
-    left.invert_yaxis()
-    return figure
-
-
-def parts_of_peak(memory):
-    """The parts that add up to the peak: gradients count where they are there in the forward."""
-    parts = {"kept gradients": 0} | memory
-    others = sum(parts[part] for part in PARTS if part != "kept gradients")
-    return parts | {"kept gradients": parts["peak"] - others}
-
-
-def stack(axis, names, values, styles, labels):
-    """Horizontal bars, each of several parts, with a label at their ends."""
-    start = [0.0] * len(names)
-    for part, (label, color) in styles.items():
-        drawn = axis.barh(names, values[part], left=start, color=color, label=label, height=0.7)
-        start = [total + value for total, value in zip(start, values[part], strict=True)]
-    axis.bar_label(drawn, labels, padding=4)
-    axis.set_xlim(0, 1.3 * max(start))
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, frameon=False, fontsize="small")
-
-
-def curves(plt, rows):
-    names = [row["name"] for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    left.plot(names, [row["tokens_per_s"] for row in rows], marker="o", color="tab:blue")
-    left.axhline(KNEE * max(row["tokens_per_s"] for row in rows), color="tab:gray", linestyle=":", linewidth=1)
-    left.set(title=f"tokens/s (dotted: {KNEE:.0%} of the best)", xlabel="micro-batches × sequences", ylim=(0, None))
-    right.plot(names, [row["peak"] / 1e9 for row in rows], marker="o", color="tab:orange")
-    right.set(title="peak memory of all tensors, GB", xlabel="micro-batches × sequences", ylim=(0, None))
-    return figure
-
-
-def efficiency(plt, rows):
-    """Throughput over the number of processes, beside as many times that of one."""
-    counts = [int(row["name"]) for row in rows]
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
-    axis.plot(counts, [row["tokens_per_s"] for row in rows], marker="o", label="measured")
-    axis.set(title="tokens/s", xlabel="processes", xticks=counts, ylim=(0, None))
-    axis.legend()
-    return figure
 
 
 def compare(a, b):
