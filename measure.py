@@ -10,7 +10,6 @@ import math
 import platform
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -61,6 +60,7 @@ class Run:
 
     def __init__(self, config, threads=None):
         self.device = train.set_up(config)
+        self.clock = report.StepClock(self.device)
         if threads:
             torch.set_num_threads(threads)
         meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
@@ -82,21 +82,15 @@ class Run:
         """The mean over the processes: all take the same number of steps."""
         return float(parallel.mean(torch.tensor(seconds, device=self.device)))
 
-    def synchronize(self):
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def seconds(self, steps, window=WINDOW):
         """Mean seconds of the next steps, of more if that many take less than the window.
 
         The clock is read at both ends only, when the device has finished: a host that runs ahead gains.
         """
-        self.synchronize()
-        start = time.perf_counter()
+        start = self.clock.synchronize()
         for _ in range(steps):
             self.step()
-        self.synchronize()
-        elapsed = self.agreed(time.perf_counter() - start)
+        elapsed = self.agreed(self.clock.synchronize() - start)
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
@@ -148,13 +142,11 @@ def examine(config, trace=None):
     memory = anatomy(this, memory_profiler)
     losses += [float(this.step()) for _ in range(COMPARED - WARMUP - 1)]
 
-    this.synchronize()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities, record_shapes=True) as profiler:
-        start = time.perf_counter()
+        start = this.clock.synchronize()
         losses.append(float(this.step()))
-        this.synchronize()
-        seconds = time.perf_counter() - start
+        seconds = this.clock.synchronize() - start
     if trace:
         keep_trace(this, profiler, Path(trace))
     return {
@@ -259,12 +251,14 @@ def seconds_by_kind(events, config, on_gpu):
     for event in events:
         if event.device_type != torch.autograd.DeviceType.CPU:
             continue  # a kernel: it counts with the operator that launched it
-        if on_gpu and event.name == "data wait":
-            seconds["data"] += event.cpu_time_total / 1e6
-        elif on_gpu and kind_of(event, config) != "data":
-            seconds[kind_of(event, config)] += event.self_device_time_total / 1e6
-        elif not on_gpu and not event.name.startswith(BETWEEN):
-            seconds[kind_of(event, config)] += event.self_cpu_time_total / 1e6
+        kind = kind_of(event, config)
+        if not on_gpu:
+            microseconds = 0 if event.name.startswith(BETWEEN) else event.self_cpu_time_total
+        elif kind == "data":
+            microseconds = event.cpu_time_total if event.name == "data wait" else 0
+        else:
+            microseconds = event.self_device_time_total
+        seconds[kind] += microseconds / 1e6
     return seconds
 
 
@@ -294,13 +288,13 @@ def limits(device):
 def fastest(action, device):
     """Seconds of an action: the median of seven windows of a fifth of a second, after two actions to warm up."""
 
+    clock = report.StepClock(device)
+
     def window(count):
-        start = time.perf_counter()
+        start = clock.synchronize()
         for _ in range(count):
             action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - start) / count
+        return (clock.synchronize() - start) / count
 
     window(1)
     count = math.ceil(0.2 / window(1))
