@@ -178,15 +178,18 @@ def scaled():
     return "".join(tables)
 
 
+@cache
 def summaries(mode):
-    """(where it was measured, {row: summary}) of every results.json that holds a mode."""
+    """[(where it was measured, {row: summary})] of every results.json that holds a mode."""
     import summary
 
+    found = []
     for path in sorted(RESULTS.glob("*/*/results.json")):
         results = summary.read(path)
         if mode in results["modes"]:
             where = f"{summary.device(results)}: `{' '.join(results['config'])}`"
-            yield where, {row["name"]: row for row in summary.summarize(results, mode)}
+            found.append((where, {row["name"]: row for row in summary.summarize(results, mode)}))
+    return found
 
 
 def section(before, name):

@@ -222,8 +222,8 @@ def part(tensor, like):
 
 def rows(tensor):
     """The tensor (n,) of every process: (world_size, n), on the CPU."""
-    gathered = [tensor]
+    everyone = [tensor]
     if world_size() > 1:
-        gathered = [None] * world_size()
-        dist.all_gather_object(gathered, tensor)
-    return torch.stack(gathered)
+        everyone = [None] * world_size()
+        dist.all_gather_object(everyone, tensor)
+    return torch.stack(everyone)
