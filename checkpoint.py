@@ -24,7 +24,7 @@ PARTS = ("config", "model", "optimizer", "scaler", "generators", "progress")
 SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix the shapes of the tensors
 
 
-def save(path, config, model, optimizer, scaler, progress):
+def save(path, config, model, optimizer, progress):
     """Writes a checkpoint. The file at path is at every instant the old one or the new one, whole.
 
     Every process has to call it; the first one writes.
@@ -34,7 +34,7 @@ def save(path, config, model, optimizer, scaler, progress):
         "config": dataclasses.asdict(config),
         "model": parallel.whole(model.state_dict()),
         "optimizer": parallel.whole(optimizer.state_dict()["state"]),
-        "scaler": scaler.state_dict(),
+        "scaler": optimizer.scaler.state_dict() if scales(optimizer) else {},
         "generators": generator_states(),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device
     }
@@ -102,8 +102,8 @@ def load_weights(model, state, path):
         raise BadInput(f"{path} is damaged: its weights do not fit its config ({reason})") from None
 
 
-def resume(path, model, optimizer, scaler):
-    """Continues from a checkpoint: model, optimizer, scaler and generators as they were. Returns the progress."""
+def resume(path, model, optimizer):
+    """Continues from a checkpoint: model, optimizer and generators as they were. Returns the progress."""
     state = load(path)
     for key in ("context_length", "pad_vocab_to"):
         if getattr(model.config, key) != state["config"][key]:
@@ -119,10 +119,15 @@ def resume(path, model, optimizer, scaler):
         for index, values in state["optimizer"].items()
     }
     optimizer.load_state_dict({"state": learned, "param_groups": optimizer.state_dict()["param_groups"]})
-    if scaler.is_enabled() and state["scaler"]:
-        scaler.load_state_dict(state["scaler"])
+    if scales(optimizer) and state["scaler"]:
+        optimizer.scaler.load_state_dict(state["scaler"])
     set_generator_states(state["generators"])
     return state["progress"]
+
+
+def scales(optimizer):
+    """Whether the gradients come with a loss scale, as those of float16 do."""
+    return hasattr(optimizer, "scaler") and optimizer.scaler.is_enabled()
 
 
 def generator_states():

@@ -183,9 +183,9 @@ def trace(config, device_type):
         batch = torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind()
 
         whole, block = watch(model, ledger), watch(model.blocks[0], ledger)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
+        optimizer.scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         ledger.peak = 0
-        train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
+        train.train_step(model, optimizer, batch, config.learning_rate, config)
     (start, end), (block_start, block_end) = whole[:2], block[:2]  # later ones are recomputed
     workspaces = int(cublas_workspaces()) if ledger.on_cuda else 0
     return Memory(

@@ -52,6 +52,17 @@ def choose_dtype(name, device):
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
+def autocast(name, device):
+    """The context of a forward: its products are in half precision, where that is native."""
+    dtype = choose_dtype(name, device)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def gradient_scaler(name, device):
+    """Scales the loss, lest small gradients vanish in float16, and skips steps that overflow; else does nothing."""
+    return torch.amp.GradScaler(device.type, enabled=choose_dtype(name, device) == torch.float16)
+
+
 def keep_freed_memory(device):
     """Lets later allocations reuse freed memory. Acts on what is allocated after it, for the whole process."""
     if device.type == "cuda":

@@ -66,7 +66,7 @@ class Run:
         meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
         self.config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
         self.resident_before = resident_bytes("VmRSS")
-        self.model, self.optimizer, self.scaler = train.build(self.config, self.device)
+        self.model, self.optimizer = train.build(self.config, self.device)
         machine.choices(self.config, self.device)  # refuses what cannot run here
         self.batches = enumerate(train.training_batches(split, self.config, 0, self.device), 1)
 
@@ -76,7 +76,7 @@ class Run:
             number, batch = next(self.batches)
         lr = train.learning_rate(number, self.config)
         with record_function("step"):
-            return train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)[0]
+            return train.train_step(self.model, self.optimizer, batch, lr, self.config)[0]
 
     def agreed(self, seconds):
         """The mean over the processes: all take the same number of steps."""

@@ -140,7 +140,7 @@ def table(results, mode):
     ]
     if repeats > 1:
         text.append(
-            f"Speeds are medians of the rounds' ratios, and their range. \"{UNCHANGED}\": no further from 1 than the "
+            f'Speeds are medians of the rounds\' ratios, and their range. "{UNCHANGED}": no further from 1 than the '
             f"range is wide. With {repeats} rounds noise alone passes for a change in "
             f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )

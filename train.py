@@ -36,8 +36,8 @@ def train(config):
         parallel.agree(dataclasses.asdict(config), "config")
         parallel.agree(train_split.fingerprint() | val_split.fingerprint(), "data")
         chosen |= parallel.choices(config)
-    model, optimizer, scaler = build(config, device)
-    progress = start_from(config, model, optimizer, scaler)
+    model, optimizer = build(config, device)
+    progress = start_from(config, model, optimizer)
     if config.ddp:
         parallel.agree(progress, f"checkpoint, {config.out_dir}/last.pt")
     out_dir = prepare_out_dir(config, progress["step"])
@@ -51,7 +51,7 @@ def train(config):
         clock.start(progress["step"])
         for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
             lr = learning_rate(step, config)
-            loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
+            loss, grad_norm = train_step(model, optimizer, batch, lr, config)
             progress["step"] = step
             progress["interval_loss"] += loss
             progress["interval_steps"] += 1
@@ -60,7 +60,7 @@ def train(config):
 
             intervals = (config.log_interval, config.eval_interval, config.save_interval)
             if any(due(step, interval, config) for interval in intervals):
-                stop_unless_finite(step, loss, grad_norm, scaler, config)
+                stop_unless_finite(step, loss, grad_norm, optimizer, config)
             row = {}
             if due(step, config.log_interval, config):
                 seconds = clock.lap(step)
@@ -78,17 +78,17 @@ def train(config):
                     row |= report.bits_per_byte(row["val_loss"], meta)
                     if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
                         progress["best_val_loss"] = row["val_loss"]
-                        checkpoint.save(out_dir / "best.pt", config, model, optimizer, scaler, progress)
+                        checkpoint.save(out_dir / "best.pt", config, model, optimizer, progress)
             if row:
                 logger.log({"step": step, "tokens": step * tokens_per_step, **row})
             if due(step, config.save_interval, config):
                 with clock.paused():
-                    checkpoint.save(out_dir / "last.pt", config, model, optimizer, scaler, progress)
+                    checkpoint.save(out_dir / "last.pt", config, model, optimizer, progress)
     if config.ddp:
         parallel.stop()
 
 
-def train_step(model, optimizer, scaler, batch, lr, config):
+def train_step(model, optimizer, batch, lr, config):
     """One optimizer step on one batch; every caller that trains or measures comes through here.
 
     batch: inputs and targets (B, T). Returns the mean loss over the batch's valid tokens and the global norm of the
@@ -105,39 +105,33 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     if config.ddp:
         parts = parallel.synchronize_last(model, parts)
     for inputs, targets in parts:
-        with autocast(config, inputs.device) if config.dtype != "float32" else nullcontext():
+        with machine.autocast(config.dtype, inputs.device) if config.dtype != "float32" else nullcontext():
             loss_sum, _ = model(inputs, targets)
         loss = loss_sum / n_tokens
         if config.dtype == "float32":
             loss.backward()
         else:
-            scaler.scale(loss).backward()
+            optimizer.scaler.scale(loss).backward()
         if config.micro_batch_size:
             total += loss.detach()  # the micro-batches' shares of the whole batch's mean
     if config.micro_batch_size:
         loss = total
     if config.dtype != "float32":
-        scaler.unscale_(optimizer)
+        optimizer.scaler.unscale_(optimizer)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     if config.ddp:
         loss, grad_norm = parallel.mean(loss.detach()), parallel.gathered(grad_norm)
     if config.dtype == "float32":
         optimizer.step()
     else:
-        scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
-        scaler.update()
+        optimizer.scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
+        optimizer.scaler.update()
     return loss.detach().double() if config.lazy_metrics else loss.item(), grad_norm
 
 
 def micro_batches(batch, size):
     """Cuts a batch into batches of `size` sequences."""
     return zip(*(part.split(size) for part in batch), strict=True)
-
-
-def autocast(config, device):
-    """The context of a forward: its products are in half precision, where that is native."""
-    dtype = machine.choose_dtype(config.dtype, device)
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def learning_rate(step, config):
@@ -163,7 +157,7 @@ def evaluate(model, split, config, device):
     else:
         batches = validation_batches(split, config.eval_windows, rows)
     for inputs, targets in batches:
-        with autocast(config, device) if config.dtype != "float32" else nullcontext():
+        with machine.autocast(config.dtype, device) if config.dtype != "float32" else nullcontext():
             batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
         loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens
     model.train()
@@ -204,7 +198,7 @@ def one_ahead(items):
 
 
 def build(config, device):
-    """What a step needs: the model on the device, its optimizer and the scaler of its gradients."""
+    """What a step needs: the model on the device and its optimizer."""
     model = GPT(config).to(device)
     torch.manual_seed(config.seed)  # of the dropout
     if config.compile and config.compile_scope == "model" and config.shard == "none":
@@ -218,9 +212,10 @@ def build(config, device):
             model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         else:
             parallel.fully_shard(model, config, device)
-    float16 = config.dtype != "float32" and machine.choose_dtype(config.dtype, device) == torch.float16
-    scaler = torch.amp.GradScaler(device.type, enabled=float16)  # lest small gradients vanish; else does nothing
-    return model, build_optimizer(model, config), scaler
+    optimizer = build_optimizer(model, config)
+    if config.dtype != "float32":
+        optimizer.scaler = machine.gradient_scaler(config.dtype, device)
+    return model, optimizer
 
 
 def build_optimizer(model, config):
@@ -264,12 +259,12 @@ def set_up(config):
     return device
 
 
-def start_from(config, model, optimizer, scaler):
+def start_from(config, model, optimizer):
     """Fills model and optimizer as init_from says. Returns the progress: where the run stands."""
     progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
     last = Path(config.out_dir) / "last.pt"
     if config.init_from == "resume" or (config.init_from == "auto" and last.exists()):
-        progress = checkpoint.resume(last, model, optimizer, scaler)
+        progress = checkpoint.resume(last, model, optimizer)
         if progress["step"] >= config.max_steps:
             print(f"{last} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
     elif not config.overwrite and (last.exists() or last.with_name("best.pt").exists()):
@@ -303,9 +298,9 @@ def due(step, interval, config):
     return interval > 0 and (step % interval == 0 or step == config.max_steps)
 
 
-def stop_unless_finite(step, loss, grad_norm, scaler, config):
+def stop_unless_finite(step, loss, grad_norm, optimizer, config):
     """Ends the run with the step and the likely causes if the loss or the gradients are not finite."""
-    if math.isfinite(loss) and (math.isfinite(grad_norm) or scaler.is_enabled()):  # a scaler skips such a step
+    if math.isfinite(loss) and (math.isfinite(grad_norm) or checkpoint.scales(optimizer)):  # such a step is skipped
         return
     sys.exit(
         f"error: stopped at step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}; nothing was saved "

@@ -120,9 +120,7 @@ class Config:
         "of torch.compile; reduce-overhead and max-autotune replay CUDA graphs",
     ] = "default"
     loss_chunks: Annotated[int, "run head and loss in this many chunks of the tokens; 0: whole"] = 8
-    checkpointing: Annotated[
-        str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"
-    ] = "none"
+    checkpointing: Annotated[str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"] = "none"
     micro_batch_size: Annotated[int, "sequences in a forward of one process; 0: all at once"] = 0
 
     ddp: Annotated[bool, "share each batch among the processes that torchrun started, one a device"] = True

@@ -283,13 +283,13 @@ def linear_dtypes(gpt):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
     config = tiny("naive", dtype=dtype)
-    gpt, optimizer, scaler = train.build(config, torch.device("cpu"))
+    gpt, optimizer = train.build(config, torch.device("cpu"))
     seen = linear_dtypes(gpt)
     tokens = torch.randint(60, (8, 16))
-    train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+    train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
     assert seen == {getattr(torch, dtype)}
     assert {p.dtype for p in gpt.parameters()} == {p.grad.dtype for p in gpt.parameters()} == {torch.float32}
-    assert scaler.is_enabled() == (dtype == "float16")
+    assert optimizer.scaler.is_enabled() == (dtype == "float16")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -309,14 +309,14 @@ def test_amp_chooses_what_is_native(monkeypatch):
 
 def test_amp_scales_float16_gradients_and_skips_a_step_that_overflows(tiny):
     config = tiny("naive", dtype="float16")
-    gpt, optimizer, scaler = train.build(config, torch.device("cpu"))
+    gpt, optimizer = train.build(config, torch.device("cpu"))
     before = gpt.head.weight.detach().clone()
     gpt.head.weight.register_hook(lambda grad: grad + math.inf)
     tokens = torch.randint(60, (8, 16))
-    _, norm = train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+    _, norm = train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
     assert not math.isfinite(norm)
     assert torch.equal(gpt.head.weight, before)
-    assert scaler.get_scale() == 2.0**15  # half of what it began with
+    assert optimizer.scaler.get_scale() == 2.0**15  # half of what it began with
 
 
 class Sizes(TorchDispatchMode):
@@ -334,10 +334,10 @@ class Sizes(TorchDispatchMode):
 
 def sizes_of_a_step(config):
     """The number of elements of every tensor made in one training step."""
-    gpt, optimizer, scaler = train.build(config, train.set_up(config))
+    gpt, optimizer = train.build(config, train.set_up(config))
     tokens = torch.randint(config.vocab_size, (config.batch_size, config.context_length))
     with Sizes() as sizes:
-        train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+        train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
     return sizes.seen
 
 
@@ -393,7 +393,7 @@ ADAMW_KERNELS = [("forloop", "addcdiv_"), ("foreach", "_foreach_addcdiv_"), ("fu
 @pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
 def test_fused_adamw_calls_its_kernel_once_a_group(tiny, adamw_impl, kernel):
     config = tiny(adamw_impl=adamw_impl)
-    gpt, optimizer, _ = train.build(config, torch.device("cpu"))
+    gpt, optimizer = train.build(config, torch.device("cpu"))
     for parameter in gpt.parameters():
         parameter.grad = torch.ones_like(parameter)
     with Calls() as calls:
@@ -416,10 +416,10 @@ def test_pad_vocab_aligns_the_head(tiny):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
     config = tiny("naive", "pad_vocab", dtype=dtype)
-    gpt, optimizer, scaler = train.build(config, train.set_up(config))
+    gpt, optimizer = train.build(config, train.set_up(config))
     tokens = torch.randint(60, (8, 16))
     for _ in range(3):
-        train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-2, config)
+        train.train_step(gpt, optimizer, (tokens, tokens), 1e-2, config)
         assert (gpt.head.weight.grad[60:] == 0).all()
     assert (gpt.head.weight[60:] == 0).all()
     assert (gpt.logits(tokens).softmax(-1)[..., 60:] == 0).all()
@@ -427,8 +427,8 @@ def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
 
 def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
-    source, optimizer, scaler = train.build(padded, train.set_up(padded))
-    checkpoint.save(tmp_path / "a.pt", padded, source, optimizer, scaler, {"interval_loss": 0})
+    source, optimizer = train.build(padded, train.set_up(padded))
+    checkpoint.save(tmp_path / "a.pt", padded, source, optimizer, {"interval_loss": 0})
     target = model.GPT(plain)
     checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.pt"), "a.pt")
     assert torch.equal(target.head.weight, source.head.weight[:60])
@@ -439,7 +439,7 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
 
 @pytest.mark.parametrize("scope, compiled", [("model", "GPT"), ("block", "Block")])
 def test_compile_compiles_its_scope_and_keeps_plain_names(tiny, scope, compiled):
-    gpt, _, _ = train.build(tiny(compile_scope=scope), torch.device("cpu"))
+    gpt, _ = train.build(tiny(compile_scope=scope), torch.device("cpu"))
     seen = {type(module).__name__ for module in gpt.modules() if module._compiled_call_impl is not None}
     assert seen == {compiled}
     assert list(gpt.state_dict()) == list(model.GPT(tiny()).state_dict())
@@ -535,7 +535,7 @@ def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointi
 
 def kept_bytes(config):
     """Bytes that are still allocated after a forward, while its result is held for the backward."""
-    gpt, _, _ = train.build(config, train.set_up(config))
+    gpt, _ = train.build(config, train.set_up(config))
     tokens = torch.randint(60, (8, 16))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         hidden = gpt.hidden(tokens)
@@ -563,10 +563,10 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny):
     times = {}
     for how in ("none", "selective", "every:1"):
         config = tiny("naive", checkpointing=how, attention="sdpa")
-        gpt, optimizer, scaler = train.build(config, train.set_up(config))
+        gpt, optimizer = train.build(config, train.set_up(config))
         tokens = torch.randint(60, (8, 16))
         with Calls() as calls:
-            train.train_step(gpt, optimizer, scaler, (tokens, tokens), 1e-3, config)
+            train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
         times[how] = sum(name in ("mm", "addmm", "bmm") for name in calls.names)
         assert calls.names.count("_scaled_dot_product_flash_attention_for_cpu") == (4 if how == "every:1" else 2)
     assert times["none"] == times["selective"] < times["every:1"]
@@ -624,8 +624,8 @@ def test_grad_accumulation_weighs_tokens_not_micro_batches(tiny, micro_batch_siz
     results = []
     for size in (0, micro_batch_size):
         config = tiny("naive", micro_batch_size=size)
-        gpt, optimizer, scaler = train.build(config, train.set_up(config))
-        loss, norm = train.train_step(gpt, optimizer, scaler, (tokens, targets), 1e-3, config)
+        gpt, optimizer = train.build(config, train.set_up(config))
+        loss, norm = train.train_step(gpt, optimizer, (tokens, targets), 1e-3, config)
         results.append([torch.tensor(loss), norm, *(parameter.grad for parameter in gpt.parameters())])
     torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
 

@@ -31,23 +31,23 @@ TINY = {
     "log_interval": 1,
     "eval_windows": 8,
 }
-# What each stage is about, and the most lines that it may add or rewrite, or remove.
+# What each stage is about, and the most lines that it may add and remove together.
 CHANGES = {
-    "set_to_none": ("zero_grad(set_to_none=True)", 1),
-    "lazy_metrics": ("loss.item()", 1),
+    "set_to_none": ("zero_grad(set_to_none=True)", 2),
+    "lazy_metrics": ("loss.item()", 2),
     "loader": ("DataLoader(", 20),
-    "allocator": ("keep_freed_memory(", 1),
-    "tf32": ('set_float32_matmul_precision("high")', 1),
-    "amp": ("torch.autocast(", 15),
-    "flash": ("F.scaled_dot_product_attention(", 5),
-    "fused_adamw": ("fused=True", 1),
+    "allocator": ("keep_freed_memory(", 2),
+    "tf32": ('set_float32_matmul_precision("high")', 2),
+    "amp": ("machine.autocast(", 15),
+    "flash": ("F.scaled_dot_product_attention(", 7),
+    "fused_adamw": ("fused=True", 2),
     "pad_vocab": ("math.ceil(rows / 64) * 64", 10),
-    "compile": ("model.compile(", 6),
+    "compile": ("model.compile(", 10),
     "chunked_loss": ("ChunkedLoss.apply(", 40),
-    "checkpointing": ("recompute(block, x, use_reentrant=False)", 4),
-    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 15),
-    "ddp": ("parallel.DistributedDataParallel(", 30),
-    "shard": ("parallel.fully_shard(", 5),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
+    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 20),
+    "ddp": ("parallel.DistributedDataParallel(", 45),
+    "shard": ("parallel.fully_shard(", 8),
 }
 
 
@@ -115,7 +115,7 @@ def test_shown_programs_are_as_tidy_as_the_project(scripts, command):
 
 def test_naive_shows_no_trace_of_what_comes_later(scripts):
     naive = (scripts / "naive.py").read_text(encoding="utf-8")
-    assert not re.search(r"autocast|scaler\.(scale|step)|compile|recompute|DataLoader|nullcontext|micro|aten", naive)
+    assert not re.search(r"autocast|scaler|compile|recompute|DataLoader|nullcontext|micro|aten", naive)
     assert "    loss.backward()\n" in naive and "    optimizer.step()\n" in naive
 
 
@@ -125,7 +125,7 @@ def test_a_stage_changes_few_lines_and_its_own_call_is_among_them(stage):
     lines = list(ladder.diff(STAGES[STAGES.index(stage) - 1], stage))
     added, removed = ([line for line in lines if line[0] == sign and line[1:].strip()] for sign in "+-")
     assert any(call in line for line in added + removed)
-    assert max(len(added), len(removed)) <= budget
+    assert len(added) + len(removed) <= budget
 
 
 def test_a_diff_patches_the_program_before_into_the_one_after(scripts, tmp_path):
