@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import machine
+import optim
 import parallel
 import report
 from config import BadInput, load_config, run
@@ -136,13 +137,14 @@ def micro_batches(batch, size):
 
 def learning_rate(step, config):
     """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1: never 0."""
+    peak, end = (value * optim.lr_factor(config) for value in (config.learning_rate, config.min_lr))
     decay_end = config.lr_decay_steps or config.max_steps
     if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+        return peak * step / config.warmup_steps
     if step >= decay_end:
-        return config.min_lr
+        return end
     done = (step - config.warmup_steps) / (decay_end - config.warmup_steps)
-    return config.min_lr + (config.learning_rate - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+    return end + (peak - end) * (1 + math.cos(math.pi * done)) / 2
 
 
 @torch.no_grad()
@@ -228,6 +230,8 @@ def build_optimizer(model, config):
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+    if config.optimizer != "adamw":
+        return optim.build(groups, config)
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,

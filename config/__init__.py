@@ -122,6 +122,10 @@ class Config:
     loss_chunks: Annotated[int, "run head and loss in this many chunks of the tokens; 0: whole"] = 8
     checkpointing: Annotated[str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"] = "none"
     micro_batch_size: Annotated[int, "sequences in a forward of one process; 0: all at once"] = 0
+    optimizer: Annotated[
+        Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],
+        "whose update; learning_rate is AdamW's, the others take the multiple of it that suits them",
+    ] = "adamw"
 
     ddp: Annotated[bool, "share each batch among the processes that torchrun started, one a device"] = True
     shard: Annotated[
