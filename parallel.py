@@ -185,6 +185,28 @@ def gathered(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+class Agreed:
+    """The largest of each number over the processes, of those given a call ago: it travels while a step runs.
+
+    Alone, of those given.
+    """
+
+    def __init__(self):
+        several_gpus = world_size() > 1 and dist.get_backend() == "nccl"
+        self.group = dist.new_group(backend="gloo") if several_gpus else None  # the numbers stay on the hosts
+        self.travelling = None
+
+    def __call__(self, *numbers):
+        if world_size() == 1:
+            return numbers
+        arrived, tensor = self.travelling, torch.tensor(numbers)
+        self.travelling = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        if arrived is None:
+            return (0,) * len(numbers)
+        arrived[1].wait()
+        return arrived[0].tolist()
+
+
 def mean(tensor):
     """The mean of a tensor over the processes, on its device: no one waits for the host."""
     return total(tensor) / world_size() if world_size() > 1 else tensor

@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import checkpoint
+import faults
+import interrupt
 import machine
 import optim
 import parallel
@@ -24,7 +26,7 @@ from model import GPT, IGNORE
 def main(argv):
     config = load_config(argv)
     with machine.compiler_errors() if config.compile else nullcontext():
-        train(config)
+        faults.replay(config) if config.replay_step else train(config)
 
 
 def train(config):
@@ -47,8 +49,12 @@ def train(config):
     tokens_per_step = config.batch_size * config.context_length
 
     clock = report.StepClock(device)
+    watch = faults.Watch(config, train_split, device)
     first_step = progress["step"] + 1
-    with report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger:
+    with (
+        interrupt.Interrupts(config.save_every_minutes) as interrupts,
+        report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger,
+    ):
         clock.start(progress["step"])
         for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
             lr = learning_rate(step, config)
@@ -59,9 +65,10 @@ def train(config):
             if step == first_step:
                 logger.first_step(clock.lap(step))
 
-            intervals = (config.log_interval, config.eval_interval, config.save_interval)
-            if any(due(step, interval, config) for interval in intervals):
-                stop_unless_finite(step, loss, grad_norm, optimizer, config)
+            saving = interrupts.save() or due(step, config.save_interval, config)
+            watch.add(step, lr, loss, grad_norm)
+            intervals = (config.log_interval, config.eval_interval)
+            watch.look(optimizer, saving or any(due(step, interval, config) for interval in intervals))
             row = {}
             if due(step, config.log_interval, config):
                 seconds = clock.lap(step)
@@ -82,11 +89,17 @@ def train(config):
                         checkpoint.save(out_dir / "best.pt", config, model, optimizer, progress)
             if row:
                 logger.log({"step": step, "tokens": step * tokens_per_step, **row})
-            if due(step, config.save_interval, config):
+            if saving and config.save_interval:
                 with clock.paused():
                     checkpoint.save(out_dir / "last.pt", config, model, optimizer, progress)
+            if interrupts.signal:
+                break
     if config.ddp:
         parallel.stop()
+    if interrupts.signal and step < config.max_steps:
+        saved = f"saved in {out_dir}" if config.save_interval else "not saved, as save_interval=0"
+        print(f"{interrupts.signal.name}: ended after step {step}, {saved}")
+        sys.exit(128 + interrupts.signal)
 
 
 def train_step(model, optimizer, batch, lr, config):
@@ -122,11 +135,12 @@ def train_step(model, optimizer, batch, lr, config):
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     if config.ddp:
         loss, grad_norm = parallel.mean(loss.detach()), parallel.gathered(grad_norm)
-    if config.dtype == "float32":
-        optimizer.step()
-    else:
-        optimizer.scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
-        optimizer.scaler.update()
+    if faults.may_update(optimizer, loss, grad_norm):
+        if config.dtype == "float32":
+            optimizer.step()
+        else:
+            optimizer.scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
+            optimizer.scaler.update()
     return loss.detach().double() if config.lazy_metrics else loss.item(), grad_norm
 
 
@@ -185,6 +199,7 @@ def training_batches(split, config, start_step, device):
         generator=torch.Generator(),
         num_workers=config.num_workers,
         pin_memory=device.type == "cuda",
+        worker_init_fn=interrupt.outlive,
     )
     return one_ahead(tuple(part.to(device, non_blocking=True) for part in batch) for batch in loader)
 
@@ -300,17 +315,6 @@ def prepare_out_dir(config, start_step):
 def due(step, interval, config):
     """Whether an interval ends at this step; the last step ends every interval but 0, which means never."""
     return interval > 0 and (step % interval == 0 or step == config.max_steps)
-
-
-def stop_unless_finite(step, loss, grad_norm, optimizer, config):
-    """Ends the run with the step and the likely causes if the loss or the gradients are not finite."""
-    if math.isfinite(loss) and (math.isfinite(grad_norm) or checkpoint.scales(optimizer)):  # such a step is skipped
-        return
-    sys.exit(
-        f"error: stopped at step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}; nothing was saved "
-        f"since: {config.out_dir}/last.pt, if there is one, is good. Likely causes: learning_rate="
-        f"{config.learning_rate} too high, too short a warm-up, damaged data"
-    )
 
 
 if __name__ == "__main__":

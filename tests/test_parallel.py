@@ -280,11 +280,20 @@ def undisturbed(dense, documents, folder):
 
 def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been(undisturbed, folder):
     killed = replace(undisturbed, out_dir=f"{folder}/killed", init_from="auto")
-    jobs = {"killed": {"argv": words(killed), "die": [1, 4, "kill"]}}
+    jobs = {"killed": {"argv": words(killed), "die": [1, 4, "SIGKILL"]}}
     result, _ = work(folder / "killing", jobs, 2, ["--standalone", "--max-restarts=1"])
     assert result.returncode == 0 and "failed (exitcode" in result.stderr
     assert rows(killed, *CURVE) == rows(undisturbed, *CURVE)
     assert same(weights(killed), weights(undisturbed))
+
+
+def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(undisturbed, folder):
+    signalled = replace(undisturbed, out_dir=f"{folder}/signalled", init_from="auto", save_interval=100)
+    jobs = {"signalled": {"argv": words(signalled), "die": [1, 3, "SIGTERM"]}}
+    result, _ = work(folder / "signalling", jobs, 2, ["--standalone", "--max-restarts=1"])
+    assert result.returncode == 0 and result.stdout.count("SIGTERM: ended after step 4, saved in") == 1, result.stderr
+    assert rows(signalled, *CURVE) == rows(undisturbed, *CURVE)
+    assert same(weights(signalled), weights(undisturbed))
 
 
 @contextlib.contextmanager

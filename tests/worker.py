@@ -1,9 +1,9 @@
 """What torchrun starts in tests/test_parallel.py: trains one job after another in the same processes.
 
 argv[1] is a JSON file, a list of jobs: argv (of train.py), and where it is wanted program (instead of train.py), copy
-([from, to], before it begins), rank_1 (what only the second process is given: argv, cwd), die ([rank, step, how], in
-the first attempt only), pause ([step, path]: there, in the first attempt, writes its id to path<rank> and waits for
-path_over).
+([from, to], before it begins), rank_1 (what only the second process is given: argv, cwd), die ([rank, step,
+how: raise or a signal], in the first attempt only), pause ([step, path]: there, in the first attempt, writes its id to
+path<rank> and waits for path_over).
 What each process saw is written beside it, rank0.json and so on: {job: {"error", "reductions"}}.
 """
 
@@ -56,7 +56,7 @@ def dying(rank, at_step, how, train_step=train.train_step):
         if parallel.rank() == rank and steps == at_step and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             if how == "raise":
                 raise RuntimeError("injected")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, how))
         return train_step(*args)
 
     return step
