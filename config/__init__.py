@@ -10,17 +10,40 @@ import ast
 import dataclasses
 import difflib
 import math
+import operator
 import os
 import re
+import stat
 import sys
 import textwrap
 from collections import ChainMap
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 STAGES_DIR = Path(__file__).parent / "stages"
+LONGEST_TEXT = 1000  # characters of a value
+
+# What an expression in a config file is made of, besides constants, keys, `if`, `and`, `or`, min and max.
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 class BadInput(Exception):
@@ -184,33 +207,85 @@ def parse_arguments(argv):
 
 
 def read_assignments(path, values, given):
-    """Applies a file of `key = expression` lines to values; expressions may use the keys set before."""
+    """Applies a file of `key = expression` lines to values; expressions may use the keys set before.
+
+    A command-line value (given) wins within expressions too.
+    """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise BadInput(f"config file {path} cannot be read ({error}); expected one such as config/gpt2.py") from None
+        source = read_file(path).decode()
+        tree = ast.parse(source)
     except SyntaxError as error:
         raise BadInput(f"{path} line {error.lineno}: {error.msg}; expected lines like n_layer = 12") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        reason = str(error) or "nested too deeply"
+        raise BadInput(f"config file {path} cannot be read ({reason}); expected one such as config/gpt2.py") from None
     for statement in tree.body:
         where = f"{path} line {statement.lineno}"
         match statement:
             case ast.Expr(value=ast.Constant(value=str())):  # a docstring
                 continue
-            case ast.Assign(targets=[ast.Name(id=key)], value=value):
+            case ast.Assign(targets=[ast.Name(id=key)], value=expression):
                 known(key, where)
-                values[key] = typed(key, evaluate(value, ChainMap(given, values), where), where)
             case _:
                 raise BadInput(f"{where}: only plain assignments are allowed; expected a line like n_layer = 12")
+        try:
+            value = evaluate(expression, ChainMap(given, values))
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            text = short(ast.get_source_segment(source, expression))
+            raise BadInput(f"{where}: `{text}`: {error}; expected a value or arithmetic on keys") from None
+        values[key] = typed(key, value, where)
 
 
-def evaluate(expression, names, where):
-    """The value of an expression over the keys set so far (a command-line value wins), with min and max."""
-    try:
-        code = compile(ast.Expression(expression), where, "eval")
-        return eval(code, {"__builtins__": {"min": min, "max": max}}, MappingProxyType(names))
-    except Exception as error:
-        text = ast.unparse(expression)
-        raise BadInput(f"{where}: `{text}`: {error}; expected a value or arithmetic on keys") from None
+def read_file(path, limit=2**20):
+    """The bytes of an ordinary file, at most limit of them; else OSError or ValueError, as a pipe could block."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("not an ordinary file")
+    if status.st_size > limit:
+        raise ValueError(f"{status.st_size:,} bytes, more than {limit:,}")
+    return path.read_bytes()
+
+
+def evaluate(node, names):
+    """The value of an expression over the keys set so far (names). Nothing else can be in it, and nothing large."""
+    match node:
+        case ast.Constant(value=value):
+            pass
+        case ast.Name(id=name):
+            if name not in names:
+                raise ValueError(f"{short(name)} is not defined")
+            return names[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            value = calculate(op, evaluate(operand, names))
+        case ast.BinOp(left=left, op=op, right=right):
+            value = calculate(op, evaluate(left, names), evaluate(right, names))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            terms = pairwise(evaluate(term, names) for term in (left, *others))
+            value = all(calculate(op, *pair) for op, pair in zip(ops, terms, strict=True))
+        case ast.BoolOp(op=op, values=terms):
+            for term in terms:
+                value = evaluate(term, names)
+                if bool(value) is isinstance(op, ast.Or):  # the later terms cannot change it
+                    break
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return evaluate(body if evaluate(test, names) else other, names)
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as args, keywords=[]):
+            return {"min": min, "max": max}[name](evaluate(argument, names) for argument in args)
+        case _:
+            raise ValueError("only values, keys, arithmetic, comparisons, `if`, and min or max of them are allowed")
+    if (isinstance(value, int) and abs(value) >= 2**64) or (isinstance(value, str) and len(value) > LONGEST_TEXT):
+        raise ValueError("too large")
+    return value
+
+
+def calculate(op, *values):
+    """An operator on numbers, or on texts if it joins or compares them: those that cannot grow without bound."""
+    texts = all(isinstance(value, str) for value in values) and isinstance(op, ast.Add | ast.cmpop)
+    if type(op) not in OPERATORS or not (texts or all(isinstance(value, int | float) for value in values)):
+        raise ValueError("only arithmetic on numbers, and `+` of texts, is allowed")
+    if isinstance(op, ast.Pow) and abs(values[1]) > 64:
+        raise ValueError("the exponent is beyond 64")
+    return OPERATORS[type(op)](*values)
 
 
 def stage_names():
@@ -228,12 +303,17 @@ def stage_files(name):
 
 def known(key, where):
     if key not in DEFAULTS:
-        raise BadInput(f"{where}: unknown key {key!r}{nearest(key, DEFAULTS)}; --help lists every key")
+        raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
 
 
 def nearest(name, names):
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def short(text):
+    """A text as it stands in a message: what is long is cut."""
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def from_text(key, text):
@@ -256,9 +336,12 @@ def typed(key, value, where):
         value = float(value)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{nearest(str(value), get_args(kind))}")
+            text = short(str(value))
+            raise BadInput(f"{where}: {key}={text}: expected {expected(key)}{nearest(text, get_args(kind))}")
     elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (key in PLACES and not value):
-        raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
+        raise BadInput(f"{where}: {key}={short(repr(value))}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
+    elif kind is str and not (value.isprintable() and len(value) <= LONGEST_TEXT):
+        raise BadInput(f"{where}: {key}={short(repr(value))}: expected at most {LONGEST_TEXT} printable characters")
     return value
 
 
@@ -282,13 +365,15 @@ def check(config):
         "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "
         "micro_batch_size"
     )
+    for key, value in dataclasses.asdict(config).items():
+        within = type(value) is not int or abs(value) < 2**63
+        require(within, f"{key}={short(str(value))}: expected a number of at most 64 bits, less than 2**63")
     for key in at_least_1.split():
         require(getattr(config, key) >= 1, f"{key}={getattr(config, key)}: expected at least 1")
     for key in at_least_0.split():
         require(getattr(config, key) >= 0, f"{key}={getattr(config, key)}: expected 0 or more")
     for key in ("dropout", "beta1", "beta2"):
         require(0 <= getattr(config, key) < 1, f"{key}={getattr(config, key)}: expected 0 up to, not including, 1")
-    require(config.seed < 2**63, f"seed={config.seed}: expected less than 2**63")
     c = config
     require(
         c.n_embd % c.n_head == 0,
@@ -296,7 +381,8 @@ def check(config):
         f"expected a multiple of n_head, such as n_embd={max(1, round(c.n_embd / c.n_head)) * c.n_head}",
     )
     if c.micro_batch_size and c.batch_size % c.micro_batch_size:
-        divisors = [size for size in range(1, c.batch_size + 1) if c.batch_size % size == 0]
+        sizes = range(max(1, c.micro_batch_size - 9999), min(c.micro_batch_size + 9999, c.batch_size) + 1)
+        divisors = [size for size in sizes if c.batch_size % size == 0] or [math.gcd(c.batch_size, c.micro_batch_size)]
         less, more = c.batch_size // c.micro_batch_size * c.micro_batch_size, c.micro_batch_size
         near = sorted(divisors, key=lambda size: abs(size - c.micro_batch_size))[:2]
         raise BadInput(

@@ -105,7 +105,7 @@ BAD_INPUT = [
     ("bias = 1", ["bias=1", "True or False"]),
     ("out_dir = 3", ["out_dir=3", "text"]),
     ("out_dir = b'x'", ["out_dir", "text"]),
-    ("n_layer = [1]", ["n_layer=[1]", "a whole number"]),
+    ("n_layer = [1]", ["x.py line 1", "`[1]`", "only values"]),
     ("n_layer = None", ["n_layer=None", "a whole number"]),
     # choices
     (["--wandb=offlin"], ["wandb=offlin", "off, offline, online", "'offline'"]),
@@ -145,8 +145,8 @@ BAD_INPUT = [
     # expressions
     ("seed = 1\nn_layer = 1 // 0", ["x.py line 2", "1 // 0", "zero"]),
     ("n_layer = n_heds", ["n_heds", "not defined"]),
-    ("n_layer = open('x')", ["open", "not defined"]),
-    ("n_layer = __import__('os').getpid()", ["__import__", "not defined"]),
+    ("n_layer = open('x')", ["open", "only values"]),
+    ("n_layer = __import__('os').getpid()", ["__import__", "only values"]),
 ]
 
 
