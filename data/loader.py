@@ -1,11 +1,13 @@
 """Batches of tokens from a prepared folder. A batch is a pure function of (seed, step).
 
-A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json (see data/tokenizer.py
-and the prepare.py of each dataset). A folder made by nanoGPT, without meta.json, is read too.
+A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as data/writer.py says.
+It may come from anywhere: all of it is checked when it is opened. A folder made by nanoGPT, without meta.json, is
+read too.
 """
 
 import hashlib
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,11 +15,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from config import BadInput
-from data import FORMAT_VERSION
+from config import BadInput, read_file
+from data import FORMAT_VERSION, checksum
 from model import IGNORE
 
 DATA_DIR = Path(__file__).parent
+SPLITS = ("train", "val")
+TOKENIZER = ("tokenizer.json", "tokenizer.tiktoken")
+LARGEST_VOCABULARY = {"uint16": 2**16, "uint32": 2**32}  # by dtype
 
 
 class Split:
@@ -124,15 +129,18 @@ def open_dataset(dataset, vocab_size, context_length):
     """
     folder = find_folder(dataset)
     meta = read_meta(folder, vocab_size)
-    for name in ("train", "val"):
+    for name in SPLITS:
         check_split(folder, name, meta, context_length)
-    return meta, *(Split(folder, name, meta, context_length) for name in ("train", "val"))
+    for path in (folder / name for name in TOKENIZER):  # the run takes a copy of it
+        if os.path.lexists(path) or path.name in meta.get("sha256", {}):
+            check_digest(path, hashlib.sha256(contents(path)), meta)
+    return meta, *(Split(folder, name, meta, context_length) for name in SPLITS)
 
 
 def find_folder(dataset):
-    folders = [folder for folder in (DATA_DIR / dataset, Path(dataset)) if folder.is_dir()]
-    if folder := next((folder for folder in folders if (folder / "train.bin").exists()), None):
-        return folder
+    for folder in (DATA_DIR / dataset, Path(dataset)):
+        if os.path.lexists(folder / "train.bin"):
+            return folder
     how = "python data/text/prepare.py --input FILES"
     for script in sorted(DATA_DIR.glob("*/prepare.py")):
         name = script.parent.name
@@ -146,7 +154,7 @@ def find_folder(dataset):
 
 def read_meta(folder, vocab_size):
     path = folder / "meta.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         if not vocab_size:
             raise BadInput(
                 f"{folder} has no meta.json; prepare it again, or, for headerless uint16 files as nanoGPT "
@@ -154,23 +162,48 @@ def read_meta(folder, vocab_size):
             )
         return {"vocab_size": vocab_size, "dtype": "uint16", "documents": False}
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        version, dtype, own = meta["format_version"], np.dtype(meta["dtype"]), int(meta["vocab_size"])
-        tokens = {name: int(meta["tokens"][name]) for name in ("train", "val")}
-        documents = bool(meta["documents"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not the meta.json of a prepared dataset ({error!r}); prepare it again") from None
-    if version != FORMAT_VERSION or dtype not in (np.uint16, np.uint32):
-        raise BadInput(f"{path}: format {version} with {dtype}; expected format {FORMAT_VERSION} with uint16 or uint32")
+        meta = checked(json.loads(read_file(path)))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path} is not the meta.json of a prepared dataset ({reason}); prepare it again") from None
+    own = meta["vocab_size"]
     if vocab_size and vocab_size < own:
         raise BadInput(f"vocab_size={vocab_size} is below the {own} token ids of {folder}; expected {own} or 0 for it")
-    return {**meta, "vocab_size": vocab_size or own, "dtype": dtype, "tokens": tokens, "documents": documents}
+    return {**meta, "vocab_size": vocab_size or own}
+
+
+def checked(meta):
+    """The entries of a meta.json that are used. Raises ValueError, KeyError or TypeError: not as writer.py writes."""
+
+    def require(condition, what):
+        if not condition:
+            raise ValueError(what)
+
+    version, dtype = meta["format_version"], meta["dtype"]
+    require(
+        (version, dtype) in [(FORMAT_VERSION, name) for name in LARGEST_VOCABULARY],
+        f"format {version!r:.40} with {dtype!r:.40}; expected format {FORMAT_VERSION} with uint16 or uint32",
+    )
+    keys = ("vocab_size", "dtype", "documents", "tokenizer", "tokens", "bytes", "sha256")
+    used = {key: meta[key] for key in keys}
+    counts = {key: [used[key][name] for name in SPLITS] for key in ("tokens", "bytes")}
+    counts["vocab_size"] = [used["vocab_size"]]
+    for key, values in counts.items():
+        most = LARGEST_VOCABULARY[dtype] if key == "vocab_size" else 2**63 - 1
+        whole = all(type(value) is int and 1 <= value <= most for value in values)
+        require(whole, f"{key}: expected whole numbers from 1 to {most}")
+    require(type(used["documents"]) is bool, "documents: expected true or false")
+    name = used["tokenizer"]
+    require(isinstance(name, str) and name.isprintable() and len(name) < 100, "tokenizer: expected its name")
+    require(isinstance(used["sha256"], dict), "sha256: expected the digest of each file")
+    require(meta["checksum"] == checksum(meta), "its checksum is not that of its contents")
+    return used
 
 
 def check_split(folder, name, meta, context_length):
     path = folder / f"{name}.bin"
-    if not path.exists():
-        raise BadInput(f"{path} is missing; prepare the dataset again")
+    if not path.is_file():
+        raise BadInput(f"{path} is missing or no ordinary file; prepare the dataset again")
     n_tokens, left_over = divmod(path.stat().st_size, np.dtype(meta["dtype"]).itemsize)
     promised = meta["tokens"][name] if "tokens" in meta else n_tokens
     if left_over or n_tokens != promised:
@@ -179,30 +212,55 @@ def check_split(folder, name, meta, context_length):
             f"{meta['dtype']}; prepare the dataset again"
         )
     if meta["documents"]:
-        check_index(folder / f"{name}.idx", n_tokens)
+        check_index(folder / f"{name}.idx", n_tokens, meta)
     elif n_tokens < context_length + 1:
         raise BadInput(
             f"{path} holds {n_tokens} tokens, less than one window of context_length={context_length} and its "
             f"last target; expected at least {context_length + 1}: use more text or a shorter context"
         )
-    if (largest := largest_id(path, meta["dtype"])) >= meta["vocab_size"]:
+    try:
+        largest, digest = scan(path, meta["dtype"])
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); prepare the dataset again") from None
+    check_digest(path, digest, meta)
+    if largest >= meta["vocab_size"]:
         raise BadInput(
             f"{path} holds token id {largest}, beyond vocab_size={meta['vocab_size']}; "
             f"expected ids below it: set --vocab_size={largest + 1} or more, or prepare the dataset again"
         )
 
 
-def check_index(path, n_tokens):
+def check_index(path, n_tokens, meta):
+    content = contents(path, limit=8 * (n_tokens // 2 + 1))  # a document is two tokens or more
+    check_digest(path, hashlib.sha256(content), meta)
+    offsets = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
+    within = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == offsets.max() == n_tokens
+    if len(content) % 8 or not within or np.diff(offsets.astype(np.int64)).min() < 2:
+        raise BadInput(f"{path} does not fit its .bin file; prepare the dataset again")
+
+
+def check_digest(path, digest, meta):
+    """Compares a file's SHA-256 with meta.json's, which a folder made by nanoGPT does not have."""
+    if "sha256" in meta and digest.hexdigest() != meta["sha256"].get(path.name):
+        raise BadInput(f"{path} is not the file that meta.json describes: another SHA-256; prepare the dataset again")
+
+
+def contents(path, limit=2**26):
+    """The bytes of a small file of the dataset."""
     try:
-        offsets = np.fromfile(path, dtype=np.uint64).astype(np.int64)
-        valid = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == n_tokens and (np.diff(offsets) >= 2).all()
-    except OSError:
-        valid = False
-    if not valid:
-        raise BadInput(f"{path} is missing or does not fit its .bin file; prepare the dataset again")
+        return read_file(path, limit)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is missing or cannot be read ({error}); prepare the dataset again") from None
 
 
-def largest_id(path, dtype, chunk=1 << 26):
-    """The largest token id of a file, read in chunks."""
-    tokens = np.memmap(path, dtype=dtype, mode="r")
-    return max(int(tokens[start : start + chunk].max()) for start in range(0, len(tokens), chunk)) if len(tokens) else 0
+def scan(path, dtype, chunk=2**22):
+    """A token file's largest id and its SHA-256, in one pass, chunk bytes at a time.
+
+    Every process does it when it starts: 1 GB/s on a core with SHA instructions, 0.35 without, from the page cache.
+    """
+    largest, digest = 0, hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(chunk):
+            largest = max(largest, int(np.frombuffer(part, dtype).max()))
+            digest.update(part)
+    return largest, digest

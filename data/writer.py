@@ -3,7 +3,8 @@
 train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 tokens.
 train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, where each document begins
 in the .bin, then the number of tokens: documents + 1 entries.
-meta.json: what is in them, with their SHA-256. Where it is, the other files are whole and belong to it.
+meta.json: what is in them, with the SHA-256 of every file and of itself. Where it is, the other files are whole and
+belong to it.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config import BadInput, Parser
-from data import FORMAT_VERSION
+from data import FORMAT_VERSION, checksum
 from data.tokenizer import build_tokenizer, check_name, encode, end_of_text, save_tokenizer, write_file
 
 BLOCK = 2**20  # characters encoded at a time
@@ -120,6 +121,7 @@ def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
             if documents:
                 for split in offsets:
                     write_file(temporary / f"{split}.idx", np.array(offsets[split], "<u8").tobytes())
+            save_tokenizer(encoding, temporary)
             meta = {
                 "format_version": FORMAT_VERSION,
                 "tokenizer": tokenizer,
@@ -131,7 +133,7 @@ def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
                 "documents": documents,
                 **(extra or {}),
             }
-            save_tokenizer(encoding, temporary)
+            meta["checksum"] = checksum(meta)
             write_file(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
             move_into_place(temporary, folder)
     except OSError as error:

@@ -14,7 +14,9 @@ from hypothesis import settings
 import config
 import report
 from config import Config
+from data import checksum
 from data.tokenizer import build_tokenizer, encode, save_tokenizer
+from data.writer import sha256
 from machine import ATTENTION_KERNELS
 
 torch.set_num_threads(1)  # the models here are too small for more
@@ -51,9 +53,12 @@ def flags(**overrides):
     return [f"--{key}={value}" for key, value in {**TINY, **overrides}.items()]
 
 
-def write_folder(folder, train, val, vocab_size, dtype="uint16", **meta):
+def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, **meta):
     """Writes a prepared folder. train, val: ids, or for separate documents a list of lists of ids."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "meta.json").unlink(missing_ok=True)
+    if encoding:
+        save_tokenizer(encoding, folder)
     documents = isinstance(train[0], list)
     splits = {"train": train, "val": val}
     for name, ids in splits.items():
@@ -68,11 +73,17 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", **meta):
         "dtype": dtype,
         "tokens": {name: len(ids) for name, ids in splits.items()},
         "bytes": {name: 2 * len(ids) for name, ids in splits.items()},
+        "sha256": {path.name: sha256(path) for path in folder.iterdir()},
         "documents": documents,
         **meta,
     }
-    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    write_meta(folder, meta)
     return folder
+
+
+def write_meta(folder, meta):
+    meta["checksum"] = checksum(meta)
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -81,9 +92,7 @@ def dense(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "dense"
     tokenizer = build_tokenizer("char", [LINE])
     train, val = (encode(tokenizer, LINE * times) for times in (30, 8))
-    write_folder(folder, train, val, tokenizer.n_vocab, tokenizer="char")
-    save_tokenizer(tokenizer, folder)
-    return folder
+    return write_folder(folder, train, val, tokenizer.n_vocab, encoding=tokenizer, tokenizer="char")
 
 
 @pytest.fixture(scope="session")
@@ -92,9 +101,7 @@ def documents(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "documents"
     rng = np.random.default_rng(0)
     train, val = ([rng.integers(0, 256, rng.integers(2, 41)).tolist() for _ in range(n)] for n in (30, 7))
-    write_folder(folder, train, val, 256)
-    save_tokenizer(build_tokenizer("byte"), folder)
-    return folder
+    return write_folder(folder, train, val, 256, encoding=build_tokenizer("byte"))
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import data.writer as writer
 from config import BadInput
+from data import checksum
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
@@ -52,10 +53,8 @@ def assert_whole(folder):
     for name, digest in meta["sha256"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     assert load_tokenizer(folder).n_vocab == meta["vocab_size"]
-    assert {path.name for path in folder.iterdir()} == {
-        *meta["sha256"],
-        *("meta.json", "tokenizer.json", "tokenizer.tiktoken"),
-    }
+    assert {path.name for path in folder.iterdir()} == {"meta.json", *meta["sha256"]}
+    assert meta["checksum"] == checksum(meta)
 
 
 def refusal(function, *args, **kwargs):
@@ -89,7 +88,7 @@ def test_a_stream_decodes_to_the_texts(tokenizer, after, tmp_path):
         "python_version": "3.x",
     }
     assert expected.items() <= meta.items()
-    assert set(meta["sha256"]) == {"train.bin", "val.bin"}
+    assert set(meta["sha256"]) == {"train.bin", "val.bin", "tokenizer.json", "tokenizer.tiktoken"}
 
 
 @pytest.mark.parametrize("tokenizer, mark", [("bpe:260", "<|endoftext|>"), ("char", "\n"), ("byte", "\n")])
@@ -98,7 +97,7 @@ def test_documents_lie_where_the_index_says(tokenizer, mark, tmp_path):
     meta = write_dataset(tmp_path, *names, tokenizer, documents=True)
     assert_whole(tmp_path)
     assert meta["documents"] is True
-    assert set(meta["sha256"]) == {"train.bin", "train.idx", "val.bin", "val.idx"}
+    assert {"train.bin", "train.idx", "val.bin", "val.idx"} < set(meta["sha256"])
     encoding = load_tokenizer(tmp_path)
     for split, texts in zip(("train", "val"), names, strict=True):
         ids, offsets = read_ids(tmp_path, split), read_offsets(tmp_path, split)
