@@ -18,6 +18,11 @@ def main(argv):
     folder = Path(options.out_dir)
     model = load_model(folder, options.checkpoint).to(device).eval()
     tokenizer = load_tokenizer(folder)
+    if tokenizer.n_vocab > model.config.vocab_size:
+        raise BadInput(
+            f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size="
+            f"{model.config.vocab_size}; expected the tokenizer that it was trained with"
+        )
     stop = end_of_text(tokenizer)
     prompt = encode(tokenizer, options.prompt)
     if not prompt:  # begin a document, as the data does

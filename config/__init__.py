@@ -240,9 +240,9 @@ def read_file(path, limit=2**20):
     """The bytes of an ordinary file, at most limit of them; else OSError or ValueError, as a pipe could block."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("not an ordinary file")
+        raise ValueError(f"{path.name} is no ordinary file")
     if status.st_size > limit:
-        raise ValueError(f"{status.st_size:,} bytes, more than {limit:,}")
+        raise ValueError(f"{path.name} has {status.st_size:,} bytes, more than {limit:,}")
     return path.read_bytes()
 
 

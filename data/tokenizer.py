@@ -17,7 +17,7 @@ from pathlib import Path
 import rustbpe
 import tiktoken
 
-from config import BadInput
+from config import BadInput, read_file
 
 KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
 END_OF_TEXT = "<|endoftext|>"
@@ -29,6 +29,11 @@ GPT4_PATTERN = (
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 EVERY_CHARACTER = r"[\s\S]"
+# GPT-2's as tiktoken has it (r50k_base), and as it was first written.
+GPT2_PATTERNS = (
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+)
 
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # where tiktoken gets them
 RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
@@ -141,25 +146,40 @@ def save_tokenizer(encoding, folder):
 
 
 def load_tokenizer(folder):
-    """The tokenizer that save_tokenizer wrote in folder. Raises BadInput if a file is missing or damaged."""
+    """The tokenizer that save_tokenizer wrote in folder. Raises BadInput if a file is missing, damaged or foreign."""
     try:
-        description = json.loads((Path(folder) / DESCRIPTION).read_bytes())
-        lines = (Path(folder) / RANKS).read_bytes()
+        description = json.loads(read_file(Path(folder) / DESCRIPTION))
+        lines = read_file(Path(folder) / RANKS, limit=2**26)
         if hashlib.sha256(lines).hexdigest() != description["sha256"]:
             raise ValueError(f"{RANKS} is not the file that {DESCRIPTION} describes")
         tokens = [base64.b64decode(line.split()[0], validate=True) for line in lines.splitlines()]
-        special_tokens = description["special_tokens"]
-        n_tokens = len(tokens) + len(special_tokens)
-        if n_tokens != description["vocab_size"]:
-            raise ValueError(f"{n_tokens} tokens, expected {description['vocab_size']}")
-        return make_encoding(description["name"], description["pattern"], tokens, special_tokens)
+        check_description(description, tokens)
+        return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])
     except OSError as error:
         problem = f"{Path(error.filename).name}: {error.strerror}"
     except KeyError as error:
         problem = f"{DESCRIPTION} has no {error}"
-    except (ValueError, TypeError, AttributeError, AssertionError) as error:
-        problem = f"damaged, {str(error) or 'the ids have holes'}"
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
+        problem = f"damaged, {error}"
     raise BadInput(f"tokenizer in {folder}: {problem}; prepare the dataset again")
+
+
+def check_description(description, tokens):
+    """Raises ValueError, KeyError or TypeError unless tiktoken can encode any text with it: elsewhere it may panic."""
+    name, pattern, special_tokens = (description[key] for key in ("name", "pattern", "special_tokens"))
+    n_tokens = len(tokens) + len(special_tokens)
+    if n_tokens != description["vocab_size"]:
+        raise ValueError(f"{n_tokens} tokens, expected {description['vocab_size']!r:.40}")
+    if not isinstance(name, str) or pattern not in (GPT4_PATTERN, EVERY_CHARACTER, *GPT2_PATTERNS):
+        raise ValueError("its name or its pattern is none of ours")
+    if not len(set(tokens)) == len(tokens) > 0 or special_tokens not in ({}, {END_OF_TEXT: len(tokens)}):
+        raise ValueError("the ids have holes, or a token comes twice")
+    if name == "char":
+        complete = pattern == EVERY_CHARACTER and all(len(token.decode()) == 1 for token in tokens)
+    else:
+        complete = {bytes([value]) for value in range(256)} <= set(tokens)
+    if not complete:
+        raise ValueError("there are characters that it cannot encode")
 
 
 def write_file(path, content):

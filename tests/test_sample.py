@@ -95,7 +95,9 @@ class Pieces(io.StringIO):
 
 def stream(ids, folder, monkeypatch):
     """What sample.py writes, write by write, for tokens that are given."""
-    monkeypatch.setattr(sample, "load_model", lambda *arguments: torch.nn.Identity())
+    model = torch.nn.Identity()
+    model.config = tiny(vocab_size=260)
+    monkeypatch.setattr(sample, "load_model", lambda *arguments: model)
     monkeypatch.setattr(sample, "generate", lambda *arguments: iter(ids))
     monkeypatch.setattr(sys, "stdout", pieces := Pieces())
     sample.main([f"--out_dir={folder}", "--prompt=a"])
