@@ -72,7 +72,8 @@ def run(main):
     try:
         main(sys.argv[1:])
     except BadInput as error:
-        line = "error: " + " ".join(str(error).split())  # one line, whatever the values hold
+        text = " ".join(str(error).split())  # one line, whatever the values hold, and no escape sequences
+        line = "error: " + "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         if not (several and said_before(line)):
             print(line, file=sys.stderr)
         sys.exit(2)
@@ -215,10 +216,11 @@ def read_assignments(path, values, given):
         source = read_file(path).decode()
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise BadInput(f"{path} line {error.lineno}: {error.msg}; expected lines like n_layer = 12") from None
+        raise BadInput(f"{path} line {error.lineno or 1}: {error.msg}; expected lines like n_layer = 12") from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        reason = str(error) or "nested too deeply"
-        raise BadInput(f"config file {path} cannot be read ({reason}); expected one such as config/gpt2.py") from None
+        reason = getattr(error, "strerror", None) or str(error) or "nested too deeply"
+        name = short(str(path))
+        raise BadInput(f"config file {name} cannot be read ({reason}); expected one such as config/gpt2.py") from None
     for statement in tree.body:
         where = f"{path} line {statement.lineno}"
         match statement:

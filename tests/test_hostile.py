@@ -360,3 +360,10 @@ def test_whatever_tokenizer_is_taken_encodes_any_text(tokens, pattern, text, tmp
     forge(folder, tokens, pattern=pattern)
     encoding = sample.load_tokenizer(folder)
     assert encoding.decode(encode(encoding, text)) == text
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"an empty file"}))
+def test_what_is_no_file_is_no_config(kind, tmp_path, refused):
+    path = tmp_path / "x.py"
+    KINDS[kind](path)
+    assert str(path) in refused(train.main, str(path))
