@@ -156,7 +156,7 @@ def load_tokenizer(folder):
         check_description(description, tokens)
         return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])
     except OSError as error:
-        problem = f"{Path(error.filename).name}: {error.strerror}"
+        problem = f"{Path(error.filename or RANKS).name}: {error.strerror}"
     except KeyError as error:
         problem = f"{DESCRIPTION} has no {error}"
     except (ValueError, TypeError, IndexError, RecursionError) as error:

@@ -126,6 +126,11 @@ BAD_INPUT = [
     (["--n_embd=100", "--n_head=3"], ["n_embd=100", "n_head=3", "n_embd=99"]),
     (["--min_lr=1", "--learning_rate=0.1"], ["min_lr=1", "learning_rate=0.1"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
+    (["--n_layer=" + "9" * 30], ["n_layer=999", "less than 2**63"]),
+    (["--batch_size=1000000000000", "--micro_batch_size=7"], ["micro_batch_size 5 or 8"]),
+    ("out_dir = 'a\\0b'", ["x.py line 1", "out_dir='a\\x00b'", "printable"]),
+    (["--out_dir=" + "x" * 1001], ["out_dir='xxx", "at most 1000"]),
+    (["--\x1b[2J=1"], [r"\x1b[2J"]),
     # files
     (["nowhere/x.py"], ["nowhere/x.py", "cannot be read", "config/gpt2.py"]),
     (["config"], ["config", "cannot be read"]),

@@ -19,6 +19,7 @@ N_CASES = 1000
 MODES = ["--mode=ladder", "--mode=each", "--mode=without", "--sweep"]
 COMMANDS = [["train.py"]] * 4 + [["profile.py", mode] for mode in MODES] * 5  # train.py loads torch first, 2 s
 KEYS = sorted(DEFAULTS)
+PRESETS = sorted(config.STAGES_DIR.parent.rglob("[!_]*.py"))  # and the stages
 ODD_VALUES = [
     *(-1, 0, 1.5, -0.0, 10**30, -(10**30), 1e300, True, False, None, "", "x", "0", "auto", "a\nb", "\0", "\udcff", "é"),
     *("x" * 2000, "9" * 5000, "nan", "inf", "-inf", "1e999", "cuda:99", "every:0", "../..", "💥", b"x", 1j, ...),
@@ -184,18 +185,20 @@ def line(rng, good):
 def case(number, folder):
     """A command line, with its files written into folder. Two in five have nothing bad in them."""
     rng = random.Random(number)
-    argv = []
-    for name in "ab"[: rng.randrange(3)]:
+    files = [[line(rng, good=True) for _ in range(rng.randrange(4))] for _ in range(rng.randrange(3))]
+    argv = [words(rng, good=True) for _ in range(rng.randrange(4))]
+    if number % 5 > 1:
+        if files and rng.random() < 0.7:
+            lines = rng.choice(files)
+            lines.insert(rng.randrange(len(lines) + 1), line(rng, good=False))
+        else:
+            argv.append(words(rng, good=False))
+    for name, lines in enumerate(files):
         path = folder / f"{name}.py"
-        lines = [line(rng, good=True) for _ in range(rng.randrange(4))]
-        path.write_text("\n".join(lines), encoding="utf-8")
-        argv.append([str(path)])
-    argv += [words(rng, good=True) for _ in range(rng.randrange(4))]
-    if number % 5 > 1 and argv and len(argv[0]) == 1 and argv[0][0].endswith(".py") and rng.random() < 0.7:
-        lines.insert(rng.randrange(len(lines) + 1), line(rng, good=False))
         path.write_bytes("\n".join(lines).encode(errors="surrogatepass"))
-    elif number % 5 > 1:
-        argv.insert(rng.randrange(len(argv) + 1), words(rng, good=False))
+        argv.append([str(path)])
+    if rng.random() < 0.2:
+        argv.append([str(rng.choice(PRESETS))])
     rng.shuffle(argv)
     return [word for part in argv for word in part]
 
