@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-FORMAT_VERSION = 1  # of a prepared folder, which writer.py writes and loader.py reads
+FORMAT_VERSION = 2  # of a prepared folder, which writer.py writes and loader.py reads
 
 
 def checksum(meta):

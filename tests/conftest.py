@@ -67,7 +67,7 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
             splits[name] = ids = np.concatenate(ids)
         np.asarray(ids).astype(dtype).tofile(folder / f"{name}.bin")
     meta = {
-        "format_version": 1,
+        "format_version": 2,
         "tokenizer": "byte",
         "vocab_size": vocab_size,
         "dtype": dtype,

@@ -158,7 +158,7 @@ def test_no_bit_of_a_file_can_flip(name, documents, tmp_path):
 
 NO_COUNTS = [0, -1, 1.5, 1e30, True, None, "9", [], [9], {}, 10**30, float("nan"), float("inf")]
 NO_META = {
-    "format_version": [0, 2, -1, "1", None, [], 10**30, float("nan")],
+    "format_version": [0, 1, 3, -1, "1", None, [], 10**30, float("nan")],
     "vocab_size": [*NO_COUNTS, 2**16 + 1],
     "tokens": [*NO_COUNTS, *({"train": count, "val": 360} for count in NO_COUNTS), {"train": 9}],
     "bytes": [*NO_COUNTS, *({"train": 9, "val": count} for count in NO_COUNTS), {"train": 9}],
@@ -195,7 +195,7 @@ NO_JSON = {
     "a deep list": b"[" * 100_000,
     "a deep dict": b'{"a":' * 100_000,
     "a deep but whole list": b"[" * 900 + b"]" * 900,
-    "a deep entry": b'{"format_version": 1, "dtype": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "a deep entry": b'{"format_version": 2, "dtype": ' + b"[" * 900 + b"]" * 900 + b"}",
     "a huge number": b'{"format_version": ' + b"9" * 10_000 + b"}",
     "no UTF-8": b'{"format_version": "\xff"}',
     "NULs": b"\0" * 100,

@@ -243,7 +243,7 @@ BROKEN = {
     "another dtype": ("d", lambda f: rewrite_meta(f, dtype="uint32"), ["train.bin"]),
     "a foreign dtype": ("d", lambda f: rewrite_meta(f, dtype="float32"), ["meta.json", "float32", "uint16"]),
     "no dtype": ("d", lambda f: rewrite_meta(f, dtype="tokens"), ["meta.json"]),
-    "a later format": ("d", lambda f: rewrite_meta(f, format_version=2), ["meta.json", "format 2", "format 1"]),
+    "a later format": ("d", lambda f: rewrite_meta(f, format_version=3), ["meta.json", "format 3", "format 2"]),
     "ids too large": ("d", lambda f: rewrite_meta(f, vocab_size=5), ["train.bin", "token id", "vocab_size=5"]),
     "meta is no JSON": ("d", lambda f: (f / "meta.json").write_text("{"), ["meta.json", "prepare"]),
     "meta is no text": ("d", lambda f: (f / "meta.json").write_bytes(b"\xff\xfe"), ["meta.json", "prepare"]),
