@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import fit
@@ -157,8 +158,16 @@ def examine(config, trace=None):
         "product_dtype": product_dtype(this.config, this.device),
         "parameters": this.model.n_params(),
         "flops_per_token": this.model.flops_per_token(),
-        "predicted": fit.predict(this.config, this.device.type).peak,
+        "predicted": predicted(this.config, this.device),
     }
+
+
+def predicted(config, device):
+    """The peak of memory by fit.py; None for an optimizer that looks at its numbers, which fake tensors lack."""
+    try:
+        return fit.predict(config, device.type).peak
+    except DataDependentOutputException:
+        return None
 
 
 def keep_trace(this, profiler, folder):
@@ -196,7 +205,7 @@ def anatomy(this, profiler):
             forward_end = now
 
     def size(tensors):
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(part.nbytes for tensor in tensors for part in plain(tensor))
 
     parameters = list(this.model.parameters())
     state = [value for values in this.optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
@@ -212,6 +221,12 @@ def anatomy(this, profiler):
         held["reserved"] = torch.cuda.max_memory_reserved(this.device)
         held["context"] = total - free - torch.cuda.memory_reserved(this.device)
     return held | {"activations": forward_end - kept, "rest": peak - forward_end, "peak": peak}
+
+
+def plain(tensor):
+    """The tensors that hold a tensor's numbers: itself; of an 8-bit one, which says it is float32, its parts."""
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else []
+    return [getattr(tensor, name) for name in names] or [tensor]
 
 
 # Where a step's time goes. The first kind wins of which a word is in the name of an operator or of what called it.
