@@ -1,4 +1,4 @@
-"""What one process measures for profile.py: python measure.py machine|examine|time|silent|limits config/x.py
+"""What one process measures for profile.py: python measure.py machine|examine|curve|time|silent|limits config/x.py
 
 Each measurement prints one line of JSON. All of them train with train.py's own train_step on real batches.
 """
@@ -26,17 +26,19 @@ from config import Parser, load_config, run
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
 WINDOW = 1.0  # seconds that are timed at least
+POINTS = 50  # of a curve of losses
 
 
 def main(argv):
     parser = Parser(prog="measure.py", allow_abbrev=False)
-    parser.add_argument("what", choices=["machine", "limits", "examine", "time", "silent"])
+    parser.add_argument("what", choices=["machine", "limits", "examine", "curve", "time", "silent"])
     parser.add_argument("--steps", type=int, default=4, help="timed at least")
     parser.add_argument("--threads", type=int, help="of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace, and a snapshot of CUDA's memory")
     options, config_argv = parser.parse_known_args(argv)
     # The learning rate rises to its height within the steps that are compared: a wrong update shows in their losses.
-    config = load_config([*config_argv, "--max_steps=1000000", f"--warmup_steps={COMPARED}"])
+    schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.what != "curve" else []
+    config = load_config([*config_argv, *schedule])
     try:
         with machine.compiler_errors():
             match options.what:
@@ -46,6 +48,8 @@ def main(argv):
                     measured = limits(train.set_up(config))
                 case "examine":
                     measured = examine(config, options.trace)
+                case "curve":
+                    measured = curve(config)
                 case "time":
                     measured = time_steps(config, options.steps, options.threads)
                 case "silent":
@@ -64,7 +68,7 @@ class Run:
         self.clock = report.StepClock(self.device)
         if threads:
             torch.set_num_threads(threads)
-        meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+        meta, split, self.val_split = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
         self.config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
         self.resident_before = resident_bytes("VmRSS")
         self.model, self.optimizer = train.build(self.config, self.device)
@@ -110,6 +114,26 @@ def time_steps(config, steps, threads):
         "resident_bytes": peak and peak - this.resident_before,
         "tokens": config.batch_size * config.context_length,
     }
+
+
+def curve(config):
+    """The losses of the config's whole run, each the mean of a POINTS-th of its steps, and the last validation loss.
+
+    A run whose loss is not finite ends there, with no such loss and no validation loss.
+    """
+    this = Run(config)
+    width = math.ceil(config.max_steps / POINTS)
+    learning_rate = max(train.learning_rate(step, config) for step in range(1, config.max_steps + 1))
+    found = {"learning_rate": learning_rate, "tokens": [], "losses": [], "val_loss": None}
+    for start in range(0, config.max_steps, width):
+        steps = min(width, config.max_steps - start)
+        loss = float(sum(this.step() for _ in range(steps))) / steps
+        if not math.isfinite(loss):
+            return found
+        found["tokens"].append((start + steps) * config.batch_size * config.context_length)
+        found["losses"].append(loss)
+    val_loss = train.evaluate(this.model, this.val_split, this.config, this.device)
+    return found | {"val_loss": val_loss if math.isfinite(val_loss) else None}
 
 
 def time_without_communication(config, steps, threads):

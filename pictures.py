@@ -1,5 +1,7 @@
 """What profile.py measured, as pictures."""
 
+import itertools
+
 from summary import KINDS, KNEE, UNCHANGED, gain, milliseconds, summarize
 
 COLORS = {  # of KINDS
@@ -11,6 +13,7 @@ COLORS = {  # of KINDS
     "data": "tab:cyan",
     "host": "tab:gray",
 }
+LINES = ["black", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"]  # for every eye (Okabe & Ito 2008)
 PARTS = {  # of the peak of memory
     "weights": ("weights", "tab:blue"),
     "kept gradients": ("kept gradients", "tab:cyan"),
@@ -21,14 +24,15 @@ PARTS = {  # of the peak of memory
 
 
 def draw(results, mode, path):
-    """Time and memory of each row, side by side, in what they consist of; of a sweep, as curves."""
+    """Time and memory of each row, side by side, in what they consist of; of a sweep and of training, as curves."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    if rows := [row for row in summarize(results, mode) if "seconds" in row and ("peak" in row or mode == "scaling")]:
-        figure = {"sweep": curves, "scaling": efficiency}.get(mode, bars)(plt, rows)
+    needed = {"scaling": {"seconds"}, "optimizers": {"best"}}.get(mode, {"seconds", "peak"})
+    if rows := [row for row in summarize(results, mode) if needed <= row.keys()]:
+        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(mode, bars)(plt, rows)
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
@@ -89,3 +93,60 @@ def efficiency(plt, rows):
     axis.set(title="tokens/s", xlabel="processes", xticks=counts, ylim=(0, None))
     axis.legend()
     return figure
+
+
+def training(plt, rows):
+    """The training loss of each row at its best learning rate, and how much the learning rate matters."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", width_ratios=[3, 2])
+    styles = [{"color": color, "linewidth": 1.5, "zorder": 2} for color, _ in zip(itertools.cycle(LINES), rows)]
+    styles[0] |= {"linestyle": "--", "zorder": 3}  # the first, which the others are compared with
+    top = learning_curves(left, rows, styles)
+    sensitivity(right, rows, styles)
+    right.set_ylim(top=min(top, right.get_ylim()[1]))
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+    return figure
+
+
+def learning_curves(axis, rows, styles):
+    """Losses over tokens, named where they end. Returns the top of the axis, below the first steep fall."""
+    curves = [row["curves"][row["best"]] for row in rows]
+    for curve, style in zip(curves, styles, strict=True):
+        axis.plot([tokens / 1e6 for tokens in curve["tokens"]], curve["losses"], **style)
+    top = max(curve["losses"][len(curve["losses"]) // 10] for curve in curves)
+    bottom = min(min(curve["losses"]) for curve in curves)
+    gap, end = 0.05 * (top - bottom), curves[0]["tokens"][-1] / 1e6
+    heights = spread([curve["losses"][-1] for curve in curves], gap)
+    for row, height, style in zip(rows, heights, styles, strict=True):
+        axis.text(1.02 * end, height, f"{row['name']}, {row['best']:g}×", color=style["color"], va="center")
+    title = "training loss, each with its best learning rate"
+    axis.set(title=title, xlabel="million tokens", xlim=(0, 1.25 * end), ylim=(bottom - gap, top))
+    return top
+
+
+def sensitivity(axis, rows, styles):
+    """Last validation losses over learning rates, the best ones large; a cross at the top for a run that diverged."""
+    grid = sorted({factor for row in rows for factor in row["curves"]})
+    crosses = dict.fromkeys(grid, 0)
+    for row, style in zip(rows, styles, strict=True):
+        losses = {factor: curve["val_loss"] for factor, curve in row["curves"].items()}  # None where it diverged
+        axis.plot(losses.keys(), losses.values(), marker="o", ms=4, **style)
+        axis.plot(row["best"], row["val_loss"], "o", ms=9, **style)
+        for factor in (factor for factor in losses if losses[factor] is None):
+            height = 1 - 0.04 * crosses[factor]
+            axis.plot(factor, height, "x", ms=8, mew=2, transform=axis.get_xaxis_transform(), clip_on=False, **style)
+            crosses[factor] += 1
+    axis.set(xscale="log", title="validation loss at the end", xlabel="learning rate, times its own (cross: diverged)")
+    axis.set_xticks(grid, [f"{factor:g}×" for factor in grid])
+    axis.set_xticks([], minor=True)
+
+
+def spread(values, gap):
+    """The values, moved apart until neighbours are a gap apart."""
+    order, moved = sorted(range(len(values)), key=values.__getitem__), list(values)
+    for _ in range(100):
+        for low, high in itertools.pairwise(order):
+            lack = max(0, gap - (moved[high] - moved[low])) / 2
+            moved[low], moved[high] = moved[low] - lack, moved[high] + lack
+    return moved

@@ -3,7 +3,8 @@
 Every figure comes from train.py's own train_step on real batches, in a process of its own (measure.py), one process
 at a time. A row's first process trains on the batches that naive trained on, keeps the losses, counts the bytes of
 all tensors and looks where the time goes; the others time it. They take turns, row after row, so that a drift of
-the machine hits all alike. Started by torchrun, it measures how the config scales up to that many processes.
+the machine hits all alike. Started by torchrun, it measures how the config scales up to that many processes. What an
+optimizer is worth shows in whole runs only: --mode=optimizers trains them, a process each, before the rounds.
 """
 
 import ast
@@ -12,12 +13,14 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import get_args
 
 # The standard library has a module of this name, which torch imports by way of cProfile: whoever imports `profile`
 # from this folder gets that one. torch is imported where it is used, so that the two never wait for each other.
@@ -27,7 +30,7 @@ if __name__ == "profile":
     spec.loader.exec_module(sys.modules["profile"])
 
 ROOT = Path(__file__).parent
-MEASURED = "train model machine parallel measure data/loader config/__init__"  # and the stages
+MEASURED = "train optim model machine parallel measure data/loader config/__init__"  # and the stages
 OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
@@ -45,16 +48,21 @@ def main(argv):
 
 def parse(argv):
     """The options, and the rest of the command line, which is the config's."""
-    from config import BadInput, Parser, load_config, stage_names
+    from config import TYPES, BadInput, Parser, load_config, stage_names
 
     usage = "python profile.py config/x.py [more.py ...] [--key=value ...] [options]"
     parser = Parser(usage=usage, description="Measures the ladder on this machine.", allow_abbrev=False)
     parser.add_argument(
         "--mode",
-        choices=["ladder", "each", "without"],
+        choices=["ladder", "each", "without", "optimizers"],
         default="ladder",
-        help="ladder: each stage on top of those before; each: every stage alone over naive; "
-        "without: the config as it is, less one stage (default: %(default)s)",
+        help="ladder: each stage on top of those before; each: every stage and optimizer alone over naive; "
+        "without: the config as it is, less one stage; optimizers: train with each, learning rates by --grid "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--train_steps", type=int, default=300, help="of --mode=optimizers (default: %(default)s)")
+    parser.add_argument(
+        "--grid", default="0.3,1,3", help="of --mode=optimizers: times an optimizer's own rate (default: %(default)s)"
     )
     parser.add_argument("--sweep", action="store_true", help="instead: the batch in micro-batches of every size")
     parser.add_argument(
@@ -65,7 +73,7 @@ def parse(argv):
     parser.add_argument("--mfu", type=float, default=0.4, help="of --fit: share of PEAK_TFLOPS (default: %(default)s)")
     parser.add_argument("--peak_tflops", type=float, default=989, help="of --fit: of a device (default: an H200's 989)")
     parser.add_argument("--compare", nargs=2, metavar="RESULTS", help="instead: set two results.json side by side")
-    parser.add_argument("--stages", help="names, separated by commas (default: all)")
+    parser.add_argument("--stages", help="names, separated by commas (default: all, and in --mode=each the optimizers)")
     parser.add_argument("--steps", type=int, default=4, help="timed at least in one process (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="timed processes of each row (default: %(default)s)")
     parser.add_argument("--trace", action="store_true", help="keep a Chrome trace of each row, in OUT_DIR/traces")
@@ -78,22 +86,36 @@ def parse(argv):
     if options.processes > 1:
         os.environ.pop("OMP_NUM_THREADS", None)  # torchrun's 1
     options.mode = "scaling" if options.processes > 1 else "sweep" if options.sweep else options.mode
+    chosen = options.stages and options.mode == "each"  # the stages only
+    options.optimizers = [] if chosen else get_args(TYPES["optimizer"])
     asked = options.stages.split(",") if options.stages else stage_names()
     if unknown := [stage for stage in asked if stage not in stage_names()]:
         raise BadInput(f"--stages={','.join(unknown)}: no such stage; `python ladder.py` lists them")
     options.stages = [stage for stage in stage_names() if stage in ["naive", *asked]]
-    if min(options.steps, options.repeats) < 1:
-        raise BadInput("--steps and --repeats: expected at least 1")
+    if min(options.steps, options.repeats, options.train_steps) < 1:
+        raise BadInput("--steps, --repeats and --train_steps: expected at least 1")
+    options.grid = factors(options.grid)
     config = load_config(rest)
     options.replicated = config.shard == "none"
     if config.stage and options.mode in ("ladder", "each"):
         raise BadInput(f"stage={config.stage}: --mode={options.mode} sets it; choose rows with --stages=a,b,c")
     if min(options.memory_gb, options.world_size - 1, options.mfu - 1e-9, options.peak_tflops - 1e-9) < 0:
         raise BadInput("--memory_gb, --world_size, --mfu and --peak_tflops: expected positive numbers")
-    whole = options.sweep or options.fit
+    whole = options.sweep or options.fit or options.mode == "optimizers"
     if config.micro_batch_size and not whole and not any(word.startswith("--batch_size") for word in rest):
         rest.append(f"--batch_size={config.micro_batch_size}")  # a step is one micro-batch: large presets run too
     return options, rest
+
+
+def factors(text):
+    """The numbers of --grid in order."""
+    from config import BadInput
+
+    with contextlib.suppress(ValueError):
+        grid = sorted({float(word) for word in text.split(",")})
+        if all(0 < factor < math.inf for factor in grid):
+            return grid
+    raise BadInput(f"--grid={text}: expected positive numbers, separated by commas, such as 0.3,1,3")
 
 
 def plan(options, config_argv):
@@ -109,9 +131,14 @@ def plan(options, config_argv):
             return {stage: [f"--stage={stage}"] for stage in options.stages}
         case "each":
             rows = {stage: [file("naive"), file(stage)] for stage in above}
-            return {"naive": [file("naive")], **rows, "all applied": [file("naive"), *map(file, above)]}
+            rows = {"naive": [file("naive")], **rows, "all applied": [file("naive"), *map(file, above)]}
+            base = load_config([*config_argv, file("naive")]).optimizer
+            others = [name for name in options.optimizers if name != base]
+            return rows | {name: [file("naive"), f"--optimizer={name}"] for name in others}
         case "without":
             return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}
+        case "optimizers":
+            return {name: [f"--optimizer={name}"] for name in options.optimizers}
         case "sweep":
             total = load_config(config_argv).batch_size
             sizes = [size for size in range(1, total + 1) if total % size == 0]
@@ -120,6 +147,16 @@ def plan(options, config_argv):
             share = load_config(config_argv).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
             return {str(n): [f"--batch_size={n * share}"] for n in counts}
+
+
+def schedule(options, config_argv, factor):
+    """The words of a whole run of --train_steps, with the learning rates times a factor."""
+    from config import load_config
+
+    config, steps = load_config(config_argv), options.train_steps
+    rates = [f"--{key}={factor * getattr(config, key)!r}" for key in ("learning_rate", "min_lr")]
+    warmup_steps = min(config.warmup_steps, steps // 10)
+    return [f"--max_steps={steps}", f"--warmup_steps={warmup_steps}", "--lr_decay_steps=0", *rates]
 
 
 def predict(options, config_argv):
@@ -195,6 +232,8 @@ def climb(options, config_argv):
             words = [*config_argv, *row.get("words", [])]
             if what in ("time", "silent"):
                 words.append(f"--steps={options.steps}")
+            if what == "curve":
+                words += schedule(options, config_argv, options.grid[len(done)])
             if options.mode == "scaling" and name:  # a process has as many threads alone as beside the others
                 words.append(f"--threads={threads}")
             if options.trace and what == "examine":
@@ -243,8 +282,12 @@ def open_mode(options, config_argv, folder, results, rows):
     import summary
     from config import BadInput
 
-    part = results["modes"].setdefault(options.mode, {"limits": [], "rows": {}})
+    runs = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
+    part = results["modes"].setdefault(options.mode, {**runs, "limits": [], "rows": {}})
     part.pop("note", None)
+    if different := [key for key in runs if part[key] != runs[key]]:
+        what = " and ".join(f"--{key}" for key in different)
+        raise BadInput(f"{folder} was measured with another {what}; choose another --out_dir, or remove it")
     if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
         raise BadInput(f"{folder} holds other rows of --mode={options.mode}; choose another --out_dir, or remove it")
     reasons = not_applicable(rows, options.mode, config_argv)
@@ -264,6 +307,8 @@ def tasks(options, rows):
     """
     scaling = options.mode == "scaling"
     found = [] if scaling else [(name, "examine", 1) for name in rows]
+    if options.mode == "optimizers":
+        found += [(name, "curve", count) for name in rows for count in range(1, 1 + len(options.grid))]
     for count in range(1, options.repeats + 1):
         found.append((None, "limits", count))
         for name in list(rows) if count % 2 else reversed(rows):

@@ -68,9 +68,10 @@ def summarize(results, mode):
                 "shares": shares(found, row, results["machine"]["gpu"]),
                 "dropout": results["keys"]["dropout"],
             }
+            row["another update"] = any(word.startswith("--optimizer=") for word in measured["words"])
             if found is not examined[0]:
                 row["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
-            if "predicted" in found:
+            if found.get("predicted"):
                 row["predicted"] = found["predicted"]
             if timed:
                 flops = row["tokens_per_s"] * found["flops_per_token"]
@@ -79,8 +80,18 @@ def summarize(results, mode):
                     row["mfu"] = flops / statistics.median(rates)
                 if results["machine"]["datasheet_flops"] and dtype in ("bfloat16", "float16"):
                     row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
+        if trained := measured.get("curve"):
+            row |= ranking(dict(zip(part["grid"], trained, strict=False)))
+            row["edge"] = row.get("best") in (part["grid"][0], part["grid"][-1])
         rows.append(row)
     return rows
+
+
+def ranking(curves):
+    """Of {times the optimizer's own learning rate: its curve} the best, if one has not diverged."""
+    losses = {factor: curve["val_loss"] for factor, curve in curves.items() if curve["val_loss"] is not None}
+    best = {"best": min(losses, key=losses.get), "val_loss": min(losses.values())} if losses else {}
+    return {"curves": curves, **best}
 
 
 def timing(processes):
@@ -146,6 +157,8 @@ def table(results, mode):
         )
     if mode == "sweep":
         text.append(knee(rows))
+    if mode == "optimizers":
+        text.append(conditions_of_training(results))
     if examined := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
         text += ["Where a step's time goes, from one step under torch.profiler:", markdown(kinds, examined)]
@@ -171,8 +184,51 @@ def processor(machine):
     return machine["cpu"].replace("(R)", "").replace(" Processor", "")
 
 
+def conditions_of_training(results):
+    """How the optimizers of a table were trained, in words."""
+    part, keys = results["modes"]["optimizers"], results["keys"]
+    tokens = part["train_steps"] * keys["batch_size"] * keys["context_length"]
+    grid = ", ".join(f"{factor:g}" for factor in part["grid"])
+    return (
+        f"Losses on the validation data after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the "
+        f"same weights (seed {keys['seed']}) on the same batches: a warm-up of at most a tenth of the steps, then a "
+        f"cosine. The grid is {grid} times the learning rate that the config gives each optimizer; "
+        '"edge": the best is at an end of the grid, and a better one may lie beyond.'
+    )
+
+
+def optimizer_columns(rows):
+    """{heading: row -> text} of the main table of the optimizers, against the first."""
+    first = rows[0]
+    grid = sorted({factor for row in rows for factor in row.get("curves", [])})
+    tried = {f"at {factor:g}×": lambda row, factor=factor: last_loss(row["curves"][factor]) for factor in grid}
+    return {
+        "best learning rate": best_learning_rate,
+        "validation loss": lambda row: f"{row['val_loss']:.4f}",
+        f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}" * (row is not first),
+        **tried,
+        "ms/step": lambda row: milliseconds(row["seconds"]),
+        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
+        "speed": lambda row: gain(first, row),
+        "state, bytes per parameter": lambda row: f"{row['memory']['optimizer'] / row['parameters']:.3g}",
+        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "first step s, then": first_steps,
+    }
+
+
+def best_learning_rate(row):
+    best = row["best"]
+    return f"{row['curves'][best]['learning_rate']:.2g} ({best:g}×{', edge' * row['edge']})"
+
+
+def last_loss(curve):
+    return "diverged" if curve["val_loss"] is None else f"{curve['val_loss']:.4f}"
+
+
 def columns(rows, mode):
     """{heading: row -> text} of the main table."""
+    if mode == "optimizers":
+        return optimizer_columns(rows)
     first, before, last = rows[0], {}, rows[0]
     for row in rows:
         before[row["name"]] = last
@@ -213,7 +269,7 @@ def columns(rows, mode):
         "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}" if "reserved" not in row.get("memory", {}) else "",
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
-        "first step s, then": lambda row: f"{row['first']:.1f}, {row['later']:.1f}",
+        "first step s, then": first_steps,
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
     }
@@ -224,9 +280,15 @@ def milliseconds(seconds, of=None):
     return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
 
 
+def first_steps(row):
+    return f"{row['first']:.1f}, {row['later']:.1f}"
+
+
 def losses(row):
     if row["gap"] == 0:
         return "bit-equal"
+    if row["another update"] and row["gap"] < math.inf:
+        return "another update"
     if row["gap"] > SAME and row["dropout"]:
         return f"{row['gap']:.2g} apart (dropout)"
     return f"within {row['gap']:.0e}" if row["gap"] <= SAME else f"WRONG by {row['gap']:.2g}"

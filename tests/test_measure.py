@@ -109,6 +109,25 @@ def test_activations_grow_with_the_batch_and_the_weights_do_not(dense):
         assert small[part] == large[part] > 0
 
 
+def test_an_8_bit_tensor_counts_its_parts():
+    optim = pytest.importorskip("torchao.optim")
+    layer = torch.nn.Linear(128, 64, bias=False)
+    optimizer = optim.AdamW8bit(layer.parameters())
+    layer.weight.grad = torch.ones_like(layer.weight)
+    with torch.compiler.set_stance("force_eager"):
+        optimizer.step()
+    mean = optimizer.state[layer.weight]["exp_avg"]
+    codes, scales, table = 64 * 128, 4 * 64 * 128 // 256, 4 * 256
+    assert sum(part.nbytes for part in measure.plain(mean)) == codes + scales + table < mean.nbytes / 3
+    assert measure.plain(layer.weight) == [layer.weight]
+
+
+def test_a_run_that_diverges_ends_there(dense):
+    found = measure.curve(tiny(dataset=str(dense), optimizer="sgd", learning_rate=1e30, grad_clip=0.0, max_steps=150))
+    assert found["val_loss"] is None
+    assert len(found["losses"]) == len(found["tokens"]) < 50
+
+
 def test_the_machine_s_limits_are_positive_rates():
     found = measure.limits(torch.device("cpu"))
     assert found["flops"]["float32"] > 1e9

@@ -1,24 +1,28 @@
 """profile.py measures what it says, and is not in the way of the standard library's module of that name."""
 
+import dataclasses
 import importlib.util
 import json
 import math
 import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, flags
 
 import ladder
+import measure
 import summary
-from config import BadInput, load_config
+from config import TYPES, BadInput, load_config
 
 spec = importlib.util.spec_from_file_location("nanoladder_profile", ROOT / "profile.py")
 profile = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(profile)
 
+OPTIMIZERS = get_args(TYPES["optimizer"])
 TINY_MODEL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=16", "--batch_size=4", "--device=cpu"]
 EXAMINED = {
     "losses": [5.0, 4.0],
@@ -50,6 +54,11 @@ def measured(monkeypatch):
         return asked
 
     return plant
+
+
+def value_of(key, words):
+    """The last value that words give a key."""
+    return [word.partition("=")[2] for word in words if word.startswith(f"--{key}=")][-1]
 
 
 def usual(what, words):
@@ -197,6 +206,11 @@ def test_torchrun_measures_how_the_loop_scales(dense, tmp_path, measured, monkey
         ["--stages=naive,flsh"],
         ["--repeats=0"],
         ["--steps=x"],
+        ["--train_steps=0"],
+        ["--grid=1,x"],
+        ["--grid=0,1"],
+        ["--grid=inf"],
+        ["--grid="],
         ["--no_such_key=1"],
         ["--mode=all"],
         ["--stage=amp"],
@@ -235,8 +249,9 @@ def planned(*argv):
     return configs, profile.not_applicable(rows, options.mode, config_argv)
 
 
-def test_each_is_naive_with_one_stage_and_at_last_with_all():
+def test_each_is_naive_with_one_stage_and_then_with_all():
     configs, _ = planned(*TINY_MODEL, "--mode=each")
+    configs = {name: config for name, config in configs.items() if name not in OPTIMIZERS}
     naive, *others, last = configs.values()
     assert naive == load_config([*TINY_MODEL, "config/stages/00_naive.py"])
     for (name, config), stage in zip(list(configs.items())[1:-1], ladder.stage_names()[1:], strict=True):
@@ -245,6 +260,129 @@ def test_each_is_naive_with_one_stage_and_at_last_with_all():
     stages = load_config([*TINY_MODEL, f"--stage={ladder.stage_names()[-1]}"])
     assert all(getattr(last, field) == getattr(stages, field) for field in ladder.fields("naive"))
     assert len(others) == len(ladder.stage_names()) - 1
+
+
+def test_each_has_naive_with_every_other_optimizer():
+    configs, _ = planned(*TINY_MODEL, "--mode=each", "--optimizer=sgd")
+    naive, *rest = configs.values()
+    others = [name for name in OPTIMIZERS if name != "sgd"]
+    assert naive.optimizer == "sgd"
+    assert list(configs)[-len(others) :] == others
+    assert rest[-len(others) :] == [dataclasses.replace(naive, optimizer=name) for name in others]
+    assert not set(others) & set(planned(*TINY_MODEL, "--mode=each", "--stages=flash")[0])  # what is asked for only
+
+
+def test_another_optimizer_s_losses_are_its_own_unless_they_are_no_numbers(dense, tmp_path, measured):
+    losses = {"sgd": [5.0, 4.5], "adafactor": [5.0, math.nan]}
+
+    def answer(what, words):
+        name = words[-1].partition("=")[2]
+        if name == "adamw8bit":
+            raise RuntimeError("not available")
+        return usual(what, words) | {"losses": losses.get(name, [5.0, 4.0 + 0.5 * ("10_compile" in words[-1])])}
+
+    measured(answer)
+    profile.main([*TINY_MODEL, f"--dataset={dense}", "--mode=each", "--repeats=1", f"--out_dir={tmp_path}"])
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["sgd"]["losses against naive"] == "another update"
+    assert rows["adafactor"]["losses against naive"] == "WRONG by inf"
+    assert rows["compile"]["losses against naive"] == "WRONG by 0.5"
+    assert rows["adamw8bit"]["ms/step"] == "not available"
+
+
+def test_optimizers_are_rows_of_the_config_as_it_is_adamw_first():
+    configs, reasons = planned(*TINY_MODEL, "--mode=optimizers", "--micro_batch_size=2", "--stages=flash")
+    base = load_config([*TINY_MODEL, "--micro_batch_size=2"])
+    assert not reasons
+    assert list(configs) == list(OPTIMIZERS)
+    assert OPTIMIZERS[0] == "adamw"
+    assert list(configs.values()) == [dataclasses.replace(base, optimizer=name) for name in OPTIMIZERS]
+
+
+def test_a_run_has_its_schedule_within_its_steps():
+    words = [*TINY_MODEL, "--learning_rate=1e-3", "--min_lr=1e-4", "--warmup_steps=50", "--lr_decay_steps=9"]
+    options, config_argv = profile.parse([*words, "--train_steps=200", "--grid=3,0.5"])
+    assert options.grid == [0.5, 3]
+    config = load_config([*config_argv, *profile.schedule(options, config_argv, 0.5)])
+    assert (config.max_steps, config.warmup_steps, config.lr_decay_steps) == (200, 20, 0)
+    assert (config.learning_rate, config.min_lr) == (5e-4, 5e-5)
+
+
+def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(dense, tmp_path, measured):
+    losses = {  # at 0.1, 1 and 10 times the learning rate
+        "adamw": [4.0, 3.5, 3.75],
+        "sgd": [None, None, None],
+        "adafactor": [3.25, 3.5, None],
+        "lion": [4.5, 4.25, 3.625],
+    }
+
+    def answer(what, words):
+        name = value_of("optimizer", words)
+        if len(asked) == 12:
+            raise KeyboardInterrupt
+        if name not in losses:
+            raise RuntimeError("not available")
+        if what != "curve":
+            return usual(what, words)
+        learning_rate = float(value_of("learning_rate", words))
+        val_loss = losses[name][round(math.log10(learning_rate / 1e-3)) + 1]
+        return {"learning_rate": learning_rate, "tokens": [64, 128], "losses": [5.0, 4.0], "val_loss": val_loss}
+
+    asked = measured(answer)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--learning_rate=1e-3", f"--out_dir={tmp_path}", "--mode=optimizers"]
+    argv += ["--grid=0.1,1,10", "--repeats=2"]
+    with pytest.raises(KeyboardInterrupt):
+        profile.main(argv)
+    profile.main(argv)
+    runs = [words for what, *words, _ in asked if what == "curve"]
+    trained = [(value_of("optimizer", words), value_of("learning_rate", words)) for words in runs]
+    assert trained[:4] == [("adamw", "0.0001"), ("adamw", "0.001"), ("adamw", "0.01"), ("sgd", "0.0001")]
+    assert len(trained) == 3 * len(losses) + 1  # one was interrupted
+
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["adamw"]["best learning rate"] == "0.001 (1×)"
+    assert rows["adamw"]["validation loss"] == "3.5000"
+    assert rows["adamw"]["against adamw"] == ""
+    assert rows["adafactor"]["best learning rate"] == "0.0001 (0.1×, edge)"
+    assert rows["adafactor"]["against adamw"] == "-0.2500"
+    assert rows["adafactor"]["at 10×"] == "diverged"
+    assert rows["lion"]["best learning rate"] == "0.01 (10×, edge)"
+    assert rows["sgd"]["at 1×"] == "diverged"
+    assert rows["sgd"]["validation loss"] == ""
+    assert rows["sgd"]["state, bytes per parameter"] == "8"
+    assert rows["galore"]["best learning rate"] == "not available"
+    assert "after 300 steps, 0.0192 million tokens" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "optimizers.png").read_bytes().startswith(b"\x89PNG")
+    for other in ("--grid=1", "--train_steps=9"):
+        with pytest.raises(BadInput, match=f"another {other.partition('=')[0]}"):
+            profile.main([*argv, other])
+
+
+def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
+    def in_this_process(what, words):
+        capsys.readouterr()
+        if what in ("machine", "limits"):
+            return MACHINE if what == "machine" else LIMITS
+        try:
+            measure.main([what, *words])
+        except (KeyError, BadInput) as error:
+            raise RuntimeError(f"{error}") from None
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(profile, "run_alone", lambda what, words, processes=1: in_this_process(what, words))
+    argv = [*flags(dataset=dense), "--mode=optimizers", "--train_steps=6", "--grid=1,3", "--repeats=1", "--steps=1"]
+    monkeypatch.setattr(measure, "WINDOW", 0)
+    profile.main([*argv, f"--out_dir={tmp_path}"])
+    trained = {row["name"]: row for row in summary.summarize(summary.read(tmp_path / "results.json"), "optimizers")}
+    for name in ("adamw", "sgd", "adafactor"):
+        first, second = trained[name]["curves"].values()
+        assert len(first["losses"]) == 6
+        assert first["tokens"][-1] == 6 * 4 * 16
+        assert first["losses"][0] == second["losses"][0]  # the same start
+        assert first["val_loss"] != second["val_loss"]
+        assert second["learning_rate"] == pytest.approx(3 * first["learning_rate"])
+        assert trained[name]["seconds"] > 0
+    assert (tmp_path / "optimizers.png").exists()
 
 
 def test_without_is_the_finished_loop_less_one_stage():
@@ -315,9 +453,9 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
     assert "| 2.00 " in row
 
 
-@pytest.mark.parametrize("what", ["examine", "time"])
+@pytest.mark.parametrize("what", ["examine", "time", "curve"])
 def test_one_process_measures_one_row(dense, what):
-    words = [*TINY_MODEL, f"--dataset={dense}", "--stage=set_to_none", "--steps=2"]
+    words = [*TINY_MODEL, f"--dataset={dense}", "--stage=set_to_none", "--steps=2", "--max_steps=60"]
     measured = profile.run_alone(what, words)
     if what == "examine":
         memory = measured["memory"]
@@ -327,6 +465,10 @@ def test_one_process_measures_one_row(dense, what):
         held = memory["weights"] + memory["gradients"] + memory["optimizer"]
         assert held < memory["peak"] < held + 4_000_000
         assert 0 < sum(measured["seconds_by_kind"].values()) < measured["profiled_seconds"]
+    elif what == "curve":
+        assert len(measured["losses"]) == len(measured["tokens"]) == 30
+        assert measured["losses"][-1] < measured["losses"][0] < 4
+        assert measured["val_loss"] < measured["losses"][0]
     else:
         assert min(measured["seconds"], measured["first_step_seconds"]) > 0
         assert 0 < measured["resident_bytes"] < 1e9
