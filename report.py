@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import re
 import resource
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import files
 import parallel
 from config import differences
 
@@ -106,8 +106,8 @@ class Report:
         self.folder = Path(config.out_dir)
         self.path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
-        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        write_atomically(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
         self.tracker = start_wandb(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
@@ -192,12 +192,6 @@ def read_metrics(path):
     return rows
 
 
-def write_atomically(path, text):
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def header(config, model, meta, choices):
     """Prints what is trained, what differs from the defaults, and what was chosen and why."""
     tokens = config.batch_size * config.context_length
@@ -259,7 +253,5 @@ def plot(rows, path, title):
     axes["T"].set(title="tokens per second", xlabel="step", ylim=(0, None))
     for axis in axes.values():
         axis.grid(alpha=0.3)
-    temporary = path.with_suffix(".tmp")
-    figure.savefig(temporary, dpi=120, format="png")
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
     plt.close(figure)
-    os.replace(temporary, path)

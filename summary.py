@@ -5,8 +5,8 @@ import math
 import statistics
 from pathlib import Path
 
+import files
 from config import BadInput
-from report import write_atomically
 
 FORMAT_VERSION = 2
 SAME = 0.01  # nats: a loss further from naive's than this is another model's
@@ -42,8 +42,8 @@ def read(path):
 def write(folder, results):
     """Writes results.json and table.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    write_atomically(folder / "table.md", "\n\n".join(table(results, mode) for mode in results["modes"]) + "\n")
+    files.write(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    files.write(folder / "table.md", "\n\n".join(table(results, mode) for mode in results["modes"]) + "\n")
 
 
 def summarize(results, mode):

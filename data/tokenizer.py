@@ -10,13 +10,13 @@ encode and save_tokenizer, not tiktoken's own, for what they check and for files
 import base64
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
 import rustbpe
 import tiktoken
 
+import files
 from config import BadInput, read_file
 
 KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
@@ -141,8 +141,8 @@ def save_tokenizer(encoding, folder):
         "vocab_size": encoding.n_vocab,
         "sha256": hashlib.sha256(lines).hexdigest(),  # ties the two files to each other
     }
-    write_file(Path(folder) / RANKS, lines)
-    write_file(Path(folder) / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+    files.write(Path(folder) / RANKS, lines)
+    files.write(Path(folder) / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
 def load_tokenizer(folder):
@@ -180,13 +180,3 @@ def check_description(description, tokens):
         complete = {bytes([value]) for value in range(256)} <= set(tokens)
     if not complete:
         raise ValueError("there are characters that it cannot encode")
-
-
-def write_file(path, content):
-    """All the bytes or nothing: writes a temporary file that takes the place of path once it is on disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+import files
 from config import BadInput, Parser
 from data import FORMAT_VERSION, checksum
-from data.tokenizer import build_tokenizer, check_name, encode, end_of_text, save_tokenizer, write_file
+from data.tokenizer import build_tokenizer, check_name, encode, end_of_text, save_tokenizer
 
 BLOCK = 2**20  # characters encoded at a time
 
@@ -120,7 +121,7 @@ def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
             }
             if documents:
                 for split in offsets:
-                    write_file(temporary / f"{split}.idx", np.array(offsets[split], "<u8").tobytes())
+                    files.write(temporary / f"{split}.idx", np.array(offsets[split], "<u8").tobytes())
             save_tokenizer(encoding, temporary)
             meta = {
                 "format_version": FORMAT_VERSION,
@@ -134,7 +135,7 @@ def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
                 **(extra or {}),
             }
             meta["checksum"] = checksum(meta)
-            write_file(temporary / "meta.json", (json.dumps(meta, indent=2) + "\n").encode())
+            files.write(temporary / "meta.json", json.dumps(meta, indent=2) + "\n")
             move_into_place(temporary, folder)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None
