@@ -221,16 +221,16 @@ def total(tensor):
 
 
 def whole(state):
-    """A state dict with its sharded tensors gathered in the first process; for all of them to call."""
-    if world_size() == 1:
-        return state
-    from torch.distributed.tensor import DTensor
+    """A copy of a state dict on the CPU of the first process, sharded tensors gathered; for all of them to call."""
+    copies = {}  # one of a tensor that is there twice
 
-    def to_first(tensor):
-        tensor = gathered(tensor)
-        return tensor.cpu() if rank() == 0 else None  # one at a time in the memory of the device
+    def copy(tensor):
+        if id(tensor) not in copies:
+            everything = gathered(tensor.detach())  # one at a time in the memory of the device
+            copies[id(tensor)] = everything.to("cpu", copy=True) if rank() == 0 else None
+        return copies[id(tensor)]
 
-    return tree_map_only(DTensor, to_first, state)
+    return tree_map_only(torch.Tensor, copy, state)
 
 
 def part(tensor, like):

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import files
 import parallel
-from config import differences
+from config import BadInput, differences
 
 # Dense peaks in TFLOP/s of bfloat16 (of float16 on GPUs without it), from NVIDIA's datasheets. The first name
 # that is part of the device's name counts; a device that is not listed has no MFU rather than a wrong one.
@@ -106,8 +106,12 @@ class Report:
         self.folder = Path(config.out_dir)
         self.path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
-        files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        self.behind = False  # whether the file lacks rows
+        try:
+            self.write_rows()
+            files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        except OSError as error:
+            raise BadInput(f"out_dir={self.folder} cannot be written ({error}); choose another --out_dir") from None
         self.tracker = start_wandb(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
@@ -124,14 +128,30 @@ class Report:
         """Keeps one row of metrics and shows it: in the bar on a terminal, as a line elsewhere."""
         row = {key: value for key, value in row.items() if math.isfinite(value)}  # float16 may skip a step
         self.rows.append(row)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self.keep(row)
         self.track(lambda run: run.log({key: value for key, value in row.items() if key != "step"}, step=row["step"]))
         line = "  ".join(f"{label} {row[key]:{form}}" for key, label, form in COLUMNS if key in row)
         if self.bar.disable or "val_loss" in row:
             tqdm.write(line)
         self.bar.n = row["step"]
         self.bar.set_postfix_str(line.partition("  ")[2])
+
+    def write_rows(self):
+        files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def keep(self, row):
+        """Adds a row to the file; where that fails, training goes on, and the next row brings all that are missing."""
+        try:
+            if self.behind:
+                self.write_rows()
+            else:
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+            self.behind = False
+        except OSError as error:
+            if not self.behind:
+                tqdm.write(f"warning: {self.path.name} is behind: {error}", file=sys.stderr)
+            self.behind = True
 
     def track(self, action):
         """Does something with the wandb run, if there is one; what goes wrong there never stops training."""
@@ -145,11 +165,16 @@ class Report:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, failure, *_):
         self.bar.close()
         if self.rows:
-            plot(self.rows, self.folder / "loss.png", self.folder.name)
+            try:
+                plot(self.rows, self.folder / "loss.png", self.folder.name)
+            except OSError as error:
+                print(f"warning: loss.png is not drawn: {error}", file=sys.stderr)
         self.track(lambda run: run.finish())
+        if self.behind and failure is None:
+            sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
 
 
 class Silent:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import checkpoint
-from config import BadInput, Config, Parser, run
+from config import BadInput, Parser, run
 from data.tokenizer import encode, end_of_text, load_tokenizer
 from machine import choose_device
 from model import GPT
@@ -76,7 +76,7 @@ def load_model(folder, name):
     if name == "best" and not path.exists():
         path = folder / "last.pt"  # a run that never evaluated
     state = checkpoint.load(path)
-    model = GPT(Config(**state["config"]))
+    model = GPT(checkpoint.config_of(state))
     checkpoint.load_weights(model, state, path)
     return model
 

@@ -42,8 +42,8 @@ def train(config):
     model, optimizer = build(config, device)
     progress = start_from(config, model, optimizer)
     if config.ddp:
-        parallel.agree(progress, f"checkpoint, {config.out_dir}/last.pt")
-    out_dir = prepare_out_dir(config, progress["step"])
+        parallel.agree(progress, f"checkpoint in {config.out_dir}")
+    prepare_out_dir(config, progress["step"])
     report.header(config, model, meta, chosen)
     peak_flops = report.peak_flops(device)
     tokens_per_step = config.batch_size * config.context_length
@@ -53,6 +53,7 @@ def train(config):
     first_step = progress["step"] + 1
     with (
         interrupt.Interrupts(config.save_every_minutes) as interrupts,
+        checkpoint.Writer(config) as writer,
         report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger,
     ):
         clock.start(progress["step"])
@@ -84,14 +85,14 @@ def train(config):
                 with clock.paused():
                     row["val_loss"] = evaluate(model, val_split, config, device)
                     row |= report.bits_per_byte(row["val_loss"], meta)
-                    if config.save_interval and row["val_loss"] < progress["best_val_loss"]:
-                        progress["best_val_loss"] = row["val_loss"]
-                        checkpoint.save(out_dir / "best.pt", config, model, optimizer, progress)
+            best = row.get("val_loss", math.inf) < progress["best_val_loss"]
+            if best:
+                progress["best_val_loss"] = row["val_loss"]
             if row:
                 logger.log({"step": step, "tokens": step * tokens_per_step, **row})
-            if saving and config.save_interval:
+            if config.save_interval and (saving or best):
                 with clock.paused():
-                    checkpoint.save(out_dir / "last.pt", config, model, optimizer, progress)
+                    writer.save(model, optimizer, progress, best)
             if interrupts.signal:
                 break
     if config.ddp:
@@ -281,12 +282,13 @@ def set_up(config):
 def start_from(config, model, optimizer):
     """Fills model and optimizer as init_from says. Returns the progress: where the run stands."""
     progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
-    last = Path(config.out_dir) / "last.pt"
-    if config.init_from == "resume" or (config.init_from == "auto" and last.exists()):
-        progress = checkpoint.resume(last, model, optimizer)
+    saved = checkpoint.found(Path(config.out_dir))
+    if config.init_from == "resume" or (config.init_from == "auto" and saved):
+        path, state = checkpoint.newest(config.out_dir)
+        progress = checkpoint.resume(model, optimizer, state, path)
         if progress["step"] >= config.max_steps:
-            print(f"{last} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
-    elif not config.overwrite and (last.exists() or last.with_name("best.pt").exists()):
+            print(f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
+    elif not config.overwrite and saved:
         raise BadInput(
             f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
             "or choose another --out_dir"
@@ -298,18 +300,16 @@ def start_from(config, model, optimizer):
 
 def prepare_out_dir(config, start_step):
     """Makes out_dir, with a copy of the dataset's tokenizer in it; a new run removes the one it replaces."""
-    folder = Path(config.out_dir)
     if config.ddp and parallel.rank():  # the first process makes it
-        return folder
+        return
+    folder = Path(config.out_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("last.pt", "best.pt") if start_step == 0 else ():
-            (folder / name).unlink(missing_ok=True)
+        checkpoint.clear(folder, start_step)
         for file in find_folder(config.dataset).glob("tokenizer.*"):
             shutil.copyfile(file, folder / file.name)
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
-    return folder
 
 
 def due(step, interval, config):

@@ -164,6 +164,7 @@ class Config:
     save_interval: Annotated[int, "steps between checkpoints (the end is always saved); 0: never, not even then"] = 250
     save_every_minutes: Annotated[float, "minutes between further checkpoints; 0: never"] = 0.0
     replay_step: Annotated[int, "train up to this step again, saving nothing, and look into it; 0: no"] = 0
+    keep_checkpoints: Annotated[int, "most recent checkpoints kept, besides best.pt"] = 2
     wandb: Annotated[Literal["off", "offline", "online"], "track with wandb"] = "off"
     wandb_project: Annotated[str, "wandb's name for the family of runs"] = "nanoladder"
 
@@ -361,7 +362,7 @@ def check(config):
         if not condition:
             raise BadInput(message)
 
-    at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to"
+    at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to keep_checkpoints"
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
         "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "

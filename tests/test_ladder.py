@@ -428,13 +428,14 @@ def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
 def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
     source, optimizer = train.build(padded, train.set_up(padded))
-    checkpoint.save(tmp_path / "a.pt", padded, source, optimizer, {"interval_loss": 0})
+    progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": 0.0, "interval_steps": 0}
+    checkpoint.save(tmp_path / "a.pt", checkpoint.snapshot(padded, source, optimizer, progress))
     target = model.GPT(plain)
     checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.pt"), "a.pt")
     assert torch.equal(target.head.weight, source.head.weight[:60])
     assert target.head.weight is target.token_embedding.weight
     with pytest.raises(BadInput, match="pad_vocab_to=64"):
-        checkpoint.resume(tmp_path / "a.pt", *train.build(plain, torch.device("cpu")))
+        checkpoint.resume(*train.build(plain, torch.device("cpu")), checkpoint.load(tmp_path / "a.pt"), "a.pt")
 
 
 @pytest.mark.parametrize("scope, compiled", [("model", "GPT"), ("block", "Block")])

@@ -268,7 +268,8 @@ def test_config_json_is_the_config_of_the_run(config):
 def test_out_dir_holds_what_the_design_says(config):
     done = run(config, eval_interval=3)
     names = {path.name for path in Path(done.out_dir).iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "last.pt", "best.pt", "tokenizer.json", "tokenizer.tiktoken"}
+    checkpoints = {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt"}
+    assert names == {"config.json", "metrics.jsonl", "tokenizer.json", "tokenizer.tiktoken"} | checkpoints
 
 
 @pytest.mark.parametrize("save_interval", [0, 2, 100])
