@@ -35,7 +35,7 @@ SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix t
 MODEL = {*SHAPE.split(), "context_length", "pad_vocab_to", "compile"}  # keys of the config that the model reads
 # What a checkpoint's pickle names. torch.load lets more pass, such as bytearray, which allocates what it is told to.
 NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch \w+Storage")
-PICKLE_LIMIT = 2**24  # bytes; it describes a tensor in about 150
+PICKLE_LIMIT, TUPLE_LIMIT = 2**24, 10**5  # bytes and tuples; a tensor is about 150 and 4
 
 
 class Damaged(BadInput):
@@ -175,7 +175,8 @@ def load(path):
     """
     path = Path(path)
     if not path.is_file():
-        raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/last.pt")
+        kind = BadInput if path.is_dir() else Damaged  # which nothing could replace
+        raise kind(f"no checkpoint at {path}; expected a file such as out/x/last.pt")
     try:
         check_archive(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -212,9 +213,28 @@ def check_archive(path):
         [pickle] = [record for record in records if record.filename.endswith("data.pkl")]
         if pickle.file_size > PICKLE_LIMIT:
             raise ValueError(f"its pickle has {pickle.file_size} bytes")
-        for opcode, name, _ in pickletools.genops(archive.read(pickle)):
-            if opcode.name == "GLOBAL" and not NAMES.fullmatch(name):
-                raise ValueError(f"it names {name}, which no checkpoint does")
+        check_pickle(archive.read(pickle))
+
+
+def check_pickle(content):
+    """Raises ValueError for a pickle that no checkpoint has.
+
+    A tuple as a key is hashed with all that is in it: for ever where each holds the one before twice, which ours never
+    do, and past the end of the stack where a million are nested.
+    """
+    tuples, before, n = set(), "", 0
+    for opcode, value, _ in pickletools.genops(content):
+        if opcode.name == "GLOBAL" and not NAMES.fullmatch(value):
+            raise ValueError(f"it names {value}, which no checkpoint does")
+        if opcode.name.endswith("BINGET") and value in tuples:
+            raise ValueError("it uses a tuple twice")
+        if not opcode.name.endswith("BINPUT"):
+            before = opcode.name
+        elif before.startswith("TUPLE"):
+            tuples.add(value)
+        n += opcode.name.startswith("TUPLE")
+    if n > TUPLE_LIMIT:
+        raise ValueError(f"its pickle has {n} tuples")
 
 
 def check_contents(state, size):
