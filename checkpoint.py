@@ -165,7 +165,7 @@ def newest(folder):
         for line in damaged:
             print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
         return path, state
-    raise BadInput("; ".join(damaged))
+    raise BadInput("; ".join([*damaged, "--init_from=scratch --overwrite=True begins anew"]))
 
 
 def load(path):

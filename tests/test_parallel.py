@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -181,6 +182,10 @@ def resumed(dense, documents, folder):
         add(f"dropping_{shard}_parts", replace(dropping, max_steps=3, lr_decay_steps=6))
         copy = [str(folder / f"dropping_{shard}_parts"), str(folder / f"dropping_{shard}_resumed")]
         add(f"dropping_{shard}_resumed", replace(dropping, init_from="resume"), copy=copy)
+    shutil.copytree(folder / "alone_first", folder / "damaged_first")
+    (folder / "damaged_first" / "last.pt").write_bytes(b"")
+    damaged = replace(base, shard="full", init_from="auto")
+    add("damaged", damaged, copy=[str(folder / "damaged_first"), str(folder / "damaged")])
     add("new", replace(base, shard="full", init_from=f"{folder}/none_none/last.pt", max_steps=1))
     facts = {"argv": words(replace(first, out_dir=str(folder / "differing")))}
     jobs["config"] = facts | {"rank_1": {"argv": ["--learning_rate=0.5"]}}
@@ -188,8 +193,16 @@ def resumed(dense, documents, folder):
         write_folder(folder / str(number) / "node_data", [number] * 500, [0] * 100, 256)
     facts = {"argv": [*facts["argv"], "--dataset=node_data"], "cwd": str(folder / "0")}
     jobs["data"] = facts | {"rank_1": {"cwd": str(folder / "1")}}
+    for number in (0, 1):
+        copy = shutil.copytree(folder / "alone_first", folder / str(number) / "differing")
+        state = torch.load(copy / "last.pt", weights_only=True)
+        state["progress"]["step"] -= number
+        torch.save(state, copy / "last.pt")
+    facts = {"argv": words(replace(base, out_dir="differing", init_from="resume")), "cwd": str(folder / "0")}
+    jobs["checkpoint"] = facts | {"rank_1": {"cwd": str(folder / "1")}}
     result, seen = work(folder, jobs, 2)
     assert result.returncode == 0, result.stderr
+    assert result.stdout.count("damaged/last.pt is damaged") == 1
     return runs, seen
 
 
@@ -231,6 +244,11 @@ def test_several_processes_resume_bit_for_bit_with_their_own_dropout(shard, resu
     assert len(states) == 2 and not torch.equal(*states)
 
 
+def test_several_processes_fall_back_from_a_damaged_checkpoint(resumed):
+    runs, _ = resumed
+    agree(runs["damaged"], runs["alone"])
+
+
 def test_the_weights_of_a_checkpoint_start_a_sharded_run(resumed):
     runs, _ = resumed
     assert rows(runs["new"])[0]["train_loss"] < rows(runs["alone"])[0]["train_loss"] - 0.3
@@ -241,6 +259,7 @@ def test_what_differs_between_processes_is_named(resumed):
     for process in seen:
         assert "rank 1 has learning_rate=0.5, rank 0 learning_rate=0.01" in process["config"]["error"]
         assert "in their data: rank 1 has train.bin=500 tokens, digest" in process["data"]["error"]
+        assert "checkpoint in differing: rank 1 has step=2, rank 0 step=3" in process["checkpoint"]["error"]
 
 
 # -- failure

@@ -152,7 +152,7 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
 
     took(train, "train_step", 1.0)
     took(train, "evaluate", 500.0)
-    took(train.checkpoint, "save", 70.0)
+    took(train.checkpoint, "snapshot", 70.0)
     train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
     timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
     assert timed == [pytest.approx(1000)] * 4
