@@ -105,9 +105,11 @@ def replay(config):
 
 def start_before(config, model, optimizer):
     """Resumes from the newest checkpoint before config.replay_step, if there is one. Returns its step."""
-    last = Path(config.out_dir, "last.pt")
-    if last.exists() and checkpoint.load(last)["progress"]["step"] < config.replay_step:
-        return checkpoint.resume(last, model, optimizer)["step"]
+    for path in checkpoint.found(Path(config.out_dir)):
+        with contextlib.suppress(checkpoint.Damaged):
+            state = checkpoint.load(path)
+            if state["progress"]["step"] < config.replay_step:
+                return checkpoint.resume(model, optimizer, state, path)["step"]
     return 0
 
 

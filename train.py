@@ -98,7 +98,7 @@ def train(config):
     if config.ddp:
         parallel.stop()
     if interrupts.signal and step < config.max_steps:
-        saved = f"saved in {out_dir}" if config.save_interval else "not saved, as save_interval=0"
+        saved = f"saved in {config.out_dir}" if config.save_interval else "not saved, as save_interval=0"
         print(f"{interrupts.signal.name}: ended after step {step}, {saved}")
         sys.exit(128 + interrupts.signal)
 
