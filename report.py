@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 import files
+import optim
 import parallel
 from config import BadInput, differences
 
@@ -226,6 +227,9 @@ def header(config, model, meta, choices):
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
     print(f"step      {tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}")
     print(f"run       {config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic")
+    if config.lr_scaling != "none":
+        by = f"{config.lr_scaling} in batch_size={config.batch_size} / {config.lr_reference_batch}"
+        print(f"rate      learning_rate and min_lr × {optim.batch_factor(config):.4g}: {by}")
     changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
     print(f"config    {changed or 'all defaults'}")
     for what, choice in choices.items():

@@ -113,6 +113,11 @@ class Config:
     min_lr: Annotated[float, "at the end of the cosine"] = 6e-5
     warmup_steps: Annotated[int, "linear warm-up"] = 200
     lr_decay_steps: Annotated[int, "step at which the cosine reaches min_lr; 0: max_steps"] = 0
+    lr_scaling: Annotated[
+        Literal["none", "linear", "sqrt"],
+        "how learning_rate and min_lr, which suit lr_reference_batch, grow with batch_size; sqrt suits Adam",
+    ] = "none"
+    lr_reference_batch: Annotated[int, "sequences; of lr_scaling"] = 0
     weight_decay: Annotated[float, "on multiplied matrices only, not on norms, biases or positions"] = 0.1
     beta1: Annotated[float, "AdamW's decay of the mean gradient"] = 0.9
     beta2: Annotated[float, "AdamW's decay of the mean squared gradient"] = 0.95
@@ -366,7 +371,7 @@ def check(config):
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
         "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "
-        "micro_batch_size"
+        "micro_batch_size lr_reference_batch"
     )
     for key, value in dataclasses.asdict(config).items():
         within = type(value) is not int or abs(value) < 2**63
@@ -410,6 +415,11 @@ def check(config):
     require(
         re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
         f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
+    )
+    require(
+        c.lr_scaling == "none" or c.lr_reference_batch,
+        f"lr_scaling={c.lr_scaling} has no batch to scale from; expected lr_reference_batch, the batch_size that "
+        f"learning_rate={c.learning_rate} suits, such as --lr_reference_batch=32",
     )
     require(
         c.min_lr <= c.learning_rate,

@@ -125,6 +125,8 @@ BAD_INPUT = [
     (["--beta2=1.0"], ["beta2=1.0", "not including, 1"]),
     (["--n_embd=100", "--n_head=3"], ["n_embd=100", "n_head=3", "n_embd=99"]),
     (["--min_lr=1", "--learning_rate=0.1"], ["min_lr=1", "learning_rate=0.1"]),
+    (["--lr_scaling=linear"], ["lr_scaling=linear", "lr_reference_batch"]),
+    (["--lr_scaling=cubic"], ["lr_scaling=cubic", "none, linear, sqrt"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
     (["--n_layer=" + "9" * 30], ["n_layer=999", "less than 2**63"]),
     (["--batch_size=1000000000000", "--micro_batch_size=7"], ["micro_batch_size 5 or 8"]),
