@@ -23,6 +23,7 @@ from tqdm import tqdm
 import faults
 import train
 from config import BadInput
+from data.loader import tokens_seen
 from machine import choose_dtype
 from model import GPT
 
@@ -280,7 +281,7 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
     with FakeTensorMode():
         model = GPT(config)
     n_params, flops_per_token = model.n_params(), model.flops_per_token()
-    tokens = config.max_steps * config.batch_size * config.context_length
+    tokens = tokens_seen(config.max_steps, config)
     return {
         "n_params": n_params,
         "flops_per_token": flops_per_token,

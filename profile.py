@@ -97,6 +97,8 @@ def parse(argv):
     options.grid = factors(options.grid)
     config = load_config(rest)
     options.replicated = config.shard == "none"
+    if config.batch_warmup_steps:
+        rest.append("--batch_warmup_steps=0")  # what is measured is the whole batch
     if config.stage and options.mode in ("ladder", "each"):
         raise BadInput(f"stage={config.stage}: --mode={options.mode} sets it; choose rows with --stages=a,b,c")
     if min(options.memory_gb, options.world_size - 1, options.mfu - 1e-9, options.peak_tflops - 1e-9) < 0:

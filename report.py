@@ -17,6 +17,7 @@ import files
 import optim
 import parallel
 from config import BadInput, differences
+from data.loader import tokens_seen
 
 # Dense peaks in TFLOP/s of bfloat16 (of float16 on GPUs without it), from NVIDIA's datasheets. The first name
 # that is part of the device's name counts; a device that is not listed has no MFU rather than a wrong one.
@@ -221,10 +222,11 @@ def read_metrics(path):
 def header(config, model, meta, choices):
     """Prints what is trained, what differs from the defaults, and what was chosen and why."""
     tokens = config.batch_size * config.context_length
-    flops = model.flops_per_token() * tokens * config.max_steps
+    flops = model.flops_per_token() * tokens_seen(config.max_steps, config)
     print(f"model     {model.n_params():,} parameters; {meta['vocab_size']:,} token ids")
     print(f"data      {config.dataset}: {meta.get('tokenizer', 'unknown tokenizer')}")
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
+    micro += f", growing to that in {config.batch_warmup_steps} steps" if config.batch_warmup_steps else ""
     print(f"step      {tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}")
     print(f"run       {config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic")
     if config.lr_scaling != "none":

@@ -19,7 +19,7 @@ import optim
 import parallel
 import report
 from config import BadInput, load_config, run
-from data.loader import TrainingBatches, find_folder, open_dataset, validation_batches
+from data.loader import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
 from model import GPT, IGNORE
 
 
@@ -46,7 +46,6 @@ def train(config):
     prepare_out_dir(config, progress["step"])
     report.header(config, model, meta, chosen)
     peak_flops = report.peak_flops(device)
-    tokens_per_step = config.batch_size * config.context_length
 
     clock = report.StepClock(device)
     watch = faults.Watch(config, train_split, device)
@@ -72,13 +71,14 @@ def train(config):
             watch.look(optimizer, saving or any(due(step, interval, config) for interval in intervals))
             row = {}
             if due(step, config.log_interval, config):
+                tokens = (tokens_seen(step, config) - tokens_seen(clock.step, config)) / max(1, step - clock.step)
                 seconds = clock.lap(step)
                 row = {
                     "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
                     "lr": lr,
                     "grad_norm": float(grad_norm),
                     "peak_memory_gb": report.peak_memory_gb(device),
-                    **report.throughput(seconds, tokens_per_step, model.flops_per_token(), peak_flops),
+                    **report.throughput(seconds, tokens, model.flops_per_token(), peak_flops),
                 }
                 progress |= {"interval_loss": 0.0, "interval_steps": 0}
             if due(step, config.eval_interval, config):
@@ -89,7 +89,7 @@ def train(config):
             if best:
                 progress["best_val_loss"] = row["val_loss"]
             if row:
-                logger.log({"step": step, "tokens": step * tokens_per_step, **row})
+                logger.log({"step": step, "tokens": tokens_seen(step, config), **row})
             if config.save_interval and (saving or best):
                 with clock.paused():
                     writer.save(model, optimizer, progress, best)
@@ -189,6 +189,8 @@ def training_batches(split, config, start_step, device):
         batches = TrainingBatches(split, config.batch_size, config.seed, parallel.rank(), parallel.world_size())
     else:
         batches = TrainingBatches(split, config.batch_size, config.seed)
+    if config.micro_batch_size:
+        batches = batches.growing(config.batch_warmup_steps, config.micro_batch_size)
     steps = range(start_step, config.max_steps)
     if config.num_workers == 0:
         return (tuple(part.to(device) for part in batches[step]) for step in steps)

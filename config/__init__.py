@@ -108,6 +108,7 @@ class Config:
 
     # -- the optimization
     batch_size: Annotated[int, "sequences per optimizer step, over all processes"] = 32
+    batch_warmup_steps: Annotated[int, "steps in which the batch grows to batch_size, by whole micro-batches"] = 0
     max_steps: Annotated[int, "optimizer steps of the whole run"] = 10_000
     learning_rate: Annotated[float, "after warm-up"] = 6e-4
     min_lr: Annotated[float, "at the end of the cosine"] = 6e-5
@@ -371,7 +372,7 @@ def check(config):
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
         "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "
-        "micro_batch_size lr_reference_batch"
+        "micro_batch_size lr_reference_batch batch_warmup_steps"
     )
     for key, value in dataclasses.asdict(config).items():
         within = type(value) is not int or abs(value) < 2**63
@@ -415,6 +416,11 @@ def check(config):
     require(
         re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
         f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
+    )
+    require(
+        c.micro_batch_size or not c.batch_warmup_steps,
+        f"batch_warmup_steps={c.batch_warmup_steps}: a batch grows by micro-batches, so that shapes stay; expected "
+        f"micro_batch_size, such as --micro_batch_size=1, or --batch_warmup_steps=0",
     )
     require(
         c.lr_scaling == "none" or c.lr_reference_batch,

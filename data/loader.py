@@ -7,6 +7,7 @@ read too.
 
 import hashlib
 import json
+import math
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -89,20 +90,65 @@ class TrainingBatches(Dataset):
 
     def __init__(self, split, batch_size, seed, rank=0, world_size=1):
         self.split, self.batch_size, self.seed = split, batch_size, seed
-        share = batch_size // world_size
-        self.rows = range(rank * share, (rank + 1) * share)
-
-    def windows(self, step):
-        """The (window, phase) of each row of this process."""
-        n = self.split.n_windows
-        for sequence in (step * self.batch_size + row for row in self.rows):
-            order, phase = shuffle(self.seed, sequence // n, n, self.split.n_phases)
-            yield int(order[sequence % n]), phase
+        self.rank, self.world_size = rank, world_size
 
     def __getitem__(self, step):
-        rows = [self.split.read([window], phase) for window, phase in self.windows(step)]
+        share = self.batch_size // self.world_size
+        first = step * self.batch_size + self.rank * share
+        return self.read(range(first, first + share))
+
+    def read(self, sequences):
+        """Inputs and targets, each (len(sequences), T), of sequences of the stream."""
+        n, rows = self.split.n_windows, [self.split.read([])]
+        for sequence in sequences:
+            order, phase = shuffle(self.seed, sequence // n, n, self.split.n_phases)
+            rows.append(self.split.read([int(order[sequence % n])], phase))
         inputs, targets = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def growing(self, warmup_steps, micro_batch_size):
+        """Batches of the same stream that grow to this size over the first warmup_steps; 0: these."""
+        return GrowingBatches(self, warmup_steps, micro_batch_size) if warmup_steps else self
+
+
+class GrowingBatches(Dataset):
+    """TrainingBatches whose size grows to the whole over the first warmup_steps, as sequences_before says.
+
+    A step continues the stream where the one before ended, in order, whatever the number of processes. So that shapes
+    stay, every process has as many whole micro-batches as the others; the rows that this takes beyond do not count.
+    """
+
+    def __init__(self, batches, warmup_steps, micro_batch_size):
+        self.batches, self.warmup_steps = batches, warmup_steps
+        self.micro_batch_size = min(micro_batch_size, batches.batch_size // batches.world_size)
+
+    def __getitem__(self, step):
+        whole = self.batches
+        start, end = (sequences_before(n, whole.batch_size, self.warmup_steps) for n in (step, step + 1))
+        share = math.ceil((end - start) / (whole.world_size * self.micro_batch_size)) * self.micro_batch_size
+        first = start + whole.rank * share
+        return padded(*whole.read(range(first, min(first + share, end))), share)
+
+
+def sequences_before(step, batch_size, warmup_steps):
+    """The number of sequences in the batches before `step` (from 0), which warm up to batch_size.
+
+    They grow linearly, as in GPT-3 (Brown et al. 2020): row r is in every step from r · warmup_steps // batch_size on.
+    """
+    if not warmup_steps:
+        return step * batch_size
+    return sum(max(0, step - row * warmup_steps // batch_size) for row in range(batch_size))
+
+
+def tokens_seen(step, config):
+    """Training tokens in the batches of the first `step` steps."""
+    return sequences_before(step, config.batch_size, config.batch_warmup_steps) * config.context_length
+
+
+def padded(inputs, targets, n_rows):
+    """Inputs and targets with rows of token 0 and target IGNORE below, (n_rows, T)."""
+    below = (0, 0, 0, n_rows - len(inputs))
+    return torch.nn.functional.pad(inputs, below), torch.nn.functional.pad(targets, below, value=IGNORE)
 
 
 def validation_batches(split, n_windows, batch_size, rank=0, world_size=1):
@@ -115,11 +161,7 @@ def validation_batches(split, n_windows, batch_size, rank=0, world_size=1):
     chosen = np.arange(n) * split.n_windows // n
     for start in range(rank * batch_size, n + rank * batch_size, world_size * batch_size):
         inputs, targets = map(torch.from_numpy, split.read(chosen[start : start + batch_size]))
-        missing = batch_size - len(inputs)
-        yield (
-            torch.nn.functional.pad(inputs, (0, 0, 0, missing)),
-            torch.nn.functional.pad(targets, (0, 0, 0, missing), value=IGNORE),
-        )
+        yield padded(inputs, targets, batch_size)
 
 
 def open_dataset(dataset, vocab_size, context_length):

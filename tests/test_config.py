@@ -125,6 +125,7 @@ BAD_INPUT = [
     (["--beta2=1.0"], ["beta2=1.0", "not including, 1"]),
     (["--n_embd=100", "--n_head=3"], ["n_embd=100", "n_head=3", "n_embd=99"]),
     (["--min_lr=1", "--learning_rate=0.1"], ["min_lr=1", "learning_rate=0.1"]),
+    (["--batch_warmup_steps=5"], ["batch_warmup_steps=5", "expected micro_batch_size"]),
     (["--lr_scaling=linear"], ["lr_scaling=linear", "lr_reference_batch"]),
     (["--lr_scaling=cubic"], ["lr_scaling=cubic", "none, linear, sqrt"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),

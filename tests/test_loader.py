@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train
-from data.loader import TrainingBatches, open_dataset, validation_batches
+from data.loader import TrainingBatches, open_dataset, sequences_before, validation_batches
 from data.writer import write_dataset
 from model import IGNORE
 
@@ -121,6 +121,32 @@ def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, ki
         shares = [batches[step] for batches in ranks]
         assert all(len(inputs) == 8 // world_size for inputs, _ in shares)
         assert equal([torch.cat(arrays) for arrays in zip(*shares, strict=True)], whole[step])
+
+
+@given(batch_size=st.integers(1, 50), warmup_steps=st.integers(0, 80))
+def test_the_batch_grows_in_a_straight_line_to_its_size(batch_size, warmup_steps):
+    before = [sequences_before(step, batch_size, warmup_steps) for step in range(warmup_steps + 4)]
+    sizes = [end - start for start, end in pairwise(before)]
+    line = [-(-batch_size * step // warmup_steps) for step in range(1, warmup_steps + 1)]  # rounded up: never 0
+    assert before[0] == 0 and sizes == line + 3 * [batch_size]
+
+
+@pytest.mark.parametrize("world_size, micro_batch_size", [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 2), (2, 8)])
+def test_while_the_batch_grows_every_sequence_comes_once_and_in_order(folder, world_size, micro_batch_size):
+    _, split, _ = open_ids(folder, list(range(500)))
+    seen, whole = [], TrainingBatches(split, 8, seed=3)
+    ranks = [TrainingBatches(split, 8, 3, rank, world_size) for rank in range(world_size)]
+    growing = [batches.growing(5, micro_batch_size) for batches in ranks]
+    for step, size in enumerate([2, 4, 5, 7, 8, 8, 8]):
+        shares = [batches[step] for batches in growing]
+        rows = {len(inputs) for inputs, _ in shares}
+        most = min(micro_batch_size, 8 // world_size)
+        assert len(rows) == 1 and rows.pop() == -(-size // (most * world_size)) * most  # whole micro-batches
+        inputs, targets = (torch.cat(arrays) for arrays in zip(*shares, strict=True))
+        assert (targets[:size] != IGNORE).all() and (targets[size:] == IGNORE).all()
+        seen.append((inputs[:size], targets[:size]))
+    expected = [torch.cat(arrays)[:42] for arrays in zip(*(whole[step] for step in range(6)), strict=True)]
+    assert equal([torch.cat(arrays) for arrays in zip(*seen, strict=True)], expected)
 
 
 @given(lengths=document_lengths, batch_size=batch_sizes, seed=seeds)

@@ -34,6 +34,8 @@ CURVES = {
     "accumulation": {"data": "documents", "batch_size": 8, "micro_batch_size": 1, "set_to_none": False},
     "checkpointing": {"checkpointing": "every:1", "attention": "sdpa", "loss_chunks": 3, "pad_vocab_to": 64},
     "workers": {"num_workers": 1, "adamw_impl": "fused", "lazy_metrics": True},
+    "growing": {"batch_size": 8, "micro_batch_size": 1, "batch_warmup_steps": 4, "num_workers": 1},
+    "growing documents": {"data": "documents", "batch_size": 8, "micro_batch_size": 2, "batch_warmup_steps": 5},
     "optimizer": {"shard": "optimizer", "eval_interval": 3, "batch_size": 8, "micro_batch_size": 1},
     "full": {"shard": "full", "data": "documents", "eval_interval": 3, "adamw_impl": "fused"},
     "full, checkpointing": {"shard": "full", "checkpointing": "sqrt", "batch_size": 8, "micro_batch_size": 1},

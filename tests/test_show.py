@@ -45,7 +45,7 @@ CHANGES = {
     "compile": ("model.compile(", 10),
     "chunked_loss": ("ChunkedLoss.apply(", 40),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
-    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 20),
+    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 21),
     "ddp": ("parallel.DistributedDataParallel(", 45),
     "shard": ("parallel.fully_shard(", 8),
 }
