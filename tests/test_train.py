@@ -236,6 +236,7 @@ def test_throughput_counts_the_sequences_of_a_growing_batch(config, monkeypatch)
 
 def test_a_growing_batch_is_compiled_once(config, monkeypatch):
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     compile_model = GPT.compile
     monkeypatch.setattr(GPT, "compile", lambda model, **_: compile_model(model, backend="eager", dynamic=False))
     with torch._dynamo.config.patch(error_on_recompile=True):
