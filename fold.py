@@ -156,9 +156,9 @@ class Fold(cst.CSTTransformer):
 
     def leave_With(self, original, updated):
         """A context that does nothing is not there."""
-        if [code(item.item) for item in updated.items] == ["nullcontext()"]:
-            return splice(updated.leading_lines, updated.body)
-        return updated
+        nothing = [n for n, item in enumerate(updated.items) if code(item.item) == "nullcontext()"]
+        items = without(updated.items, nothing)
+        return updated.with_changes(items=items) if items else splice(updated.leading_lines, updated.body)
 
     def leave_IndentedBlock(self, original, updated):
         """Nothing follows a return."""

@@ -101,6 +101,7 @@ def test_a_loop_over_one_item_is_its_body():
 def test_a_context_that_does_nothing_is_gone():
     assert folded("with c() if config.off else nullcontext():\n    f()") == "f()"
     assert folded("with c() if config.on else nullcontext():\n    f()") == "with c():\n    f()"
+    assert folded("with d(), c() if config.off else nullcontext():\n    f()") == "with d():\n    f()"
 
 
 BEFORE = """
