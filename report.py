@@ -169,7 +169,8 @@ class Report:
 
     def __exit__(self, failure, *_):
         self.bar.close()
-        if self.rows:
+        crashed = failure and issubclass(failure, Exception)  # perhaps for want of memory, and drawing takes some
+        if self.rows and not crashed:
             try:
                 plot(self.rows, self.folder / "loss.png", self.folder.name)
             except OSError as error:
@@ -226,8 +227,8 @@ def header(config, model, meta, choices):
     print(f"model     {model.n_params():,} parameters; {meta['vocab_size']:,} token ids")
     print(f"data      {config.dataset}: {meta.get('tokenizer', 'unknown tokenizer')}")
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
-    micro += f", growing to that in {config.batch_warmup_steps} steps" if config.batch_warmup_steps else ""
-    print(f"step      {tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}")
+    growth = f" after {config.batch_warmup_steps} steps of growth" if config.batch_warmup_steps else ""
+    print(f"step      {tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{growth}{micro}")
     print(f"run       {config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic")
     if config.lr_scaling != "none":
         by = f"{config.lr_scaling} in batch_size={config.batch_size} / {config.lr_reference_batch}"

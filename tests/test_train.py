@@ -228,10 +228,14 @@ def test_a_growing_batch_resumes_bit_for_bit(at, config):
     assert same(weights(part), weights(whole))
 
 
-def test_throughput_counts_the_sequences_of_a_growing_batch(config, monkeypatch):
+def test_throughput_counts_the_sequences_of_a_growing_batch(config, monkeypatch, capsys):
     monkeypatch.setattr(train.report.StepClock, "lap", lambda clock, step: setattr(clock, "step", step) or 2.0)
     done = run(config, **GROWING | {"log_interval": 3})
     assert [row["tokens_per_s"] for row in rows(done)] == [16 * 5 / 2 / 2.0, 16 * 12 / 3 / 2.0]  # less the first step
+    out = capsys.readouterr().out
+    assert "64 tokens = 4 sequences × 16 after 4 steps of growth, 2 at a time" in out
+    flops = initial_model(config).flops_per_token() * 16 * 18
+    assert float(re.search(r"([\d.e+-]+) PF-days", out)[1]) == pytest.approx(flops / 8.64e19, rel=0.01)
 
 
 def test_a_growing_batch_is_compiled_once(config, monkeypatch):
