@@ -134,6 +134,8 @@ def predict(config, device_type="cpu", world_size=1):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
     if config.vocab_size == 0:
         raise BadInput("vocab_size=0: memory depends on it; expected a number, such as --vocab_size=50257")
+    if config.micro_batch_size == "auto":
+        raise BadInput("micro_batch_size=auto is found by training; to predict memory a number is expected, such as 8")
     if config.batch_size % world_size:
         raise BadInput(f"batch_size={config.batch_size} does not divide among world_size={world_size} processes")
     config = of_one_process(config, world_size)
@@ -145,7 +147,7 @@ def predict(config, device_type="cpu", world_size=1):
         dtype=product_dtype(config, device_type),
         # What allocates nothing, or cannot be traced: one trace for all.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        compile=False,
+        **{"compile": False, "ddp": False},
     )
     memory = trace(traced, device_type)
     n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
@@ -234,10 +236,14 @@ def sharded(memory, config, world_size):
     return dataclasses.replace(memory, **parts, peak=memory.peak - sum(gone.values()))
 
 
+def divisors(n):
+    return [size for size in range(1, n + 1) if n % size == 0]
+
+
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     """The largest micro_batch_size, of those that divide a process's batch, whose peak fits; 0 where none does."""
     batch_size = config.batch_size // world_size
-    sizes = [0] + [size for size in range(1, batch_size + 1) if batch_size % size == 0]
+    sizes = [0, *divisors(batch_size)]
 
     def memory(index):
         sized = dataclasses.replace(config, micro_batch_size=sizes[index])

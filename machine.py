@@ -5,9 +5,12 @@ import ctypes
 import importlib.util
 import os
 import platform
+import re
+import resource
 import shutil
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -71,6 +74,48 @@ def keep_freed_memory(device):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
         mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
+
+
+def free_memory(device):
+    """Bytes that this process can take: of a GPU's memory, or of the machine's its part of the processes here."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        free = proc_bytes("/proc/meminfo", "MemAvailable")
+    except OSError:  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # of a container; "max" is no limit
+        most = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
+        free = min(free, most - int(used[1]))
+    free //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    for limit, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            free = min(free, most - proc_bytes("/proc/self/status", field))
+    return max(0, free)
+
+
+def limit_memory(device, size):
+    """Lets this process take `size` more bytes and no more: of a GPU, or of Linux's memory; elsewhere does nothing."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+        return
+    with contextlib.suppress(OSError):
+        taken = proc_bytes("/proc/self/status", "VmData")
+        resource.setrlimit(resource.RLIMIT_DATA, (taken + int(size), resource.RLIM_INFINITY))
+
+
+def proc_bytes(path, field):
+    """A field of /proc, which counts in KiB, in bytes; OSError where there is none."""
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def out_of_memory(text):
+    """Whether an error's text says that memory could not be had: of a GPU, of a CPU, of Python or of a thread."""
+    return re.search(r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError", text)
 
 
 def set_allocator(settings):

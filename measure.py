@@ -1,4 +1,4 @@
-"""What one process measures for profile.py: python measure.py machine|examine|curve|time|silent|limits config/x.py
+"""What one process measures for profile.py: python measure.py examine|curve|time|... config/x.py
 
 Each measurement prints one line of JSON. All of them train with train.py's own train_step on real batches.
 """
@@ -31,7 +31,7 @@ POINTS = 50  # of a curve of losses
 
 def main(argv):
     parser = Parser(prog="measure.py", allow_abbrev=False)
-    parser.add_argument("what", choices=["machine", "limits", "examine", "curve", "time", "silent"])
+    parser.add_argument("what", choices=["machine", "limits", "examine", "curve", "time", "silent", "trial"])
     parser.add_argument("--steps", type=int, default=4, help="timed at least")
     parser.add_argument("--threads", type=int, help="of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace, and a snapshot of CUDA's memory")
@@ -54,6 +54,8 @@ def main(argv):
                     measured = time_steps(config, options.steps, options.threads)
                 case "silent":
                     measured = time_without_communication(config, options.steps, options.threads)
+                case "trial":
+                    measured = trial(config)
     except torch.OutOfMemoryError:
         sys.exit("error: out of memory")
     print(json.dumps(measured))
@@ -151,6 +153,17 @@ def time_without_communication(config, steps, threads):
     this.seconds(WARMUP, window=0)
     sent.clear()  # the first step had other buckets
     return {"seconds": this.seconds(steps), "bytes": sum(sent.values())}
+
+
+def trial(config):
+    """The peak of the bytes that two steps take, where no more than config.memory_gb can be had."""
+    machine.limit_memory(machine.choose_device(config.device), config.memory_gb * 1e9)
+    this = Run(config)
+    this.seconds(WARMUP, window=0)
+    if this.device.type == "cuda":
+        return {"bytes": torch.cuda.max_memory_reserved(this.device)}
+    peak = resident_bytes("VmHWM") or report.peak_memory_gb(this.device) * 1e9
+    return {"bytes": peak - (this.resident_before or 0)}
 
 
 def examine(config, trace=None):

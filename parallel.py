@@ -4,6 +4,7 @@
 the batch; gradients and losses are averaged over all. Alone, nothing here does anything.
 """
 
+import dataclasses
 import os
 import sys
 from datetime import timedelta
@@ -63,6 +64,9 @@ def start(config, device):
 
 def check_batch(config, n):
     """Raises BadInput unless each of n processes gets as much of a batch, in whole micro-batches."""
+
+    if config.micro_batch_size == "auto":
+        config = dataclasses.replace(config, micro_batch_size=1)  # what is chosen will divide
 
     def divides(batch_size):
         share, left_over = divmod(batch_size, n)
@@ -205,6 +209,14 @@ class Agreed:
             return (0,) * len(numbers)
         arrived[1].wait()
         return arrived[0].tolist()
+
+
+def from_first(make):
+    """What make() returns in the first process, for all of them; for all to call."""
+    values = [make() if rank() == 0 else None]
+    if world_size() > 1:
+        dist.broadcast_object_list(values)
+    return values[0]
 
 
 def mean(tensor):

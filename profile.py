@@ -96,6 +96,8 @@ def parse(argv):
         raise BadInput("--steps, --repeats and --train_steps: expected at least 1")
     options.grid = factors(options.grid)
     config = load_config(rest)
+    if config.micro_batch_size == "auto":
+        raise BadInput("micro_batch_size=auto is for training; expected a number, or --sweep, which measures each")
     options.replicated = config.shard == "none"
     if config.batch_warmup_steps:
         rest.append("--batch_warmup_steps=0")  # what is measured is the whole batch

@@ -15,6 +15,7 @@ import checkpoint
 import faults
 import interrupt
 import machine
+import memory
 import optim
 import parallel
 import report
@@ -25,7 +26,7 @@ from model import GPT, IGNORE
 
 def main(argv):
     config = load_config(argv)
-    with machine.compiler_errors() if config.compile else nullcontext():
+    with memory.explained(config), machine.compiler_errors() if config.compile else nullcontext():
         faults.replay(config) if config.replay_step else train(config)
 
 
@@ -39,6 +40,7 @@ def train(config):
         parallel.agree(dataclasses.asdict(config), "config")
         parallel.agree(train_split.fingerprint() | val_split.fingerprint(), "data")
         chosen |= parallel.choices(config)
+    config = memory.settle(config, device, chosen)
     model, optimizer = build(config, device)
     progress = start_from(config, model, optimizer)
     if config.ddp:

@@ -20,7 +20,7 @@ from collections import ChainMap
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
 STAGES_DIR = Path(__file__).parent / "stages"
 LONGEST_TEXT = 1000  # characters of a value
@@ -94,6 +94,7 @@ class Config:
     overwrite: Annotated[bool, "let a run from scratch replace the one in out_dir"] = False
     seed: Annotated[int, "of the weights, the batches and the dropout"] = 1337
     device: Annotated[str, "auto | cpu | cuda | cuda:N"] = "auto"
+    memory_gb: Annotated[float, "1e9 bytes that a step may take in each process; 0: what is free on the device"] = 0.0
     stage: Annotated[str, "climb the ladder up to this stage only (python ladder.py lists them)"] = ""
     deterministic: Annotated[bool, "only algorithms that repeat bit for bit; slower"] = False
 
@@ -151,7 +152,9 @@ class Config:
     ] = "default"
     loss_chunks: Annotated[int, "run head and loss in this many chunks of the tokens; 0: whole"] = 8
     checkpointing: Annotated[str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"] = "none"
-    micro_batch_size: Annotated[int, "sequences in a forward of one process; 0: all at once"] = 0
+    micro_batch_size: Annotated[
+        int | Literal["auto"], "sequences in a forward of one process; 0: all at once; auto: the most that fits"
+    ] = 0
     optimizer: Annotated[
         Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],
         "whose update; learning_rate is AdamW's, the others take the multiple of it that suits them",
@@ -177,7 +180,9 @@ class Config:
 
 PLACES = ("out_dir", "dataset", "init_from", "device")  # text that cannot be empty
 DEFAULTS = dataclasses.asdict(Config())
-TYPES = {key: get_args(hint)[0] for key, hint in get_type_hints(Config, include_extras=True).items()}
+HINTS = {key: get_args(hint)[0] for key, hint in get_type_hints(Config, include_extras=True).items()}
+TYPES = {key: get_args(hint)[0] if get_origin(hint) is Union else hint for key, hint in HINTS.items()}
+WORDS = {key: get_args(get_args(hint)[1]) for key, hint in HINTS.items() if get_origin(hint) is Union}
 MEANINGS = {key: get_args(hint)[1] for key, hint in get_type_hints(Config, include_extras=True).items()}
 
 
@@ -341,6 +346,8 @@ def from_text(key, text):
 def typed(key, value, where):
     """The value, an int turned into a float where one is expected; BadInput if the type is wrong."""
     kind = TYPES[key]
+    if value in WORDS.get(key, ()):  # in the place of a number
+        return value
     if kind is float and type(value) is int and abs(value) < 2**1023:
         value = float(value)
     if get_origin(kind) is Literal:
@@ -358,7 +365,8 @@ def expected(key):
     kind = TYPES[key]
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
-    return {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
+    text = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
+    return " or ".join([text, *WORDS.get(key, ())])
 
 
 def check(config):
@@ -368,11 +376,13 @@ def check(config):
         if not condition:
             raise BadInput(message)
 
+    if config.micro_batch_size == "auto":
+        config = dataclasses.replace(config, micro_batch_size=1)  # the smallest that it may become
     at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to keep_checkpoints"
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
         "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "
-        "micro_batch_size lr_reference_batch batch_warmup_steps"
+        "micro_batch_size lr_reference_batch batch_warmup_steps memory_gb"
     )
     for key, value in dataclasses.asdict(config).items():
         within = type(value) is not int or abs(value) < 2**63

@@ -126,6 +126,13 @@ BAD_INPUT = [
     (["--n_embd=100", "--n_head=3"], ["n_embd=100", "n_head=3", "n_embd=99"]),
     (["--min_lr=1", "--learning_rate=0.1"], ["min_lr=1", "learning_rate=0.1"]),
     (["--batch_warmup_steps=5"], ["batch_warmup_steps=5", "expected micro_batch_size"]),
+    (["--micro_batch_size=atuo"], ["micro_batch_size='atuo'", "a whole number or auto"]),
+    (["--n_layer=auto"], ["n_layer='auto'", "expected a whole number,"]),
+    (["--memory_gb=-1"], ["memory_gb=-1", "0 or more"]),
+    (
+        ["--micro_batch_size=auto", "--compile_mode=reduce-overhead"],
+        ["compile_mode=reduce-overhead", "--micro_batch_size=0"],
+    ),
     (["--lr_scaling=linear"], ["lr_scaling=linear", "lr_reference_batch"]),
     (["--lr_scaling=cubic"], ["lr_scaling=cubic", "none, linear, sqrt"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
