@@ -7,6 +7,7 @@ import bisect
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,10 +15,10 @@ import traceback
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import fit
 import machine
-import optim
 import parallel
 from config import BadInput, check
 from data.loader import open_dataset
@@ -55,7 +56,7 @@ def largest_micro_batch(config, device):
     there = available(config, device)
     world_size = parallel.world_size()
     sizes = fit.divisors(config.batch_size // world_size)
-    predicted = fit.largest_micro_batch(config, (1 - MARGIN) * there, device.type, world_size)
+    predicted = predicted_micro_batch(config, device, there)
     if world_size > 1 and config.shard != "none":  # no process could try it alone
         if not predicted:
             raise MemoryError("micro_batch_size=auto: not one sequence is predicted to fit")
@@ -101,8 +102,10 @@ def trial(config, size, device, there):
 def warn(config, device):
     """Prints a line if a step is predicted not to fit; the prediction, of a second, only where it may be so."""
     there = available(config, device)
-    world_size = parallel.world_size()
-    if rough(config, world_size) < there / 4 or (peak := fit.predict(config, device.type, world_size).peak) < there:
+    if rough(config, parallel.world_size()) < there / 4:
+        return
+    peak = predicted_peak(config, device)
+    if not there < peak < math.inf:
         return
     changes = (f"--{key}={value}" for key, value, less in savings(config, device, there) if less < there)
     advice = f"; {change} is predicted to fit" if (change := next(changes, None)) else ""
@@ -149,23 +152,19 @@ def explanation(config, device, there, text):
     meta, *_ = open_dataset(config.dataset, config.vocab_size, config.context_length)
     smallest = {"micro_batch_size": 1} if config.micro_batch_size == "auto" else {}
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"], **smallest)
-    memory = fit.predict(config, device.type, parallel.world_size())
-    parts = {part: getattr(memory, part) for part in PARTS}
-    if sum(parts.values()) > 1.001 * memory.peak:  # dropped between steps, they are a part of what is temporary
-        del parts["gradients"]
-    lines = [
-        text,
-        f"A step is predicted to take {gb(memory.peak)}{' (not compiled)' * config.compile} of the {gb(there)} that it "
-        f"can have on {device}: {', '.join(f'{part} {gb(size)}' for part, size in parts.items())}.",
-    ]
-    if memory.peak < there:
+    lines = [text]
+    if (peak := predicted_peak(config, device)) < math.inf:
+        eager = " if not compiled" * config.compile
+        there_is = f"{gb(there)} that it can have on {device}"
+        lines.append(f"A step is predicted to take {gb(peak)}{eager} of the {there_is}: {anatomy(config, device)}.")
+    if peak < there:
         lines.append("That should fit: something else may have taken memory, or what is free lies in fragments.")
     table = [(f"--{key}={value}", peak) for key, value, peak in savings(config, device, there)]
     if table:
         lines.append("What to change, the cheapest first, with the peak that it alone is predicted to leave:")
-    first = next((words for words, peak in table if peak < min((1 - MARGIN) * there, memory.peak)), None)
-    for words, peak in table:
-        lines.append(f"  {words:<26}{gb(peak):>9}{'  the first that fits' * (words == first)}")
+    first = next((words for words, less in table if less < (1 - MARGIN) * there), None)
+    for words, less in table:
+        lines.append(f"  {words:<26}{gb(less):>9}{'  the first that fits' * (words == first)}")
     if table and not first:
         lines.append("None of them fits alone; take several, or a smaller model or context_length.")
     last = Path(config.out_dir, "last.pt")
@@ -174,10 +173,19 @@ def explanation(config, device, there, text):
     return "\n".join(lines)
 
 
+def anatomy(config, device):
+    """The parts of the predicted peak, as text."""
+    memory = fit.predict(config, device.type, parallel.world_size())
+    parts = {part: getattr(memory, part) for part in PARTS}
+    if sum(parts.values()) > 1.001 * memory.peak:  # dropped between steps, they are a part of what is temporary
+        del parts["gradients"]
+    return ", ".join(f"{part} {gb(size)}" for part, size in parts.items())
+
+
 def savings(config, device, there):
     """Yields (key, value, predicted peak) of what saves a hundredth at least and is not on, the cheapest first."""
     world_size = parallel.world_size()
-    now = fit.predict(config, device.type, world_size).peak
+    now = predicted_peak(config, device)
     half = machine.choose_dtype("auto", device) != torch.float32
     changes = {
         ("set_to_none", True): not config.set_to_none,
@@ -187,12 +195,12 @@ def savings(config, device, there):
         ("micro_batch_size", smaller_micro_batch(config, device, there)): True,
         ("shard", "full"): world_size > 1 and config.shard != "full",
         ("checkpointing", "every:1"): config.checkpointing == "none",
-        ("optimizer", "adamw8bit"): config.optimizer == "adamw" and "adamw8bit" in optim.RELATIVE_LR,
+        ("optimizer", "adamw8bit"): config.optimizer == "adamw",
     }
     for (key, value), helps in changes.items():
         changed = dataclasses.replace(config, **{key: value})
         if helps and changed != config and goes_together(changed):
-            peak = fit.predict(changed, device.type, world_size).peak
+            peak = predicted_peak(changed, device)
             if peak < 0.99 * now:
                 yield key, value, peak
 
@@ -209,9 +217,26 @@ def smaller_micro_batch(config, device, there):
     """The largest micro-batch below the present one that is predicted to fit; 1 if none is."""
     world_size = parallel.world_size()
     now = fit.of_one_process(config, world_size).micro_batch_size
-    fitting = fit.largest_micro_batch(config, (1 - MARGIN) * there, device.type, world_size)
+    fitting = predicted_micro_batch(config, device, there)
     sizes = [size for size in fit.divisors(config.batch_size // world_size) if size < now and size <= max(1, fitting)]
     return sizes[-1] if sizes else config.micro_batch_size
+
+
+def predicted_peak(config, device):
+    """Bytes; infinitely many where an optimizer looks at its numbers, which a prediction lacks, or is not there."""
+    try:
+        return fit.predict(config, device.type, parallel.world_size()).peak
+    except (BadInput, DataDependentOutputException):
+        return math.inf
+
+
+def predicted_micro_batch(config, device, there):
+    """The largest micro-batch that is predicted to fit, 0 if none is; where nothing can be, this process's share."""
+    world_size = parallel.world_size()
+    try:
+        return fit.largest_micro_batch(config, (1 - MARGIN) * there, device.type, world_size)
+    except DataDependentOutputException:
+        return config.batch_size // world_size
 
 
 def gb(size):

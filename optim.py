@@ -10,7 +10,7 @@ RELATIVE_LR = {"adamw": 1.0, "sgd": 100.0, "adafactor": 1.0}
 
 def lr_factor(config):
     """What learning_rate and min_lr, which are AdamW's, are multiplied by."""
-    return RELATIVE_LR[config.optimizer] * batch_factor(config)
+    return RELATIVE_LR[config.optimizer]
 
 
 def batch_factor(config):

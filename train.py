@@ -22,6 +22,7 @@ import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
 from model import GPT, IGNORE
+from optim import batch_factor
 
 
 def main(argv):
@@ -155,6 +156,7 @@ def micro_batches(batch, size):
 def learning_rate(step, config):
     """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1: never 0."""
     peak, end = (value * optim.lr_factor(config) for value in (config.learning_rate, config.min_lr))
+    peak, end = peak * batch_factor(config), end * batch_factor(config)
     decay_end = config.lr_decay_steps or config.max_steps
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, flags, replace, rows, saved, tiny
 from test_parallel import words, work
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import fit
 import machine
@@ -217,6 +218,19 @@ def test_what_saves_memory_comes_by_its_cost_and_only_if_it_is_off(config, monke
         assert key not in [other for other, _, _ in memory.savings(changed, torch.device("cuda"), 1e12)] or key == (
             "micro_batch_size"
         )
+
+
+def test_an_optimizer_that_cannot_be_predicted_is_tried_and_explained_without_figures(config, monkeypatch, capsys):
+    def predict(*_):
+        raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+
+    monkeypatch.setattr(fit, "predict", predict)
+    tried = trials(monkeypatch, 0, None)
+    with pytest.raises(MemoryError):
+        memory.largest_micro_batch(replace(known(config), micro_batch_size="auto", memory_gb=1.0), CPU)
+    assert tried == [8, 4, 2, 1]
+    memory.warn(replace(known(config), memory_gb=1e-3), CPU)
+    assert memory.explanation(known(config), CPU, 1e6, "why") == "why" and capsys.readouterr().err == ""
 
 
 def test_sharding_is_advised_to_several_processes_only(config, monkeypatch):
