@@ -73,8 +73,10 @@ def largest_micro_batch(config, device):
             raise MemoryError(f"micro_batch_size=auto: not one sequence fits into {gb(there)}")
         index -= 1
         taken = trial(config, sizes[index], device, there)
-    text = f"{sizes[index]} at a time, the most that fits: a trial took {gb(taken)} of {gb(there)}"
-    return sizes[index], f"{text}, of which {MARGIN:.0%} stay free"
+    why = "the most that fits" if index + 1 < len(sizes) else "all of the batch"
+    return sizes[index], (
+        f"{sizes[index]} at a time, {why}: a trial took {gb(taken)} of {gb(there)}, of which {MARGIN:.0%} stay free"
+    )
 
 
 def trial(config, size, device, there):

@@ -81,7 +81,7 @@ def test_trials_begin_at_the_prediction(most, share_taken, expected, config, mon
     tried = trials(monkeypatch, most, lambda size: share_taken * peak * size / 4)
     size, why = memory.largest_micro_batch(config, CPU)
     assert tried == expected and size == max(size for size in expected if size <= most)
-    assert why.startswith(f"{size} at a time")
+    assert why.startswith(f"{size} at a time, {'all of the batch' if size == 12 else 'the most that fits'}: a trial")
 
 
 def test_where_nothing_fits_the_program_says_what_would(config, monkeypatch, run_main):
