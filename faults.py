@@ -58,7 +58,7 @@ class Watch:
 
     def stop(self, step, lr, loss, grad_norm, scale):
         config = self.config
-        batch = list(TrainingBatches(self.split, config.batch_size, config.seed).windows(step - 1))
+        batch = list(windows(self.split, config, step))
         values = {"step": step, "loss": loss, "grad_norm": grad_norm, "lr": lr, "scale": scale}
         path = Path(config.out_dir, "fault.json")
         text = json.dumps({**values, "dataset": config.dataset, "windows_and_phases": batch})
@@ -77,24 +77,32 @@ class Watch:
         )
 
 
+def windows(split, config, step):
+    """The (window, phase) of every sequence of a step's batch."""
+    batches = TrainingBatches(split, config.batch_size, config.seed)
+    return batches.growing(config.batch_warmup_steps, config.micro_batch_size).windows(step - 1)
+
+
 def replay(config):
     """Trains again up to config.replay_step, from the newest checkpoint before it, and looks into that step.
 
     Prints the loss of its sequences and where the first values come up that are not finite. Writes nothing.
     """
-    import train  # it imports this module
+    import memory
+    import train  # both import this module
 
     device = train.set_up(config)
     meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
     decay_end = config.lr_decay_steps or config.max_steps
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"], lr_decay_steps=decay_end)
+    config = memory.settle(config, device, {})
     model, optimizer = train.build(config, device)
     start = start_before(config, model, optimizer)
     print(f"replaying steps {start + 1} to {config.replay_step}, from {f'step {start}' if start else 'the beginning'}")
     config = dataclasses.replace(config, max_steps=config.replay_step)
     for step, batch in enumerate(train.training_batches(split, config, start, device), start + 1):
         if step == config.replay_step:
-            print_sequences(model, batch, TrainingBatches(split, config.batch_size, config.seed).windows(step - 1))
+            print_sequences(model, batch, windows(split, config, step))
             found = look_inside(model)
         lr = train.learning_rate(step, config)
         loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
@@ -118,7 +126,7 @@ def print_sequences(model, batch, windows):
     """The mean loss of every sequence of a batch, without dropout, the highest first."""
     model.eval()
     losses = []
-    for inputs, targets, (window, phase) in zip(*batch, windows, strict=True):
+    for inputs, targets, (window, phase) in zip(*batch, windows, strict=False):  # rows below are padding
         loss_sum, n_tokens = model(inputs[None], targets[None])
         losses.append((float(loss_sum / n_tokens), window, phase))
     model.train()

@@ -1,4 +1,4 @@
-"""What one process measures for profile.py: python measure.py examine|curve|time|... config/x.py
+"""What one process measures: python measure.py machine|examine|curve|time|silent|limits|trial config/x.py
 
 Each measurement prints one line of JSON. All of them train with train.py's own train_step on real batches.
 """

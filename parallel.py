@@ -189,6 +189,14 @@ def gathered(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def from_first(make):
+    """What make() returns in the first process, for all of them; for all to call."""
+    values = [make() if rank() == 0 else None]
+    if world_size() > 1:
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
 class Agreed:
     """The largest of each number over the processes, of those given a call ago: it travels while a step runs.
 
@@ -209,14 +217,6 @@ class Agreed:
             return (0,) * len(numbers)
         arrived[1].wait()
         return arrived[0].tolist()
-
-
-def from_first(make):
-    """What make() returns in the first process, for all of them; for all to call."""
-    values = [make() if rank() == 0 else None]
-    if world_size() > 1:
-        dist.broadcast_object_list(values)
-    return values[0]
 
 
 def mean(tensor):

@@ -92,17 +92,21 @@ class TrainingBatches(Dataset):
         self.split, self.batch_size, self.seed = split, batch_size, seed
         self.rank, self.world_size = rank, world_size
 
-    def __getitem__(self, step):
+    def sequences(self, step):
+        """The places in the stream of this process's rows."""
         share = self.batch_size // self.world_size
         first = step * self.batch_size + self.rank * share
-        return self.read(range(first, first + share))
+        return range(first, first + share)
 
-    def read(self, sequences):
-        """Inputs and targets, each (len(sequences), T), of sequences of the stream."""
-        n, rows = self.split.n_windows, [self.split.read([])]
-        for sequence in sequences:
+    def windows(self, step):
+        """The (window, phase) of each row of this process."""
+        n = self.split.n_windows
+        for sequence in self.sequences(step):
             order, phase = shuffle(self.seed, sequence // n, n, self.split.n_phases)
-            rows.append(self.split.read([int(order[sequence % n])], phase))
+            yield int(order[sequence % n]), phase
+
+    def __getitem__(self, step):
+        rows = [self.split.read([]), *(self.split.read([window], phase) for window, phase in self.windows(step))]
         inputs, targets = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
@@ -111,23 +115,30 @@ class TrainingBatches(Dataset):
         return GrowingBatches(self, warmup_steps, micro_batch_size) if warmup_steps else self
 
 
-class GrowingBatches(Dataset):
-    """TrainingBatches whose size grows to the whole over the first warmup_steps, as sequences_before says.
+class GrowingBatches(TrainingBatches):
+    """Batches whose size grows to batch_size over the first warmup_steps, as sequences_before says.
 
     A step continues the stream where the one before ended, in order, whatever the number of processes. So that shapes
     stay, every process has as many whole micro-batches as the others; the rows that this takes beyond do not count.
     """
 
-    def __init__(self, batches, warmup_steps, micro_batch_size):
-        self.batches, self.warmup_steps = batches, warmup_steps
-        self.micro_batch_size = min(micro_batch_size, batches.batch_size // batches.world_size)
+    def __init__(self, whole, warmup_steps, micro_batch_size):
+        super().__init__(whole.split, whole.batch_size, whole.seed, whole.rank, whole.world_size)
+        self.warmup_steps = warmup_steps
+        self.micro_batch_size = min(micro_batch_size, self.batch_size // self.world_size)
+
+    def extent(self, step):
+        """Where the whole batch begins and ends in the stream, and how many rows each process has."""
+        first, end = (sequences_before(n, self.batch_size, self.warmup_steps) for n in (step, step + 1))
+        micro_batches = math.ceil((end - first) / (self.world_size * self.micro_batch_size))
+        return first, end, micro_batches * self.micro_batch_size
+
+    def sequences(self, step):
+        first, end, share = self.extent(step)
+        return range(first + self.rank * share, min(first + (self.rank + 1) * share, end))
 
     def __getitem__(self, step):
-        whole = self.batches
-        start, end = (sequences_before(n, whole.batch_size, self.warmup_steps) for n in (step, step + 1))
-        share = math.ceil((end - start) / (whole.world_size * self.micro_batch_size)) * self.micro_batch_size
-        first = start + whole.rank * share
-        return padded(*whole.read(range(first, min(first + share, end))), share)
+        return padded(*super().__getitem__(step), self.extent(step)[2])
 
 
 def sequences_before(step, batch_size, warmup_steps):
