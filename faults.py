@@ -105,7 +105,9 @@ def replay(config):
             print_sequences(model, batch, windows(split, config, step))
             found = look_inside(model)
         lr = train.learning_rate(step, config)
-        loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
+        looked_into = step == config.replay_step  # compiled code calls no hooks
+        with torch.compiler.set_stance("force_eager") if looked_into else contextlib.nullcontext():
+            loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for where, names in found.items():
         print(f"not finite in the {where}: {', '.join(names[:4]) or 'nothing'}{', ...' * (len(names) > 4)}")
@@ -136,7 +138,6 @@ def print_sequences(model, batch, windows):
 
 def look_inside(model):
     """The modules and the parameters' gradients that are not finite in the next step, in the order of their making."""
-    torch.compiler.set_stance("force_eager")  # compiled code calls no hooks
     found = {"forward": [], "backward": []}
 
     def note(where, name, tensors):

@@ -35,7 +35,7 @@ TINY = {
 CHANGES = {
     "set_to_none": ("zero_grad(set_to_none=True)", 2),
     "lazy_metrics": ("loss.item()", 2),
-    "loader": ("DataLoader(", 20),
+    "loader": ("DataLoader(", 21),
     "allocator": ("keep_freed_memory(", 2),
     "tf32": ('set_float32_matmul_precision("high")', 2),
     "amp": ("machine.autocast(", 15),
