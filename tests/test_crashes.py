@@ -130,6 +130,17 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, 
     equal(ours, theirs)
 
 
+def test_a_disk_that_is_full_at_the_start_is_refused(dense, tmp_path, limit, monkeypatch, run_main):
+    ours = saving(dense, tmp_path / "full")
+    arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
+    monkeypatch.setattr(train, "prepare_out_dir", lambda *_: Path(ours.out_dir).mkdir())
+    limit(0)
+    result = run_main(train.main, *arguments)
+    limit(None)
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert f"out_dir={ours.out_dir} cannot be written" in result.err
+
+
 def test_a_best_checkpoint_that_was_never_written_is_missing_at_the_end(dense, tmp_path, limit, monkeypatch):
     losses = iter([1.0, 2.0])
     monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
