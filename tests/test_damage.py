@@ -165,6 +165,18 @@ def test_where_none_is_whole_all_are_named(runs, tmp_path, refused):
     assert all(name in line for name in FILES)
 
 
+def test_a_whole_checkpoint_of_another_run_is_what_is_continued(runs, tmp_path):
+    whole, six, _ = runs
+    other, mixed = (replace(six, seed=2, init_from="auto", out_dir=str(tmp_path / name)) for name in ("other", "mixed"))
+    train.train(other)
+    shutil.copytree(six.out_dir, mixed.out_dir)
+    shutil.copy(Path(other.out_dir, "last.pt"), mixed.out_dir)
+    for config in (other, mixed):
+        train.train(replace(config, max_steps=8))
+    assert same(saved(mixed)["model"], saved(other)["model"])
+    assert not same(saved(mixed)["model"], saved(whole)["model"])
+
+
 def test_a_run_of_which_only_the_history_is_left_is_not_replaced(runs, tmp_path, refused):
     _, six, _ = runs
     (tmp_path / "run").mkdir()
