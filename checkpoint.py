@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 import files
+import optim
 import parallel
 from config import DEFAULTS, BadInput, Config, check, typed
 from model import GPT
@@ -109,7 +110,7 @@ def snapshot(config, model, optimizer, progress):
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
         "model": parallel.whole(model.state_dict(keep_vars=True)),  # so that tied weights are one object
-        "optimizer": parallel.whole(optimizer.state_dict()["state"]),
+        "optimizer": parallel.whole(optim.to_plain(optimizer.state_dict()["state"])),
         "scaler": optimizer.scaler.state_dict() if scales(optimizer) else {},
         "generators": generator_states(),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device
@@ -311,10 +312,10 @@ def load_weights(model, state, path):
 
 def resume(model, optimizer, state, path):
     """Continues from a checkpoint: model, optimizer and generators as they were. Returns the progress."""
-    for key in ("context_length", "pad_vocab_to"):
-        if getattr(model.config, key) != state["config"][key]:
+    for key in ("context_length", "pad_vocab_to", "optimizer"):
+        if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
-                f"{path} was trained with {key}={state['config'][key]}; expected the same to resume; "
+                f"{path} was trained with {key}={theirs}; expected the same to resume; "
                 f"to start anew from its weights: --init_from={path}"
             )
     check_shape(model.config, state["config"], path)
@@ -336,7 +337,7 @@ def load_optimizer(optimizer, state):
     check_like(first_state(optimizer), state["optimizer"], "optimizer")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     learned = {
-        index: {name: own(parallel.part(value, parameters[index])) for name, value in values.items()}
+        index: {name: optim.from_plain(own(value), parameters[index]) for name, value in values.items()}
         for index, values in state["optimizer"].items()
     }
     optimizer.load_state_dict({"state": learned, "param_groups": groups})
@@ -353,7 +354,7 @@ def first_state(optimizer):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    state = optimizer.state_dict()["state"]
+    state = optim.to_plain(optimizer.state_dict()["state"])
     optimizer.state.clear()
     return state
 
@@ -373,7 +374,9 @@ def check_like(ours, theirs, where):
 
 
 def own(value):
-    """A tensor of the file in memory of its own."""
+    """A tensor of the file, or a dict of them, in memory of its own."""
+    if isinstance(value, dict):
+        return {name: own(part) for name, part in value.items()}
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
 
 

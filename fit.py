@@ -16,11 +16,12 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 import faults
+import machine
 import train
 from config import BadInput
 from data.loader import tokens_seen
@@ -61,6 +62,8 @@ class Ledger(TorchDispatchMode):
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # it calls what has bytes itself
         result = operator(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.alive:
@@ -175,8 +178,11 @@ def trace(config, device_type):
     """Memory of train_step on fake tensors; the whole batch is one micro-batch."""
     ledger = Ledger(device_type == "cuda")
     path = like_cuda(config.attention) if ledger.on_cuda else contextlib.nullcontext()
+    if config.optimizer == "adamw8bit":
+        know_fractions()
     sure = patch.object(faults, "may_update", lambda *_: True)  # there are no values to look at
-    with FakeTensorMode(), ledger, path, sure:
+    numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some, and fake tensors have none
+    with FakeTensorMode(), ledger, path, sure, numbers:
         model = GPT(config)
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
@@ -203,6 +209,15 @@ def trace(config, device_type):
         temporary=ledger.peak - end + workspaces,
         peak=ledger.peak + workspaces,
     )
+
+
+def know_fractions():
+    """Has torchao compute the fractions that codes stand for, once: not by tensors without numbers."""
+    machine.eight_bit_library(torch.device("cpu"))
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    for signed in (False, True):
+        OptimState8bit.zeros(256, signed)
 
 
 def watch(module, ledger):

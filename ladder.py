@@ -91,7 +91,7 @@ def change(name):
 
 @cache
 def script(name):
-    """model.py and train.py as one program, with every field of the ladder folded to its value at a stage."""
+    """model.py, optim.py and train.py as one program, with every field of the ladder folded to its value at a stage."""
     values = {key: repr(DEFAULTS[key]) for key in OPTIONS}
     for stage in stage_names()[: len(stage_files(name))]:
         values |= fields(stage)
@@ -99,7 +99,7 @@ def script(name):
         from fold import fold, merge
     except ModuleNotFoundError:
         raise BadInput("show and diff need libcst: .venv/bin/python -m pip install libcst") from None
-    modules = {module: (FOLDER / f"{module}.py").read_text(encoding="utf-8") for module in ("model", "train")}
+    modules = {module: (FOLDER / f"{module}.py").read_text(encoding="utf-8") for module in ("model", "optim", "train")}
     return fold(merge(modules), values)
 
 
@@ -130,9 +130,9 @@ INTRODUCTION = """\
 # The ladder, rung by rung
 
 A training loop that a beginner writes, and what makes it fast, one change at a time. Every section is one stage:
-why it is there, what it costs, and the lines that it changes in the whole program, which is `model.py` and `train.py`
-with every choice up to that stage made. The programs are true: a test runs each, and its losses are those of
-`python train.py --stage=NAME`, bit for bit.
+why it is there, what it costs, and the lines that it changes in the whole program, which is `model.py`, `optim.py`
+and `train.py` with every choice up to that stage made. The programs are true: a test runs each, and its losses are
+those of `python train.py --stage=NAME`, bit for bit.
 
 Lines with a minus go, lines with a plus come, and a line that begins with @@ says in which function. What a stage
 gains depends on the machine: the tables say what it gained where it was measured, and `python profile.py

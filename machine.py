@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib.util
+import logging
 import os
 import platform
 import re
@@ -151,6 +152,24 @@ def compiler_errors():
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
 
 
+def eight_bit_library(device):
+    """The package that has 8-bit optimizer states here, torchao or bitsandbytes. Raises BadInput if neither does."""
+    logging.disable(logging.WARNING)  # torchao names kernels that this machine has not
+    warnings.filterwarnings("ignore", "OptimState8bit does not implement _stable_hash")  # it is compiled all the same
+    try:
+        importlib.import_module("torchao.optim")
+    except ImportError:
+        if device.type == "cuda" and importlib.util.find_spec("bitsandbytes"):
+            return "bitsandbytes"
+        raise BadInput(
+            "optimizer=adamw8bit needs torchao; install it: python -m pip install torchao, or go without: "
+            "--optimizer=adamw"
+        ) from None
+    finally:
+        logging.disable(logging.NOTSET)
+    return "torchao"
+
+
 def attention_kernel(config, device):
     """The kernel that computes attention here. Raises BadInput if the one asked for cannot."""
     if config.attention == "matmul":
@@ -169,6 +188,15 @@ def attention_kernel(config, device):
     return f"{kernel.name.lower()} kernel"
 
 
+def optimizer(config):
+    """The optimizer, and what it makes of the learning rate."""
+    from optim import lr_factor  # which imports this file
+
+    if config.optimizer == "adamw":
+        return f"AdamW, {config.adamw_impl}"
+    return f"{config.optimizer}, at {lr_factor(config):g} of learning_rate"
+
+
 def choices(config, device):
     """What is chosen on this machine and why, for the header. Raises BadInput for what cannot run here."""
     on_gpu = device.type == "cuda"
@@ -181,7 +209,7 @@ def choices(config, device):
         "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
         "dtype": f"{dtype} ({why})".removeprefix("torch."),
         "attention": attention_kernel(config, device),
-        "optimizer": f"AdamW, {config.adamw_impl}",
+        "optimizer": optimizer(config),
         "compile": "off",
         "memory": "freed memory goes back to the system",
     }

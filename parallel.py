@@ -154,6 +154,13 @@ def fully_shard(model, config, device):
     """
     from torch.distributed import fsdp  # a second to import, which only this needs
 
+    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % world_size()]
+    if config.optimizer == "adamw8bit" and uneven:
+        raise BadInput(
+            f"optimizer=adamw8bit with shard={config.shard} needs as many rows of a tensor in each of {world_size()} "
+            f"processes, and {uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of "
+            f"{world_size()}, or --shard=none"
+        )
     mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
     dtype = choose_dtype(config.dtype, device)
     # On a GPU a block travels in the dtype that autocast multiplies in; a CPU's norms take no half weights.
@@ -252,6 +259,20 @@ def part(tensor, like):
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def own_rows(tensor, like):
+    """This process's rows of a whole tensor where `like` is sharded into as many rows for each, else the tensor."""
+    return tensor.chunk(world_size())[rank()].clone() if hasattr(like, "placements") else tensor
+
+
+def shards(tensors, like):
+    """Tensors that each process has as many rows of, as shards of whole ones where `like` is sharded."""
+    if not hasattr(like, "placements"):
+        return tensors
+    from torch.distributed.tensor import DTensor
+
+    return [DTensor.from_local(tensor, like.device_mesh, like.placements) for tensor in tensors]
 
 
 def rows(tensor):

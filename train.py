@@ -16,13 +16,12 @@ import faults
 import interrupt
 import machine
 import memory
-import optim
 import parallel
 import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
 from model import GPT, IGNORE
-from optim import batch_factor
+from optim import adamw8bit, batch_factor, lr_factor, other_optimizer
 
 
 def main(argv):
@@ -155,8 +154,9 @@ def micro_batches(batch, size):
 
 def learning_rate(step, config):
     """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1: never 0."""
-    peak, end = (value * optim.lr_factor(config) for value in (config.learning_rate, config.min_lr))
-    peak, end = peak * batch_factor(config), end * batch_factor(config)
+    peak, end = config.learning_rate * batch_factor(config), config.min_lr * batch_factor(config)
+    if config.optimizer not in ("adamw", "adamw8bit"):
+        peak, end = peak * lr_factor(config), end * lr_factor(config)
     decay_end = config.lr_decay_steps or config.max_steps
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
@@ -252,8 +252,10 @@ def build_optimizer(model, config):
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+    if config.optimizer == "adamw8bit":
+        return adamw8bit(groups, config)
     if config.optimizer != "adamw":
-        return optim.build(groups, config)
+        return other_optimizer(groups, model.blocks, config)
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,

@@ -424,6 +424,11 @@ def check(config):
         "--compile_mode=default, or --micro_batch_size=0 --set_to_none=True --compile_scope=model --shard=none",
     )
     require(
+        not (c.optimizer in ("adafactor", "galore") and c.shard != "none"),
+        f"optimizer={c.optimizer} works on whole matrices, of which shard={c.shard} leaves each process a part; "
+        "expected --shard=none, or --optimizer=adamw8bit",
+    )
+    require(
         re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
         f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
     )

@@ -6,8 +6,10 @@ import pytest
 import torch
 from conftest import replace, tiny
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 import fit
+import optim
 import train
 from config import BadInput, load_config, stage_names
 
@@ -81,6 +83,22 @@ def test_the_peak_of_every_eager_stage_is_predicted(stage, shape):
 def test_the_peak_of_what_is_not_on_the_ladder_is_predicted(keys):
     config = small(**keys)
     assert fit.predict(config).peak == pytest.approx(measured(config), rel=0.01)
+
+
+OPTIMIZERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
+
+
+@pytest.mark.parametrize("name", ["adamw", *OPTIMIZERS])
+def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name):
+    config = small(optimizer=name, batch_size=4)
+    predicted = fit.predict(config)
+    assert predicted.peak == pytest.approx(measured(config), rel=0.01)
+    model, optimizer = train.build(config, torch.device("cpu"))
+    batch = torch.randint(config.vocab_size, (2, 4, config.context_length)).unbind()
+    train.train_step(model, optimizer, batch, 1e-3, config)
+    leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
+    state = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+    assert predicted.optimizer == pytest.approx(state, rel=0.05 if name == "adamw8bit" else 0.01)
 
 
 def test_a_kernel_s_own_memory_is_counted(monkeypatch):

@@ -399,6 +399,49 @@ def test_evaluation_is_split_into_as_many_batches_for_each(kind, request):
     assert sorted(row for row in seen if set(row) != {IGNORE}) == sorted(everything)
 
 
+OPTIMIZERS = {
+    "sgd": SHARDS,
+    "adafactor": ["none"],
+    "muon": SHARDS,
+    "lion": SHARDS,
+    "adamw8bit": SHARDS,
+    "galore": ["none"],
+}
+
+
+def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_them(dense, documents, folder):
+    """n_embd=96: 8 bits are kept in whole, of a shard only of matrices of 8192 numbers and more."""
+    runs, jobs, alone = {}, {}, {}
+    for name, shards in OPTIMIZERS.items():
+        alone[name] = configuration(dense, documents, folder / f"{name}_alone", optimizer=name, n_embd=96)
+        alone[name] = replace(alone[name], pad_vocab_to=64, save_interval=3)
+        train.train(alone[name])
+        for shard in shards:
+            run = f"{name}_{shard}"
+            runs[run] = replace(alone[name], out_dir=str(folder / run), shard=shard)
+            first = replace(runs[run], out_dir=str(folder / f"{run}_parts"), max_steps=3, lr_decay_steps=6)
+            rest = replace(first, out_dir=str(folder / f"{run}_resumed"), init_from="resume", max_steps=6)
+            jobs[run], jobs[f"{run}_parts"] = {"argv": words(runs[run])}, {"argv": words(first)}
+            jobs[f"{run}_resumed"] = {"argv": words(rest), "copy": [first.out_dir, rest.out_dir]}
+    whole = replace(alone["adamw8bit"], out_dir=str(folder / "8_first"), max_steps=3, lr_decay_steps=6)
+    train.train(whole)
+    other = replace(whole, out_dir=str(folder / "8_resumed"), init_from="resume", max_steps=6, shard="full")
+    jobs["8_resumed"] = {"argv": words(other), "copy": [whole.out_dir, other.out_dir]}
+    uneven = replace(alone["adamw8bit"], out_dir=str(folder / "uneven"), shard="full", context_length=15)
+    jobs["uneven"] = {"argv": words(uneven)}
+    result, seen = work(folder / "optimizers", jobs, 2)
+    assert result.returncode == 0, result.stderr
+    for run, config in runs.items():
+        name = run.partition("_")[0]
+        agree(config, alone[name], 1e-2 if name == "adamw8bit" else 1e-3)
+        resumed = replace(config, out_dir=str(folder / f"{run}_resumed"))
+        assert rows(config, *CURVE) == rows(resumed, *CURVE), run
+        for part in ("model", "optimizer"):
+            assert same(saved(config)[part], saved(resumed)[part]), run
+    agree(other, alone["adamw8bit"], 1e-2)
+    assert "position_embedding.weight has 15" in seen[1]["uneven"]["error"]
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -22,5 +22,6 @@ compile = False
 loss_chunks = 0
 checkpointing = "none"
 micro_batch_size = 0
+optimizer = "adamw"
 ddp = False
 shard = "none"
