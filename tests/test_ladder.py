@@ -21,6 +21,7 @@ import checkpoint
 import ladder
 import machine
 import model
+import optim
 import report
 import train
 from config import BadInput, load_config, stage_files, stage_names
@@ -82,6 +83,7 @@ TOLERANCE = {
     "chunked_loss": 1e-4,
     "checkpointing": 0,
     "grad_accumulation": 1e-4,
+    "low_memory_optimizer": 1e-4,  # matrices this small keep 32 bits; tests/test_optim.py has larger ones
     "ddp": 0,  # in one process, as here; tests/test_parallel.py has more
     "shard": 0,
 }
@@ -634,6 +636,20 @@ def test_grad_accumulation_weighs_tokens_not_micro_batches(tiny, micro_batch_siz
 def test_grad_accumulation_lowers_the_memory_of_a_step(tiny):
     assert max(sizes_of_a_step(tiny("naive", context_length=128))) == 8 * 2 * 128 * 128
     assert max(sizes_of_a_step(tiny("naive", context_length=128, micro_batch_size=2))) == 2 * 2 * 128 * 128
+
+
+@pytest.mark.parametrize("stage, bits", [("grad_accumulation", 32), ("low_memory_optimizer", 8)])
+def test_low_memory_optimizer_keeps_8_bits_a_number(tiny, stage, bits):
+    config = tiny(stage=stage, n_embd=64, vocab_size=500, compile=False)
+    gpt, optimizer = train.build(config, torch.device("cpu"))
+    tokens = torch.randint(60, (8, 16))
+    train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
+    state = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
+    state = [leaf for leaf in state if isinstance(leaf, torch.Tensor)]
+    matrices = [parameter.numel() for parameter in gpt.parameters() if parameter.numel() >= 4096]
+    assert sum(leaf.numel() for leaf in state if 8 * leaf.itemsize == bits) >= 2 * sum(matrices)
+    per_parameter = sum(leaf.nbytes for leaf in state) / sum(parameter.numel() for parameter in gpt.parameters())
+    assert per_parameter == pytest.approx({8: 2.3, 32: 8}[bits], rel=0.05)
 
 
 def test_micro_batches_that_do_not_divide_are_refused_with_the_nearest_that_do(tiny):
