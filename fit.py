@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import faults
 import machine
+import optim
 import train
 from config import BadInput
 from data.loader import tokens_seen
@@ -191,6 +192,10 @@ def trace(config, device_type):
         gradients = ledger.now - weights
         optimizer.step()  # makes the state
         state = ledger.now - weights - gradients
+        if config.optimizer_in_backward:
+            gradients = max(parameter.grad.nbytes for parameter in model.parameters())
+            optimizer.zero_grad()
+            optim.update_in_backward(optimizer)
         batch = torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind()
 
         whole, block = watch(model, ledger), watch(model.blocks[0], ledger)

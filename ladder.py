@@ -21,7 +21,7 @@ from config import DEFAULTS, BadInput, run, stage_files, stage_names
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 PAGE = FOLDER / "docs" / "ladder.md"
-OPTIONS = ("compile_scope", "compile_mode")  # of a stage; what is shown has their defaults
+OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # what is shown has their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 

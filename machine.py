@@ -201,6 +201,11 @@ def choices(config, device):
     """What is chosen on this machine and why, for the header. Raises BadInput for what cannot run here."""
     on_gpu = device.type == "cuda"
     dtype = choose_dtype(config.dtype, device)
+    if dtype == torch.float16 and config.optimizer_in_backward:
+        raise BadInput(
+            "optimizer_in_backward takes no float16, which dtype=auto is on this GPU; expected --dtype=float32, "
+            "or --optimizer_in_backward=False"
+        )
     if config.dtype != "auto":
         why = "as asked"
     else:

@@ -174,6 +174,37 @@ class GaLore(torch.optim.Optimizer):
         weight.add_(state["basis"] @ update, alpha=-group["lr"] * GALORE_SCALE)
 
 
+# -- the update as each gradient arrives
+
+
+def update_in_backward(optimizer):
+    """Updates a parameter as soon as its gradient is there, and frees the gradient (Lv et al. 2023).
+
+    The optimizer and its state are those of the update after the backward. optimizer.norms has each gradient's norm.
+    """
+    optimizer.norms = []
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            parameter.register_post_accumulate_grad_hook(lambda p, number=number: update_one(optimizer, number, p))
+
+
+def update_one(optimizer, number, parameter):
+    """The optimizer's step on one parameter, of the group with that number."""
+    optimizer.norms.append(torch.linalg.vector_norm(parameter.grad))
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**groups[number], "params": [parameter]}]
+    optimizer.step()
+    optimizer.param_groups = groups
+    parameter.grad = None
+
+
+def norm_of_updates(optimizer):
+    """The global norm of the gradients that were used since the last call."""
+    norm = torch.linalg.vector_norm(torch.stack(optimizer.norms))
+    optimizer.norms.clear()
+    return norm
+
+
 # -- the state in a file
 
 

@@ -40,6 +40,11 @@ def start(config, device):
     if n == 1:
         return device
     check_batch(config, n)
+    if config.optimizer_in_backward:
+        raise BadInput(
+            f"optimizer_in_backward uses a gradient before it is averaged over the {n} processes; "
+            "expected --optimizer_in_backward=False, or one process"
+        )
     if device.type == "cuda":
         n_devices = torch.cuda.device_count()
         if local_n > n_devices or config.device.startswith("cuda:"):

@@ -21,7 +21,7 @@ import report
 from config import BadInput, load_config, run
 from data.loader import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
 from model import GPT, IGNORE
-from optim import adamw8bit, batch_factor, lr_factor, other_optimizer
+from optim import adamw8bit, batch_factor, lr_factor, norm_of_updates, other_optimizer, update_in_backward
 
 
 def main(argv):
@@ -135,7 +135,10 @@ def train_step(model, optimizer, batch, lr, config):
         loss = total
     if config.dtype != "float32":
         optimizer.scaler.unscale_(optimizer)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+    if config.optimizer_in_backward:
+        grad_norm = norm_of_updates(optimizer)  # what follows finds no gradient to use
+    else:
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     if config.ddp:
         loss, grad_norm = parallel.mean(loss.detach()), parallel.gathered(grad_norm)
     if faults.may_update(optimizer, loss, grad_norm):
@@ -239,6 +242,8 @@ def build(config, device):
     optimizer = build_optimizer(model, config)
     if config.dtype != "float32":
         optimizer.scaler = machine.gradient_scaler(config.dtype, device)
+    if config.optimizer_in_backward:
+        update_in_backward(optimizer)
     return model, optimizer
 
 

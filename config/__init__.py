@@ -159,6 +159,9 @@ class Config:
         Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],
         "whose update; learning_rate is AdamW's, the others take the multiple of it that suits them",
     ] = "adamw"
+    optimizer_in_backward: Annotated[
+        bool, "update as each gradient arrives and free it; compiled as one model, all arrive together"
+    ] = False
 
     ddp: Annotated[bool, "share each batch among the processes that torchrun started, one a device"] = True
     shard: Annotated[
@@ -422,6 +425,16 @@ def check(config):
         f"compile_mode={c.compile_mode} replays CUDA graphs, whose memory each forward writes again: gradients that "
         "add up and blocks that are recomputed would be overwritten, and sharded weights move; expected "
         "--compile_mode=default, or --micro_batch_size=0 --set_to_none=True --compile_scope=model --shard=none",
+    )
+    require(
+        not (c.optimizer_in_backward and (0 < c.micro_batch_size < c.batch_size or c.grad_clip)),
+        "optimizer_in_backward uses each gradient as it arrives, before there is a sum over micro-batches or a global "
+        "norm to clip by; expected --micro_batch_size=0 --grad_clip=0, or --optimizer_in_backward=False",
+    )
+    require(
+        not (c.optimizer_in_backward and c.dtype == "float16"),
+        "optimizer_in_backward updates before it is known whether a float16 gradient overflows somewhere; "
+        "expected --dtype=bfloat16, or --optimizer_in_backward=False",
     )
     require(
         not (c.optimizer in ("adafactor", "galore") and c.shard != "none"),

@@ -88,9 +88,10 @@ def test_the_peak_of_what_is_not_on_the_ladder_is_predicted(keys):
 OPTIMIZERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", ["adamw", *OPTIMIZERS])
-def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name):
-    config = small(optimizer=name, batch_size=4)
+def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name, inside):
+    config = small(optimizer=name, grad_clip=0, optimizer_in_backward=inside, batch_size=4)
     predicted = fit.predict(config)
     assert predicted.peak == pytest.approx(measured(config), rel=0.01)
     model, optimizer = train.build(config, torch.device("cpu"))
@@ -99,6 +100,14 @@ def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name):
     leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
     state = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
     assert predicted.optimizer == pytest.approx(state, rel=0.05 if name == "adamw8bit" else 0.01)
+
+
+def test_updates_in_the_backward_take_less_by_nearly_the_gradients():
+    keys = {"batch_size": 1, "context_length": 16, "grad_clip": 0, "n_layer": 12, "dtype": "float32"}
+    after, inside = (fit.predict(small(optimizer_in_backward=inside, **keys)) for inside in (False, True))
+    assert inside.optimizer == after.optimizer
+    assert inside.gradients == 4 * 1024 * 128  # of the embedding alone
+    assert after.peak - inside.peak > 0.7 * after.gradients
 
 
 def test_a_kernel_s_own_memory_is_counted(monkeypatch):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, flags, replace, rows, same, saved, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import machine
@@ -270,7 +271,8 @@ def test_a_checkpoint_from_before_there_were_others_is_adamws(dense, tmp_path):
     older = replace(config, out_dir=str(tmp_path / "b"), max_steps=2, lr_decay_steps=4)
     train.train(older)
     state = saved(older)
-    del state["config"]["optimizer"]
+    for key in ("optimizer", "optimizer_in_backward"):
+        del state["config"][key]
     torch.save(state, Path(older.out_dir, "last.pt"))
     train.train(replace(older, init_from="resume", max_steps=4))
     assert rows(older, "train_loss") == rows(config, "train_loss")
@@ -355,3 +357,119 @@ def test_8_bits_need_no_compiler_unless_asked_to_compile_and_say_nothing(dense, 
     compiled = run_8_bits(dense, tmp_path / "compiled", compile=True, deterministic=True)
     for ours, theirs in zip(eager, compiled, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+# -- the update in the backward
+
+
+@pytest.mark.parametrize("name", ["adamw", *OTHERS])
+def test_updates_in_the_backward_are_those_after_it_bit_for_bit(name, monkeypatch):
+    monkeypatch.setattr(optim, "GALORE_GAP", 2)
+    runs, weights = [], []
+    for inside in (False, True):
+        model, optimizer, config = build(
+            optimizer=name, optimizer_in_backward=inside, grad_clip=0.0, dropout=0.1, adamw_impl="fused"
+        )
+        runs.append(steps(model, optimizer, config))
+        weights.append(model.state_dict())
+        kept = optim.to_plain(optimizer.state_dict()["state"])
+        weights[-1] = {"weights": weights[-1], "state": kept}
+    assert torch.equal(runs[0][:, 0], runs[1][:, 0]) and same(*weights)
+    torch.testing.assert_close(runs[0][:, 1], runs[1][:, 1])  # the norms, added in another order
+
+
+KINDS = {
+    "as the paper has it": {},
+    "recomputed, in chunks": {"checkpointing": "every:1", "loss_chunks": 4, "attention": "sdpa"},
+    "segments": {"checkpointing": "sqrt", "n_layer": 4},
+    "bfloat16": {"dtype": "bfloat16", "checkpointing": "selective", "attention": "sdpa"},
+}
+
+
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+def test_a_weight_is_not_updated_before_the_backward_has_used_it(keys):
+    runs = [build(optimizer_in_backward=inside, grad_clip=0.0, adamw_impl="fused", **keys) for inside in (False, True)]
+    losses = [steps(*run)[:, 0] for run in runs]
+    assert torch.equal(*losses) and same(*(model.state_dict() for model, _, _ in runs))
+
+
+def test_a_tied_weight_is_updated_once_a_step():
+    model, optimizer, config = build(optimizer_in_backward=True, grad_clip=0.0)
+    steps(model, optimizer, config, 3)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+    assert len(optimizer.state) == len(list(model.parameters()))
+
+
+class Gradients(TorchDispatchMode):
+    """Sees, after every operation, how many bytes of gradients there are."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.parameters, self.peak = list(model.parameters()), 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        alive = [parameter.grad.nbytes for parameter in self.parameters if parameter.grad is not None]
+        self.peak = max(self.peak, sum(alive))
+        return result
+
+
+def test_gradients_never_exist_together():
+    peaks, sizes = {}, []
+    for inside in (False, True):
+        model, optimizer, config = build(optimizer_in_backward=inside, grad_clip=0.0)
+        with Gradients(model) as seen:
+            steps(model, optimizer, config, 2)
+        peaks[inside] = seen.peak
+        sizes = [parameter.nbytes for parameter in model.parameters()]
+    assert peaks == {False: sum(sizes), True: max(sizes)}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_updates_in_the_backward_resume_bit_for_bit(dense, tmp_path):
+    keys = {"dataset": str(dense), "optimizer_in_backward": True, "grad_clip": 0.0, "dropout": 0.2, "max_steps": 6}
+    one = tiny(**keys, out_dir=str(tmp_path / "one"), save_interval=3)
+    two = replace(one, out_dir=str(tmp_path / "two"), max_steps=3, lr_decay_steps=6)
+    for config in (one, two, replace(two, init_from="resume", max_steps=6)):
+        train.train(config)
+    assert rows(one, "train_loss", "grad_norm") == rows(two, "train_loss", "grad_norm")
+    assert all(same(saved(one)[part], saved(two)[part]) for part in ("model", "optimizer"))
+    after = replace(two, out_dir=str(tmp_path / "after"), optimizer_in_backward=False, max_steps=6, lr_decay_steps=0)
+    train.train(after)  # the file is the one of the update after the backward
+    assert all(same(saved(one)[part], saved(after)[part]) for part in ("model", "optimizer"))
+
+
+@pytest.mark.parametrize(
+    "keys, reason",
+    [
+        (["--grad_clip=1"], "global norm"),
+        (["--batch_size=8", "--micro_batch_size=4"], "sum over micro-batches"),
+        (["--dtype=float16"], "overflows"),
+    ],
+)
+def test_what_needs_all_gradients_refuses_updates_in_the_backward(keys, reason):
+    words = ["--optimizer_in_backward=True", "--grad_clip=0"]
+    load_config([*words, "--batch_size=8", "--micro_batch_size=8"])
+    with pytest.raises(BadInput, match=f"{reason}.*optimizer_in_backward=False"):
+        load_config(words + keys)
+
+
+def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
+    monkeypatch.setattr(machine, "choose_dtype", lambda *_: torch.float16)
+    with pytest.raises(BadInput, match="--dtype=float32"):
+        machine.choices(tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto"), CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_on_a_gpu_every_optimizer_trains_as_on_a_cpu(name, inside):
+    keys = {"optimizer": name, "optimizer_in_backward": inside, "grad_clip": 0.0}
+    expected = steps(*build(**keys))
+    config = tiny(**WIDE, **keys)
+    model, optimizer = train.build(config, torch.device("cuda"))
+    found = [
+        train.train_step(model, optimizer, [part.cuda() for part in batch_of(n, config)], 1e-3, config)[0]
+        for n in range(5)
+    ]
+    torch.testing.assert_close(torch.tensor([float(loss) for loss in found]), expected[:, 0], rtol=1e-2, atol=0)

@@ -429,6 +429,8 @@ def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_
     jobs["8_resumed"] = {"argv": words(other), "copy": [whole.out_dir, other.out_dir]}
     uneven = replace(alone["adamw8bit"], out_dir=str(folder / "uneven"), shard="full", context_length=15)
     jobs["uneven"] = {"argv": words(uneven)}
+    inside = replace(alone["lion"], out_dir=str(folder / "inside"), optimizer_in_backward=True, grad_clip=0.0)
+    jobs["inside"] = {"argv": words(inside)}
     result, seen = work(folder / "optimizers", jobs, 2)
     assert result.returncode == 0, result.stderr
     for run, config in runs.items():
@@ -439,6 +441,7 @@ def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_
         for part in ("model", "optimizer"):
             assert same(saved(config)[part], saved(resumed)[part]), run
     agree(other, alone["adamw8bit"], 1e-2)
+    assert "inside" in seen[0] and "expected --optimizer_in_backward=False" in seen[0]["inside"]["error"]
     assert "position_embedding.weight has 15" in seen[1]["uneven"]["error"]
 
 
