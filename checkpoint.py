@@ -334,12 +334,17 @@ def load_optimizer(optimizer, state):
     Hyperparameters come from the config, not from the file.
     """
     groups = optimizer.state_dict()["param_groups"]
-    check_like(first_state(optimizer), state["optimizer"], "optimizer")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    learned = {
-        index: {name: optim.from_plain(own(value), parameters[index]) for name, value in values.items()}
-        for index, values in state["optimizer"].items()
-    }
+    try:
+        learned = {
+            index: {name: optim.from_plain(own(value), parameters[index]) for name, value in values.items()}
+            for index, values in state["optimizer"].items()
+        }
+    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+        raise ValueError(f"its optimizer's state is not this run's: {error}") from None
+    expected = first_state(optimizer)
+    # Which matrices are in 8 bits depends on the number of processes: they are compared as they are here.
+    check_like(expected, learned if optim.in_8_bits(expected) else state["optimizer"], "optimizer")
     optimizer.load_state_dict({"state": learned, "param_groups": groups})
     if scales(optimizer) and state["scaler"]:
         check_like(optimizer.scaler.state_dict(), state["scaler"], "scaler")
@@ -354,7 +359,7 @@ def first_state(optimizer):
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    state = optim.to_plain(optimizer.state_dict()["state"])
+    state = optimizer.state_dict()["state"]
     optimizer.state.clear()
     return state
 

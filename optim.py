@@ -213,6 +213,11 @@ def to_plain(state):
     return {index: {name: plain_parts(value) for name, value in values.items()} for index, values in state.items()}
 
 
+def in_8_bits(state):
+    """Whether any of an optimizer's state is."""
+    return any(isinstance(value, dict) for values in to_plain(state).values() for value in values.values())
+
+
 @torch.no_grad()
 def plain_parts(value):
     """{codes, scale, qmap, signed} of an 8-bit tensor, sharded if it is; any other value as it is."""

@@ -440,6 +440,7 @@ def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_
         assert rows(config, *CURVE) == rows(resumed, *CURVE), run
         for part in ("model", "optimizer"):
             assert same(saved(config)[part], saved(resumed)[part]), run
+    assert seen[0]["8_resumed"]["error"] is None
     agree(other, alone["adamw8bit"], 1e-2)
     assert "inside" in seen[0] and "expected --optimizer_in_backward=False" in seen[0]["inside"]["error"]
     assert "position_embedding.weight has 15" in seen[1]["uneven"]["error"]

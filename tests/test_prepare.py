@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import data.writer as writer
 from config import BadInput
-from data import checksum
+from data import FORMAT_VERSION, checksum
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
@@ -80,7 +80,7 @@ def test_a_stream_decodes_to_the_texts(tokenizer, after, tmp_path):
         assert meta["tokens"][split] == len(ids)
         assert meta["bytes"][split] == len("".join(texts).encode())
     expected = {
-        "format_version": 1,
+        "format_version": FORMAT_VERSION,
         "tokenizer": tokenizer,
         "vocab_size": encoding.n_vocab,
         "dtype": "uint16",
