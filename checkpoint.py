@@ -352,13 +352,13 @@ def load_optimizer(optimizer, state):
 
 
 def first_state(optimizer):
-    """The state that the optimizer's first step makes, from a step without gradients at a learning rate of 0."""
+    """The state that the optimizer's first step makes, from gradients of 0 at a learning rate of 0, one at a time."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+            optimizer.step()
+            parameter.grad = None
     state = optimizer.state_dict()["state"]
     optimizer.state.clear()
     return state

@@ -11,6 +11,9 @@ from pathlib import Path
 import torch
 
 import checkpoint
+import files
+import machine
+import parallel
 from data.loader import TrainingBatches
 
 LOOK = 100  # steps after which a GPU is waited for, where no interval ends before
@@ -63,15 +66,17 @@ class Watch:
         path = Path(config.out_dir, "fault.json")
         text = json.dumps({**values, "dataset": config.dataset, "windows_and_phases": batch})
         with contextlib.suppress(OSError):
-            path.write_text(text + "\n", encoding="utf-8")
-        last = Path(config.out_dir, "last.pt")
+            if parallel.rank() == 0:
+                files.write(path, text + "\n")
+        saved = checkpoint.found(path.parent)
+        good = f"--init_from=resume begins at the newest whole checkpoint in {config.out_dir}"
         named = ", ".join(str(window) for window, _ in batch[:4]) + (", ..." if len(batch) > 4 else "")
         fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
         if scale is not None:
             fault += f", loss scale {scale:.3g}" + ", which collapsed" * (scale < SMALLEST_SCALE)
         sys.exit(
             f"error: stopped at step {step}: {fault}; batch of windows {named} ({path} has all). Nothing was saved "
-            f"since: {f'{last} is good' if last.exists() else 'there is no checkpoint'}. Likely causes: learning_rate="
+            f"since: {good if saved else 'there is no checkpoint'}. Likely causes: learning_rate="
             f"{config.learning_rate} too high, too short a warm-up, damaged data. To see where it begins: "
             f"python {shlex.join(sys.argv)} --replay_step={step}"
         )
@@ -101,25 +106,27 @@ def replay(config):
     print(f"replaying steps {start + 1} to {config.replay_step}, from {f'step {start}' if start else 'the beginning'}")
     config = dataclasses.replace(config, max_steps=config.replay_step)
     for step, batch in enumerate(train.training_batches(split, config, start, device), start + 1):
-        if step == config.replay_step:
-            print_sequences(model, batch, windows(split, config, step))
-            found = look_inside(model)
         lr = train.learning_rate(step, config)
-        looked_into = step == config.replay_step  # compiled code calls no hooks
-        with torch.compiler.set_stance("force_eager") if looked_into else contextlib.nullcontext():
-            loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
+        if step < config.replay_step:
+            train.train_step(model, optimizer, batch, lr, config)
+    with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
+        print_sequences(model, batch, windows(split, config, step))
+        found = look_inside(model)
+        loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for where, names in found.items():
         print(f"not finite in the {where}: {', '.join(names[:4]) or 'nothing'}{', ...' * (len(names) > 4)}")
 
 
 def start_before(config, model, optimizer):
-    """Resumes from the newest checkpoint before config.replay_step, if there is one. Returns its step."""
+    """Resumes from the newest checkpoint before config.replay_step, or begins as the run did. Returns the step."""
     for path in checkpoint.found(Path(config.out_dir)):
         with contextlib.suppress(checkpoint.Damaged):
             state = checkpoint.load(path)
             if state["progress"]["step"] < config.replay_step:
                 return checkpoint.resume(model, optimizer, state, path)["step"]
+    if config.init_from not in ("scratch", "resume", "auto"):
+        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
     return 0
 
 
@@ -129,7 +136,8 @@ def print_sequences(model, batch, windows):
     model.eval()
     losses = []
     for inputs, targets, (window, phase) in zip(*batch, windows, strict=False):  # rows below are padding
-        loss_sum, n_tokens = model(inputs[None], targets[None])
+        with machine.autocast(model.config.dtype, inputs.device):
+            loss_sum, n_tokens = model(inputs[None], targets[None])
         losses.append((float(loss_sum / n_tokens), window, phase))
     model.train()
     for loss, window, phase in sorted(losses, key=lambda row: math.inf if math.isnan(row[0]) else row[0])[:-9:-1]:

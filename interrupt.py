@@ -1,4 +1,4 @@
-"""What asks a run to save, or to save and end: signals, and the minutes since it last saved."""
+"""What asks a run to save, or to save and end: every so many minutes, and signals."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import time
 import parallel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SIGUSR1: what SLURM can be told to send before its end
-GRACE = 30  # seconds that torchrun and SLURM leave between SIGTERM and SIGKILL
+GRACE = 600  # seconds, more than torchrun and SLURM usually leave between SIGTERM and SIGKILL
 
 
 class Interrupts:

@@ -104,8 +104,9 @@ def limit_memory(device, size):
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
         return
     with contextlib.suppress(OSError):
-        taken = proc_bytes("/proc/self/status", "VmData")
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + int(size), resource.RLIM_INFINITY))
+        most = proc_bytes("/proc/self/status", "VmData") + int(size)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def proc_bytes(path, field):
@@ -148,6 +149,8 @@ def compiler_errors():
     except BadInput:
         raise  # before the next line imports all of torch._dynamo
     except torch._dynamo.exc.TorchDynamoException as error:
+        if out_of_memory(str(error)):
+            raise RuntimeError(f"out of memory while compiling: {error}") from None
         reason = str(error).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
 

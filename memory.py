@@ -21,7 +21,7 @@ import fit
 import machine
 import parallel
 from config import BadInput, check
-from data.loader import open_dataset
+from data.loader import find_folder, read_meta
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
 MARGIN = 0.1  # of the memory stays free: for kernels' own needs, fragments, and what the prediction does not know
@@ -151,7 +151,7 @@ def explained(config):
 
 def explanation(config, device, there, text):
     """What the peak of a step is made of, what to change in the order of cost, and where the run can go on from."""
-    meta, *_ = open_dataset(config.dataset, config.vocab_size, config.context_length)
+    meta = read_meta(find_folder(config.dataset), config.vocab_size)
     smallest = {"micro_batch_size": 1} if config.micro_batch_size == "auto" else {}
     config = dataclasses.replace(config, vocab_size=meta["vocab_size"], **smallest)
     lines = [text]
@@ -237,7 +237,7 @@ def predicted_micro_batch(config, device, there):
     world_size = parallel.world_size()
     try:
         return fit.largest_micro_batch(config, (1 - MARGIN) * there, device.type, world_size)
-    except DataDependentOutputException:
+    except (BadInput, DataDependentOutputException):
         return config.batch_size // world_size
 
 

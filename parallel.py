@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from config import BadInput
-from machine import choose_dtype
+from machine import choose_dtype, eight_bit_library
 
 
 def world_size():
@@ -101,7 +101,7 @@ def said_before(line):
     """Whether another process has said this line, as counted in the store where torchrun's processes meet."""
     try:
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))
-        return store.add(line, 1) > 1
+        return store.add(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}: {line}", 1) > 1
     except (dist.DistError, ValueError):  # there is none
         return False
 
@@ -166,6 +166,8 @@ def fully_shard(model, config, device):
             f"processes, and {uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of "
             f"{world_size()}, or --shard=none"
         )
+    if config.optimizer == "adamw8bit" and eight_bit_library(device) == "bitsandbytes":
+        raise BadInput(f"optimizer=adamw8bit with shard={config.shard} needs torchao; install it, or use --shard=none")
     mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
     dtype = choose_dtype(config.dtype, device)
     # On a GPU a block travels in the dtype that autocast multiplies in; a CPU's norms take no half weights.
@@ -204,8 +206,9 @@ def gathered(tensor):
 def from_first(make):
     """What make() returns in the first process, for all of them; for all to call."""
     values = [make() if rank() == 0 else None]
-    if world_size() > 1:
-        dist.broadcast_object_list(values)
+    if world_size() > 1:  # over gloo, whose patience can be set, as trials may take long
+        group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+        dist.broadcast_object_list(values, group=group)
     return values[0]
 
 

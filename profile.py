@@ -30,7 +30,7 @@ if __name__ == "profile":
     spec.loader.exec_module(sys.modules["profile"])
 
 ROOT = Path(__file__).parent
-MEASURED = "train optim model machine parallel measure data/loader config/__init__"  # and the stages
+MEASURED = "train optim model machine parallel faults report measure fit data/loader config/__init__"  # and the stages
 OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
@@ -136,8 +136,8 @@ def plan(options, config_argv):
         case "each":
             rows = {stage: [file("naive"), file(stage)] for stage in above}
             rows = {"naive": [file("naive")], **rows, "all applied": [file("naive"), *map(file, above)]}
-            base = load_config([*config_argv, file("naive")]).optimizer
-            others = [name for name in options.optimizers if name != base]
+            measured = [load_config([*config_argv, *words]).optimizer for words in rows.values()]
+            others = [name for name in options.optimizers if name not in measured]
             return rows | {name: [file("naive"), f"--optimizer={name}"] for name in others}
         case "without":
             return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}

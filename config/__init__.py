@@ -153,7 +153,8 @@ class Config:
     loss_chunks: Annotated[int, "run head and loss in this many chunks of the tokens; 0: whole"] = 8
     checkpointing: Annotated[str, "recompute activations: none | every:K (each K-th block) | sqrt | selective"] = "none"
     micro_batch_size: Annotated[
-        int | Literal["auto"], "sequences in a forward of one process; 0: all at once; auto: the most that fits"
+        int | Literal["auto"],
+        "sequences in a forward of one process; 0: all at once; auto: the most that fits, found anew at each start",
     ] = 0
     optimizer: Annotated[
         Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],

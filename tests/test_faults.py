@@ -128,7 +128,8 @@ def test_a_fault_is_named_with_all_that_is_needed(config, run_main, monkeypatch)
     monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
     line = run_main(train.main, *words(config)).code
     assert line.startswith("error: stopped at step 7: loss nan, gradient norm nan, learning rate 0.0")
-    assert f"{config.out_dir}/last.pt is good" in line and "Likely causes" in line and "\n" not in line
+    assert f"begins at the newest whole checkpoint in {config.out_dir}" in line
+    assert "Likely causes" in line and "\n" not in line
     assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
     assert all(weight.isfinite().all() for weight in weights(config).values())
     fault = json.loads(Path(config.out_dir, "fault.json").read_text())
