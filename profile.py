@@ -132,7 +132,8 @@ def plan(options, config_argv):
     above = [stage for stage in options.stages if stage != "naive"]
     match options.mode:
         case "ladder":
-            return {stage: [f"--stage={stage}"] for stage in options.stages}
+            rows = {stage: [f"--stage={stage}"] for stage in options.stages}
+            return rows if is_a_stage(config_argv) else rows | {"as configured": []}
         case "each":
             rows = {stage: [file("naive"), file(stage)] for stage in above}
             rows = {"naive": [file("naive")], **rows, "all applied": [file("naive"), *map(file, above)]}
@@ -196,6 +197,25 @@ def turned_off(stage):
     return [f"--{field}={ast.literal_eval(naive[field])}" for field in ladder.fields(stage)]
 
 
+def is_a_stage(config_argv):
+    """Whether the config as it is trains like a stage of its ladder."""
+    from config import BadInput, load_config, stage_names
+
+    for stage in stage_names():
+        with contextlib.suppress(BadInput):
+            if in_one_process(load_config([*config_argv, f"--stage={stage}"])) == in_one_process(
+                load_config(config_argv)
+            ):
+                return True
+    return False
+
+
+def in_one_process(config):
+    """The config, alike for all that trains alike in one process."""
+    micro_batch_size = config.micro_batch_size % config.batch_size
+    return dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, ddp=True, shard="none")
+
+
 def not_applicable(rows, mode, config_argv):
     """{row: why it is not measured}, for a config that cannot be and one that is no other than the row's before."""
     from config import BadInput, load_config
@@ -207,8 +227,7 @@ def not_applicable(rows, mode, config_argv):
         except BadInput as error:
             reasons[name] = str(error)
             continue
-        micro_batch_size = config.micro_batch_size % config.batch_size
-        config = dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, ddp=True, shard="none")
+        config = in_one_process(config)
         if configs and config == configs[-1 if mode == "ladder" else 0]:
             reasons[name] = "not applicable: in one process the same as the row that it is compared with"
         configs.append(config)

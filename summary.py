@@ -68,7 +68,9 @@ def summarize(results, mode):
                 "shares": shares(found, row, results["machine"]["gpu"]),
                 "dropout": results["keys"]["dropout"],
             }
-            row["another update"] = any(word.startswith("--optimizer=") for word in measured["words"])
+            chosen = any(word.startswith("--optimizer=") for word in measured["words"])
+            configured = not measured["words"] and results["keys"].get("optimizer", "adamw") != "adamw"
+            row["another update"] = chosen or configured
             if found is not examined[0]:
                 row["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
             if found.get("predicted"):

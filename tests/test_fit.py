@@ -297,3 +297,8 @@ def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
         train.train_step(*state, batch, 1e-3, config)
     allocated = torch.cuda.max_memory_allocated() - before
     assert fit.predict(config, "cuda").peak == pytest.approx(allocated, rel=0.05)
+
+
+def test_the_preset_of_least_memory_stays_below_a_gigabyte_and_a_half():
+    preset, naive = (load_config(["config/gpt2_low_memory.py", *more]) for more in ([], ["--stage=naive"]))
+    assert fit.predict(preset, "cuda").peak < 1.5e9 < fit.predict(naive, "cuda").peak / 5

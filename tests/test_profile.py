@@ -262,6 +262,14 @@ def test_each_is_naive_with_one_stage_and_then_with_all():
     assert len(others) == len(ladder.stage_names()) - 1
 
 
+def test_the_ladder_ends_with_the_config_as_it_is_where_that_is_none_of_its_stages():
+    finished = planned(*TINY_MODEL, "config/stages/00_naive.py", "--mode=ladder")[0]
+    assert list(finished) == ladder.stage_names()
+    configs, reasons = planned("config/gpt2_low_memory.py", "--mode=ladder", "--stages=naive")
+    assert list(configs) == ["naive", "as configured"] and not reasons
+    assert configs["as configured"] == load_config(["config/gpt2_low_memory.py"])
+
+
 def test_each_has_naive_with_every_other_optimizer():
     configs, _ = planned(*TINY_MODEL, "--mode=each", "--optimizer=sgd")
     naive, *rest = configs.values()

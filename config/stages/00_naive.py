@@ -23,5 +23,6 @@ loss_chunks = 0
 checkpointing = "none"
 micro_batch_size = 0
 optimizer = "adamw"
+optimizer_in_backward = False
 ddp = False
 shard = "none"
