@@ -14,6 +14,7 @@ import checkpoint
 import files
 import machine
 import parallel
+from config import BadInput
 from data.loader import TrainingBatches
 
 LOOK = 100  # steps after which a GPU is waited for, where no interval ends before
@@ -39,8 +40,8 @@ def may_update(optimizer, loss, grad_norm):
 class Watch:
     """The losses and norms since the last look, which may be on a GPU still: looking waits for it, so it is rare."""
 
-    def __init__(self, config, split, device):
-        self.config, self.split, self.device = config, split, device
+    def __init__(self, config, split, device, writer):
+        self.config, self.split, self.device, self.writer = config, split, device, writer
         self.steps = []
 
     def add(self, step, lr, loss, grad_norm):
@@ -60,25 +61,29 @@ class Watch:
         self.steps.clear()
 
     def stop(self, step, lr, loss, grad_norm, scale):
+        if parallel.rank() > 0:
+            sys.exit(1)  # the first process says it
         config = self.config
         batch = list(windows(self.split, config, step))
         values = {"step": step, "loss": loss, "grad_norm": grad_norm, "lr": lr, "scale": scale}
         path = Path(config.out_dir, "fault.json")
         text = json.dumps({**values, "dataset": config.dataset, "windows_and_phases": batch})
         with contextlib.suppress(OSError):
-            if parallel.rank() == 0:
-                files.write(path, text + "\n")
-        saved = checkpoint.found(path.parent)
-        good = f"--init_from=resume begins at the newest whole checkpoint in {config.out_dir}"
+            files.write(path, text + "\n")
+        self.writer.wait()
+        try:
+            last, state = checkpoint.newest(config.out_dir)
+            good = f"{last}, step {state['progress']['step']}, is the last good checkpoint"
+        except BadInput:
+            good = "there is no checkpoint"
         named = ", ".join(str(window) for window, _ in batch[:4]) + (", ..." if len(batch) > 4 else "")
         fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
         if scale is not None:
             fault += f", loss scale {scale:.3g}" + ", which collapsed" * (scale < SMALLEST_SCALE)
         sys.exit(
             f"error: stopped at step {step}: {fault}; batch of windows {named} ({path} has all). Nothing was saved "
-            f"since: {good if saved else 'there is no checkpoint'}. Likely causes: learning_rate="
-            f"{config.learning_rate} too high, too short a warm-up, damaged data. To see where it begins: "
-            f"python {shlex.join(sys.argv)} --replay_step={step}"
+            f"since: {good}. Likely causes: learning_rate={config.learning_rate} too high, too short a warm-up, "
+            f"damaged data. To see where it begins: python {shlex.join(sys.argv)} --replay_step={step}"
         )
 
 

@@ -50,13 +50,13 @@ def train(config):
     peak_flops = report.peak_flops(device)
 
     clock = report.StepClock(device)
-    watch = faults.Watch(config, train_split, device)
     first_step = progress["step"] + 1
     with (
         interrupt.Interrupts(config.save_every_minutes) as interrupts,
         checkpoint.Writer(config) as writer,
         report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger,
     ):
+        watch = faults.Watch(config, train_split, device, writer)
         clock.start(progress["step"])
         for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
             lr = learning_rate(step, config)

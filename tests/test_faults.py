@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import flags, rows, same, saved, tiny, weights
 
+import checkpoint
 import faults
 import train
 
@@ -71,7 +72,7 @@ class Optimizer:
 
 def test_what_a_gpu_computes_is_looked_at_only_when_it_is_due(dense):
     _, split, _ = train.open_dataset(str(dense), 0, 16)
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"))
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), checkpoint.Writer(tiny()))
     for step in range(1, 10):
         watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
         watch.look(Optimizer(), due=step == 9)
@@ -85,7 +86,7 @@ def test_what_a_gpu_computes_is_looked_at_only_when_it_is_due(dense):
 
 def test_a_gpu_without_intervals_is_looked_at_now_and_then(dense):
     _, split, _ = train.open_dataset(str(dense), 0, 16)
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"))
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), checkpoint.Writer(tiny()))
     with pytest.raises(SystemExit, match="stopped at step 1:"):
         for step in range(1, faults.LOOK + 1):
             watch.add(step, 1e-3, math.nan, 1.0)
@@ -128,7 +129,7 @@ def test_a_fault_is_named_with_all_that_is_needed(config, run_main, monkeypatch)
     monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
     line = run_main(train.main, *words(config)).code
     assert line.startswith("error: stopped at step 7: loss nan, gradient norm nan, learning rate 0.0")
-    assert f"begins at the newest whole checkpoint in {config.out_dir}" in line
+    assert f"{config.out_dir}/last.pt, step 6, is the last good checkpoint" in line
     assert "Likely causes" in line and "\n" not in line
     assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
     assert all(weight.isfinite().all() for weight in weights(config).values())
