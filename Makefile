@@ -17,7 +17,7 @@ train: $(OUT)/.finished
 
 test: .venv/.test
 	$(PY) -m ruff check .
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --maxprocesses=4
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json

@@ -1,6 +1,7 @@
 """What fit.py predicts is what a step allocates, and what it says will fit fits."""
 
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ def small(*files, shape=SMALL, **keys):
 
 def measured(config):
     """The peak of all tensors in the first two steps, as torch.profiler sees every allocation of the CPU."""
+    gc.collect()  # what other tests left would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind()
         state = train.build(config, torch.device("cpu"))
