@@ -1,7 +1,9 @@
-"""Files that are written whole or not at all, whatever happens meanwhile: a crash, a full disk, a power cut."""
+"""Files that are written whole or not at all, whatever happens meanwhile, a crash, a full disk or a power cut; and
+files from anywhere, read without harm."""
 
 import os
 import shutil
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,3 +58,13 @@ def remove_temporaries(folder):
     """Removes what killed processes were writing in the folder."""
     for path in folder.glob(".*.[0-9]*.tmp"):
         path.unlink()
+
+
+def read(path, limit=2**20):
+    """The bytes of an ordinary file, at most limit of them; else OSError or ValueError, as a pipe could block."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path.name} is no ordinary file")
+    if status.st_size > limit:
+        raise ValueError(f"{path.name} has {status.st_size:,} bytes, more than {limit:,}")
+    return path.read_bytes()

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from config import BadInput, read_file
+import files
+from config import BadInput
 from data import FORMAT_VERSION, checksum
 from model import IGNORE
 
@@ -215,7 +216,7 @@ def read_meta(folder, vocab_size):
             )
         return {"vocab_size": vocab_size, "dtype": "uint16", "documents": False}
     try:
-        meta = checked(json.loads(read_file(path)))
+        meta = checked(json.loads(files.read(path)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} is not the meta.json of a prepared dataset ({reason}); prepare it again") from None
@@ -301,7 +302,7 @@ def check_digest(path, digest, meta):
 def contents(path, limit=2**26):
     """The bytes of a small file of the dataset."""
     try:
-        return read_file(path, limit)
+        return files.read(path, limit)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} is missing or cannot be read ({error}); prepare the dataset again") from None
 

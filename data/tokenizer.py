@@ -17,7 +17,7 @@ import rustbpe
 import tiktoken
 
 import files
-from config import BadInput, read_file
+from config import BadInput
 
 KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
 END_OF_TEXT = "<|endoftext|>"
@@ -148,8 +148,8 @@ def save_tokenizer(encoding, folder):
 def load_tokenizer(folder):
     """The tokenizer that save_tokenizer wrote in folder. Raises BadInput if a file is missing, damaged or foreign."""
     try:
-        description = json.loads(read_file(Path(folder) / DESCRIPTION))
-        lines = read_file(Path(folder) / RANKS, limit=2**26)
+        description = json.loads(files.read(Path(folder) / DESCRIPTION))
+        lines = files.read(Path(folder) / RANKS, limit=2**26)
         if hashlib.sha256(lines).hexdigest() != description["sha256"]:
             raise ValueError(f"{RANKS} is not the file that {DESCRIPTION} describes")
         tokens = [base64.b64decode(line.split()[0], validate=True) for line in lines.splitlines()]

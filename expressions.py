@@ -1,0 +1,74 @@
+"""Expressions in config files: computed from the keys set before, by a few named operations, and never large."""
+
+import ast
+import operator
+from itertools import pairwise
+
+LONGEST_TEXT = 1000  # characters of a value
+
+# What an expression is made of, besides constants, keys, `if`, `and`, `or`, min and max.
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def evaluate(node, names):
+    """The value of an expression over the keys set so far (names). Nothing else can be in it, and nothing large."""
+    match node:
+        case ast.Constant(value=value):
+            pass
+        case ast.Name(id=name):
+            if name not in names:
+                raise ValueError(f"{short(name)} is not defined")
+            return names[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            value = calculate(op, evaluate(operand, names))
+        case ast.BinOp(left=left, op=op, right=right):
+            value = calculate(op, evaluate(left, names), evaluate(right, names))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            terms = pairwise(evaluate(term, names) for term in (left, *others))
+            value = all(calculate(op, *pair) for op, pair in zip(ops, terms, strict=True))
+        case ast.BoolOp(op=op, values=terms):
+            for term in terms:
+                value = evaluate(term, names)
+                if bool(value) is isinstance(op, ast.Or):  # the later terms cannot change it
+                    break
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return evaluate(body if evaluate(test, names) else other, names)
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as args, keywords=[]):
+            return {"min": min, "max": max}[name](evaluate(argument, names) for argument in args)
+        case _:
+            raise ValueError("only values, keys, arithmetic, comparisons, `if`, and min or max of them are allowed")
+    if (isinstance(value, int) and abs(value) >= 2**64) or (isinstance(value, str) and len(value) > LONGEST_TEXT):
+        raise ValueError("too large")
+    return value
+
+
+def calculate(op, *values):
+    """An operator on numbers, or on texts if it joins or compares them: those that cannot grow without bound."""
+    texts = all(isinstance(value, str) for value in values) and isinstance(op, ast.Add | ast.cmpop)
+    if type(op) not in OPERATORS or not (texts or all(isinstance(value, int | float) for value in values)):
+        raise ValueError("only arithmetic on numbers, and `+` of texts, is allowed")
+    if isinstance(op, ast.Pow) and abs(values[1]) > 64:
+        raise ValueError("the exponent is beyond 64")
+    return OPERATORS[type(op)](*values)
+
+
+def short(text):
+    """A text as it stands in a message: what is long is cut."""
+    return text if len(text) <= 80 else text[:77] + "..."
