@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_leaves
 
 import fit
 import machine
+import optim
 import parallel
 import report
 import train
@@ -195,16 +196,8 @@ def examine(config, trace=None):
         "product_dtype": product_dtype(this.config, this.device),
         "parameters": this.model.n_params(),
         "flops_per_token": this.model.flops_per_token(),
-        "predicted": predicted(this.config, this.device),
+        "predicted": fit.predict(this.config, this.device.type).peak,
     }
-
-
-def predicted(config, device):
-    """The peak of memory by fit.py; None for an optimizer that looks at its numbers, which fake tensors lack."""
-    try:
-        return fit.predict(config, device.type).peak
-    except DataDependentOutputException:
-        return None
 
 
 def keep_trace(this, profiler, folder):
@@ -262,8 +255,7 @@ def anatomy(this, profiler):
 
 def plain(tensor):
     """The tensors that hold a tensor's numbers: itself; of an 8-bit one, which says it is float32, its parts."""
-    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else []
-    return [getattr(tensor, name) for name in names] or [tensor]
+    return [part for part in tree_leaves(optim.plain_parts(tensor)) if torch.is_tensor(part)]
 
 
 # Where a step's time goes. The first kind wins of which a word is in the name of an operator or of what called it.
@@ -376,8 +368,7 @@ def describe(device):
 def resident_bytes(field):
     """Resident memory of this process, now (VmRSS) or at its peak (VmHWM); None where there is no /proc."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+        return machine.proc_bytes("/proc/self/status", field)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import traceback
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import fit
 import machine
@@ -225,10 +224,10 @@ def smaller_micro_batch(config, device, there):
 
 
 def predicted_peak(config, device):
-    """Bytes; infinitely many where an optimizer looks at its numbers, which a prediction lacks, or is not there."""
+    """Bytes; infinitely many where the optimizer is not there to be asked."""
     try:
         return fit.predict(config, device.type, parallel.world_size()).peak
-    except (BadInput, DataDependentOutputException):
+    except BadInput:
         return math.inf
 
 
@@ -237,7 +236,7 @@ def predicted_micro_batch(config, device, there):
     world_size = parallel.world_size()
     try:
         return fit.largest_micro_batch(config, (1 - MARGIN) * there, device.type, world_size)
-    except (BadInput, DataDependentOutputException):
+    except BadInput:
         return config.batch_size // world_size
 
 

@@ -73,7 +73,7 @@ def summarize(results, mode):
             row["another update"] = chosen or configured
             if found is not examined[0]:
                 row["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
-            if found.get("predicted"):
+            if "predicted" in found:
                 row["predicted"] = found["predicted"]
             if timed:
                 flops = row["tokens_per_s"] * found["flops_per_token"]
