@@ -159,15 +159,8 @@ def fully_shard(model, config, device):
     """
     from torch.distributed import fsdp  # a second to import, which only this needs
 
-    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % world_size()]
-    if config.optimizer == "adamw8bit" and uneven:
-        raise BadInput(
-            f"optimizer=adamw8bit with shard={config.shard} needs as many rows of a tensor in each of {world_size()} "
-            f"processes, and {uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of "
-            f"{world_size()}, or --shard=none"
-        )
-    if config.optimizer == "adamw8bit" and eight_bit_library(device) == "bitsandbytes":
-        raise BadInput(f"optimizer=adamw8bit with shard={config.shard} needs torchao; install it, or use --shard=none")
+    if config.optimizer == "adamw8bit":
+        check_8_bits(model, config, device)
     mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
     dtype = choose_dtype(config.dtype, device)
     # On a GPU a block travels in the dtype that autocast multiplies in; a CPU's norms take no half weights.
@@ -176,6 +169,19 @@ def fully_shard(model, config, device):
     for block in model.blocks:
         fsdp.fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "full")
     fsdp.fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def check_8_bits(model, config, device):
+    """Raises BadInput where the state of 8-bit AdamW cannot be sharded."""
+    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % world_size()]
+    if uneven:
+        raise BadInput(
+            f"optimizer=adamw8bit with shard={config.shard} needs as many rows of a tensor in each of {world_size()} "
+            f"processes, and {uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of "
+            f"{world_size()}, or --shard=none"
+        )
+    if eight_bit_library(device) == "bitsandbytes":
+        raise BadInput(f"optimizer=adamw8bit with shard={config.shard} needs torchao; install it, or use --shard=none")
 
 
 def synchronize_last(model, micro_batches):

@@ -125,6 +125,7 @@ def factors(text):
 def plan(options, config_argv):
     """{row: the words that make its config of the base's}; the first row is what the others are compared with."""
     from config import load_config, stage_files
+    from fit import divisors
 
     def file(stage):
         return os.path.relpath(stage_files(stage)[-1])
@@ -146,8 +147,7 @@ def plan(options, config_argv):
             return {name: [f"--optimizer={name}"] for name in options.optimizers}
         case "sweep":
             total = load_config(config_argv).batch_size
-            sizes = [size for size in range(1, total + 1) if total % size == 0]
-            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in sizes}
+            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in divisors(total)}
         case "scaling":
             share = load_config(config_argv).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
