@@ -62,7 +62,9 @@ def parse(argv):
     )
     parser.add_argument("--train_steps", type=int, default=300, help="of --mode=optimizers (default: %(default)s)")
     parser.add_argument(
-        "--grid", default="0.3,1,3", help="of --mode=optimizers: times an optimizer's own rate (default: %(default)s)"
+        "--grid",
+        default="0.3,1,3",
+        help="of --mode=optimizers: times an optimizer's own rate, on beyond a best end (default: %(default)s)",
     )
     parser.add_argument("--sweep", action="store_true", help="instead: the batch in micro-batches of every size")
     parser.add_argument(
@@ -253,10 +255,13 @@ def climb(options, config_argv):
             if len(done) >= count or row.get("note"):
                 continue
             words = [*config_argv, *row.get("words", [])]
+            if what == "curve":
+                tried = summary.factors(options.grid, [curve["val_loss"] for curve in done])
+                if len(done) == len(tried):  # the best lies between others
+                    continue
+                words += schedule(options, config_argv, tried[len(done)])
             if what in ("time", "silent"):
                 words.append(f"--steps={options.steps}")
-            if what == "curve":
-                words += schedule(options, config_argv, options.grid[len(done)])
             if options.mode == "scaling" and name:  # a process has as many threads alone as beside the others
                 words.append(f"--threads={threads}")
             if options.trace and what == "examine":
@@ -328,10 +333,13 @@ def tasks(options, rows):
 
     Every other round goes backwards: no row is always the first, or always behind the same one.
     """
+    import summary
+
     scaling = options.mode == "scaling"
     found = [] if scaling else [(name, "examine", 1) for name in rows]
     if options.mode == "optimizers":
-        found += [(name, "curve", count) for name in rows for count in range(1, 1 + len(options.grid))]
+        most = len(options.grid) + summary.BEYOND
+        found += [(name, "curve", count) for name in rows for count in range(1, 1 + most)]
     for count in range(1, options.repeats + 1):
         found.append((None, "limits", count))
         for name in list(rows) if count % 2 else reversed(rows):

@@ -12,6 +12,7 @@ FORMAT_VERSION = 2
 SAME = 0.01  # nats: a loss further from naive's than this is another model's
 KNEE = 0.95  # of the best throughput of a sweep
 UNCHANGED = "no measurable change"
+BEYOND = 2  # learning rates that are tried beyond the ends of a grid
 BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # of differences in normal noise pass for a change
 KINDS = {  # of a step's time, with what each is called
     "gemm": "matrix products",
@@ -83,8 +84,8 @@ def summarize(results, mode):
                 if results["machine"]["datasheet_flops"] and dtype in ("bfloat16", "float16"):
                     row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
         if trained := measured.get("curve"):
-            row |= ranking(dict(zip(part["grid"], trained, strict=False)))
-            row["edge"] = row.get("best") in (part["grid"][0], part["grid"][-1])
+            losses = [curve["val_loss"] for curve in trained]
+            row |= ranking(dict(zip(factors(part["grid"], losses), trained, strict=False)))
         rows.append(row)
     return rows
 
@@ -92,8 +93,26 @@ def summarize(results, mode):
 def ranking(curves):
     """Of {times the optimizer's own learning rate: its curve} the best, if one has not diverged."""
     losses = {factor: curve["val_loss"] for factor, curve in curves.items() if curve["val_loss"] is not None}
-    best = {"best": min(losses, key=losses.get), "val_loss": min(losses.values())} if losses else {}
-    return {"curves": curves, **best}
+    if not losses:
+        return {"curves": curves}
+    best = min(losses, key=losses.get)
+    return {"curves": curves, "best": best, "val_loss": losses[best], "edge": best in (min(curves), max(curves))}
+
+
+def factors(grid, losses):
+    """What the learning rate is multiplied by in each run and, if there is one, in the next.
+
+    The grid comes first; then, while the best loss is at an end, a further step beyond it, BEYOND times at most.
+    losses: of the runs that have ended; None where one diverged.
+    """
+    tried = list(grid)
+    while len(grid) > 1 and len(tried) <= len(losses) and len(tried) < len(grid) + BEYOND:
+        _, best = min(zip((math.inf if loss is None else loss for loss in losses), tried, strict=False))
+        lowest, second, *_ = ascending = sorted(tried)
+        if best not in (lowest, ascending[-1]):
+            break
+        tried.append(best * best / (second if best == lowest else ascending[-2]))
+    return tried
 
 
 def timing(processes):
@@ -194,8 +213,8 @@ def conditions_of_training(results):
     return (
         f"Losses on the validation data after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the "
         f"same weights (seed {keys['seed']}) on the same batches: a warm-up of at most a tenth of the steps, then a "
-        f"cosine. The grid is {grid} times the learning rate that the config gives each optimizer; "
-        '"edge": the best is at an end of the grid, and a better one may lie beyond.'
+        f"cosine. The grid is {grid} times the learning rate that the config gives each optimizer. Where the best is "
+        f'at an end, {BEYOND} more at most are tried beyond; "edge": it still is, and a better one may lie further.'
     )
 
 

@@ -317,11 +317,11 @@ def test_a_run_has_its_schedule_within_its_steps():
 
 
 def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(dense, tmp_path, measured):
-    losses = {  # at 0.1, 1 and 10 times the learning rate
-        "adamw": [4.0, 3.5, 3.75],
-        "sgd": [None, None, None],
-        "adafactor": [3.25, 3.5, None],
-        "lion": [4.5, 4.25, 3.625],
+    losses = {  # by the power of 10 that the learning rate is multiplied by
+        "adamw": {-1: 4.0, 0: 3.5, 1: 3.75},
+        "sgd": dict.fromkeys([-1, 0, 1, -2, -3]),
+        "adafactor": {-1: 3.25, 0: 3.5, 1: None, -2: 3.5},
+        "lion": {-1: 4.5, 0: 4.25, 1: 3.625, 2: 3.5, 3: 3.25},
     }
 
     def answer(what, words):
@@ -333,7 +333,7 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
         if what != "curve":
             return usual(what, words)
         learning_rate = float(value_of("learning_rate", words))
-        val_loss = losses[name][round(math.log10(learning_rate / 1e-3)) + 1]
+        val_loss = losses[name][round(math.log10(learning_rate / 1e-3))]
         return {"learning_rate": learning_rate, "tokens": [64, 128], "losses": [5.0, 4.0], "val_loss": val_loss}
 
     asked = measured(answer)
@@ -345,16 +345,16 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
     runs = [words for what, *words, _ in asked if what == "curve"]
     trained = [(value_of("optimizer", words), value_of("learning_rate", words)) for words in runs]
     assert trained[:4] == [("adamw", "0.0001"), ("adamw", "0.001"), ("adamw", "0.01"), ("sgd", "0.0001")]
-    assert len(trained) == 3 * len(losses) + 1  # one was interrupted
+    assert len(trained) == sum(map(len, losses.values())) + 1  # one was interrupted
 
     rows = rows_of(tmp_path / "table.md")
     assert rows["adamw"]["best learning rate"] == "0.001 (1×)"
     assert rows["adamw"]["validation loss"] == "3.5000"
     assert rows["adamw"]["against adamw"] == ""
-    assert rows["adafactor"]["best learning rate"] == "0.0001 (0.1×, edge)"
+    assert rows["adafactor"]["best learning rate"] == "0.0001 (0.1×)"
     assert rows["adafactor"]["against adamw"] == "-0.2500"
     assert rows["adafactor"]["at 10×"] == "diverged"
-    assert rows["lion"]["best learning rate"] == "0.01 (10×, edge)"
+    assert rows["lion"]["best learning rate"] == "1 (1000×, edge)"
     assert rows["sgd"]["at 1×"] == "diverged"
     assert rows["sgd"]["validation loss"] == ""
     assert rows["sgd"]["state, bytes per parameter"] == "8"
@@ -364,6 +364,24 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
     for other in ("--grid=1", "--train_steps=9"):
         with pytest.raises(BadInput, match=f"another {other.partition('=')[0]}"):
             profile.main([*argv, other])
+
+
+@pytest.mark.parametrize(
+    "grid, losses, more",
+    [
+        ([1, 3], [], []),
+        ([0.5, 1, 4], [2, 1, 3], []),
+        ([0.5, 1, 4], [3, 2, 1], [16]),
+        ([0.5, 1, 4], [3, 2, 1, None], [16]),
+        ([0.5, 1, 4], [3, 2, 1, 0.5], [16, 64]),
+        ([0.5, 1, 4], [3, 2, 1, 0.5, 0.25], [16, 64]),
+        ([0.5, 1, 4], [1, 2, None], [0.25]),
+        ([0.5, 1, 4], [None, None, None], [0.25]),
+        ([1], [2], []),
+    ],
+)
+def test_learning_rates_go_on_beyond_the_end_that_is_best(grid, losses, more):
+    assert summary.factors(grid, losses) == grid + more
 
 
 def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
@@ -383,7 +401,7 @@ def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
     profile.main([*argv, f"--out_dir={tmp_path}"])
     trained = {row["name"]: row for row in summary.summarize(summary.read(tmp_path / "results.json"), "optimizers")}
     for name in ("adamw", "sgd", "adafactor"):
-        first, second = trained[name]["curves"].values()
+        first, second, *_ = trained[name]["curves"].values()
         assert len(first["losses"]) == 6
         assert first["tokens"][-1] == 6 * 4 * 16
         assert first["losses"][0] == second["losses"][0]  # the same start
