@@ -63,6 +63,8 @@ def parts_of_peak(memory):
 
 def stack(axis, names, values, styles, labels):
     """Horizontal bars, each of several parts, with a label at their ends."""
+    from matplotlib.transforms import ScaledTranslation
+
     start = [0.0] * len(names)
     for part, (label, color) in styles.items():
         drawn = axis.barh(names, values[part], left=start, color=color, label=label, height=0.7)
@@ -70,7 +72,9 @@ def stack(axis, names, values, styles, labels):
     axis.bar_label(drawn, labels, padding=4)
     axis.set_xlim(0, 1.3 * max(start))
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, frameon=False, fontsize="small")
+    below = axis.transAxes + ScaledTranslation(0, -0.25, axis.figure.dpi_scale_trans)  # a quarter of an inch
+    style = {"ncols": 3, "frameon": False, "fontsize": "small"}
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
 
 
 def curves(plt, rows):
