@@ -23,6 +23,7 @@ from config import BadInput, check
 from data.loader import find_folder, read_meta
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
+settled = {}  # the micro_batch_size that auto found for this run, by its key
 MARGIN = 0.1  # of the memory stays free: for kernels' own needs, fragments, and what the prediction does not know
 
 
@@ -35,7 +36,8 @@ def settle(config, device, chosen):
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size == "auto":
         size, chosen["micro"] = parallel.from_first(lambda: largest_micro_batch(config, device))
-        return dataclasses.replace(config, micro_batch_size=size)
+        settled["micro_batch_size"] = size
+        return dataclasses.replace(config, **settled)
     if device.type == "cpu" and parallel.rank() == 0:
         warn(config, device)
     return config
@@ -131,6 +133,7 @@ def explained(config):
     """Where memory runs out, ends the program with what took it and what to change next; exit code 3."""
     device = machine.choose_device(config.device)
     free = available(config, device) if device.type == "cpu" else 0  # before anything is taken
+    settled.clear()
     try:
         yield
         return
@@ -139,20 +142,27 @@ def explained(config):
         if not machine.out_of_memory(reason):
             raise
         traceback.clear_frames(error.__traceback__)  # the model and its step go
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        device = torch.device("cuda", torch.cuda.current_device())
     text = f"error: out of memory: {reason}"
     if not (parallel.world_size() > 1 and parallel.said_before("error: out of memory")):
-        print(explanation(config, device, free or available(config, device), text), file=sys.stderr)
+        try:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                device = torch.device("cuda", torch.cuda.current_device())
+            text = explanation(config, device, free or available(config, device), text)
+        except RuntimeError as another:
+            if not machine.out_of_memory(str(another)):
+                raise
+            text += "; not even CUDA's context fits: end what else runs on the GPU, or choose another --device"
+        print(text, file=sys.stderr)
     sys.exit(3)
 
 
 def explanation(config, device, there, text):
     """What the peak of a step is made of, what to change in the order of cost, and where the run can go on from."""
     meta = read_meta(find_folder(config.dataset), config.vocab_size)
-    smallest = {"micro_batch_size": 1} if config.micro_batch_size == "auto" else {}
-    config = dataclasses.replace(config, vocab_size=meta["vocab_size"], **smallest)
+    if config.micro_batch_size == "auto":
+        config = dataclasses.replace(config, **({"micro_batch_size": 1} | settled))
+    config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
     lines = [text]
     if (peak := predicted_peak(config, device)) < math.inf:
         eager = " if not compiled" * config.compile

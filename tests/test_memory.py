@@ -193,6 +193,31 @@ def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, run_mai
     assert "--micro_batch_size=4       4.000 GB  the first that fits" in result.err
 
 
+def test_what_auto_found_is_explained(config, run_main, monkeypatch):
+    def train_step(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(train, "train_step", train_step)
+    monkeypatch.setattr(fit, "trace", lambda config, _: fit.Memory(*[0] * 7, peak=10**9 * config.batch_size))
+    tried = trials(monkeypatch, 4, lambda size: 10**9 * size)
+    given = vars(config) | {"memory_gb": 6.0, "batch_size": 12, "micro_batch_size": "auto"}
+    result = run_main(train.main, *flags(**given))
+    assert result.code == 3 and tried == [4]
+    assert "predicted to take 4.000 GB of the 6.000 GB" in result.err
+    assert "--micro_batch_size=3       3.000 GB  the first that fits" in result.err
+
+
+def test_a_gpu_that_others_have_filled_is_named_in_one_line(config, run_main, monkeypatch):
+    def full(*_):
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(train, "set_up", full)
+    monkeypatch.setattr(memory, "explanation", full)
+    result = run_main(train.main, *flags(**vars(config)))
+    assert result.code == 3 and result.err.count("\n") == 1
+    assert result.err.endswith("end what else runs on the GPU, or choose another --device\n")
+
+
 def test_other_errors_are_not_taken_for_memory(config, monkeypatch, run_main):
     def train_step(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
