@@ -32,7 +32,7 @@ def may_update(optimizer, loss, grad_norm):
     finite = torch.isfinite(loss + grad_norm)
     if finite.device.type == "cpu":
         return bool(finite)
-    if optimizer.defaults.get("fused") and not hasattr(optimizer.param_groups[0]["params"][0], "placements"):
+    if optimizer.defaults.get("fused"):
         optimizer.found_inf = (~finite).float()  # what GradScaler tells the kernel in the same way
     return True
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import flags, rows, same, saved, tiny, weights
 
 import checkpoint
@@ -51,6 +52,21 @@ def test_a_gpu_s_fused_kernel_skips_the_update_by_itself():
     model.norm.weight.data = norm
     train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
     assert not torch.equal(model.head.weight, head)
+
+
+def test_a_fused_kernel_skips_the_update_of_sharded_weights_too():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        weight = torch.nn.Parameter(dist.tensor.distribute_tensor(torch.ones(4, 4), mesh, [dist.tensor.Shard(0)]))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+        for found, expected in ((1.0, 1.0), (0.0, 0.9), (1.0, 0.9)):
+            weight.grad = torch.ones_like(weight)
+            optimizer.found_inf = torch.tensor(found)
+            optimizer.step()
+            torch.testing.assert_close(weight.full_tensor(), torch.full((4, 4), expected), atol=2e-3, rtol=0)
+    finally:
+        dist.destroy_process_group()
 
 
 class Lazy:
