@@ -31,6 +31,7 @@ STEPS = 20
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context_length": 16, "vocab_size": 60, "batch_size": 8}
 TINY |= {"compile_scope": "block"}  # one block compiles in half the time of two
 TINY |= {"device": "cpu", "max_steps": STEPS, "warmup_steps": 2, "learning_rate": 3e-3}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def climb(config):
         loss, norm = train.train_step(gpt, *rest, batch, train.learning_rate(step, config), config)
         losses.append(float(loss))
         norms.append(float(norm))
-    return torch.tensor(losses), torch.tensor(norms), dict(gpt.named_parameters())
+    return torch.tensor(losses), torch.tensor(norms), {name: p.detach().cpu() for name, p in gpt.named_parameters()}
 
 
 # Largest difference of a loss over 20 steps. 0: bit-equal, for gradient norms and final weights too.
@@ -97,7 +98,7 @@ def agree(a, b, tolerance):
     torch.testing.assert_close(a[0], b[0], atol=tolerance, rtol=0)
     torch.testing.assert_close(a[1], b[1], atol=0, rtol=10 * tolerance)
     for name in b[2]:
-        error = (a[2][name].detach()[: len(b[2][name])] - b[2][name].detach()[: len(a[2][name])]).norm()
+        error = (a[2][name][: len(b[2][name])] - b[2][name][: len(a[2][name])]).norm()
         assert error <= 20 * tolerance * b[2][name].norm(), name
 
 
@@ -267,7 +268,7 @@ def test_tf32_is_allowed_in_float32_products(tiny, stage, tf32):
     assert torch.backends.cuda.matmul.allow_tf32 == tf32
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_tf32_rounds_the_products_of_a_gpu(tiny):
     a = torch.randn(512, 512, device="cuda")
     exact = a.double() @ a.double()
@@ -691,9 +692,11 @@ FINISHED = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("keys", FINISHED.values(), ids=FINISHED)
-def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, keys):
+def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, keys, device):
     """With worker processes, dropout, and a stop after step 9, off every interval."""
+    keys = {"device": device, "deterministic": device == "cuda", **keys}
     keys = {"compile": False, "dropout": 0.2, "log_interval": 4, "eval_interval": 0, "save_interval": 9, **keys}
 
     class Stopped(Exception):
@@ -773,9 +776,6 @@ def test_checkpointing_under_ddp_gives_the_same_gradients(tiny, checkpointing):
     finally:
         torch.distributed.destroy_process_group()
     torch.testing.assert_close(*gradients, atol=0, rtol=0)
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @needs_gpu
