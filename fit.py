@@ -124,8 +124,8 @@ def like_cuda(attention):
 
 def cublas_workspaces():
     """Bytes of cuBLAS's workspaces: one for the forward's thread, one for the backward's (CublasHandlePool.cpp)."""
-    recent = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
-    return 2 * 2**20 * (32 if recent else 8.125)  # Hopper and Blackwell, or older
+    large = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] in (9, 10)
+    return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and Blackwell of data centers, or any other
 
 
 def predict(config, device_type="cpu", world_size=1):
@@ -144,10 +144,12 @@ def predict(config, device_type="cpu", world_size=1):
         raise BadInput(f"batch_size={config.batch_size} does not divide among world_size={world_size} processes")
     config = of_one_process(config, world_size)
     several = config.micro_batch_size < config.batch_size
+    in_buckets = world_size > 1 and config.shard == "none"  # DDP's, which stay
     traced = dataclasses.replace(
         config,
         batch_size=config.micro_batch_size,
-        set_to_none=config.set_to_none and not several,  # the second micro-batch finds gradients in any case
+        # The second micro-batch finds gradients in any case
+        set_to_none=config.set_to_none and not several and not in_buckets,
         dtype=product_dtype(config, device_type),
         # What allocates nothing, or cannot be traced: one trace for all.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
@@ -203,7 +205,7 @@ def trace(config, device_type):
         ledger.peak = 0
         train.train_step(model, optimizer, batch, config.learning_rate, config)
     (start, end), (block_start, block_end) = whole[:2], block[:2]  # later ones are recomputed
-    workspaces = int(cublas_workspaces()) if ledger.on_cuda else 0
+    workspaces = cublas_workspaces() if ledger.on_cuda else 0
     return Memory(
         weights=weights,
         gradients=gradients,

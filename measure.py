@@ -22,7 +22,7 @@ import optim
 import parallel
 import report
 import train
-from config import Parser, load_config, run
+from config import BadInput, Parser, load_config, run
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
@@ -188,7 +188,7 @@ def examine(config, trace=None):
         seconds = this.clock.synchronize() - start
     if trace:
         keep_trace(this, profiler, Path(trace))
-    return {
+    found = {
         "losses": losses,
         "memory": memory,
         "seconds_by_kind": seconds_by_kind(profiler.events(), this.config, on_gpu),
@@ -196,8 +196,11 @@ def examine(config, trace=None):
         "product_dtype": product_dtype(this.config, this.device),
         "parameters": this.model.n_params(),
         "flops_per_token": this.model.flops_per_token(),
-        "predicted": fit.predict(this.config, this.device.type).peak,
+        "attention_kernel": machine.attention_kernel(this.config, this.device),
     }
+    with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
+        found["predicted"] = fit.predict(this.config, this.device.type).peak
+    return found
 
 
 def keep_trace(this, profiler, folder):
@@ -213,10 +216,11 @@ def keep_trace(this, profiler, folder):
 def anatomy(this, profiler):
     """Bytes of what the last step held, by what it was for; the parts add up to the peak of all tensors.
 
-    activations: what lives at the end of the first forward beyond weights, optimizer state and kept gradients, the
-    batch included. rest: what the peak has beyond that end; gradients are part of it where they are dropped between
-    steps. On CUDA the peak is the allocator's; on a CPU it is the highest sum of allocations less releases that
-    torch.profiler saw. reserved: what CUDA's allocator holds. context: what else is taken of the GPU's memory.
+    activations: what lives at the end of the first forward beyond weights, optimizer state, kept gradients and cuBLAS's
+    workspaces, the batch included. rest: what the peak has beyond that end; gradients are part of it where they are
+    dropped between steps. On CUDA the peak is the allocator's; on a CPU it is the highest sum of allocations less
+    releases that torch.profiler saw. reserved: what CUDA's allocator holds. context: what else is taken of the GPU's
+    memory.
     """
     on_gpu = this.device.type == "cuda"
     events = profiler.profiler.kineto_results.events()
@@ -248,6 +252,7 @@ def anatomy(this, profiler):
     if on_gpu:
         free, total = torch.cuda.mem_get_info(this.device)
         peak = torch.cuda.max_memory_allocated(this.device)
+        forward_end -= fit.cublas_workspaces()
         held["reserved"] = torch.cuda.max_memory_reserved(this.device)
         held["context"] = total - free - torch.cuda.memory_reserved(this.device)
     return held | {"activations": forward_end - kept, "rest": peak - forward_end, "peak": peak}
@@ -263,7 +268,7 @@ KINDS = {
     "data": ["data wait"],
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm"],  # clipping included
     "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax"],
-    "gemm": ["aten::mm", "aten::addmm", "linear_pointwise"],
+    "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
     "loss": ["log_softmax", "nll_loss", "logsumexp", "ChunkedLoss", "_mul_ne_"],
 }
 # Python, autograd and the compiler's wrappers between the operators: what no operator accounts for is the host's.
@@ -361,6 +366,7 @@ def describe(device):
         "datasheet_flops": report.peak_flops(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # from 9.15 on its attention comes before flash
         "python": platform.python_version(),
     }
 

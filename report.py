@@ -44,7 +44,8 @@ def peak_flops(device):
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b(?! Laptop)", name))
+    other = "(?! Laptop| D\\b|.* MIG )"  # smaller ones, and parts of one
+    matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b{other}", name))
     return next((peak * 1e12 * parallel.world_size() for peak in matches), None)
 
 

@@ -101,6 +101,9 @@ def test_a_plot_of_one_row_without_measurements(tmp_path):
         ("NVIDIA RTX A1000", None),
         ("NVIDIA T400 4GB", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
 def test_mfu_only_for_known_devices(name, tflops, monkeypatch):
