@@ -3,8 +3,8 @@
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 
 Predicted by `python profile.py config/gpt2_low_memory.py --fit --stages=naive`: 1.26 GB of tensors, CUDA's context
-apart, of which the weights are 0.50, the largest gradient 0.15 and the optimizer's state 0.001. Measured on a CPU, where
-products are in bfloat16: 1.18 GB, and 1.96 GB of resident memory.
+apart, of which the weights are 0.50, the largest gradient 0.15 and the optimizer's state 0.001. Measured on a CPU,
+where products are in bfloat16: 1.18 GB, and 1.96 GB of resident memory.
 """
 
 out_dir = "out/gpt2_low_memory"
