@@ -52,13 +52,11 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def scripts(tmp_path_factory):
-    """A folder with the program of every stage, NAME.py."""
-    folder = tmp_path_factory.mktemp("scripts")
-    for stage in STAGES:
-        (folder / f"{stage}.py").write_text(ladder.script(stage), encoding="utf-8")
-    return folder
+def write(stage, folder):
+    """Writes the program of a stage into a folder. Returns its path."""
+    path = folder / f"{stage}.py"
+    path.write_text(ladder.script(stage), encoding="utf-8")
+    return path
 
 
 def load(path):
@@ -70,25 +68,27 @@ def load(path):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(scripts, dense, tmp_path, stage):
-    compiled = STAGES.index(stage) >= STAGES.index("compile")  # evaluation would be one more graph
+def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(dense, tmp_path, stage):
+    """What comes after compile is run eagerly here, and compiled by several processes in the next test."""
+    stance = "force_eager" if STAGES.index(stage) > STAGES.index("compile") else "default"
     configs = []
-    for program in (train, load(scripts / f"{stage}.py")):
+    for program in (train, load(write(stage, tmp_path))):
         torch._dynamo.reset()
         keys = {**TINY, "dataset": dense, "stage": stage, "out_dir": tmp_path / program.__name__}
-        keys["eval_interval"] = 0 if compiled else 2
+        keys["eval_interval"] = 0 if stage == "compile" else 2  # evaluation would be one more graph
         words = [f"--{key}={value}" for key, value in keys.items()]
-        program.main(words)
+        with torch.compiler.set_stance(stance):
+            program.main(words)
         configs.append(load_config(words))
     expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in configs)
     assert shown == expected and len(shown) == TINY["max_steps"]
     assert same(*(saved(config)["model"] for config in configs))
 
 
-def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(scripts, dense, tmp_path):
+def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(dense, tmp_path):
     jobs, configs = {}, {}
     for stage in ("ddp", "shard"):
-        for program in ("train.py", str(scripts / f"{stage}.py")):
+        for program in ("train.py", str(write(stage, tmp_path))):
             keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2}
             keys["out_dir"] = tmp_path / stage / Path(program).stem
             jobs[f"{stage}, {program}"] = {"program": program, "argv": [f"--{key}={keys[key]}" for key in keys]}
@@ -102,20 +102,21 @@ def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_shown_program_reads_no_field_of_the_ladder(scripts, stage):
-    read = re.findall(rf"config\.({'|'.join(FIELDS)})\b", (scripts / f"{stage}.py").read_text(encoding="utf-8"))
-    assert read == []
+def test_a_shown_program_reads_no_field_of_the_ladder(stage):
+    assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", ladder.script(stage)) == []
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
-def test_shown_programs_are_as_tidy_as_the_project(scripts, command):
-    ruff = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", scripts]
+def test_shown_programs_are_as_tidy_as_the_project(tmp_path, command):
+    for stage in STAGES:
+        write(stage, tmp_path)
+    ruff = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", tmp_path]
     result = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_naive_shows_no_trace_of_what_comes_later(scripts):
-    naive = (scripts / "naive.py").read_text(encoding="utf-8")
+def test_naive_shows_no_trace_of_what_comes_later():
+    naive = ladder.script("naive")
     later = "autocast|scaler|compile|recompute|DataLoader|nullcontext|micro|aten|8bit|lr_factor|Lion|Muon|in_backward"
     assert not re.search(later, naive)
     assert "    loss.backward()\n" in naive and "    optimizer.step()\n" in naive
@@ -130,12 +131,12 @@ def test_a_stage_changes_few_lines_and_its_own_call_is_among_them(stage):
     assert len(added) + len(removed) <= budget
 
 
-def test_a_diff_patches_the_program_before_into_the_one_after(scripts, tmp_path):
+def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
     """git apply reads what ladder.py diff prints."""
     patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(ladder.diff("naive", STAGES[-1])) + "\n"
-    (tmp_path / "naive.py").write_text(ladder.script("naive"), encoding="utf-8")
+    naive = write("naive", tmp_path)
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
-    assert (tmp_path / "naive.py").read_text(encoding="utf-8") == ladder.script(STAGES[-1])
+    assert naive.read_text(encoding="utf-8") == ladder.script(STAGES[-1])
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):
