@@ -96,7 +96,7 @@ def parse(argv):
     options.stages = [stage for stage in stage_names() if stage in ["naive", *asked]]
     if min(options.steps, options.repeats, options.train_steps) < 1:
         raise BadInput("--steps, --repeats and --train_steps: expected at least 1")
-    options.grid = factors(options.grid)
+    options.grid = parse_grid(options.grid)
     config = load_config(rest)
     if config.micro_batch_size == "auto":
         raise BadInput("micro_batch_size=auto is for training; expected a number, or --sweep, which measures each")
@@ -113,7 +113,7 @@ def parse(argv):
     return options, rest
 
 
-def factors(text):
+def parse_grid(text):
     """The numbers of --grid in order."""
     from config import BadInput
 

@@ -174,10 +174,10 @@ def load_config(argv):
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
-    files, given = parse_arguments(argv)
+    paths, given = parse_arguments(argv)
     values = dict(DEFAULTS)
-    for file in files:
-        read_assignments(Path(file), values, given)
+    for path in paths:
+        read_assignments(Path(path), values, given)
     if stage := given.get("stage", values["stage"]):
         for file in stage_files(stage):
             read_assignments(file, values, given)
@@ -187,19 +187,19 @@ def load_config(argv):
 
 
 def parse_arguments(argv):
-    """Splits ["x.py", "--key=value", "--key", "value"] into the files and {key: typed value}."""
-    files, given = [], {}
+    """Splits ["x.py", "--key=value", "--key", "value"] into the files' paths and {key: typed value}."""
+    paths, given = [], {}
     rest = iter(argv)
     for word in rest:
         if not word.startswith("--"):
-            files.append(word)
+            paths.append(word)
             continue
         key, equals, text = word[2:].partition("=")
         known(key, "command line")
         if not equals and (text := next(rest, "--")).startswith("--"):
             raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
         given[key] = typed(key, from_text(key, text), "command line")
-    return files, given
+    return paths, given
 
 
 def read_assignments(path, values, given):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from torch.utils._pytree import tree_leaves
 
 import config
+import optim
 import report
 from config import Config
 from data import checksum
@@ -24,6 +26,7 @@ settings.register_profile("quiet", deadline=None, max_examples=50, database=None
 settings.load_profile("quiet")
 
 ROOT = Path(__file__).parents[1]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LINE = "the cat sat on the mat, naïve at the café ☕\n"
 TINY = {
     "device": "cpu",
@@ -171,6 +174,12 @@ def same(ours, theirs):
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
     return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+
+
+def state_bytes(optimizer):
+    """Bytes of the tensors of an optimizer's state, of 8-bit ones those of their parts."""
+    leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def replace(config, **overrides):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import flags, rows, same, saved, tiny, weights
+from conftest import flags, needs_gpu, rows, same, saved, tiny, weights
 
 import checkpoint
 import faults
@@ -38,7 +38,7 @@ def test_a_step_that_is_not_finite_is_not_applied(keys, value):
     assert same(dict(enumerate(before)), dict(enumerate([model.state_dict(), *optimizer.state.values()])))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_a_gpu_s_fused_kernel_skips_the_update_by_itself():
     config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True)
     model, optimizer = train.build(config, torch.device("cuda"))

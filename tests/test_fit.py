@@ -5,12 +5,10 @@ import gc
 
 import pytest
 import torch
-from conftest import replace, tiny
+from conftest import needs_gpu, replace, state_bytes, tiny
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_leaves
 
 import fit
-import optim
 import train
 from config import BadInput, load_config, stage_names
 
@@ -99,9 +97,7 @@ def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name, inside):
     model, optimizer = train.build(config, torch.device("cpu"))
     batch = torch.randint(config.vocab_size, (2, 4, config.context_length)).unbind()
     train.train_step(model, optimizer, batch, 1e-3, config)
-    leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
-    state = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-    assert predicted.optimizer == pytest.approx(state, rel=0.05 if name == "adamw8bit" else 0.01)
+    assert predicted.optimizer == pytest.approx(state_bytes(optimizer), rel=0.05 if name == "adamw8bit" else 0.01)
 
 
 def test_updates_in_the_backward_take_less_by_nearly_the_gradients():
@@ -283,7 +279,7 @@ def test_the_report_has_a_row_for_every_stage():
     assert "fits" not in fit.report(rows[0][1], rows)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("stage", stage_names())
 def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
     """A model of 16 M parameters: there, a few MB that only a GPU's kernels take are no matter."""

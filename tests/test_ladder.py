@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from conftest import needs_gpu
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -31,7 +32,6 @@ STEPS = 20
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context_length": 16, "vocab_size": 60, "batch_size": 8}
 TINY |= {"compile_scope": "block"}  # one block compiles in half the time of two
 TINY |= {"device": "cpu", "max_steps": STEPS, "warmup_steps": 2, "learning_rate": 3e-3}
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(scope="module")

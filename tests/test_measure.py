@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import flags, tiny
+from conftest import flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
 import ladder
@@ -142,7 +142,7 @@ def test_products_in_tf32_only_on_a_gpu():
     assert measure.product_dtype(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("stage", ["naive", "flash", "chunked_loss"])
 def test_on_a_gpu_memory_is_the_allocator_s_and_time_the_kernels(dense, stage):
     words = [*flags(device="cuda", batch_size=16, context_length=64, n_embd=128, dataset=dense), f"--stage={stage}"]

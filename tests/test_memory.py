@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, flags, replace, rows, saved, tiny
+from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
 from test_parallel import words, work
 
 import fit
@@ -138,7 +138,7 @@ def test_two_processes_take_what_the_first_one_finds(config, tmp_path):
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_on_a_gpu_a_trial_leaves_nothing_behind(config):
     device = torch.device("cuda", 0)
     config = replace(known(config), device="cuda", batch_size=256, micro_batch_size="auto", memory_gb=0.4)

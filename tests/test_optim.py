@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, flags, replace, rows, same, saved, tiny
+from conftest import ROOT, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -185,12 +185,6 @@ def test_the_header_names_the_optimizer_and_its_factor(name):
 
 
 # -- the state
-
-
-def state_bytes(optimizer):
-    """Bytes of the tensors of the state, of 8-bit ones those of their parts."""
-    leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def expected_bytes(name, shape):
@@ -460,7 +454,7 @@ def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
         machine.choices(tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto"), CPU)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
 def test_on_a_gpu_every_optimizer_trains_as_on_a_cpu(name, inside):
