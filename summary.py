@@ -85,7 +85,7 @@ def summarize(results, mode):
                     row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
         if trained := measured.get("curve"):
             losses = [curve["val_loss"] for curve in trained]
-            row |= ranking(dict(zip(factors(part["grid"], losses), trained, strict=False)))
+            row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))
         rows.append(row)
     return rows
 
@@ -111,7 +111,8 @@ def factors(grid, losses):
         lowest, second, *_ = ascending = sorted(tried)
         if best not in (lowest, ascending[-1]):
             break
-        tried.append(best * best / (second if best == lowest else ascending[-2]))
+        further = best * best / (second if best == lowest else ascending[-2])
+        tried.append(float(f"{further:.3g}"))  # as it is printed
     return tried
 
 

@@ -358,6 +358,9 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
     assert rows["sgd"]["at 1×"] == "diverged"
     assert rows["sgd"]["validation loss"] == ""
     assert rows["sgd"]["state, bytes per parameter"] == "8"
+    results = summary.read(tmp_path / "results.json")
+    [adafactor] = [row for row in summary.summarize(results, "optimizers") if row["name"] == "adafactor"]
+    assert list(adafactor["curves"]) == [0.01, 0.1, 1, 10]  # as they are drawn
     assert rows["galore"]["best learning rate"] == "not available"
     assert "after 300 steps, 0.0192 million tokens" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "optimizers.png").read_bytes().startswith(b"\x89PNG")
@@ -376,6 +379,7 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
         ([0.5, 1, 4], [3, 2, 1, 0.5], [16, 64]),
         ([0.5, 1, 4], [3, 2, 1, 0.5, 0.25], [16, 64]),
         ([0.5, 1, 4], [1, 2, None], [0.25]),
+        ([1, 3], [1, 2], [0.333]),
         ([0.5, 1, 4], [None, None, None], [0.25]),
         ([1], [2], []),
     ],
@@ -401,7 +405,7 @@ def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
     profile.main([*argv, f"--out_dir={tmp_path}"])
     trained = {row["name"]: row for row in summary.summarize(summary.read(tmp_path / "results.json"), "optimizers")}
     for name in ("adamw", "sgd", "adafactor"):
-        first, second, *_ = trained[name]["curves"].values()
+        first, second = (trained[name]["curves"][factor] for factor in (1, 3))
         assert len(first["losses"]) == 6
         assert first["tokens"][-1] == 6 * 4 * 16
         assert first["losses"][0] == second["losses"][0]  # the same start
