@@ -1,12 +1,12 @@
 # make train: set up, prepare the default corpus, train the quickstart, print a sample.
-# make test:  set up, run every test.
+# make test:  set up, run every test; make test-oldest: with the oldest PyTorch that is supported.
 
 PYTHON ?= python3
 PY = .venv/bin/python
 OUT = out/quickstart
 SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def __init__(self" --max_new_tokens=200
 
-.PHONY: train test
+.PHONY: train test test-oldest
 .DELETE_ON_ERROR:
 
 train: $(OUT)/.finished
@@ -18,6 +18,15 @@ train: $(OUT)/.finished
 test: .venv/.test
 	$(PY) -m ruff check .
 	$(PY) -m pytest -n auto --maxprocesses=4
+
+# The same tests with the oldest PyTorch that pyproject.toml claims; on Linux its package brings gigabytes of CUDA.
+test-oldest: OLDEST = $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
+test-oldest: .venv/.train
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check torch==$(OLDEST)
+	grep -hv '^torch==' requirements.txt requirements-test.txt | \
+		.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	.venv-oldest/bin/python -m pytest -n auto --maxprocesses=4
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json

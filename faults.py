@@ -38,7 +38,10 @@ def may_update(optimizer, loss, grad_norm):
 
 
 class Watch:
-    """The losses and norms since the last look, which may be on a GPU still: looking waits for it, so it is rare."""
+    """The losses and norms since the last look, which may be on a GPU still: looking waits for it, so it is rare.
+
+    A norm of exactly 0 is a fault, too: nothing would be learned. No model gets there; a compiler's bug did.
+    """
 
     def __init__(self, config, split, device, writer):
         self.config, self.split, self.device, self.writer = config, split, device, writer
@@ -48,13 +51,13 @@ class Watch:
         self.steps.append((step, lr, loss, grad_norm))
 
     def look(self, optimizer, due):
-        """Ends the run, naming the step, if one since the last look was not finite; `due`: look in any case."""
+        """Ends the run, naming the step, if one since the last look was faulty; `due`: look in any case."""
         if not (due or self.device.type == "cpu" or len(self.steps) >= LOOK):
             return
         scale = optimizer.scaler.get_scale() if checkpoint.scales(optimizer) else None
         for step, lr, loss, grad_norm in self.steps:
             loss, grad_norm = float(loss), float(grad_norm)
-            if not math.isfinite(loss) or not (scale or math.isfinite(grad_norm)):
+            if not math.isfinite(loss) or not (scale or math.isfinite(grad_norm)) or grad_norm == 0:
                 self.stop(step, lr, loss, grad_norm, scale)
         if scale and scale < SMALLEST_SCALE:
             self.stop(step, lr, loss, grad_norm, scale)
@@ -80,10 +83,13 @@ class Watch:
         fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
         if scale is not None:
             fault += f", loss scale {scale:.3g}" + ", which collapsed" * (scale < SMALLEST_SCALE)
+        causes = f"learning_rate={config.learning_rate} too high, too short a warm-up, damaged data"
+        if grad_norm == 0:
+            causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or weights that are all 0"
         sys.exit(
             f"error: stopped at step {step}: {fault}; batch of windows {named} ({path} has all). Nothing was saved "
-            f"since: {good}. Likely causes: learning_rate={config.learning_rate} too high, too short a warm-up, "
-            f"damaged data. To see where it begins: python {shlex.join(sys.argv)} --replay_step={step}"
+            f"since: {good}. Likely causes: {causes}. "
+            f"To see where it begins: python {shlex.join(sys.argv)} --replay_step={step}"
         )
 
 

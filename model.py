@@ -114,7 +114,8 @@ class ChunkedLoss(torch.autograd.Function):
             logits = output.float()
             log_sum = logits.logsumexp(dim=-1, keepdim=True)  # (n, 1)
             valid, target = (target != IGNORE)[:, None], target.clamp(min=0)[:, None]  # (n, 1)
-            loss_sum += ((log_sum - logits.gather(1, target)) * valid).sum()
+            # Not in place: compiled by torch 2.11, all gradients would be 0 (pytorch issue 180642).
+            loss_sum = loss_sum + ((log_sum - logits.gather(1, target)) * valid).sum()
             if wanted:  # the gradient of a logit: its probability, less 1 for the target's
                 logits.sub_(log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum)).mul_(valid)
                 d_logits = logits.to(output.dtype)

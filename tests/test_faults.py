@@ -197,6 +197,17 @@ def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(batch_warmup_steps
     assert "not finite in the forward: nothing\nnot finite in the backward: nothing" in result.out
 
 
+def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
+    def lose(model, batch):
+        for parameter in model.parameters():
+            parameter.register_hook(torch.zeros_like)
+
+    monkeypatch.setattr(train, "train_step", poisoned(7, lose))
+    line = run_main(train.main, *words(config)).code
+    assert re.search(r"stopped at step 7: loss [\d.]+, gradient norm 0\.0,", line)
+    assert "last.pt, step 6, is the last good checkpoint" in line and "--compile=False" in line
+
+
 # -- float16
 
 

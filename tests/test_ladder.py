@@ -228,6 +228,29 @@ def test_loader_pins_memory_for_a_gpu_only(tiny, monkeypatch):
     assert seen == [False, True]
 
 
+def gradients(config):
+    """The loss of a batch with padding, and the gradients of every parameter."""
+    tokens = torch.randint(60, (8, 16), generator=torch.Generator().manual_seed(1))
+    targets = tokens.roll(-1, 1)
+    targets[0, 1:] = model.IGNORE
+    gpt, _ = train.build(config, train.set_up(config))
+    with machine.autocast(config.dtype, tokens.device):
+        loss, _ = gpt(tokens, targets)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in gpt.named_parameters()}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_gradients_of_the_model_compiled_as_one_are_the_eager_ones(tiny, stage):
+    keys = {"stage": stage, "n_layer": 1, "compile_scope": "model"}
+    torch._dynamo.reset()
+    (ours, compiled), (theirs, eager) = (gradients(tiny(**keys, compile=compile)) for compile in (True, False))
+    tolerance = 2e-2 if STAGES.index(stage) >= STAGES.index("amp") else 1e-4  # of bfloat16, where it is on
+    assert ours == pytest.approx(theirs, rel=tolerance)
+    for name, gradient in eager.items():
+        assert (compiled[name] - gradient).norm() <= tolerance * gradient.norm(), name
+
+
 def test_a_split_travels_to_a_worker_by_its_path(tiny):
     _, split, _ = train.open_dataset(tiny().dataset, 60, 16)
     assert len(pickle.dumps(split)) < 1000
