@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
-from config import BadInput, Parser, run
-from data.tokenizer import encode, end_of_text, load_tokenizer
-from machine import choose_device
 from model import GPT
+from nanoladder import checkpoint
+from nanoladder.data.tokenizer import encode, end_of_text, load_tokenizer
+from nanoladder.entry import Parser, run
+from nanoladder.errors import BadInput
+from nanoladder.machine import choose_device
 
 
 def main(argv):

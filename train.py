@@ -11,17 +11,14 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-import checkpoint
-import faults
-import interrupt
-import machine
-import memory
-import parallel
-import report
-from config import BadInput, load_config, run
-from data.loader import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
 from model import GPT, IGNORE
-from optim import adamw8bit, batch_factor, lr_factor, norm_of_updates, other_optimizer, update_in_backward
+from nanoladder import checkpoint, machine, parallel
+from nanoladder.config import load_config
+from nanoladder.data.batches import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
+from nanoladder.entry import run
+from nanoladder.errors import BadInput
+from nanoladder.optim import adamw8bit, batch_factor, lr_factor, norm_of_updates, other_optimizer, update_in_backward
+from nanoladder.run import faults, memory, report, signals
 
 
 def main(argv):
@@ -52,7 +49,7 @@ def train(config):
     clock = report.StepClock(device)
     first_step = progress["step"] + 1
     with (
-        interrupt.Interrupts(config.save_every_minutes) as interrupts,
+        signals.Interrupts(config.save_every_minutes) as interrupts,
         checkpoint.Writer(config) as writer,
         report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger,
     ):
@@ -209,7 +206,7 @@ def training_batches(split, config, start_step, device):
         generator=torch.Generator(),
         num_workers=config.num_workers,
         pin_memory=device.type == "cuda",
-        worker_init_fn=interrupt.outlive,
+        worker_init_fn=signals.outlive,
     )
     return one_ahead(tuple(part.to(device, non_blocking=True) for part in batch) for batch in loader)
 

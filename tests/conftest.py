@@ -12,14 +12,13 @@ import torch
 from hypothesis import settings
 from torch.utils._pytree import tree_leaves
 
-import config
-import optim
-import report
-from config import Config
-from data import checksum
-from data.tokenizer import build_tokenizer, encode, save_tokenizer
-from data.writer import sha256
-from machine import ATTENTION_KERNELS
+from nanoladder import config, entry, optim
+from nanoladder.config import Config
+from nanoladder.data import checksum
+from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
+from nanoladder.data.writer import sha256
+from nanoladder.machine import ATTENTION_KERNELS
+from nanoladder.run import report
 
 torch.set_num_threads(1)  # the models here are too small for more
 settings.register_profile("quiet", deadline=None, max_examples=50, database=None, derandomize=True)
@@ -131,7 +130,7 @@ def run_main(monkeypatch, capsys):
         capsys.readouterr()
         code = 0
         try:
-            config.run(main)
+            entry.run(main)
         except SystemExit as exit:
             code = exit.code or 0
         out, err = capsys.readouterr()

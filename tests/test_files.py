@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-import files
+from nanoladder import files
 
 
 @pytest.mark.parametrize("content", [b"new", "new", lambda file: file.write(b"new")])

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import checkpoint
-import ladder
-import machine
 import model
-import optim
-import report
 import train
-from config import BadInput, load_config, stage_files, stage_names
+from lab import pages
+from nanoladder import checkpoint, machine, optim
+from nanoladder.config import load_config, stage_files, stage_names
+from nanoladder.errors import BadInput
+from nanoladder.run import report
 
 STAGES = stage_names()
 STEPS = 20
@@ -126,12 +125,12 @@ def test_a_stage_on_top_of_those_before_trains_the_same_model(tiny, before, stag
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_a_stage_changes_one_field_that_naive_turns_off(stage):
-    (field,) = ladder.fields(stage)
-    assert field in ladder.fields("naive")
+    (field,) = pages.fields(stage)
+    assert field in pages.fields("naive")
 
 
 def test_the_list_names_every_stage(capsys):
-    ladder.main([])
+    pages.main([])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == STAGES
 
@@ -259,7 +258,7 @@ def test_a_split_travels_to_a_worker_by_its_path(tiny):
 
 FAULTS = """
 import resource, sys, torch, train
-from config import load_config
+from nanoladder.config import load_config
 train.set_up(load_config(sys.argv[1:]))
 faults = []
 for _ in range(30):

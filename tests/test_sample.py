@@ -7,12 +7,12 @@ import pytest
 import torch
 from conftest import LINE, replace, saved, tiny
 
-import checkpoint
-import report
 import sample
 import train
-from data.tokenizer import build_tokenizer, encode, load_tokenizer, save_tokenizer
 from model import GPT
+from nanoladder import checkpoint
+from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer, save_tokenizer
+from nanoladder.run import report
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train
-from config import Config
-from data.loader import TrainingBatches, open_dataset
 from model import GPT, IGNORE
+from nanoladder.config import Config
+from nanoladder.data.batches import TrainingBatches, open_dataset
 
 
 @pytest.fixture

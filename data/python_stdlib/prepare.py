@@ -13,8 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config import BadInput, run
-from data.writer import PrepareParser, split_documents, summary, write_dataset
+from nanoladder.data.writer import PrepareParser, split_documents, summary, write_dataset
+from nanoladder.entry import run
+from nanoladder.errors import BadInput
 
 # Tests: 19 of 31 MB, much of it data. pydoc_data: the text of help(), one file of 0.8 MB that is not code.
 # site-packages, on Debian dist-packages: not the standard library.

@@ -13,8 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config import BadInput, run
-from data.writer import PrepareParser, split_text, summary, write_dataset
+from nanoladder.data.writer import PrepareParser, split_text, summary, write_dataset
+from nanoladder.entry import run
+from nanoladder.errors import BadInput
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

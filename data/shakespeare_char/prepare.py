@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config import run
 from data.shakespeare.prepare import prepare
+from nanoladder.entry import run
 
 
 def main(argv):

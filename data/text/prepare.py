@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config import BadInput, run
-from data.writer import PrepareParser, fraction, split_documents, split_text, summary, write_dataset
+from nanoladder.data.writer import PrepareParser, fraction, split_documents, split_text, summary, write_dataset
+from nanoladder.entry import run
+from nanoladder.errors import BadInput
 
 
 def find_files(inputs, out_dir):

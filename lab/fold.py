@@ -1,0 +1,246 @@
+"""Folds fields of the config to their values and drops what is then unused: the script one would have written."""
+
+import ast
+import json
+import sys
+from types import SimpleNamespace
+
+import libcst as cst
+from libcst import matchers
+
+from nanoladder.config import DEFAULTS
+
+RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
+
+
+def merge(modules):
+    """One script of several modules, {name: source}, the last of which is the program."""
+    docstrings, imports, bodies = [], set(), []
+    for source in modules.values():
+        tree = ast.parse(source)
+        head = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        docstrings.insert(0, ast.get_docstring(tree))
+        imports |= {ast.unparse(node) for node in head if module_of(node) not in modules}
+        bodies.append("\n".join(source.splitlines()[head[-1].end_lineno :]).strip("\n"))
+    lines = sorted(imports, key=import_order)
+    sections = ["\n".join(line for line in lines if import_order(line)[0] == n) for n in range(3)]
+    return "\n\n".join(['"""' + "\n\n".join(docstrings) + '\n"""', *sections]) + "\n\n" + "\n\n\n".join(bodies) + "\n"
+
+
+def module_of(node):
+    return node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+
+
+def import_order(line):
+    """What a line of imports is sorted by: the standard library, torch, our own; `import x` before `from x`."""
+    kind, name = line.split()[:2]
+    package = name.partition(".")[0]
+    section = 0 if package in sys.stdlib_module_names else 1 if package == "torch" else 2
+    return section, kind == "from", name, line
+
+
+def fold(source, values):
+    """The source with every `config.field` of values, {field: expression}, replaced, and what follows from it."""
+    module, before = cst.parse_module(source), None
+    while before is None or not module.deep_equals(before):
+        before, module = module, module.visit(Fold(values))
+        module = module.visit(Prune(module))
+    return module.code
+
+
+def code(node):
+    return cst.Module([]).code_for_node(node)
+
+
+class Fold(cst.CSTTransformer):
+    """Puts in the values, computes what is constant, and takes or drops the branches that depend on it."""
+
+    def __init__(self, values):
+        self.values = values
+        self.computed = set()  # code of values that depend on other keys: not known, but not 0 either
+        self.elifs = set()
+        self.assigned = {}  # {name: its value} of the function so far, None where there are several
+
+    def leave_Attribute(self, original, updated):
+        field, owner = original.attr.value, code(original.value)
+        if field not in self.values or owner.split(".")[-1] != "config":
+            return updated
+        tree = ast.parse(self.values[field], mode="eval").body
+        keys = {node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in DEFAULTS}
+        if not keys:
+            return literal(ast.literal_eval(tree))
+        for node in keys:
+            node.id = f"{owner}.{node.id}"
+        self.computed.add(ast.unparse(tree))
+        return cst.parse_expression(ast.unparse(tree))
+
+    def truth(self, node):
+        """True or False if the condition is known, else None."""
+        if code(node) in self.computed:
+            return True
+        try:
+            return bool(ast.literal_eval(code(node)))
+        except (ValueError, SyntaxError):
+            return None
+
+    def compute(self, original, updated):
+        """The value of an expression in which something was folded, if it holds nothing but constants."""
+        names = {node.id for node in ast.walk(ast.parse(code(updated), mode="eval")) if isinstance(node, ast.Name)}
+        if names - {"int"} or updated.deep_equals(original):
+            return updated
+        try:
+            return literal(eval(code(updated), {"__builtins__": {"int": int}}))
+        except (TypeError, ValueError):  # in a branch that is about to be dropped
+            return updated
+
+    leave_Comparison = leave_Call = compute
+
+    def leave_BinaryOperation(self, original, updated):
+        for side in (updated.left, updated.right):
+            if code(side) in self.computed:
+                updated = updated.with_deep_changes(side, lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        return self.compute(original, updated)
+
+    def leave_UnaryOperation(self, original, updated):
+        known = self.truth(updated.expression)
+        if isinstance(updated.operator, cst.Not) and known is not None:
+            return literal(not known)
+        return updated
+
+    def leave_BooleanOperation(self, original, updated):
+        def decides(side):
+            return self.truth(side) == isinstance(updated.operator, cst.Or)
+
+        if self.truth(updated.left) is not None:
+            return updated.left if decides(updated.left) else updated.right
+        if code(updated.right) in ("True", "False"):
+            return updated.right if decides(updated.right) else updated.left
+        return updated
+
+    def leave_IfExp(self, original, updated):
+        known = self.truth(updated.test)
+        return updated if known is None else updated.body if known else updated.orelse
+
+    def visit_If(self, node):
+        if isinstance(node.orelse, cst.If):
+            self.elifs.add(node.orelse)
+
+    def leave_If(self, original, updated):
+        known, orelse = self.truth(updated.test), updated.orelse
+        if known is None:
+            return updated
+        if original in self.elifs:
+            return cst.Else(updated.body, updated.leading_lines) if known else orelse or cst.RemoveFromParent()
+        if known:
+            return splice(updated.leading_lines, updated.body)
+        if isinstance(orelse, cst.If):
+            return orelse.with_changes(leading_lines=updated.leading_lines)
+        return splice(updated.leading_lines, orelse.body) if orelse else cst.RemoveFromParent()
+
+    def visit_FunctionDef(self, node):
+        self.assigned = {}
+
+    def leave_Assign(self, original, updated):
+        name = code(updated.targets[0].target)
+        self.assigned[name] = None if name in self.assigned else updated.value
+        return updated
+
+    def leave_For(self, original, updated):
+        """A loop over one item is its body."""
+        items = self.assigned.get(code(updated.iter)) or updated.iter
+        if not isinstance(items, cst.List) or len(items.elements) != 1:
+            return updated
+        assignment = cst.Assign([cst.AssignTarget(updated.target)], items.elements[0].value)
+        first = cst.SimpleStatementLine([assignment], updated.leading_lines)
+        return cst.FlattenSentinel([first, *updated.body.body])
+
+    def leave_With(self, original, updated):
+        """A context that does nothing is not there."""
+        nothing = [n for n, item in enumerate(updated.items) if code(item.item) == "nullcontext()"]
+        items = without(updated.items, nothing)
+        return updated.with_changes(items=items) if items else splice(updated.leading_lines, updated.body)
+
+    def leave_IndentedBlock(self, original, updated):
+        """Nothing follows a return."""
+        ends = (n for n, line in enumerate(updated.body, 1) if matchers.matches(line, RETURN))
+        return updated.with_changes(body=updated.body[: next(ends, None)])
+
+
+def literal(value):
+    return cst.parse_expression(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value))
+
+
+def splice(leading_lines, block):
+    """The statements of a block in the place of the statement that held it, comments kept."""
+    first, *rest = block.body
+    comments = [cst.EmptyLine(comment=block.header.comment)] if block.header.comment else []
+    lines = [*leading_lines, *comments, *first.leading_lines]
+    return cst.FlattenSentinel([first.with_changes(leading_lines=lines), *rest])
+
+
+class Prune(cst.CSTTransformer):
+    """Drops functions, classes, methods, parameters, imports and assignments that nothing reads."""
+
+    def __init__(self, module):
+        self.scopes = [reads(module)]  # of the module, then of the class and the function that hold a statement
+        functions = [node for node in module.body if isinstance(node, cst.FunctionDef)]
+        self.unread = {node.name.value: unread(node) for node in functions}
+
+    def enter(self, node):
+        self.scopes.append(reads(node))
+
+    visit_ClassDef = visit_FunctionDef = enter
+
+    def leave_ClassDef(self, original, updated):
+        self.scopes.pop()
+        return updated if original.name.value in self.scopes[0].names else cst.RemoveFromParent()
+
+    def leave_FunctionDef(self, original, updated):
+        self.scopes.pop()
+        name = original.name.value
+        if len(self.scopes) > 1:  # a method; PyTorch calls forward
+            called = name in self.scopes[0].attributes or name == "forward" or name.startswith("__")
+            return updated if called else cst.RemoveFromParent()
+        if name not in self.scopes[0].names:
+            return cst.RemoveFromParent()
+        return updated.with_deep_changes(updated.params, params=without(updated.params.params, self.unread[name]))
+
+    def leave_Call(self, original, updated):
+        return updated.with_changes(args=without(updated.args, self.unread.get(code(original.func), ())))
+
+    def leave_SimpleStatementLine(self, original, updated):
+        statement = updated.body[0]
+        match statement:
+            case cst.Import() | cst.ImportFrom():
+                kept = without(statement.names, [n for n, alias in enumerate(statement.names) if not self.reads(alias)])
+                return updated.with_deep_changes(statement, names=kept) if kept else cst.RemoveFromParent()
+            case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))]):
+                pure = len(self.scopes) == 1 or "(" not in code(statement)
+                return updated if name in self.scopes[-1].names or not pure else cst.RemoveFromParent()
+            case cst.Assign(targets=[cst.AssignTarget(target=cst.Attribute(attr=attr))], value=cst.Name()):
+                return updated if attr.value in self.scopes[-2].attributes else cst.RemoveFromParent()
+        return updated
+
+    def reads(self, alias):
+        return (alias.evaluated_alias or alias.evaluated_name.partition(".")[0]) in self.scopes[0].names
+
+
+def unread(function):
+    """The positions of the parameters that a function does not read."""
+    names = reads(function).names
+    return [n for n, parameter in enumerate(function.params.params) if parameter.name.value not in names]
+
+
+def reads(node):
+    """The names and the attributes that a piece of code reads."""
+    found = [part for part in ast.walk(ast.parse(code(node))) if isinstance(getattr(part, "ctx", None), ast.Load)]
+    names = {part.id for part in found if isinstance(part, ast.Name)}
+    return SimpleNamespace(names=names, attributes={part.attr for part in found if isinstance(part, ast.Attribute)})
+
+
+def without(items, positions):
+    """Parameters, arguments or imported names, but not those at the positions."""
+    kept = [item for n, item in enumerate(items) if n not in positions]
+    if kept and positions:
+        kept[-1] = kept[-1].with_changes(comma=items[-1].comma)
+    return kept

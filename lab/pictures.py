@@ -1,0 +1,156 @@
+"""What profile.py measured, as pictures."""
+
+import itertools
+
+from lab.tables import KINDS, KNEE, UNCHANGED, gain, milliseconds, summarize
+
+COLORS = {  # of KINDS
+    "gemm": "tab:blue",
+    "attention": "tab:purple",
+    "loss": "tab:red",
+    "elementwise": "tab:green",
+    "optimizer": "tab:olive",
+    "data": "tab:cyan",
+    "host": "tab:gray",
+}
+LINES = ["black", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"]  # for every eye (Okabe & Ito 2008)
+PARTS = {  # of the peak of memory
+    "weights": ("weights", "tab:blue"),
+    "kept gradients": ("kept gradients", "tab:cyan"),
+    "optimizer": ("optimizer state", "tab:olive"),
+    "activations": ("activations", "tab:orange"),
+    "rest": ("gradients, temporary", "tab:red"),
+}
+
+
+def draw(results, mode, path):
+    """Time and memory of each row, side by side, in what they consist of; of a sweep and of training, as curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    needed = {"scaling": {"seconds"}, "optimizers": {"best"}}.get(mode, {"seconds", "peak"})
+    if rows := [row for row in summarize(results, mode) if needed <= row.keys()]:
+        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(mode, bars)(plt, rows)
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+
+def bars(plt, rows):
+    names = [row["name"] for row in rows]
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
+    )
+    times = {kind: [1e3 * row["seconds"] * row["shares"][kind] for row in rows] for kind in KINDS}
+    speeds = [gain(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
+    labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
+    stack(left, names, times, {kind: (label, COLORS[kind]) for kind, label in KINDS.items()}, labels)
+    left.set(title=f"time of a step, ms, and speed against {names[0]}")
+    sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
+    labels = [f"{row['peak'] / 1e9:.3g} GB  {rows[0]['peak'] / row['peak']:.3g}×" for row in rows]
+    stack(right, names, sizes, PARTS, labels)
+    right.set(title="peak memory of all tensors, GB, and times less")
+    left.invert_yaxis()
+    return figure
+
+
+def parts_of_peak(memory):
+    """The parts that add up to the peak: gradients count where they are there in the forward."""
+    kept = memory["peak"] - memory["weights"] - memory["optimizer"] - memory["activations"] - memory["rest"]
+    return memory | {"kept gradients": kept}
+
+
+def stack(axis, names, values, styles, labels):
+    """Horizontal bars, each of several parts, with a label at their ends."""
+    from matplotlib.transforms import ScaledTranslation
+
+    start = [0.0] * len(names)
+    for part, (label, color) in styles.items():
+        drawn = axis.barh(names, values[part], left=start, color=color, label=label, height=0.7)
+        start = [total + value for total, value in zip(start, values[part], strict=True)]
+    axis.bar_label(drawn, labels, padding=4)
+    axis.set_xlim(0, 1.3 * max(start))
+    axis.spines[["top", "right"]].set_visible(False)
+    below = axis.transAxes + ScaledTranslation(0, -0.25, axis.figure.dpi_scale_trans)  # a quarter of an inch
+    style = {"ncols": 3, "frameon": False, "fontsize": "small"}
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
+
+
+def curves(plt, rows):
+    names = [row["name"] for row in rows]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    left.plot(names, [row["tokens_per_s"] for row in rows], marker="o", color="tab:blue")
+    left.axhline(KNEE * max(row["tokens_per_s"] for row in rows), color="tab:gray", linestyle=":", linewidth=1)
+    left.set(title=f"tokens/s (dotted: {KNEE:.0%} of the best)", xlabel="micro-batches × sequences", ylim=(0, None))
+    right.plot(names, [row["peak"] / 1e9 for row in rows], marker="o", color="tab:orange")
+    right.set(title="peak memory of all tensors, GB", xlabel="micro-batches × sequences", ylim=(0, None))
+    return figure
+
+
+def efficiency(plt, rows):
+    """Throughput over the number of processes, beside as many times that of one."""
+    counts = [int(row["name"]) for row in rows]
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
+    axis.plot(counts, [row["tokens_per_s"] for row in rows], marker="o", label="measured")
+    axis.set(title="tokens/s", xlabel="processes", xticks=counts, ylim=(0, None))
+    axis.legend()
+    return figure
+
+
+def training(plt, rows):
+    """The training loss of each row at its best learning rate, and how much the learning rate matters."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", width_ratios=[3, 2])
+    styles = [{"color": color, "linewidth": 1.5, "zorder": 2} for color, _ in zip(itertools.cycle(LINES), rows)]
+    styles[0] |= {"linestyle": "--", "zorder": 3}  # the first, which the others are compared with
+    top = learning_curves(left, rows, styles)
+    sensitivity(right, rows, styles)
+    right.set_ylim(top=min(top, right.get_ylim()[1]))
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+    return figure
+
+
+def learning_curves(axis, rows, styles):
+    """Losses over tokens, named where they end. Returns the top of the axis, below the first steep fall."""
+    curves = [row["curves"][row["best"]] for row in rows]
+    for curve, style in zip(curves, styles, strict=True):
+        axis.plot([tokens / 1e6 for tokens in curve["tokens"]], curve["losses"], **style)
+    top = max(curve["losses"][len(curve["losses"]) // 10] for curve in curves)
+    bottom = min(min(curve["losses"]) for curve in curves)
+    gap, end = 0.05 * (top - bottom), curves[0]["tokens"][-1] / 1e6
+    heights = spread([curve["losses"][-1] for curve in curves], gap)
+    for row, height, style in zip(rows, heights, styles, strict=True):
+        axis.text(1.02 * end, height, f"{row['name']}, {row['best']:g}×", color=style["color"], va="center")
+    title = "training loss, each with its best learning rate"
+    axis.set(title=title, xlabel="million tokens", xlim=(0, 1.25 * end), ylim=(bottom - gap, top))
+    return top
+
+
+def sensitivity(axis, rows, styles):
+    """Last validation losses over learning rates, the best ones large; a cross at the top for a run that diverged."""
+    grid = sorted({factor for row in rows for factor in row["curves"]})
+    crosses = dict.fromkeys(grid, 0)
+    for row, style in zip(rows, styles, strict=True):
+        losses = {factor: curve["val_loss"] for factor, curve in row["curves"].items()}  # None where it diverged
+        axis.plot(losses.keys(), losses.values(), marker="o", ms=4, **style)
+        axis.plot(row["best"], row["val_loss"], "o", ms=9, **style)
+        for factor in (factor for factor in losses if losses[factor] is None):
+            height = 1 - 0.04 * crosses[factor]
+            axis.plot(factor, height, "x", ms=8, mew=2, transform=axis.get_xaxis_transform(), clip_on=False, **style)
+            crosses[factor] += 1
+    axis.set(xscale="log", title="validation loss at the end", xlabel="learning rate, times its own (cross: diverged)")
+    axis.set_xticks(grid, [f"{factor:g}×" for factor in grid])
+    axis.set_xticks([], minor=True)
+
+
+def spread(values, gap):
+    """The values, moved apart until neighbours are a gap apart."""
+    order, moved = sorted(range(len(values)), key=values.__getitem__), list(values)
+    for _ in range(100):
+        for low, high in itertools.pairwise(order):
+            lack = max(0, gap - (moved[high] - moved[low])) / 2
+            moved[low], moved[high] = moved[low] - lack, moved[high] + lack
+    return moved

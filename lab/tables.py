@@ -1,0 +1,401 @@
+"""What profile.py measured, as tables. results.json holds every process; this takes the medians."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+from nanoladder import files
+from nanoladder.errors import BadInput
+
+FORMAT_VERSION = 2
+SAME = 0.01  # nats: a loss further from naive's than this is another model's
+KNEE = 0.95  # of the best throughput of a sweep
+UNCHANGED = "no measurable change"
+BEYOND = 2  # learning rates that are tried beyond the ends of a grid
+BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # of differences in normal noise pass for a change
+KINDS = {  # of a step's time, with what each is called
+    "gemm": "matrix products",
+    "attention": "attention",
+    "loss": "loss",
+    "elementwise": "elementwise",
+    "optimizer": "optimizer",
+    "data": "data wait",
+    "host": "host",
+}
+CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
+
+
+def read(path):
+    """A results.json. Raises BadInput if it is none of this version."""
+    try:
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
+        version = results["format_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is not a results.json of profile.py ({error!r}); expected one") from None
+    if version == FORMAT_VERSION and (missing := [key for key in (*CONDITIONS, "modes") if key not in results]):
+        raise BadInput(f"{path} is damaged: it has no {' and no '.join(missing)}; measure again")
+    if version != FORMAT_VERSION:
+        raise BadInput(f"{path} has format {version}; expected format {FORMAT_VERSION}: measure again")
+    return results
+
+
+def write(folder, results):
+    """Writes results.json and table.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    files.write(folder / "table.md", "\n\n".join(table(results, mode) for mode in results["modes"]) + "\n")
+
+
+def summarize(results, mode):
+    """A dict a row, in the order measured; what is not measured (yet) is absent. Bytes, seconds, nats, FLOP/s."""
+    part = results["modes"][mode]
+    examined = [measured["examine"][0] for measured in part["rows"].values() if measured.get("examine")]
+    rows = []
+    for name, measured in part["rows"].items():
+        row = {"name": name, "note": measured["note"]}
+        if timed := measured.get("time"):
+            row |= timing(timed)
+        if silent := measured.get("silent"):
+            row["exposed"] = row["seconds"] - statistics.median(process["seconds"] for process in silent)
+            row["gradient_bytes"] = silent[0]["bytes"]
+        if found := (measured.get("examine") or [None])[0]:
+            gaps = [abs(ours - theirs) for ours, theirs in zip(found["losses"], examined[0]["losses"], strict=True)]
+            row |= {
+                "loss": found["losses"][-1],
+                "memory": found["memory"],
+                "peak": found["memory"]["peak"],
+                "parameters": found["parameters"],
+                "shares": shares(found, row, results["machine"]["gpu"]),
+                "dropout": results["keys"]["dropout"],
+            }
+            chosen = any(word.startswith("--optimizer=") for word in measured["words"])
+            configured = not measured["words"] and results["keys"].get("optimizer", "adamw") != "adamw"
+            row["another update"] = chosen or configured
+            if found is not examined[0]:
+                row["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+            if "predicted" in found:
+                row["predicted"] = found["predicted"]
+            if timed:
+                flops = row["tokens_per_s"] * found["flops_per_token"]
+                dtype = found["product_dtype"]
+                if rates := [limit["flops"][dtype] for limit in part["limits"] if dtype in limit["flops"]]:
+                    row["mfu"] = flops / statistics.median(rates)
+                if results["machine"]["datasheet_flops"] and dtype in ("bfloat16", "float16"):
+                    row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
+        if trained := measured.get("curve"):
+            losses = [curve["val_loss"] for curve in trained]
+            row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))
+        rows.append(row)
+    return rows
+
+
+def ranking(curves):
+    """Of {times the optimizer's own learning rate: its curve} the best, if one has not diverged."""
+    losses = {factor: curve["val_loss"] for factor, curve in curves.items() if curve["val_loss"] is not None}
+    if not losses:
+        return {"curves": curves}
+    best = min(losses, key=losses.get)
+    return {"curves": curves, "best": best, "val_loss": losses[best], "edge": best in (min(curves), max(curves))}
+
+
+def factors(grid, losses):
+    """What the learning rate is multiplied by in each run and, if there is one, in the next.
+
+    The grid comes first; then, while the best loss is at an end, a further step beyond it, BEYOND times at most.
+    losses: of the runs that have ended; None where one diverged.
+    """
+    tried = list(grid)
+    while len(grid) > 1 and len(tried) <= len(losses) and len(tried) < len(grid) + BEYOND:
+        _, best = min(zip((math.inf if loss is None else loss for loss in losses), tried, strict=False))
+        lowest, second, *_ = ascending = sorted(tried)
+        if best not in (lowest, ascending[-1]):
+            break
+        further = best * best / (second if best == lowest else ascending[-2])
+        tried.append(float(f"{further:.3g}"))  # as it is printed
+    return tried
+
+
+def timing(processes):
+    """Median and spread of the processes that timed a row."""
+    seconds = [process["seconds"] for process in processes]
+    first, *later = [process["first_step_seconds"] for process in processes]
+    row = {
+        "seconds": statistics.median(seconds),
+        "rounds": seconds,
+        "first": first,
+        "tokens_per_s": processes[0]["tokens"] / statistics.median(seconds),
+    }
+    if later:
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        row |= {"iqr": high - low, "later": statistics.median(later)}
+    if processes[0]["resident_bytes"]:
+        row["resident"] = statistics.median(process["resident_bytes"] for process in processes)
+    return row
+
+
+def shares(found, row, gpu):
+    """Shares of a step's time by KINDS: of the profiled step on a CPU; on a GPU its kernels' of the usual step."""
+    step = row.get("seconds", found["profiled_seconds"]) if gpu else found["profiled_seconds"]
+    parts = {kind: seconds / step for kind, seconds in found["seconds_by_kind"].items()}
+    waited = parts.pop("data")
+    idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
+    parts["data"] = min(waited, idle)
+    return parts | {"host": idle - parts["data"]}
+
+
+def gain(before, after):
+    """How many times as fast `after` is as `before`: the median over the rounds, and their range.
+
+    Only what was measured in the same round is divided: a drift of the machine from round to round cancels out. A
+    median that is no further from 1 than the range is wide is no measurable change.
+    """
+    pairs = list(zip(before.get("rounds", []), after.get("rounds", []), strict=False))
+    if before is after or len(pairs) < 2:
+        return ""
+    ratios = [ours / theirs for ours, theirs in pairs]
+    if abs(statistics.median(ratios) - 1) <= max(ratios) - min(ratios):
+        return UNCHANGED
+    return f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"
+
+
+def table(results, mode):
+    """The measurements of a mode in Markdown, below the conditions they were made under."""
+    keys = results["keys"]
+    rows = summarize(results, mode)
+    repeats = max(len(row.get("rounds", [])) for row in rows)
+    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + ", for each process" * (mode == "scaling")
+    text = [
+        f"## {mode}: `{' '.join(results['config'])}`",
+        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians of up to {repeats} "
+        f"processes of at least {results['steps']} steps.",
+        markdown(columns(rows, mode), rows),
+    ]
+    if repeats > 1:
+        text.append(
+            f'Speeds are medians of the rounds\' ratios, and their range. "{UNCHANGED}": no further from 1 than the '
+            f"range is wide. With {repeats} rounds noise alone passes for a change in "
+            f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
+        )
+    if mode == "sweep":
+        text.append(knee(rows))
+    if mode == "optimizers":
+        text.append(conditions_of_training(results))
+    if examined := [row for row in rows if "shares" in row]:
+        kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
+        text += ["Where a step's time goes, from one step under torch.profiler:", markdown(kinds, examined)]
+        text += ["What the memory of a step is, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
+    if limits := results["modes"][mode]["limits"]:
+        rates = [
+            f"{name} {statistics.median(limit['flops'][name] for limit in limits) / 1e12:.3g} TFLOP/s"
+            for name in limits[0]["flops"]
+        ]
+        copy = statistics.median(limit["copy_bytes"] for limit in limits)
+        text.append(f"The machine itself: a large matrix product {', '.join(rates)}; a copy {copy / 1e9:.3g} GB/s.")
+    return "\n\n".join(text)
+
+
+def device(results):
+    """What was measured on, in words."""
+    on = results["machine"]
+    return on["gpu"] or f"{processor(on)}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
+
+
+def processor(machine):
+    """The name of the CPU without what every one has in its name."""
+    return machine["cpu"].replace("(R)", "").replace(" Processor", "")
+
+
+def conditions_of_training(results):
+    """How the optimizers of a table were trained, in words."""
+    part, keys = results["modes"]["optimizers"], results["keys"]
+    tokens = part["train_steps"] * keys["batch_size"] * keys["context_length"]
+    grid = ", ".join(f"{factor:g}" for factor in part["grid"])
+    return (
+        f"Losses on the validation data after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the "
+        f"same weights (seed {keys['seed']}) on the same batches: a warm-up of at most a tenth of the steps, then a "
+        f"cosine. The grid is {grid} times the learning rate that the config gives each optimizer. Where the best is "
+        f'at an end, {BEYOND} more at most are tried beyond; "edge": it still is, and a better one may lie further.'
+    )
+
+
+def optimizer_columns(rows):
+    """{heading: row -> text} of the main table of the optimizers, against the first."""
+    first = rows[0]
+    grid = sorted({factor for row in rows for factor in row.get("curves", [])})
+    tried = {f"at {factor:g}×": lambda row, factor=factor: last_loss(row["curves"][factor]) for factor in grid}
+    return {
+        "best learning rate": best_learning_rate,
+        "validation loss": lambda row: f"{row['val_loss']:.4f}",
+        f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}" * (row is not first),
+        **tried,
+        "ms/step": lambda row: milliseconds(row["seconds"]),
+        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
+        "speed": lambda row: gain(first, row),
+        "state, bytes per parameter": lambda row: f"{row['memory']['optimizer'] / row['parameters']:.3g}",
+        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "first step s, then": first_steps,
+    }
+
+
+def best_learning_rate(row):
+    best = row["best"]
+    return f"{row['curves'][best]['learning_rate']:.2g} ({best:g}×{', edge' * row['edge']})"
+
+
+def last_loss(curve):
+    return "diverged" if curve["val_loss"] is None else f"{curve['val_loss']:.4f}"
+
+
+def columns(rows, mode):
+    """{heading: row -> text} of the main table."""
+    if mode == "optimizers":
+        return optimizer_columns(rows)
+    first, before, last = rows[0], {}, rows[0]
+    for row in rows:
+        before[row["name"]] = last
+        last = row if "seconds" in row else last
+    relative = {
+        "ladder": {
+            "against the one before": lambda row: gain(before[row["name"]], row),
+            "against naive": lambda row: gain(first, row),
+            "memory, times less": lambda row: f"{first['peak'] / row['peak']:.2f}×",
+        },
+        "each": {
+            "time": lambda row: f"{row['seconds'] / first['seconds']:.0%}",
+            "speed": lambda row: gain(first, row),
+            "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
+        },
+        "without": {
+            "time it saves": lambda row: gain(row, first),
+            "memory it saves": lambda row: f"{row['peak'] / first['peak']:.2f}×",
+        },
+        "sweep": {
+            "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+            "against whole": lambda row: gain(rows[-1], row),
+        },
+        "scaling": {
+            "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+            "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
+            "reducing gradients, not hidden, ms": lambda row: f"{1e3 * row['exposed']:.1f}",
+            "gradients MB": lambda row: f"{row['gradient_bytes'] / 1e6:.1f}",
+        },
+    }
+    return {
+        "ms/step": lambda row: milliseconds(row["seconds"]),
+        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
+        **relative[mode],
+        "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
+        "of the datasheet's half": lambda row: f"{row['datasheet_mfu']:.0%}",
+        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}" if "reserved" not in row.get("memory", {}) else "",
+        "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
+        "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
+        "first step s, then": first_steps,
+        "last loss": lambda row: f"{row['loss']:.4f}",
+        f"losses against {first['name']}": losses,
+    }
+
+
+def milliseconds(seconds, of=None):
+    """Seconds in ms, with a decimal below 100, or below 100 of what they are a part `of`."""
+    return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
+
+
+def first_steps(row):
+    return f"{row['first']:.1f}, {row['later']:.1f}"
+
+
+def losses(row):
+    if row["gap"] == 0:
+        return "bit-equal"
+    if row["another update"] and row["gap"] < math.inf:
+        return "another update"
+    if row["gap"] > SAME and row["dropout"]:
+        return f"{row['gap']:.2g} apart (dropout)"
+    return f"within {row['gap']:.0e}" if row["gap"] <= SAME else f"WRONG by {row['gap']:.2g}"
+
+
+def memory_columns():
+    def gigabytes(part):
+        return lambda row: f"{row['memory'][part] / 1e9:.3f} ({row['memory'][part] / row['parameters']:.3g})"
+
+    parts = {part: gigabytes(part) for part in ("weights", "optimizer", "gradients", "activations", "rest", "peak")}
+    return parts | {
+        "predicted peak": lambda row: f"{row['predicted'] / 1e9:.3f}",
+        "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
+        "context": gigabytes("context"),
+    }
+
+
+def markdown(columns, rows):
+    """A table whose source reads well too. A cell that lacks its measurement is empty, an empty column left out."""
+
+    def cell(text, row):
+        try:
+            return text(row)
+        except KeyError:
+            return ""
+
+    lines = {row["name"]: {heading: cell(text, row) for heading, text in columns.items()} for row in rows}
+    kept = [heading for heading in columns if any(line[heading] for line in lines.values())] or list(columns)[:1]
+    body = [["", *kept]]
+    for row in rows:
+        cells = [lines[row["name"]][heading] for heading in kept]
+        if row["note"]:
+            cells[0] = row["note"].replace("|", "/")
+        body.append([row["name"], *cells])
+    notes = {row["note"] for row in rows}
+    widths = [max(len(line[i]) for line in body if line[i] not in notes) for i in range(len(body[0]))]
+    body.insert(1, ["-" * max(3, width) for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in body)
+
+
+def knee(rows):
+    """Where larger micro-batches stop paying, and whether the whole batch at once is the fastest."""
+    measured = [row for row in rows if "tokens_per_s" in row]
+    if not measured:
+        return ""
+    best = max(measured, key=lambda row: row["tokens_per_s"])
+    found = next(row for row in measured if row["tokens_per_s"] >= KNEE * best["tokens_per_s"])
+    whole = measured[-1]
+    if found is whole:
+        return f"The knee is not reached: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
+    text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
+    if gain(whole, best) not in ("", UNCHANGED):
+        text += f"; {best['name']} beats {whole['name']}, {gain(whole, best)} as fast"
+    return f"{text}, and {found['peak'] / whole['peak']:.0%} of the memory of {whole['name']}."
+
+
+def compare(a, b):
+    """Two results side by side, machines, versions or commits: what differs in their conditions, then the rows."""
+    text = []
+    for key in ("commit", *CONDITIONS):
+        ours, theirs = a.get(key), b.get(key)
+        if isinstance(ours, dict):
+            changed_keys = [name for name in ours if ours[name] != theirs.get(name)]
+            ours, theirs = ({name: side.get(name) for name in changed_keys} for side in (ours, theirs))
+        if ours != theirs:
+            text += [f"A  {key}: {ours}", f"B  {key}: {theirs}"]
+    for mode in a["modes"]:
+        if mode in b["modes"]:
+            text += ["", f"## {mode}", "", side_by_side(summarize(a, mode), summarize(b, mode))]
+    return "\n".join(text)
+
+
+def side_by_side(ours, theirs):
+    theirs = {row["name"]: row for row in theirs}
+    shared = [(row["name"], row) for row in ours if row["name"] in theirs]
+    pairs = [{"name": name, "note": None, "A": row, "B": theirs[name]} for name, row in shared]
+    if not pairs:
+        return "no row in common"
+    first = pairs[0]
+    columns = {}
+    for side in "AB":
+        columns[f"{side} ms/step"] = lambda pair, side=side: milliseconds(pair[side]["seconds"])
+    columns["A/B"] = lambda pair: f"{pair['A']['seconds'] / pair['B']['seconds']:.2f}"
+    for side in "AB":
+        columns[f"{side} against {first['name']}"] = lambda pair, side=side: gain(first[side], pair[side])
+    for side in "AB":
+        columns[f"{side} tensors GB"] = lambda pair, side=side: f"{pair[side]['peak'] / 1e9:.3f}"
+    return markdown(columns, pairs)

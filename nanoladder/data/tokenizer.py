@@ -1,0 +1,182 @@
+"""The tokenizers, every one a tiktoken.Encoding: GPT-2's, BPE trained on the corpus, characters, bytes.
+
+    encoding = build_tokenizer("bpe:4096", texts)
+    ids = encode(encoding, "def main():")
+    assert encoding.decode(ids) == "def main():"
+
+encode and save_tokenizer, not tiktoken's own, for what they check and for files that cannot go stale.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import rustbpe
+import tiktoken
+
+from nanoladder import files
+from nanoladder.errors import BadInput
+
+KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
+END_OF_TEXT = "<|endoftext|>"
+
+# How BPE cuts text before merging: words with the character before them, 1-3 digits, punctuation, whitespace.
+# GPT-4's, as published in tiktoken (tiktoken_ext/openai_public.py, cl100k_base).
+GPT4_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+EVERY_CHARACTER = r"[\s\S]"
+# GPT-2's as tiktoken has it (r50k_base), and as it was first written.
+GPT2_PATTERNS = (
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+)
+
+GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # where tiktoken gets them
+RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
+
+
+def check_name(name):
+    """Returns the tokenizer's name if there is such a tokenizer, else raises BadInput."""
+    bpe = re.fullmatch(r"bpe:([0-9]+)", name)
+    if name in ("gpt2", "char", "byte") or (bpe and int(bpe[1]) >= 257):
+        return name
+    raise BadInput(f"tokenizer {name!r}: expected {KINDS}, such as bpe:4096")
+
+
+def build_tokenizer(name, texts=()):
+    """The tokenizer of that name.
+
+    name: gpt2 | bpe:N | char | byte. N counts everything: 256 bytes, N - 257 merges, and <|endoftext|> last.
+    texts: iterable of str: what bpe is trained on; all the characters of char; not used by gpt2 and byte.
+    The same texts give the same tokenizer, whatever the number of threads.
+    Raises BadInput: unknown name, too little text for N, GPT-2's files out of reach.
+    """
+    check_name(name)
+    if name == "gpt2":
+        return download_gpt2()
+    if name == "byte":
+        return make_encoding(name, EVERY_CHARACTER, [bytes([value]) for value in range(256)])
+    if name == "char":
+        characters = sorted(set().union(*texts))
+        if not characters:
+            raise BadInput("tokenizer char: the text is empty, so there are no characters; give it some text")
+        return make_encoding(name, EVERY_CHARACTER, [char.encode() for char in characters])
+    return train_bpe(name, texts)
+
+
+def train_bpe(name, texts):
+    """BPE (Sennrich et al., 2016) over bytes, trained with rustbpe."""
+    vocab_size = int(name.removeprefix("bpe:"))
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(iter(texts), vocab_size=vocab_size - 1, pattern=GPT4_PATTERN)
+    tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()]  # in the order of their ranks
+    if len(tokens) < vocab_size - 1:
+        raise BadInput(
+            f"tokenizer {name}: the text has too few pairs to merge for {vocab_size} tokens; "
+            f"the largest that works is bpe:{len(tokens) + 1}, or give it more text"
+        )
+    return make_encoding(name, GPT4_PATTERN, tokens, {END_OF_TEXT: len(tokens)})
+
+
+def download_gpt2():
+    """GPT-2's tokenizer (Radford et al., 2019), from tiktoken's cache or else from the network."""
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a wrong hash
+        # tiktoken names a cached file by the SHA-1 of its address.
+        urls = [GPT2_FILES + file for file in ("vocab.bpe", "encoder.json")]
+        names = " and ".join(f"{url} as {hashlib.sha1(url.encode()).hexdigest()}" for url in urls)
+        raise BadInput(
+            f"tokenizer gpt2: its files cannot be downloaded ({type(error).__name__}); "
+            f"save {names} in one folder and set TIKTOKEN_CACHE_DIR to that folder, or take another tokenizer"
+        ) from None
+
+
+def make_encoding(name, pattern, tokens, special_tokens=None):
+    """tokens: list of bytes, the place is the rank, which is the id."""
+    return tiktoken.Encoding(
+        name,
+        pat_str=pattern,
+        mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+        special_tokens=special_tokens or {},
+        explicit_n_vocab=len(tokens) + len(special_tokens or {}),
+    )
+
+
+def encode(encoding, text):
+    """Text -> list of ids, each in [0, encoding.n_vocab). `<|endoftext|>` in the text is ordinary text.
+
+    Raises BadInput for a character that a char tokenizer does not know (tiktoken would panic).
+    """
+    if encoding.name == "char":
+        known = encoding._mergeable_ranks
+        unknown = [char for char in set(text) if char.encode(errors="surrogatepass") not in known]
+        if unknown:
+            place = min(text.index(char) for char in unknown)
+            line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+            raise BadInput(
+                f"character {text[place]!r} (U+{ord(text[place]):04X}) at line {line}, column {column}: not "
+                f"among the {len(known)} that the char tokenizer knows; leave it out or use another tokenizer"
+            )
+    return encoding.encode_ordinary(text)
+
+
+def end_of_text(encoding):
+    """The id of `<|endoftext|>`, or None where the tokenizer has none (char, byte)."""
+    return encoding.encode_single_token(END_OF_TEXT) if END_OF_TEXT in encoding.special_tokens_set else None
+
+
+def save_tokenizer(encoding, folder):
+    """Writes tokenizer.tiktoken (tiktoken's format: base64 of the token, space, rank) and tokenizer.json."""
+    ranks = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])
+    lines = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks)
+    description = {
+        "name": encoding.name,
+        "pattern": encoding._pat_str,  # underscored, yet tiktoken's documented way to build on an encoding
+        "special_tokens": encoding._special_tokens,
+        "vocab_size": encoding.n_vocab,
+        "sha256": hashlib.sha256(lines).hexdigest(),  # ties the two files to each other
+    }
+    files.write(Path(folder) / RANKS, lines)
+    files.write(Path(folder) / DESCRIPTION, json.dumps(description, indent=2) + "\n")
+
+
+def load_tokenizer(folder):
+    """The tokenizer that save_tokenizer wrote in folder. Raises BadInput if a file is missing, damaged or foreign."""
+    try:
+        description = json.loads(files.read(Path(folder) / DESCRIPTION))
+        lines = files.read(Path(folder) / RANKS, limit=2**26)
+        if hashlib.sha256(lines).hexdigest() != description["sha256"]:
+            raise ValueError(f"{RANKS} is not the file that {DESCRIPTION} describes")
+        tokens = [base64.b64decode(line.split()[0], validate=True) for line in lines.splitlines()]
+        check_description(description, tokens)
+        return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])
+    except OSError as error:
+        problem = f"{Path(error.filename or RANKS).name}: {error.strerror}"
+    except KeyError as error:
+        problem = f"{DESCRIPTION} has no {error}"
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
+        problem = f"damaged, {error}"
+    raise BadInput(f"tokenizer in {folder}: {problem}; prepare the dataset again")
+
+
+def check_description(description, tokens):
+    """Raises ValueError, KeyError or TypeError unless tiktoken can encode any text with it: elsewhere it may panic."""
+    name, pattern, special_tokens = (description[key] for key in ("name", "pattern", "special_tokens"))
+    n_tokens = len(tokens) + len(special_tokens)
+    if n_tokens != description["vocab_size"]:
+        raise ValueError(f"{n_tokens} tokens, expected {description['vocab_size']!r:.40}")
+    if not isinstance(name, str) or pattern not in (GPT4_PATTERN, EVERY_CHARACTER, *GPT2_PATTERNS):
+        raise ValueError("its name or its pattern is none of ours")
+    if not len(set(tokens)) == len(tokens) > 0 or special_tokens not in ({}, {END_OF_TEXT: len(tokens)}):
+        raise ValueError("the ids have holes, or a token comes twice")
+    if name == "char":
+        complete = pattern == EVERY_CHARACTER and all(len(token.decode()) == 1 for token in tokens)
+    else:
+        complete = {bytes([value]) for value in range(256)} <= set(tokens)
+    if not complete:
+        raise ValueError("there are characters that it cannot encode")

@@ -1,0 +1,1 @@
+"""The housekeeping of a run: its metrics, pictures, signals, faults and memory. Not the training itself."""

@@ -1,0 +1,110 @@
+"""What tests/checkpoint/test_crashes.py starts: children that it forks train, so torch is imported once; it kills them.
+
+argv[1] is a JSON file: argv (of train.py), kills, seed, log (where the children print). The first kills children die by
+SIGKILL, each a random moment after it has been in a phase for the n-th time, n random too; the last one ends the run.
+The file is then replaced by a list: the phase in which each kill found its child.
+
+Phases, as the child writes them into shared memory; what the writing thread does counts before what training does:
+step (in train_step), write (making a checkpoint's file), rename (giving it a name: stretched by 2 ms before and after).
+"""
+
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+import train
+from nanoladder import checkpoint, files
+from nanoladder.config import load_config
+from nanoladder.run import report
+
+OTHER, STEP, WRITE, RENAME = range(4)
+NAMES = ["other", "step", "write", "rename"]
+TRAINING, WRITING, COUNTS = 0, 1, 2  # places in the shared memory: two phases, and how often each was entered
+
+
+def during(phase, function, shared, stretch=0.0):
+    """The function, that its phase may be seen; report's files, written by the main thread, are no phase."""
+
+    def call(*args, **kwargs):
+        main = threading.current_thread() is threading.main_thread()
+        if main and phase != STEP:
+            return function(*args, **kwargs)
+        place = TRAINING if main else WRITING
+        before, shared[place] = shared[place], phase
+        shared[COUNTS + phase] = min(255, shared[COUNTS + phase] + 1)
+        time.sleep(stretch)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            time.sleep(stretch)
+            shared[place] = before
+
+    return call
+
+
+def child(argv, shared, log):
+    """Trains in a fork of this process, which it ends."""
+    code = 1
+    try:
+        for stream in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        report.plot = lambda *_: None
+        train.train_step = during(STEP, train.train_step, shared)
+        checkpoint.save = during(WRITE, checkpoint.save, shared)
+        files.os.replace = during(RENAME, os.replace, shared, 0.002)
+        train.train(load_config(argv))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def wait_for(pid, shared, phase, times, until):
+    """Waits until the child has been in the phase so often, or has ended. Returns its exit status, None if it lives."""
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if phase is not None and shared[COUNTS + phase] >= times:
+            return None
+        time.sleep(0.0002)
+    raise TimeoutError
+
+
+def main(path):
+    job = json.loads(path.read_text())
+    rng = random.Random(job["seed"])
+    torch.set_num_threads(1)
+    checkpoint.first_state(torch.optim.AdamW([torch.zeros(1)]))  # its first step imports much
+    found = []
+    while True:
+        shared = mmap.mmap(-1, mmap.PAGESIZE)
+        pid = os.fork()
+        if pid == 0:
+            child(job["argv"], shared, job["log"])
+        last = len(found) == job["kills"]
+        phase = None if last else rng.choice([STEP, WRITE, RENAME])
+        status = wait_for(pid, shared, phase, rng.randint(1, 3), time.monotonic() + 60)
+        if status is not None:  # it has come to its end
+            assert status == 0 and last, (status, len(found), Path(job["log"]).read_text()[-3000:])
+            break
+        time.sleep(rng.random() * 0.004)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        found.append(NAMES[shared[WRITING] or shared[TRAINING]])
+    path.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,377 @@
+import contextlib
+import os
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import flags, replace, rows, same, saved, tiny, weights
+
+import train
+from model import GPT
+from nanoladder import checkpoint
+from nanoladder.errors import BadInput
+from nanoladder.run import report
+
+LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
+
+
+class PowerCut(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def stopped_at(step):
+    """Training in here ends abruptly once it has logged a row of that step or later."""
+    original = report.Report.log
+
+    def log(self, row):
+        original(self, row)
+        if row["step"] >= step:
+            raise PowerCut
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(report.Report, "log", log)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dense):
+    """A finished run of 6 steps, saved at 2, 4 and 6. Not to be written to."""
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("trained")), save_interval=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "plot", lambda *arguments: None)
+        train.train(config)
+    return config
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """The finished run, copied to be changed."""
+    out_dir = tmp_path / "copy"
+    shutil.copytree(trained.out_dir, out_dir)
+    return replace(trained, out_dir=str(out_dir))
+
+
+def words(config, **overrides):
+    """The command line of a run like config's."""
+    return flags(**{"dataset": config.dataset, "out_dir": config.out_dir, "save_interval": 2, **overrides})
+
+
+# -- resuming
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+@pytest.mark.parametrize("n, init_from", [(7, "resume"), (10, "auto")])
+def test_train_stop_resume_equals_one_run_bit_for_bit(kind, n, init_from, request, tmp_path):
+    dataset = str(request.getfixturevalue(kind))
+    # 7 ends no interval of the log; the last row before the stop comes from after the checkpoint.
+    options = {"dataset": dataset, "max_steps": 17, "log_interval": 3, "eval_interval": 4, "save_interval": n}
+    one = tiny(**options, out_dir=str(tmp_path / "one"), dropout=0.2)
+    two = replace(one, out_dir=str(tmp_path / "two"), init_from=init_from)
+    train.train(one)
+    with stopped_at(n + 1):
+        train.train(replace(two, init_from="auto"))
+    assert rows(two)[-1]["step"] > n == saved(two)["progress"]["step"]
+    torch.manual_seed(99)  # whatever the generators were, they come from the checkpoint
+    train.train(two)
+    assert rows(two, *LOGGED) == rows(one, *LOGGED)
+    assert [row["step"] for row in rows(two)] == [3, 4, 6, 8, 9, 12, 15, 16, 17]
+    for name in ("last", "best"):
+        ours, theirs = saved(two, name), saved(one, name)
+        for part in ("model", "optimizer", "generators", "progress"):
+            assert same(ours[part], theirs[part]), (name, part)
+
+
+def test_dropout_makes_the_resumed_run_depend_on_the_generators(dense, tmp_path, monkeypatch):
+    """The test above would notice generators that were not restored."""
+    one = tiny(dataset=str(dense), out_dir=str(tmp_path / "one"), dropout=0.2, max_steps=4, save_interval=2)
+    train.train(one)
+    monkeypatch.setattr(checkpoint, "set_generator_states", lambda states: None)
+    two = replace(one, out_dir=str(tmp_path / "two"), max_steps=2, lr_decay_steps=4)
+    train.train(two)
+    train.train(replace(two, init_from="resume", max_steps=4))
+    assert rows(two, "train_loss")[:2] == rows(one, "train_loss")[:2]
+    assert rows(two, "train_loss")[2:] != rows(one, "train_loss")[2:]
+
+
+def test_a_checkpoint_from_before_there_were_several_processes_is_resumed(dense, tmp_path):
+    one = tiny(dataset=str(dense), out_dir=str(tmp_path / "one"), dropout=0.2, max_steps=4, save_interval=2)
+    train.train(one)
+    two = replace(one, out_dir=str(tmp_path / "two"), max_steps=2, lr_decay_steps=4)
+    train.train(two)
+    state = saved(two)
+    state["generators"]["cpu"] = state["generators"]["cpu"][0].clone()  # without a row a process
+    del state["config"]["keep_checkpoints"]
+    torch.save(state, Path(two.out_dir, "last.pt"))
+    train.train(replace(two, init_from="resume", max_steps=4))
+    assert rows(two, "train_loss") == rows(one, "train_loss")
+
+
+def test_a_longer_run_continues_where_the_shorter_one_ended(copy, run_main):
+    result = run_main(train.main, *words(copy, init_from="resume", max_steps=9))
+    assert result.code == 0
+    assert [row["step"] for row in rows(copy)] == list(range(1, 10)) and saved(copy)["progress"]["step"] == 9
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(copy, run_main):
+    before = Path(copy.out_dir, "last.pt").read_bytes(), rows(copy)
+    result = run_main(train.main, *words(copy, init_from="resume"))
+    assert result.code == 0 and "nothing is left to train" in result.out
+    assert (Path(copy.out_dir, "last.pt").read_bytes(), rows(copy)) == before
+
+
+def test_hyperparameters_come_from_the_config_not_from_the_file(copy, run_main):
+    before = weights(copy)
+    result = run_main(train.main, *words(copy, init_from="resume", max_steps=8, learning_rate=0, min_lr=0))
+    assert result.code == 0 and [row["lr"] for row in rows(copy)[6:]] == [0, 0]
+    assert same(weights(copy), before)
+
+
+def test_a_metrics_file_cut_off_in_a_line_is_mended(copy, run_main):
+    path = Path(copy.out_dir, "metrics.jsonl")
+    path.write_text(path.read_text()[:-20])
+    run_main(train.main, *words(copy, init_from="resume", max_steps=8))
+    assert [row["step"] for row in rows(copy)] == [1, 2, 3, 4, 5, 7, 8]
+
+
+def test_auto_starts_from_scratch_where_there_is_no_run(trained, tmp_path):
+    other = replace(trained, out_dir=str(tmp_path / "new"), init_from="auto")
+    train.train(other)
+    assert same(weights(other), weights(trained))
+
+
+def test_resume_needs_a_run(trained, tmp_path, refused):
+    line = refused(train.main, *words(trained, out_dir=tmp_path / "new", init_from="resume"))
+    assert "last.pt" in line and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("init_from", ["scratch", "PATH"])
+def test_a_run_is_replaced_only_when_asked_to(init_from, trained, copy, refused, run_main):
+    given = words(copy, seed=2, eval_interval=0, init_from=init_from.replace("PATH", f"{trained.out_dir}/last.pt"))
+    files = {path: path.read_bytes() for path in Path(copy.out_dir).iterdir()}
+    line = refused(train.main, *given)
+    assert "--init_from=resume" in line and "--overwrite=True" in line
+    assert files == {path: path.read_bytes() for path in Path(copy.out_dir).iterdir()}
+    assert run_main(train.main, *given, "--overwrite=True", "--max_steps=3").code == 0
+    assert [row["step"] for row in rows(copy)] == [1, 2, 3] and saved(copy)["progress"]["step"] == 3
+
+
+def test_a_replaced_run_leaves_no_best_checkpoint_behind(dense, tmp_path):
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path), eval_interval=3)
+    train.train(config)
+    assert (tmp_path / "best.pt").exists()
+    train.train(replace(config, eval_interval=0, overwrite=True))
+    assert not (tmp_path / "best.pt").exists()
+
+
+def test_a_run_stopped_before_its_first_last_checkpoint_is_not_lost(dense, tmp_path, refused):
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path), eval_interval=2)
+    with stopped_at(3):
+        train.train(config)
+    before = (tmp_path / "best.pt").read_bytes()
+    refused(train.main, *words(config))
+    assert (tmp_path / "best.pt").read_bytes() == before
+
+
+def test_resuming_needs_the_same_context(copy, refused):
+    line = refused(train.main, *words(copy, init_from="resume", context_length=8))
+    assert "context_length=16" in line and "--init_from=" in line
+
+
+# -- saving
+
+
+def test_a_checkpoint_holds_what_its_module_says(trained):
+    state = saved(trained)
+    assert {"format_version", "config", "model", "optimizer", "generators", "progress"} <= set(state)
+    assert state["config"]["n_embd"] == 32 and state["progress"]["step"] == 6
+    model = GPT(replace(trained, vocab_size=state["config"]["vocab_size"]))
+    assert state["model"].keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("failing", ["save", "fsync", "replace"])
+def test_a_save_that_fails_leaves_the_old_checkpoint_whole(failing, dense, tmp_path, monkeypatch, capsys):
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path), save_interval=2)
+    train.train(replace(config, max_steps=4, lr_decay_steps=6))
+
+    original = {"save": torch.save, "fsync": os.fsync, "replace": os.replace}[failing]
+
+    def fail(*arguments, **options):
+        if threading.current_thread() is threading.main_thread():  # a file of the report's
+            return original(*arguments, **options)
+        if failing == "save":
+            arguments[1].write(b"half a checkpoint")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch if failing == "save" else os, failing, fail)
+        with pytest.raises(SystemExit, match=r"lacks last\.pt of step 6"):
+            train.train(replace(config, init_from="resume"))
+    assert saved(config)["progress"]["step"] == 4 and not list(tmp_path.glob(".*"))
+    assert "warning: the checkpoint of step 6 is not saved: [Errno 28]" in capsys.readouterr().err
+    train.train(replace(config, init_from="resume"))
+    assert saved(config)["progress"]["step"] == 6
+
+
+# -- files that are not checkpoints of ours
+
+
+class Malice:
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def write_malice(path):
+    """A pickle that would make a folder beside itself."""
+    malice = Malice()
+    malice.folder = str(path.with_name("executed"))
+    torch.save({"format_version": 1, "model": malice}, path)
+
+
+def write_pickle(path):
+    malice = Malice()
+    malice.folder = str(path.with_name("executed"))
+    path.write_bytes(pickle.dumps(malice))
+
+
+def truncate(path, part):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+
+
+def change(path, **changes):
+    torch.save({**torch.load(path, weights_only=True), **changes}, path)
+
+
+def keep(path, *keys):
+    state = torch.load(path, weights_only=True)
+    torch.save({key: state[key] for key in keys}, path)
+
+
+DAMAGE = {
+    "nothing": lambda path: path.write_bytes(b""),
+    "half": lambda path: truncate(path, 0.5),
+    "almost all": lambda path: truncate(path, 0.999),
+    "text": lambda path: path.write_text("hello"),
+    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 99),
+    "zeros at its head": lambda path: path.write_bytes(bytes(2000) + path.read_bytes()[2000:]),
+    "code": write_malice,
+    "plain pickle": write_pickle,
+    "list": lambda path: torch.save([1, 2], path),
+    "tensor": lambda path: torch.save(torch.ones(3), path),
+    "another program's": lambda path: torch.save({"model": {}, "iter_num": 3}, path),
+    "later format": lambda path: change(path, format_version=99),
+}
+
+
+@pytest.mark.parametrize("how", ["resume", "PATH"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_file_that_is_no_checkpoint_of_ours_is_refused(damage, how, copy, tmp_path, refused):
+    path = Path(copy.out_dir, "last.pt")
+    for older in path.parent.glob("step_*.pt"):
+        older.unlink()
+    DAMAGE[damage](path)
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
+    given = {"init_from": "resume"} if how == "resume" else {"init_from": path, "out_dir": tmp_path / "new"}
+    assert str(path) in refused(train.main, *words(copy, **given))
+    assert files == {file: file.read_bytes() for file in tmp_path.rglob("*.*")}  # nothing written
+    assert not list(tmp_path.rglob("executed"))
+
+
+@pytest.mark.parametrize("path", ["nowhere/last.pt", "."])
+def test_a_checkpoint_that_is_not_there(path, trained, tmp_path, refused):
+    line = refused(train.main, *words(trained, init_from=path, out_dir=tmp_path / "new"))
+    assert "no checkpoint at" in line and not (tmp_path / "new").exists()
+
+
+REWRITTEN = {
+    "a part missing": lambda path: keep(path, "format_version", "config"),
+    "a part of another type": lambda path: change(path, model=[1, 2]),
+    "a weight missing": lambda path: change(path, model={"norm.weight": torch.ones(32)}),
+    "a flipped bit": lambda path: path.write_bytes(flip(path.read_bytes(), 0.5)),
+}
+
+
+def flip(content, place):
+    place = int(len(content) * place)
+    return content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", REWRITTEN)
+def test_a_checkpoint_with_damaged_contents_is_refused(damage, copy, tmp_path, refused):
+    path = Path(copy.out_dir, "last.pt")
+    REWRITTEN[damage](path)
+    assert str(path) in refused(train.main, *words(copy, init_from=path, out_dir=tmp_path / "new"))
+
+
+# -- starting from another run's weights
+
+
+def test_init_from_a_path_takes_the_weights_and_nothing_else(trained, tmp_path):
+    other = replace(
+        trained,
+        out_dir=str(tmp_path / "new"),
+        init_from=f"{trained.out_dir}/last.pt",
+        max_steps=1,
+        warmup_steps=0,
+        learning_rate=0.0,
+        min_lr=0.0,
+    )
+    train.train(other)
+    assert same(weights(other), weights(trained))  # a step at learning rate 0
+    assert [row["step"] for row in rows(other)] == [1]
+    steps = {float(state["step"]) for state in saved(other)["optimizer"].values()}
+    assert steps == {1.0}  # the optimizer began anew
+
+
+def test_a_shorter_context_takes_the_first_positions(trained, tmp_path):
+    shorter = replace(
+        trained,
+        out_dir=str(tmp_path / "new"),
+        init_from=f"{trained.out_dir}/last.pt",
+        context_length=5,
+        max_steps=1,
+        learning_rate=0.0,
+        min_lr=0.0,
+    )
+    train.train(shorter)
+    ours, theirs = weights(shorter), weights(trained)
+    name = "position_embedding.weight"
+    assert torch.equal(ours.pop(name), theirs.pop(name)[:5]) and same(ours, theirs)
+    config = replace(trained, vocab_size=saved(trained)["config"]["vocab_size"])
+    models = GPT(config).eval(), GPT(replace(config, context_length=5)).eval()
+    for model in models:
+        checkpoint.load_weights(model, checkpoint.load(f"{trained.out_dir}/last.pt"), "last.pt")
+    inputs = torch.arange(5)[None]
+    torch.testing.assert_close(models[0].logits(inputs), models[1].logits(inputs))
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"context_length": 17}, ["context_length=17", "at most 16"]),
+        ({"n_layer": 3}, ["n_layer=2", "n_layer=3"]),
+        ({"n_layer": 1}, ["n_layer=2", "n_layer=1"]),
+        ({"n_embd": 64}, ["n_embd=32", "n_embd=64"]),
+        ({"n_head": 4}, ["n_head=2", "n_head=4"]),
+        ({"bias": True}, ["bias=False", "bias=True"]),
+        ({"vocab_size": 99}, ["vocab_size=", "vocab_size=99"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("how", ["resume", "PATH"])
+def test_a_model_of_another_shape_is_refused_by_key(given, named, how, trained, tmp_path, refused):
+    path = Path(trained.out_dir, "last.pt")
+    start = {"init_from": "resume"} if how == "resume" else {"init_from": path, "out_dir": tmp_path / "new"}
+    line = refused(train.main, *words(trained, **start, **given))
+    expected = named if how == "PATH" or "context_length" not in given else ["context_length=16"]
+    assert str(path) in line and all(word in line for word in expected), line
+    assert not (tmp_path / "new").exists()
+
+
+def test_load_names_the_file(tmp_path):
+    (tmp_path / "x.pt").write_text("hello")
+    with pytest.raises(BadInput, match=r"x\.pt is damaged or not a checkpoint"):
+        checkpoint.load(tmp_path / "x.pt")

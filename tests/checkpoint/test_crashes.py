@@ -1,0 +1,285 @@
+"""Runs that are killed, that find no room on the disk, and that go on in another process end as if nothing had been."""
+
+import collections
+import contextlib
+import copy
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, replace, rows, same, saved, tiny
+
+import train
+from nanoladder import checkpoint
+
+LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+KILLS = 50
+
+
+def equal(ours, theirs, names=("last", "best")):
+    """Asserts that two runs logged the same and ended in the same state, bit for bit."""
+    assert rows(ours, *LOGGED) == rows(theirs, *LOGGED)
+    for name in names:
+        one, other = saved(ours, name), saved(theirs, name)
+        for part in ("model", "optimizer", "scaler", "generators", "progress"):
+            assert same(one[part], other[part]), (name, part)
+
+
+def test_a_run_killed_fifty_times_ends_as_if_nothing_had_been(dense, tmp_path):
+    keys = {"dropout": 0.2, "max_steps": 200, "n_layer": 1, "log_interval": 3, "eval_interval": 7, "eval_windows": 2}
+    keys |= {"dataset": str(dense), "save_interval": 2, "init_from": "auto"}
+    ours, theirs = (tiny(**keys, out_dir=str(tmp_path / name)) for name in ("killed", "whole"))
+    for config, kills in ((theirs, 0), (ours, KILLS)):
+        job = {"argv": [f"--{key}={value}" for key, value in vars(config).items()], "kills": kills, "seed": 7}
+        path = tmp_path / f"{kills}.json"
+        path.write_text(json.dumps(job | {"log": str(tmp_path / f"{kills}.log")}))
+        command = [sys.executable, "tests/checkpoint/forker.py", str(path)]
+        result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+    phases = collections.Counter(json.loads(path.read_text()))
+    print(dict(phases))
+    assert phases.total() == KILLS and all(phases[phase] >= 5 for phase in ("step", "write", "rename")), phases
+    printed = (tmp_path / f"{KILLS}.log").read_text()
+    assert "damaged" not in printed and "Traceback" not in printed
+    assert printed.count("config  ") == KILLS + 1
+    equal(ours, theirs)
+    assert not list(Path(ours.out_dir).glob(".*"))
+
+
+# -- no room, no folder
+
+
+@pytest.fixture
+def limit():
+    """limit(bytes): the most that any file may have from now on, as if the disk were full; None: as before."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def set_limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most if size is None else size, most))
+
+    yield set_limit
+    set_limit(None)
+
+
+@contextlib.contextmanager
+def before_step(actions):
+    """Calls actions[step] before a step, when nothing is being written."""
+    original, writers = train.train_step, []
+
+    def step(*arguments):
+        step.number += 1
+        if step.number in actions:
+            writers[0].wait()
+            actions[step.number]()
+        return original(*arguments)
+
+    class Writer(checkpoint.Writer):
+        def __enter__(self):
+            writers.append(self)
+            return self
+
+    step.number = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "train_step", step)
+        patch.setattr(checkpoint, "Writer", Writer)
+        yield
+
+
+def saving(dense, out_dir, **keys):
+    keys = {"dropout": 0.2, "max_steps": 8, "save_interval": 2, "eval_interval": 4, **keys}
+    return tiny(dataset=str(dense), out_dir=str(out_dir), **keys)
+
+
+def names(config):
+    return sorted(path.name for path in Path(config.out_dir).iterdir() if path.suffix in (".pt", ".tmp"))
+
+
+def test_training_goes_on_when_the_disk_is_full_and_saves_when_there_is_room(dense, tmp_path, limit, capsys):
+    whole, ours = saving(dense, tmp_path / "whole"), saving(dense, tmp_path / "full")
+    train.train(whole)
+    with before_step({4: lambda: limit(50_000), 6: lambda: limit(None)}):  # a checkpoint has 300,000
+        train.train(ours)
+    assert "warning: the checkpoint of step 4 is not saved: [Errno 27]" in capsys.readouterr().err
+    equal(ours, whole)
+    assert names(ours) == ["best.pt", "last.pt", "step_00000006.pt", "step_00000008.pt"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 250_000])  # metrics.jsonl cannot grow either below its size
+def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, tmp_path, limit, run_main):
+    ours = saving(dense, tmp_path / "full")
+    arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
+    with before_step({4: lambda: limit(size)}):
+        result = run_main(train.main, *arguments)
+    limit(None)
+    assert result.code != 0 and "Traceback" not in result.err
+    assert result.err.count("warning: the checkpoint of step") == 3
+    assert f"error: {ours.out_dir} lacks last.pt of step 8 and best.pt of step 8" in f"{result.err}{result.code}"
+    assert ("lacks rows" in f"{result.err}{result.code}") == (size <= 1000)
+    assert saved(ours)["progress"]["step"] == 2 and names(ours) == ["last.pt", "step_00000002.pt"]
+    theirs = saving(dense, tmp_path / "whole")
+    train.train(theirs)
+    train.train(replace(ours, init_from="resume"))
+    equal(ours, theirs)
+
+
+def test_a_disk_that_is_full_at_the_start_is_refused(dense, tmp_path, limit, monkeypatch, run_main):
+    ours = saving(dense, tmp_path / "full")
+    arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
+    monkeypatch.setattr(train, "prepare_out_dir", lambda *_: Path(ours.out_dir).mkdir())
+    limit(0)
+    result = run_main(train.main, *arguments)
+    limit(None)
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert f"out_dir={ours.out_dir} cannot be written" in result.err
+
+
+def test_a_best_checkpoint_that_was_never_written_is_missing_at_the_end(dense, tmp_path, limit, monkeypatch):
+    losses = iter([1.0, 2.0])
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+    with before_step({4: lambda: limit(50_000), 6: lambda: limit(None)}), pytest.raises(SystemExit) as stop:
+        train.train(saving(dense, tmp_path))
+    assert stop.value.code == f"error: {tmp_path} lacks best.pt of step 4, which could not be written"
+
+
+def test_training_goes_on_where_the_folder_is_gone(dense, tmp_path, capsys):
+    whole, ours = saving(dense, tmp_path / "whole"), saving(dense, tmp_path / "gone" / "run")
+    train.train(whole)
+
+    def take_away():
+        os.rename(tmp_path / "gone", tmp_path / "elsewhere")
+        (tmp_path / "gone").write_text("a file in its place")
+
+    def bring_back():
+        (tmp_path / "gone").unlink()
+        os.rename(tmp_path / "elsewhere", tmp_path / "gone")
+
+    with before_step({4: take_away, 7: bring_back}):
+        train.train(ours)
+    err = capsys.readouterr().err
+    assert "the checkpoint of step 4 is not saved: [Errno 20]" in err and "metrics.jsonl is behind: [Errno 20]" in err
+    equal(ours, whole)
+
+
+def test_a_file_system_without_links_holds_copies(dense, tmp_path, monkeypatch):
+    def no_links(*arguments):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    config = saving(dense, tmp_path)
+    train.train(config)
+    assert names(config) == ["best.pt", "last.pt", "step_00000006.pt", "step_00000008.pt"]
+    assert (tmp_path / "last.pt").read_bytes() == (tmp_path / "step_00000008.pt").read_bytes()
+
+
+def test_what_goes_wrong_in_the_writing_thread_stops_the_run(dense, tmp_path, monkeypatch):
+    """Only a disk that fails is put up with."""
+    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train.train(saving(dense, tmp_path))
+
+
+# -- which checkpoints there are
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_as_many_of_the_recent_checkpoints_are_kept_as_asked_for(keep, dense, tmp_path):
+    config = saving(dense, tmp_path, eval_interval=0, keep_checkpoints=keep)
+    train.train(config)
+    kept = [f"step_{step:08}.pt" for step in (2, 4, 6, 8)[-keep:]]
+    assert names(config) == ["last.pt", *kept]
+    assert [checkpoint.load(tmp_path / name)["progress"]["step"] for name in kept] == [2, 4, 6, 8][-keep:]
+
+
+def test_a_state_that_is_last_and_best_is_written_once(dense, tmp_path, monkeypatch):
+    written, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda path, state: written.append(path.name) or save(path, state))
+    train.train(saving(dense, tmp_path))
+    assert written == ["last.pt"] * 4
+    inodes = [(tmp_path / name).stat().st_ino for name in ("last.pt", "best.pt", "step_00000008.pt")]
+    assert len(set(inodes)) == 1
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(dense, tmp_path, monkeypatch):
+    events, save, step, waiting = [], checkpoint.save, train.train_step, threading.Event()
+
+    def slow_save(path, state):
+        events.append("write")
+        waiting.wait(10)
+        save(path, state)
+        events.append("written")
+
+    def counted_step(*arguments):
+        events.append("step")
+        if events.count("step") == 4:  # two steps after the first save, which still is being written
+            waiting.set()
+        return step(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(train, "train_step", counted_step)
+    config = saving(dense, tmp_path, max_steps=4, eval_interval=0)
+    train.train(config)
+    assert sorted(events) == ["step"] * 4 + ["write"] * 2 + ["written"] * 2
+    first, second = (n for n, event in enumerate(events) if event == "write")
+    assert events[:first].count("step") == 2 and "written" in events[first:second]
+    assert events.index("written") > 3 and saved(config)["progress"]["step"] == 4
+
+
+def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
+    config = replace(saving(dense, tmp_path), vocab_size=17)
+    model, optimizer = train.build(config, torch.device("cpu"))
+    tokens = torch.randint(17, (4, 16))
+    progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": torch.ones(()), "interval_steps": 1}
+    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    state = checkpoint.snapshot(config, model, optimizer, progress)
+    assert state["model"]["head.weight"] is state["model"]["token_embedding.weight"]
+    before = copy.deepcopy(state)
+    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    assert same(state, before)
+    assert not same(state["model"], checkpoint.snapshot(config, model, optimizer, progress)["model"])
+
+
+def test_a_new_start_removes_what_was_being_written_and_later_steps(dense, tmp_path):
+    config = saving(dense, tmp_path)
+    train.train(config)
+    (tmp_path / ".last.pt.123.tmp").write_bytes(b"half")
+    (tmp_path / "last.pt").unlink()
+    (tmp_path / "step_00000008.pt").write_bytes(b"half")
+    (tmp_path / "best.pt").unlink()
+    train.train(replace(config, init_from="auto", max_steps=7, lr_decay_steps=8, eval_interval=0))
+    assert names(config) == ["last.pt", "step_00000006.pt", "step_00000007.pt"]
+
+
+# -- in another process
+
+PROGRAMS = {
+    "accumulation, workers, float16": {"micro_batch_size": 2, "num_workers": 2, "dtype": "float16"},
+    "compiled": {"compile": True, "deterministic": True, "num_workers": 1, "lazy_metrics": True, "n_layer": 1},
+}
+
+
+@pytest.mark.parametrize("keys", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_new_process_resumes_bit_for_bit(keys, dense, tmp_path):
+    """It finds what the first one had saved after step 7, which ends no interval of the log."""
+    keys = {"max_steps": 12, "log_interval": 3, "eval_interval": 0, "save_interval": 7, **keys}
+    whole, parts = (saving(dense, tmp_path / name, **keys) for name in ("whole", "parts"))
+
+    def program(config):
+        command = [sys.executable, "train.py", *(f"--{key}={value}" for key, value in vars(config).items())]
+        result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+    program(whole)
+    shutil.copytree(whole.out_dir, parts.out_dir)
+    for name in ("last.pt", "step_00000012.pt"):
+        Path(parts.out_dir, name).unlink()
+    program(replace(parts, init_from="auto"))
+    equal(parts, whole, ["last"])
+    assert [row["step"] for row in rows(parts)] == [3, 6, 9, 12]

@@ -1,0 +1,299 @@
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model import GPT
+from nanoladder import config
+from nanoladder.config import DEFAULTS, Config, load_config
+from nanoladder.errors import BadInput
+
+PRESETS = sorted(path for path in Path(config.__file__).parent.glob("*.py") if path.name != "__init__.py")
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(text) -> the path of a config file."""
+
+    def write(text, name="x.py"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return write
+
+
+def test_no_arguments_are_the_defaults():
+    assert load_config([]) == Config() and config.differences(Config()) == {}
+
+
+def test_files_apply_from_left_to_right(file):
+    a, b = file("n_layer = 3\nseed = 1", "a.py"), file("n_layer = 5", "b.py")
+    assert config.differences(load_config([a, b])) == {"n_layer": 5, "seed": 1}
+    assert config.differences(load_config([b, a])) == {"n_layer": 3, "seed": 1}
+
+
+@pytest.mark.parametrize("words", [["--n_layer=7"], ["--n_layer", "7"]])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_command_line_wins_wherever_it_stands(file, words, first):
+    path = file("n_layer = 3")
+    assert load_config([*words, path] if first else [path, *words]).n_layer == 7
+
+
+@pytest.mark.parametrize(
+    "word, value",
+    [
+        ("--dropout=1e-1", 0.1),
+        ("--learning_rate=1", 1.0),
+        ("--bias=true", True),
+        ("--bias=True", True),
+        ("--bias=1", True),
+        ("--overwrite=false", False),
+        ("--wandb=offline", "offline"),
+        ("--out_dir=a=b c", "a=b c"),
+        ("--max_steps=1_000", 1000),
+    ],
+)
+def test_a_value_takes_its_keys_type(word, value):
+    key = word[2:].partition("=")[0]
+    found = getattr(load_config([word]), key)
+    assert found == value and type(found) is type(value)
+
+
+def test_expressions_see_earlier_keys_and_the_command_line(file):
+    path = file(
+        '"""A docstring."""\nn_embd = 64 * 2\nn_head = n_embd // 32\nlearning_rate = max(1e-4, 1e-3)\nmin_lr = 1\n'
+        "min_lr = learning_rate / 10\nbatch_size = n_head * 2 if not bias else 1"
+    )
+    expected = {"n_embd": 128, "n_head": 4, "learning_rate": 1e-3, "min_lr": 1e-4, "batch_size": 8}
+    assert config.differences(load_config([path])) == expected
+    assert load_config([path, "--n_embd=256"]).n_head == 8  # wins within expressions too
+    assert load_config([path, "--n_head=1"]).batch_size == 2
+
+
+def test_an_expression_sees_the_files_before(file):
+    assert load_config([file("n_layer = 3", "a.py"), file("n_head = n_layer", "b.py")]).n_head == 3
+
+
+def test_whole_numbers_become_floats_where_those_are_expected(file):
+    value = load_config([file("grad_clip = 2")]).grad_clip
+    assert value == 2.0 and type(value) is float
+
+
+# (the words of the command line, or a file's text), and what the line must name
+BAD_INPUT = [
+    # keys
+    (["--n_layr=3"], ["n_layr", "command line", "'n_layer'"]),
+    (["--=3"], ["unknown key ''"]),
+    (["--n_layer"], ["--n_layer", "no value", "a whole number"]),
+    ("n_layer = 2\nlearning_rat = 3", ["x.py line 2", "'learning_rat'", "'learning_rate'"]),
+    # types
+    (["--n_layer=abc"], ["n_layer='abc'", "command line", "a whole number"]),
+    (["--n_layer=1.5"], ["n_layer='1.5'", "a whole number"]),
+    (["--n_layer="], ["n_layer=''", "a whole number"]),
+    (["--n_layer=" + "9" * 5000], ["n_layer", "a whole number"]),
+    (["--dropout=much"], ["dropout='much'", "a number"]),
+    (["--bias=maybe"], ["bias='maybe'", "True or False"]),
+    (["--bias", "--n_layer=2"], ["bias", "True or False"]),
+    ("n_layer = 1.5", ["x.py line 1", "n_layer=1.5", "a whole number"]),
+    ("n_layer = True", ["x.py line 1", "n_layer=True", "a whole number"]),
+    ("dropout = True", ["dropout=True", "a number"]),
+    ("dropout = '0.1'", ["dropout='0.1'", "a number"]),
+    ("bias = 1", ["bias=1", "True or False"]),
+    ("out_dir = 3", ["out_dir=3", "text"]),
+    ("out_dir = b'x'", ["out_dir", "text"]),
+    ("n_layer = [1]", ["x.py line 1", "`[1]`", "only values"]),
+    ("n_layer = None", ["n_layer=None", "a whole number"]),
+    # choices
+    (["--wandb=offlin"], ["wandb=offlin", "off, offline, online", "'offline'"]),
+    ("wandb = True", ["wandb=True", "off, offline, online"]),
+    # not finite
+    (["--learning_rate=nan"], ["learning_rate=nan", "a number"]),
+    (["--learning_rate=1e999"], ["learning_rate=inf", "a number"]),
+    ("grad_clip = 1e999 - 1e999", ["grad_clip=nan", "a number"]),
+    # out of range, alone or together
+    (["--n_layer=0"], ["n_layer=0", "at least 1"]),
+    (["--context_length=-1"], ["context_length=-1", "at least 1"]),
+    (["--batch_size=0"], ["batch_size=0", "at least 1"]),
+    (["--max_steps=-1"], ["max_steps=-1", "0 or more"]),
+    (["--seed=-1"], ["seed=-1", "0 or more"]),
+    (["--learning_rate=-1e-3"], ["learning_rate=-0.001", "0 or more"]),
+    (["--dropout=1"], ["dropout=1", "not including, 1"]),
+    (["--beta2=1.0"], ["beta2=1.0", "not including, 1"]),
+    (["--n_embd=100", "--n_head=3"], ["n_embd=100", "n_head=3", "n_embd=99"]),
+    (["--min_lr=1", "--learning_rate=0.1"], ["min_lr=1", "learning_rate=0.1"]),
+    (["--batch_warmup_steps=5"], ["batch_warmup_steps=5", "expected micro_batch_size"]),
+    (["--micro_batch_size=atuo"], ["micro_batch_size='atuo'", "a whole number or auto"]),
+    (["--n_layer=auto"], ["n_layer='auto'", "expected a whole number,"]),
+    (["--memory_gb=-1"], ["memory_gb=-1", "0 or more"]),
+    (
+        ["--micro_batch_size=auto", "--compile_mode=reduce-overhead"],
+        ["compile_mode=reduce-overhead", "--micro_batch_size=0"],
+    ),
+    (["--lr_scaling=linear"], ["lr_scaling=linear", "lr_reference_batch"]),
+    (["--lr_scaling=cubic"], ["lr_scaling=cubic", "none, linear, sqrt"]),
+    (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
+    (["--n_layer=" + "9" * 30], ["n_layer=999", "less than 2**63"]),
+    (["--batch_size=1000000000000", "--micro_batch_size=7"], ["micro_batch_size 5 or 8"]),
+    ("out_dir = 'a\\0b'", ["x.py line 1", "out_dir='a\\x00b'", "printable"]),
+    (["--out_dir=" + "x" * 1001], ["out_dir='xxx", "at most 1000"]),
+    (["--\x1b[2J=1"], [r"\x1b[2J"]),
+    # files
+    (["nowhere/x.py"], ["nowhere/x.py", "cannot be read", "config/gpt2.py"]),
+    (["config"], ["config", "cannot be read"]),
+    (["a\0b.py"], ["cannot be read"]),
+    (["-v"], ["-v", "cannot be read"]),
+    (b"n_layer = 1 # \xff", ["x.py", "cannot be read"]),
+    ("n_layer = 1\n\0", ["x.py"]),
+    # lines
+    ("n_layer = 2\nn_layer = (", ["x.py line 2", "n_layer = 12"]),
+    ("n_layer == 2", ["x.py line 1", "only plain assignments"]),
+    ("n_layer += 2", ["only plain assignments"]),
+    ("n_layer: int = 2", ["only plain assignments"]),
+    ("n_layer = n_head = 2", ["only plain assignments"]),
+    ("n_layer, n_head = 2, 2", ["only plain assignments"]),
+    ("import os", ["only plain assignments"]),
+    ("if True:\n    n_layer = 2", ["x.py line 1", "only plain assignments"]),
+    # expressions
+    ("seed = 1\nn_layer = 1 // 0", ["x.py line 2", "1 // 0", "zero"]),
+    ("n_layer = n_heds", ["n_heds", "not defined"]),
+    ("n_layer = open('x')", ["open", "only values"]),
+    ("n_layer = __import__('os').getpid()", ["__import__", "only values"]),
+]
+
+
+@pytest.mark.parametrize("given, named", BAD_INPUT, ids=lambda value: repr(value)[:40])
+def test_bad_input_is_one_line_that_names_key_and_place(given, named, file, refused):
+    words = given if isinstance(given, list) else [file(given)]
+    line = refused(load_config, *words)
+    assert all(word in line for word in named), line
+
+
+# Written in anger, not by accident; even so, one line.
+ODD_INPUT = [
+    "learning_rate = 10**400",
+    "n_layer = (n_head := 'x') and 3",
+    "n_layer = (yield)",
+    "n_layer = " + "+".join(["1"] * 9999),
+    "wandb = 'a\\nb'",
+    "stage = 'a\\nb'",
+]
+
+
+@pytest.mark.parametrize("text", ODD_INPUT, ids=lambda text: text[:20])
+def test_odd_files_are_bad_input_too(text, file, refused):
+    refused(load_config, file(text))
+
+
+def test_help_lists_every_key_with_its_default(run_main):
+    for word in ("--help", "-h"):
+        result = run_main(load_config, word)
+        assert result.code == 0 and result.err == ""
+        for key, default in DEFAULTS.items():
+            assert re.search(rf"^  {key}={re.escape(str(default))}  +\S", result.out, re.MULTILINE), key
+
+
+def test_every_key_has_a_type_and_a_meaning():
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert fields == set(DEFAULTS) == set(config.TYPES) == set(config.MEANINGS)
+    assert all(config.typed(key, value, "default") == value for key, value in DEFAULTS.items())
+
+
+def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
+    for name, text in [
+        ("00_naive", "seed = 0\ngrad_clip = 0"),
+        ("01_first", "seed = batch_size + 1"),
+        ("02_second", "seed = 2"),
+    ]:
+        file(text, f"{name}.py")
+    monkeypatch.setattr(config, "STAGES_DIR", tmp_path)
+    assert config.stage_names() == ["naive", "first", "second"]
+    preset = file("seed = 9\nbatch_size = 3", "preset.py")
+    assert load_config([preset, "--stage=naive"]).seed == 0
+    assert load_config([preset, "--stage=first"]).seed == 4
+    assert load_config([preset, "--stage", "second"]).seed == 2
+    assert load_config([preset, "--stage=second"]).grad_clip == 0
+    assert load_config([preset, "--stage=second", "--seed=7"]).seed == 7
+    assert load_config([preset, str(tmp_path / "00_naive.py"), str(tmp_path / "02_second.py")]).seed == 2
+    with pytest.raises(BadInput, match=r"stage=secnd.*'second'"):
+        load_config(["--stage=secnd"])
+
+
+@pytest.mark.parametrize("name", config.stage_names())
+def test_every_stage_loads(name):
+    assert isinstance(load_config([f"--stage={name}"]), Config)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_builds_with_the_parameters_its_docstring_states(path):
+    preset = load_config([str(path)])
+    vocab_sizes = {"text_gpt2": 50257, "python_stdlib": 4096, "python_stdlib_byte": 256, "shakespeare_char": 65}
+    with torch.device("meta"):
+        model = GPT(dataclasses.replace(preset, vocab_size=preset.vocab_size or vocab_sizes[preset.dataset]))
+    stated = re.search(r"([\d.]+) ?M\b", path.read_text(encoding="utf-8"))
+    if stated:
+        assert model.n_params() / 1e6 == pytest.approx(float(stated[1]), rel=0.02)
+    else:
+        assert path.stem == "quickstart"
+
+
+def test_the_presets_of_gpt2_state_their_parameters():
+    stated = {"gpt2": "124M", "gpt2_medium": "350M", "gpt2_large": "774M", "gpt2_xl": "1558M"}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in PRESETS}
+    assert all(text in texts[name] for name, text in stated.items())
+
+
+values = st.one_of(
+    st.integers().map(str), st.floats().map(str), st.sampled_from(["True", "off", "", "1e5"]), st.text(max_size=9)
+)
+words = st.one_of(
+    st.tuples(st.sampled_from(sorted(DEFAULTS)), values).map("--{0[0]}={0[1]}".format),
+    st.sampled_from(sorted(DEFAULTS)).map("--{}".format),
+    st.text(max_size=9).map("--{}".format),
+    values,
+).filter(lambda word: word not in ("--help", "-h"))
+
+
+@settings(max_examples=300)
+@given(st.lists(words, max_size=5))
+def test_any_command_line_is_a_config_or_bad_input(argv):
+    try:
+        assert isinstance(load_config(argv), Config)
+    except BadInput as error:
+        assert str(error)
+
+
+literals = st.one_of(
+    st.integers(-99, 99), st.floats(), st.booleans(), st.text(max_size=5), st.none(), st.binary(max_size=3)
+)
+terms = st.one_of(literals.map(repr), st.sampled_from([*sorted(DEFAULTS), "min", "nan", "x"]))
+expressions = st.recursive(
+    terms,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "/", "%", "<", "and", "if n_layer else"]), inner)
+        .map("({0[0]} {0[1]} {0[2]})".format),
+        inner.map("min({})".format),
+        inner.map("[{}]".format),
+    ),
+    max_leaves=4,
+)  # fmt: skip
+lines = st.one_of(
+    st.tuples(st.sampled_from([*sorted(DEFAULTS), "x", "n_layer,"]), expressions).map(" = ".join),
+    expressions,
+    st.text(max_size=12),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(lines, max_size=4).map("\n".join))
+def test_any_file_is_a_config_or_bad_input(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "fuzz.py"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    try:
+        assert isinstance(load_config([str(path)]), Config)
+    except BadInput as error:
+        assert str(error)

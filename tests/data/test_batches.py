@@ -1,0 +1,330 @@
+import json
+import random
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from conftest import flags, write_folder, write_meta
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train
+from model import IGNORE
+from nanoladder.data.batches import TrainingBatches, open_dataset, sequences_before, validation_batches
+from nanoladder.data.writer import write_dataset
+
+T = 8
+VOCAB = 60_000
+
+
+def open_ids(folder, train_ids, val_ids=None, dtype="uint16", context_length=T):
+    """A dataset whose ids are given. Where they are 0, 1, 2, ... an id says where it stands in the file."""
+    write_folder(folder, train_ids, val_ids or train_ids, VOCAB, dtype)
+    return open_dataset(str(folder), 0, context_length)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Rewritten by every example that hypothesis tries."""
+    return tmp_path_factory.mktemp("data") / "ids"
+
+
+def counted(lengths):
+    """Documents of these lengths, of ids 0, 1, 2, ..."""
+    edges = np.cumsum([0, *lengths]).tolist()
+    return [list(range(start, end)) for start, end in pairwise(edges)]
+
+
+def stream(split, n_rows, batch_size, seed=1, **ranks):
+    """The first n_rows rows that training sees: inputs, targets."""
+    batches = TrainingBatches(split, batch_size, seed, **ranks)
+    pairs = [batches[step] for step in range(-(-n_rows // batch_size))]
+    return [torch.cat(arrays)[:n_rows] for arrays in zip(*pairs, strict=True)]
+
+
+def equal(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+sizes = st.integers(T + 1, 20 * T)
+batch_sizes = st.integers(1, 9)
+seeds = st.integers(0, 2**40)
+document_lengths = st.lists(st.integers(2, 4 * T), min_size=1, max_size=9)
+
+
+def test_a_batch_depends_on_seed_and_step_alone(folder):
+    _, split, _ = open_ids(folder, list(range(500)))
+    batches = TrainingBatches(split, 4, seed=1)
+    first = [batches[step] for step in range(40)]  # more than two epochs
+    for step in random.Random(0).sample(range(40), 40):
+        torch.manual_seed(step)
+        np.random.seed(step)
+        assert equal(batches[step], first[step])
+        assert equal(TrainingBatches(split, 4, seed=1)[step], first[step])
+    assert not equal(TrainingBatches(split, 4, seed=2)[0], first[0])
+    assert not equal(first[0], first[1])
+
+
+def test_reading_a_batch_leaves_the_global_generators_alone(folder):
+    _, split, _ = open_ids(folder, list(range(500)))
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    TrainingBatches(split, 4, seed=1)[3]
+    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1] == before[1]).all()
+
+
+@given(n_tokens=sizes, batch_size=batch_sizes, seed=seeds)
+def test_an_epoch_visits_every_window_once_and_targets_are_the_next_tokens(folder, n_tokens, batch_size, seed):
+    _, split, _ = open_ids(folder, list(range(n_tokens)))
+    n = split.n_windows
+    assert n == max(1, (n_tokens - T) // T)
+    inputs, targets = stream(split, 3 * n, batch_size, seed)
+    assert inputs.dtype == targets.dtype == torch.int64 and inputs.shape == targets.shape == (3 * n, T)
+    assert (inputs == inputs[:, :1] + torch.arange(T)).all()  # consecutive in the file
+    assert (targets == inputs + 1).all() and targets.max() < n_tokens
+    for starts in inputs[:, 0].view(3, n):  # an epoch each
+        starts = starts.sort().values
+        assert (starts == starts[0] + T * torch.arange(n)).all() and starts[0] < T
+
+
+def test_windows_are_the_raw_file(folder):
+    ids = np.random.default_rng(0).integers(0, VOCAB, 300)
+    _, split, _ = open_ids(folder, ids.tolist())
+    raw = np.fromfile(folder / "train.bin", dtype=np.uint16)
+    assert (raw == ids).all()
+    for phase in (0, 5):
+        inputs, targets = split.read([0, 3, 7], phase)
+        for row, start in enumerate((phase, phase + 3 * T, phase + 7 * T)):
+            assert (inputs[row] == raw[start : start + T]).all()
+            assert (targets[row] == raw[start + 1 : start + T + 1]).all()
+
+
+def test_every_epoch_has_a_new_order_and_a_new_phase(folder):
+    _, split, _ = open_ids(folder, list(range(400)))
+    inputs, targets = stream(split, 60 * split.n_windows, batch_size=5)
+    epochs = inputs[:, 0].view(60, split.n_windows)
+    assert {int(starts.min()) for starts in epochs} == set(range(T))  # each phase comes up in 60 epochs
+    orders = {tuple(starts.sub(starts.min()).tolist()) for starts in epochs}
+    assert len(orders) == 60
+    assert set(targets.flatten().tolist()) == set(range(1, 400))  # no token of the file is out of reach
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, kind):
+    ids = list(range(500)) if kind == "dense" else counted([3, 40, 2, 17, 9])
+    _, split, _ = open_ids(folder, ids)
+    whole = TrainingBatches(split, 8, seed=3)
+    ranks = [TrainingBatches(split, 8, 3, rank, world_size) for rank in range(world_size)]
+    for step in range(20):
+        shares = [batches[step] for batches in ranks]
+        assert all(len(inputs) == 8 // world_size for inputs, _ in shares)
+        assert equal([torch.cat(arrays) for arrays in zip(*shares, strict=True)], whole[step])
+
+
+@given(batch_size=st.integers(1, 50), warmup_steps=st.integers(0, 80))
+def test_the_batch_grows_in_a_straight_line_to_its_size(batch_size, warmup_steps):
+    before = [sequences_before(step, batch_size, warmup_steps) for step in range(warmup_steps + 4)]
+    sizes = [end - start for start, end in pairwise(before)]
+    line = [-(-batch_size * step // warmup_steps) for step in range(1, warmup_steps + 1)]  # rounded up: never 0
+    assert before[0] == 0 and sizes == line + 3 * [batch_size]
+
+
+@pytest.mark.parametrize("world_size, micro_batch_size", [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 2), (2, 8)])
+def test_while_the_batch_grows_every_sequence_comes_once_and_in_order(folder, world_size, micro_batch_size):
+    _, split, _ = open_ids(folder, list(range(500)))
+    seen, whole = [], TrainingBatches(split, 8, seed=3)
+    ranks = [TrainingBatches(split, 8, 3, rank, world_size) for rank in range(world_size)]
+    growing = [batches.growing(5, micro_batch_size) for batches in ranks]
+    for step, size in enumerate([2, 4, 5, 7, 8, 8, 8]):
+        shares = [batches[step] for batches in growing]
+        rows = {len(inputs) for inputs, _ in shares}
+        most = min(micro_batch_size, 8 // world_size)
+        assert len(rows) == 1 and rows.pop() == -(-size // (most * world_size)) * most  # whole micro-batches
+        inputs, targets = (torch.cat(arrays) for arrays in zip(*shares, strict=True))
+        assert (targets[:size] != IGNORE).all() and (targets[size:] == IGNORE).all()
+        seen.append((inputs[:size], targets[:size]))
+    expected = [torch.cat(arrays)[:42] for arrays in zip(*(whole[step] for step in range(6)), strict=True)]
+    assert equal([torch.cat(arrays) for arrays in zip(*seen, strict=True)], expected)
+
+
+@given(lengths=document_lengths, batch_size=batch_sizes, seed=seeds)
+def test_documents_are_never_crossed_and_every_target_comes_once_an_epoch(folder, lengths, batch_size, seed):
+    documents = counted(lengths)
+    _, split, _ = open_ids(folder, documents)
+    n = split.n_windows
+    assert n == sum(-(-(length - 1) // T) for length in lengths)  # a long one is split
+    inputs, targets = stream(split, 2 * n, batch_size, seed)
+    assert inputs.shape == targets.shape == (2 * n, T)
+    document_of = {id: number for number, document in enumerate(documents) for id in document}
+    for row_inputs, row_targets in zip(inputs.tolist(), targets.tolist(), strict=True):
+        length = sum(target != IGNORE for target in row_targets)
+        start = row_inputs[0]
+        assert length >= 1
+        assert row_inputs == [*range(start, start + length), *[0] * (T - length)]
+        assert row_targets == [*range(start + 1, start + length + 1), *[IGNORE] * (T - length)]
+        assert document_of[start] == document_of[start + length]
+    every_target = sorted(id for document in documents for id in document[1:])
+    for epoch in targets.view(2, -1):
+        assert sorted(epoch[epoch != IGNORE].tolist()) == every_target
+
+
+@given(n_tokens=sizes, lengths=document_lengths, dense=st.booleans(), batch_size=batch_sizes)
+def test_validation_counts_every_target_once(folder, n_tokens, lengths, dense, batch_size):
+    ids = list(range(n_tokens)) if dense else counted(lengths)
+    _, _, split = open_ids(folder, ids)
+    batches = list(validation_batches(split, 0, batch_size))
+    assert all(inputs.shape == targets.shape == (batch_size, T) for inputs, targets in batches)
+    assert len(batches) == -(-split.n_windows // batch_size)
+    inputs, targets = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
+    n = split.n_windows
+    assert (targets[n:] == IGNORE).all() and (targets[:n] != IGNORE).any(dim=1).all()
+    valid = targets != IGNORE
+    assert (targets[valid] == inputs[valid] + 1).all()
+    expected = range(1, n * T + 1) if dense else [id for document in ids for id in document[1:]]
+    assert targets[valid].tolist() == list(expected)
+    again = list(validation_batches(split, 0, batch_size))
+    assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
+
+
+@pytest.mark.parametrize("n_windows, expected", [(1, 1), (7, 7), (40, 40), (999, 49)])
+def test_validation_windows_are_evenly_spaced(folder, n_windows, expected):
+    _, _, split = open_ids(folder, list(range(50 * T)))
+    batches = list(validation_batches(split, n_windows, 4))
+    starts = torch.cat([inputs[(targets != IGNORE).any(dim=1), 0] for inputs, targets in batches])
+    gaps = starts.diff()
+    assert len(starts) == expected and starts[0] == 0
+    assert expected == 1 or (gaps.min() > 0 and gaps.max() - gaps.min() <= T)
+
+
+def test_the_validation_windows_do_not_depend_on_the_batch_size(folder):
+    _, _, split = open_ids(folder, list(range(50 * T)))
+    rows = []
+    for batch_size in (1, 3, 10):
+        targets = torch.cat([targets for _, targets in validation_batches(split, 10, batch_size)])
+        rows.append(targets[(targets != IGNORE).any(dim=1)])
+    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
+
+
+def test_one_window_is_enough(folder):
+    _, split, _ = open_ids(folder, list(range(T + 1)))
+    inputs, targets = TrainingBatches(split, 3, seed=1)[5]
+    assert inputs.tolist() == [list(range(T))] * 3 and targets.tolist() == [list(range(1, T + 1))] * 3
+
+
+def test_uint32_ids(folder):
+    ids = list(range(70_000, 70_100))
+    write_folder(folder, ids, ids, 100_000, dtype="uint32")
+    meta, split, _ = open_dataset(str(folder), 0, T)
+    inputs, targets = stream(split, split.n_windows, 4)
+    assert meta["vocab_size"] == 100_000 and inputs.min() >= 70_000 and (targets == inputs + 1).all()
+
+
+def test_a_folder_made_by_nanogpt_needs_its_vocab_size(tmp_path):
+    for name in ("train", "val"):
+        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    meta, split, _ = open_dataset(str(tmp_path), 100, T)
+    assert meta["vocab_size"] == 100 and not split.documents and split.n_windows == 11
+
+
+def test_a_larger_vocab_size_than_the_dataset_has_is_taken(dense):
+    assert open_dataset(str(dense), 0, T)[0]["vocab_size"] < open_dataset(str(dense), 500, T)[0]["vocab_size"] == 500
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_reads_what_the_writer_writes(tmp_path, documents):
+    texts = [f"{number} bottles of beer on the wall" for number in range(20)]
+    write_dataset(tmp_path, texts, texts[:3], "byte", documents=documents)
+    meta, split, _ = open_dataset(str(tmp_path), 0, 64)
+    assert meta["vocab_size"] == 256 and split.documents is documents
+    inputs, targets = stream(split, split.n_windows, 4)
+    if documents:
+        assert split.n_windows == 20
+        read = {bytes(row[row != IGNORE].tolist()).decode() for row in targets}
+        assert read == {text + "\n" for text in texts} and (inputs[:, 0] == ord("\n")).all()
+
+
+def rewrite_meta(folder, **changes):
+    """As someone would who knows what the checksum is."""
+    write_meta(folder, {**json.loads((folder / "meta.json").read_text()), **changes})
+
+
+def append(path, content):
+    path.write_bytes(path.read_bytes() + content)
+
+
+def truncate(path, n_bytes):
+    path.write_bytes(path.read_bytes()[:-n_bytes])
+
+
+# What happened to a good folder (d: the dense one, D: the one of documents), and what the line must name.
+BROKEN = {
+    "no training file": ("d", lambda f: (f / "train.bin").unlink(), ["prepare"]),
+    "no validation file": ("d", lambda f: (f / "val.bin").unlink(), ["val.bin", "missing"]),
+    "cut in a token": ("d", lambda f: truncate(f / "train.bin", 1), ["train.bin", "truncated"]),
+    "cut between tokens": ("d", lambda f: truncate(f / "val.bin", 10), ["val.bin", "truncated"]),
+    "longer than promised": ("d", lambda f: append(f / "train.bin", b"\0\0"), ["train.bin", "foreign"]),
+    "empty": ("d", lambda f: (f / "val.bin").write_bytes(b""), ["val.bin", "truncated"]),
+    "another dtype": ("d", lambda f: rewrite_meta(f, dtype="uint32"), ["train.bin"]),
+    "a foreign dtype": ("d", lambda f: rewrite_meta(f, dtype="float32"), ["meta.json", "float32", "uint16"]),
+    "no dtype": ("d", lambda f: rewrite_meta(f, dtype="tokens"), ["meta.json"]),
+    "a later format": ("d", lambda f: rewrite_meta(f, format_version=3), ["meta.json", "format 3", "format 2"]),
+    "ids too large": ("d", lambda f: rewrite_meta(f, vocab_size=5), ["train.bin", "token id", "vocab_size=5"]),
+    "meta is no JSON": ("d", lambda f: (f / "meta.json").write_text("{"), ["meta.json", "prepare"]),
+    "meta is no text": ("d", lambda f: (f / "meta.json").write_bytes(b"\xff\xfe"), ["meta.json", "prepare"]),
+    "meta is a list": ("d", lambda f: (f / "meta.json").write_text("[1]"), ["meta.json", "prepare"]),
+    "meta is empty": ("d", lambda f: (f / "meta.json").write_text("{}"), ["meta.json", "prepare"]),
+    "meta with odd values": ("d", lambda f: rewrite_meta(f, tokens=[1, 2]), ["meta.json", "prepare"]),
+    "meta is gone": ("d", lambda f: (f / "meta.json").unlink(), ["meta.json", "--vocab_size"]),
+    "no index": ("D", lambda f: (f / "train.idx").unlink(), ["train.idx", "prepare"]),
+    "an empty index": ("D", lambda f: (f / "train.idx").write_bytes(b""), ["train.idx", "prepare"]),
+    "a truncated index": ("D", lambda f: truncate(f / "val.idx", 8), ["val.idx", "prepare"]),
+    "an index out of order": (
+        "D",
+        lambda f: np.fromfile(f / "val.idx", "<u8")[[0, 2, 1, 3, 4, 5, 6, 7]].tofile(f / "val.idx"),
+        ["val.idx", "prepare"],
+    ),
+    "an index that starts late": (
+        "D",
+        lambda f: np.fromfile(f / "val.idx", "<u8")[1:].tofile(f / "val.idx"),
+        ["val.idx", "prepare"],
+    ),
+    "another's index": ("D", lambda f: shutil.copy(f / "train.idx", f / "val.idx"), ["val.idx", "prepare"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_bad_input_and_nothing_is_written(case, dense, documents, tmp_path, refused):
+    kind, damage, named = BROKEN[case]
+    folder = tmp_path / "broken"
+    shutil.copytree(dense if kind == "d" else documents, folder)
+    damage(folder)
+    line = refused(train.main, *flags(dataset=folder, out_dir=tmp_path / "out"))
+    assert str(folder) in line and all(word in line for word in named), line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"dataset": "nowhere"}, ["dataset=nowhere", "python data/text/prepare.py"]),
+        ({"dataset": "python_stdlib_bpe99999"}, ["python data/python_stdlib/prepare.py --tokenizer=bpe:99999"]),
+        ({"dataset": "shakespeare_bpe99999"}, ["python data/shakespeare/prepare.py --tokenizer=bpe:99999"]),
+        ({"vocab_size": 3}, ["vocab_size=3"]),
+        ({"context_length": 100_000}, ["context_length=100000", "train.bin"]),
+        ({"context_length": 400}, ["context_length=400", "val.bin", "at least 401"]),
+    ],
+    ids=str,
+)
+def test_a_dataset_that_cannot_serve_is_bad_input(given, named, dense, tmp_path, refused):
+    line = refused(train.main, *flags(**{"dataset": dense, "out_dir": tmp_path / "out", **given}))
+    assert all(word in line for word in named), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_ids_beyond_a_given_vocab_size(tmp_path, refused):
+    for name in ("train", "val"):
+        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    line = refused(train.main, *flags(dataset=tmp_path, out_dir=tmp_path / "out", vocab_size=99))
+    assert "token id 99" in line and "--vocab_size=100" in line

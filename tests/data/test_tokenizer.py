@@ -1,0 +1,277 @@
+"""Every tokenizer gives back the text it was given, is the same every time, and refuses what it cannot do."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+import rustbpe
+import tiktoken.load
+import tiktoken.registry
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoladder.data.tokenizer import (
+    GPT4_PATTERN,
+    build_tokenizer,
+    check_name,
+    encode,
+    end_of_text,
+    load_tokenizer,
+    save_tokenizer,
+)
+from nanoladder.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ["the cat sat on the mat, the hat and that.\n", "naïve café: 1234 + 5678 = 6912\n\n  return None\n"]
+OTHER = ["zig zag zig zag zoo zoom zooms zooming, quick quack quock, which witch is which?\n"]
+NAMES = ["bpe:280", "char", "byte"]
+BPE = build_tokenizer("bpe:280", CORPUS)
+BYTE = build_tokenizer("byte")
+
+
+def refusal(function, *args):
+    """The message of the BadInput that function(*args) raises; it is one line."""
+    with pytest.raises(BadInput) as caught:
+        function(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@given(st.text())
+def test_bpe_and_bytes_give_any_text_back(text):
+    assert BPE.decode(encode(BPE, text)) == text
+    assert BYTE.decode(encode(BYTE, text)) == text
+
+
+@given(st.text(min_size=1))
+def test_char_gives_its_own_text_back(text):
+    encoding = build_tokenizer("char", [text])
+    ids = encode(encoding, text)
+    assert encoding.decode(ids) == text
+    assert len(ids) == len(text) and encoding.n_vocab == len(set(text))
+
+
+@given(st.text())
+def test_tiktoken_cuts_and_merges_as_rustbpe_was_trained(text):
+    assert encode(BPE, text) == TRAINER.encode(text)
+
+
+TRAINER = rustbpe.Tokenizer()
+TRAINER.train_from_iterator(iter(CORPUS), vocab_size=279, pattern=GPT4_PATTERN)
+
+
+def test_byte_ids_are_the_bytes():
+    assert BYTE.n_vocab == 256
+    assert encode(BYTE, "é\n\0") == list("é\n\0".encode())
+
+
+def test_char_ids_are_in_sorted_order():
+    encoding = build_tokenizer("char", ["hello", " wörld€"])
+    assert encode(encoding, " dehlorwö€") == list(range(10))
+    assert encoding.n_vocab == 10
+
+
+def test_bpe_counts_the_end_of_text_and_puts_it_last():
+    assert BPE.n_vocab == 280
+    assert end_of_text(BPE) == 279
+    assert BPE.decode([279]) == "<|endoftext|>"
+
+
+def test_only_bpe_and_gpt2_have_an_end_of_text():
+    assert end_of_text(BYTE) is None
+    assert end_of_text(build_tokenizer("char", ["a"])) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_of_text_spelled_out_is_ordinary_text(name):
+    text = "a <|endoftext|> b"
+    encoding = build_tokenizer(name, [*CORPUS, text])
+    ids = encode(encoding, text)
+    assert end_of_text(encoding) not in ids and encoding.decode(ids) == text
+
+
+def test_bpe_is_the_same_for_any_number_of_threads():
+    code = (
+        "from tests.data.test_tokenizer import *; import hashlib; texts = (ROOT / 'data').rglob('*.py');"
+        "e = build_tokenizer('bpe:600', [p.read_text('utf-8') for p in sorted(texts)] * 3);"
+        "print(hashlib.sha256(repr(e._mergeable_ranks).encode()).hexdigest())"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "RAYON_NUM_THREADS": threads},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "4")
+    }
+    assert len(hashes) == 1
+
+
+def test_a_text_too_small_for_the_vocabulary_names_the_largest_that_works():
+    message = refusal(build_tokenizer, "bpe:4096", CORPUS)
+    largest = int(re.search(r"the largest that works is bpe:(\d+)", message)[1])
+    assert build_tokenizer(f"bpe:{largest}", CORPUS).n_vocab == largest
+    refusal(build_tokenizer, f"bpe:{largest + 1}", CORPUS)
+
+
+def test_the_smallest_bpe_has_no_merges():
+    encoding = build_tokenizer("bpe:257", CORPUS)
+    assert encode(encoding, "the") == list(b"the") and end_of_text(encoding) == 256
+
+
+@pytest.mark.parametrize("name", ["", "bpe", "bpe:", "bpe:256", "bpe:-1", "bpe:4k", "GPT2", "bpe:300\n"])
+def test_unknown_names_are_refused(name):
+    assert repr(name) in refusal(check_name, name)
+    refusal(build_tokenizer, name, CORPUS)
+
+
+def test_char_needs_text():
+    assert "empty" in refusal(build_tokenizer, "char", [""])
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("ab\nabc€", "'€' (U+20AC) at line 2, column 4"),
+        ("ba~", "'~' (U+007E) at line 1, column 3"),
+        ("\ud800", r"'\ud800' (U+D800) at line 1, column 1"),
+    ],
+)
+def test_char_names_the_character_it_does_not_know(text, named):
+    encoding = build_tokenizer("char", ["abc\n"])
+    assert named in refusal(encode, encoding, text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_is_the_same(name, tmp_path):
+    built = build_tokenizer(name, CORPUS)
+    save_tokenizer(built, tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer.tiktoken"]
+    assert (loaded.name, loaded.n_vocab) == (name, built.n_vocab)
+    assert end_of_text(loaded) == end_of_text(built)
+    for text in CORPUS:
+        assert encode(loaded, text) == encode(built, text)
+
+
+def test_the_saved_ranks_are_in_tiktokens_format(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # or tiktoken would keep a copy under the path's name
+    save_tokenizer(BPE, tmp_path)
+    assert tiktoken.load.load_tiktoken_bpe(str(tmp_path / "tokenizer.tiktoken")) == BPE._mergeable_ranks
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert described["special_tokens"] == {"<|endoftext|>": 279} and described["vocab_size"] == 280
+    assert described["pattern"] == GPT4_PATTERN
+
+
+def test_a_retrained_tokenizer_is_never_stale(tmp_path):
+    save_tokenizer(BPE, tmp_path)
+    load_tokenizer(tmp_path)
+    new = build_tokenizer("bpe:280", OTHER)
+    save_tokenizer(new, tmp_path)
+    assert encode(load_tokenizer(tmp_path), "zooming") == encode(new, "zooming") != encode(BPE, "zooming")
+
+
+def edit_json(folder, **changes):
+    path = folder / "tokenizer.json"
+    described = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in described.items() if value is not None}))
+
+
+def cut(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+def other_ranks(folder):
+    ranks = (folder / "tokenizer.tiktoken").read_bytes()
+    save_tokenizer(build_tokenizer("bpe:280", OTHER), folder)
+    (folder / "tokenizer.tiktoken").write_bytes(ranks)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "tokenizer.tiktoken").unlink(),
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        lambda folder: cut(folder / "tokenizer.tiktoken", 1000),
+        lambda folder: cut(folder / "tokenizer.tiktoken", 0),
+        lambda folder: cut(folder / "tokenizer.json", 40),
+        lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff\xfe"),
+        lambda folder: (folder / "tokenizer.json").write_text("[]"),
+        lambda folder: (folder / "tokenizer.tiktoken").write_bytes(b"IQ== 0\n!!! one\n"),
+        lambda folder: edit_json(folder, vocab_size=281),
+        lambda folder: edit_json(folder, vocab_size=None),
+        lambda folder: edit_json(folder, pattern="("),
+        lambda folder: edit_json(folder, pattern=7),
+        lambda folder: edit_json(folder, name=None),
+        lambda folder: edit_json(folder, special_tokens={"<|endoftext|>": 300}),
+        lambda folder: edit_json(folder, special_tokens={"<|endoftext|>": 3}),
+        lambda folder: edit_json(folder, special_tokens={"<|endoftext|>": "last"}),
+        lambda folder: edit_json(folder, special_tokens=["<|endoftext|>"]),
+        other_ranks,
+    ],
+)
+def test_damaged_files_are_refused(damage, tmp_path):
+    save_tokenizer(BPE, tmp_path)
+    damage(tmp_path)
+    message = refusal(load_tokenizer, tmp_path)
+    assert str(tmp_path) in message and "prepare the dataset again" in message
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
+    save_tokenizer(BPE, tmp_path)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        save_tokenizer(build_tokenizer("bpe:280", OTHER), tmp_path)
+    assert encode(load_tokenizer(tmp_path), "the cat") == encode(BPE, "the cat")
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """An empty cache, no network, and no gpt2 that tiktoken has loaded before. Returns the cache's folder."""
+
+    def get(url):
+        raise requests.exceptions.ConnectionError("no network")
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(requests, "get", get)
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    return tmp_path
+
+
+def test_gpt2_offline_says_how_to_supply_the_files(offline):
+    message = refusal(build_tokenizer, "gpt2")
+    assert "TIKTOKEN_CACHE_DIR" in message and "vocab.bpe" in message and "encoder.json" in message
+
+
+def test_gpt2_is_read_from_files_named_as_the_message_says(offline, monkeypatch):
+    """With a made-up vocabulary of GPT-2's size: 256 bytes and 50,000 pairs of them."""
+    words = refusal(build_tokenizer, "gpt2").replace(",", " ").split()
+    name = {url.rpartition("/")[2]: words[words.index(url) + 2] for url in words if url.startswith("https")}
+
+    printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    others = [byte for byte in range(256) if byte not in printable]
+    symbols = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+    pairs = [(a, b) for a in symbols for b in symbols][:50_000]
+    tokens = [*symbols, *(a + b for a, b in pairs), "<|endoftext|>"]
+    merges = "#version\n" + "".join(f"{a} {b}\n" for a, b in pairs)
+    (offline / name["vocab.bpe"]).write_text(merges, encoding="utf-8")
+    (offline / name["encoder.json"]).write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    monkeypatch.setattr(tiktoken.load, "check_hash", lambda data, expected: True)
+
+    encoding = build_tokenizer("gpt2")
+    assert encoding.n_vocab == 50_257 and end_of_text(encoding) == 50_256
+    save_tokenizer(encoding, offline)
+    loaded = load_tokenizer(offline)
+    assert encode(loaded, "to be or not") == encode(encoding, "to be or not")
+    assert loaded.decode(encode(loaded, "to be, naïve")) == "to be, naïve"

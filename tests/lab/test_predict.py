@@ -1,0 +1,307 @@
+"""What predict.py predicts is what a step allocates, and what it says will fit fits."""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+from conftest import needs_gpu, replace, state_bytes, tiny
+from torch.profiler import ProfilerActivity, profile
+
+import train
+from lab import predict
+from nanoladder.config import load_config, stage_names
+from nanoladder.errors import BadInput
+
+# Large enough for tensors to outweigh what a kernel needs for itself, small enough for a step of a tenth of a second.
+SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "vocab_size": 1000, "batch_size": 8}
+SMALL |= {"compile": False, "device": "cpu", "num_workers": 0}
+# Where the head is most of the model.
+WIDE = SMALL | {"n_layer": 1, "vocab_size": 9000, "batch_size": 4}
+
+
+def small(*files, shape=SMALL, **keys):
+    config = load_config([*files, *(f"--{key}={value}" for key, value in (shape | keys).items())])
+    return replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # also where it is not native
+
+
+def measured(config):
+    """The peak of all tensors in the first two steps, as torch.profiler sees every allocation of the CPU."""
+    gc.collect()  # what other tests left would be freed in between
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind()
+        state = train.build(config, torch.device("cpu"))
+        for _ in range(2):
+            train.train_step(*state, batch, 1e-3, config)
+    now = peak = 0
+    for size in without_scratch_of_products(profiler.profiler.kineto_results.events()):
+        now += size
+        peak = max(peak, now)
+    return peak
+
+
+def without_scratch_of_products(events):
+    """Bytes of every allocation, and negative of every release, but for what a matrix product itself releases.
+
+    Where bfloat16 is emulated, its product has a float32 copy for a moment; the prediction is for native ones.
+    """
+    events = sorted(events, key=lambda event: event.start_ns())
+    sizes, end, first = [], 0, 0
+    for event in events:
+        if event.name() in ("aten::mm", "aten::addmm"):
+            end, first = event.end_ns(), len(sizes)
+        elif event.name() == "[memory]":
+            size = event.nbytes()
+            if event.start_ns() < end and -size in sizes[first:]:
+                del sizes[first + sizes[first:].index(-size)]
+            else:
+                sizes.append(size)
+    return sizes
+
+
+@pytest.mark.parametrize("shape", [SMALL, WIDE], ids=["small", "wide"])
+@pytest.mark.parametrize("stage", stage_names())
+def test_the_peak_of_every_eager_stage_is_predicted(stage, shape):
+    config = small(f"--stage={stage}", shape=shape)
+    assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dropout": 0.1, "bias": True},
+        {"dropout": 0.1, "attention": "matmul", "dtype": "float32"},
+        {"checkpointing": "sqrt", "n_layer": 4},
+        {"checkpointing": "selective"},
+        {"checkpointing": "every:2", "n_layer": 4},
+        {"adamw_impl": "foreach", "batch_size": 1, "context_length": 16},
+        {"adamw_impl": "forloop", "batch_size": 1, "context_length": 16},
+        {"dtype": "float16"},
+        {"set_to_none": False, "micro_batch_size": 1},
+    ],
+    ids=str,
+)
+def test_the_peak_of_what_is_not_on_the_ladder_is_predicted(keys):
+    config = small(**keys)
+    assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.01)
+
+
+OPTIMIZERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", ["adamw", *OPTIMIZERS])
+def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name, inside):
+    config = small(optimizer=name, grad_clip=0, optimizer_in_backward=inside, batch_size=4)
+    predicted = predict.predict_memory(config)
+    assert predicted.peak == pytest.approx(measured(config), rel=0.01)
+    model, optimizer = train.build(config, torch.device("cpu"))
+    batch = torch.randint(config.vocab_size, (2, 4, config.context_length)).unbind()
+    train.train_step(model, optimizer, batch, 1e-3, config)
+    assert predicted.optimizer == pytest.approx(state_bytes(optimizer), rel=0.05 if name == "adamw8bit" else 0.01)
+
+
+def test_updates_in_the_backward_take_less_by_nearly_the_gradients():
+    keys = {"batch_size": 1, "context_length": 16, "grad_clip": 0, "n_layer": 12, "dtype": "float32"}
+    after, inside = (predict.predict_memory(small(optimizer_in_backward=inside, **keys)) for inside in (False, True))
+    assert inside.optimizer == after.optimizer
+    assert inside.gradients == 4 * 1024 * 128  # of the embedding alone
+    assert after.peak - inside.peak > 0.7 * after.gradients
+
+
+def test_a_kernel_s_own_memory_is_counted(monkeypatch):
+    config = small("--stage=chunked_loss", shape=WIDE)
+    monkeypatch.setattr(predict.Ledger, "inside", lambda *_: 0)
+    predict.trace.cache_clear()
+    assert predict.predict_memory(config).peak < 0.95 * measured(
+        config
+    )  # the head's gradient, cast to float32 to be added
+    predict.trace.cache_clear()
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_what_stays_is_exact(device_type):
+    config = tiny(vocab_size=64, n_layer=2, n_embd=32, context_length=16)
+    memory = predict.predict_memory(config, device_type)
+    tensors = [64 * 32, 16 * 32, 32] + 2 * [32, 3 * 32 * 32, 32 * 32, 32, 4 * 32 * 32, 4 * 32 * 32]
+    sizes = [4 * size for size in tensors]
+    steps, masks = [4] * len(tensors), [16 * 16] * 2
+    inputs = 2 * 8 * 4 * 16
+    if device_type == "cuda":
+        steps, masks = [512] * len(tensors), [512] * 2
+        assert all(size % 512 == 0 for size in sizes[:2])
+        sizes = [-size // 512 * -512 for size in sizes]
+    assert memory.weights == sum(sizes) + sum(masks)
+    assert memory.gradients == sum(sizes)
+    assert memory.optimizer == 2 * sum(sizes) + sum(steps)
+    assert memory.inputs == inputs
+
+
+def test_the_parts_add_up_where_gradients_stay():
+    memory = predict.predict_memory(small(set_to_none=False))
+    parts = dataclasses.asdict(memory)
+    peak, _ = parts.pop("peak"), parts.pop("block")
+    assert peak == pytest.approx(sum(parts.values()), abs=100)  # less the scalars of the loss
+
+
+def test_fp32_activations_of_a_block_are_counted_by_hand():
+    config = small("--stage=set_to_none")
+    B, T, C, nh = config.batch_size, config.context_length, config.n_embd, config.n_head
+    # The norms' inputs and outputs, q, k, v, y, the output that goes on and 8 of the MLP, and the (T, T) weights.
+    kept = B * T * C * (2 + 2 + 3 + 1 + 8) + B * nh * T * T
+    statistics = 2 * 2 * B * T
+    assert predict.predict_memory(config).block == 4 * (kept + statistics)
+
+
+def test_what_saves_memory_is_predicted_to():
+    rungs = [{"loss_chunks": 0}, {}, {"checkpointing": "every:1"}, {"checkpointing": "every:1", "micro_batch_size": 2}]
+    peaks = [predict.predict_memory(small(**keys)).peak for keys in rungs]
+    assert peaks == sorted(set(peaks), reverse=True)
+
+
+def test_what_changes_no_tensor_is_traced_once():
+    predict.trace.cache_clear()
+    for stage in ("set_to_none", "lazy_metrics", "allocator", "tf32"):
+        predict.predict_memory(small(f"--stage={stage}"))
+    assert predict.trace.cache_info().misses == 1
+
+
+def test_dropping_gradients_saves_nothing_where_micro_batches_add_them_up():
+    kept, dropped = (predict.predict_memory(small(set_to_none=there, micro_batch_size=2)) for there in (False, True))
+    assert kept == dropped
+
+
+@pytest.mark.parametrize("keys", [{"attention": "sdpa"}, {"attention": "matmul"}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("checkpointing", ["none", "every:1", "selective"])
+def test_cuda_is_predicted_without_a_gpu(checkpointing, keys):
+    config = small(checkpointing=checkpointing, **keys)
+    cpu, cuda = predict.predict_memory(config), predict.predict_memory(config, "cuda")
+    assert cuda.weights == pytest.approx(cpu.weights, rel=0.01)
+    assert cuda.temporary > cpu.temporary + 2**24  # cuBLAS's workspaces
+    assert torch.nn.functional.dropout.__module__ == "torch.nn.functional"  # nothing stays patched
+
+
+def test_cuda_keeps_what_its_own_kernels_keep():
+    B, T, C, nh = 8, 128, 128, 4
+    matmul = small("--stage=amp", attention="matmul")
+    # autocast computes softmax in float32 there: the weights are kept in float32 and, for the product, in half.
+    assert predict.predict_memory(matmul, "cuda").block - predict.predict_memory(matmul).block == pytest.approx(
+        4 * B * nh * T * T, rel=0.01
+    )
+    mask = predict.predict_memory(small(dropout=0.1), "cuda").block - predict.predict_memory(small(), "cuda").block
+    assert mask == pytest.approx(2 * B * T * C, rel=0.01)  # a bool for each output of attention and MLP
+
+
+def test_shares_of_sharded_state_are_smaller():
+    config = small(set_to_none=False, n_layer=8)
+    whole, optimizer, full = (
+        predict.predict_memory(replace(config, batch_size=size, shard=shard), "cpu", world_size)
+        for size, shard, world_size in [(2, "none", 1), (8, "optimizer", 4), (8, "full", 4)]
+    )
+    assert optimizer.optimizer == full.optimizer == whole.optimizer // 4
+    assert optimizer.gradients == full.gradients < whole.gradients
+    assert whole.weights // 4 < full.weights < optimizer.weights == whole.weights
+    assert full.peak < optimizer.peak < whole.peak
+    assert full.activations == whole.activations
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [(["mps"], "device=mps"), (["cpu", 3], "world_size=3")],
+)
+def test_what_cannot_be_predicted_is_refused(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        predict.predict_memory(small(), *arguments)
+    with pytest.raises(BadInput, match="vocab_size"):
+        predict.predict_memory(small(vocab_size=0))
+
+
+def test_predicting_leaves_the_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    predict.trace.cache_clear()
+    predict.predict_memory(small(dropout=0.1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("stage", ["naive", "flash", "checkpointing"])
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
+    config = small(f"--stage={stage}", batch_size=24, n_layer=2)
+    sizes = [1, 2, 3, 4, 6, 8, 12, 24]
+    peaks = [predict.predict_memory(replace(config, micro_batch_size=size), device_type).peak for size in sizes]
+    for size, peak, following in zip(sizes, peaks, [*sizes[1:], 24], strict=True):
+        assert predict.largest_micro_batch(config, peak, device_type) == (size if peak < peaks[-1] else following)
+        assert predict.largest_micro_batch(config, peak - 1, device_type) < size
+    assert predict.largest_micro_batch(config, 10 * peaks[-1], device_type) == 24
+    assert predict.largest_micro_batch(config, 1000, device_type) == 0
+
+
+def test_the_largest_micro_batch_is_found_in_few_predictions():
+    config = small(batch_size=480, loss_chunks=0)
+    predict.trace.cache_clear()
+    assert predict.largest_micro_batch(config, 100e6) in range(2, 480)
+    assert predict.trace.cache_info().misses <= 6  # of 24 divisors
+
+
+def test_the_largest_micro_batch_is_of_one_process():
+    config = small(batch_size=24)
+    assert predict.largest_micro_batch(config, 1e12, world_size=3) == 8
+
+
+def test_activations_of_a_block_follow_the_paper():
+    config = small(dropout=0.1, attention="matmul")
+    s, b, h, a = config.context_length, config.batch_size, config.n_embd, config.n_head
+    assert predict.block_activations(config) == s * b * h * (34 + 5 * a * s / h)
+    assert predict.block_activations(replace(config, dtype="float32")) == s * b * h * (66 + 9 * a * s / h)
+    for stage in ("naive", "set_to_none"):  # float32 without dropout: nothing is kept that the formula does not know
+        naive = small(f"--stage={stage}")
+        assert predict.block_activations(naive) == pytest.approx(predict.predict_memory(naive).block, rel=0.01)
+
+
+def test_costs_are_those_of_the_whole_run():
+    config = small("config/gpt2.py", shape={}, vocab_size=50257, max_steps=1000)
+    costs = predict.costs(config, mfu=0.5, peak_flops=1e15, world_size=4)
+    blocks = 12 * (12 * 768**2 + 2 * 768)
+    assert costs["n_params"] == (50257 + 1024 + 1) * 768 + blocks
+    assert costs["flops_per_token"] == 6 * (costs["n_params"] - 1024 * 768) + 12 * 12 * 768 * 1024
+    assert costs["tokens"] == 1000 * 480 * 1024
+    assert costs["pf_days"] * 86400e15 == pytest.approx(costs["tokens"] * costs["flops_per_token"])
+    assert costs["hours"] == pytest.approx(costs["pf_days"] * 24 / (0.5 * 4))
+
+
+def test_the_report_has_a_row_for_every_stage():
+    rows = [(stage, small(f"--stage={stage}", compile=stage == "compile")) for stage in ("naive", "flash", "compile")]
+    lines = predict.report(rows[-1][1], rows, memory_gb=0.1).splitlines()
+    assert lines[0].startswith("0.7 M parameters")
+    header, naive, flash, compiled, note = lines[-5:]
+    assert header.endswith("fits 0.1 GB") and note.startswith("*")
+    assert naive.split()[1:4] == ["0.003", "0.003", "0.006"]  # bytes: 4 a parameter, 4, and 8
+    assert float(flash.split()[6]) == round(predict.predict_memory(rows[1][1]).peak / 1e9, 3)
+    assert flash.endswith(f"{predict.largest_micro_batch(rows[1][1], 1e8)} of 8")
+    assert compiled.split()[0] == "compile*"
+    assert "fits" not in predict.report(rows[0][1], rows)
+
+
+@needs_gpu
+@pytest.mark.parametrize("stage", stage_names())
+def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
+    """A model of 16 M parameters: there, a few MB that only a GPU's kernels take are no matter."""
+    keys = {"n_layer": 4, "n_head": 8, "n_embd": 512, "context_length": 512, "vocab_size": 8000, "batch_size": 16}
+    config = small(f"--stage={stage}", **keys, device="cuda")
+    device = train.set_up(config)
+    torch._C._cuda_clearCublasWorkspaces()  # of the test before
+    before = torch.cuda.memory_allocated()
+    state = train.build(config, device)
+    batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length), device=device).unbind()
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        train.train_step(*state, batch, 1e-3, config)
+    allocated = torch.cuda.max_memory_allocated() - before
+    assert predict.predict_memory(config, "cuda").peak == pytest.approx(allocated, rel=0.05)
+
+
+def test_the_preset_of_least_memory_stays_below_a_gigabyte_and_a_half():
+    preset, naive = (load_config(["config/gpt2_low_memory.py", *more]) for more in ([], ["--stage=naive"]))
+    assert predict.predict_memory(preset, "cuda").peak < 1.5e9 < predict.predict_memory(naive, "cuda").peak / 5

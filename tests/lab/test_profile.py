@@ -1,0 +1,525 @@
+"""profile.py measures what it says, and is not in the way of the standard library's module of that name."""
+
+import dataclasses
+import json
+import math
+import shutil
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+import torch
+from conftest import ROOT, flags
+
+from lab import climb, measure, pages, tables
+from nanoladder.config import TYPES, load_config
+from nanoladder.errors import BadInput
+
+OPTIMIZERS = get_args(TYPES["optimizer"])
+TINY_MODEL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=16", "--batch_size=4", "--device=cpu"]
+EXAMINED = {
+    "losses": [5.0, 4.0],
+    "memory": {"weights": 4e8, "gradients": 4e8, "optimizer": 8e8, "activations": 3e8, "rest": 5e8, "peak": 2e9},
+    "seconds_by_kind": {kind: 0.1 for kind in tables.KINDS if kind != "host"},
+    "profiled_seconds": 1.0,
+    "product_dtype": "float32",
+    "parameters": 10**8,
+    "flops_per_token": 6 * 10**8,
+}
+TIMED = {"seconds": 1.0, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64}
+LIMITS = {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10}
+MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """measured(what, words) answers for the processes; it keeps the list of what they were asked."""
+    asked = []
+
+    def plant(answer):
+        def run_alone(what, words, processes=1):
+            if what in ("machine", "limits"):
+                return MACHINE if what == "machine" else LIMITS
+            asked.append((what, *words, processes))
+            return answer(what, words)
+
+        monkeypatch.setattr(climb, "run_alone", run_alone)
+        return asked
+
+    return plant
+
+
+def value_of(key, words):
+    """The last value that words give a key."""
+    return [word.partition("=")[2] for word in words if word.startswith(f"--{key}=")][-1]
+
+
+def usual(what, words):
+    return EXAMINED if what == "examine" else TIMED
+
+
+def only_the_machine(what, *_):
+    return MACHINE if what == "machine" else pytest.fail("measured")
+
+
+def stage_of(words):
+    return next(word.partition("=")[2] for word in words if word.startswith("--stage="))
+
+
+def rows_of(path):
+    """{row: {column: cell}} of the first table in a table.md."""
+    lines = [line for line in path.read_text().split("\n\n")[2].splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-c", "import profile; print(profile.Profile, profile.run)"],
+        ["-c", "import cProfile; cProfile.run('1 + 1')"],
+        ["-m", "cProfile", "nanoladder/config/__init__.py"],
+    ],
+)
+def test_the_standard_library_s_profile_is_what_others_import(command):
+    result = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(dense, tmp_path, measured, capsys):
+    def answer(what, words):
+        stage = stage_of(words)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        if stage == "flash":
+            raise RuntimeError("out of memory")
+        if what == "examine":
+            return EXAMINED | {"losses": [5.0, 4.25 if stage == "compile" else 4.0]}
+        return TIMED | {"seconds": {"naive": 0.100, "amp": 0.0995, "compile": 0.050}[stage] + len(asked) * 1e-3}
+
+    asked = measured(answer)
+    argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}"]
+    argv += ["--stages=naive,amp,flash,compile", "--repeats=2"]
+    with pytest.raises(KeyboardInterrupt):
+        climb.main(argv)
+    climb.main(argv)
+    order = [(what, stage_of(words)) for what, *words, _ in asked]
+    assert order[:4] == [("examine", stage) for stage in ("naive", "amp", "flash", "compile")]
+    assert order[4:6] == [("examine", "flash"), ("examine", "compile")]  # what failed, what was interrupted
+    turn = [("time", "naive"), ("time", "amp"), ("time", "compile")]
+    assert order[6:] == turn + turn[::-1]
+
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["amp"]["against naive"] == rows["amp"]["against the one before"] == "no measurable change"
+    assert rows["compile"]["against naive"] == "1.84× (1.81–1.87)"  # 107 / 59 and 112 / 60 ms, with those of `asked`
+    assert rows["compile"]["losses against naive"] == "WRONG by 0.25"
+    assert rows["amp"]["losses against naive"] == "bit-equal"
+    assert rows["naive"]["losses against naive"] == ""
+    assert rows["flash"]["ms/step"] == "out of memory"
+    assert rows["naive"]["tensors GB"] == "2.000"
+    assert rows["naive"]["resident GB"] == "3.00"
+    assert rows["naive"]["of the matmul rate"] == "35%"  # 64 tokens × 6e8 FLOP in 0.1095 s, of 1e12
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    assert "no measurable change" in capsys.readouterr().out
+
+
+def test_the_climb_goes_on_when_its_first_stage_fails(dense, tmp_path, measured):
+    def answer(what, words):
+        if "--stage=naive" in words:
+            raise RuntimeError("out of memory")
+        return usual(what, words)
+
+    measured(answer)
+    climb.main([*TINY_MODEL, f"--dataset={dense}", "--stages=naive,flash", f"--out_dir={tmp_path}"])
+    rows = rows_of(tmp_path / "table.md")
+    assert "out of memory" in rows["naive"]["ms/step"]
+    assert rows["flash"]["ms/step"] == "1000"
+
+
+def test_results_of_other_conditions_are_not_mixed(dense, tmp_path, measured, monkeypatch):
+    measured(usual)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=naive", f"--out_dir={tmp_path}"]
+    climb.main(argv)
+    with pytest.raises(BadInput, match="another steps"):
+        climb.main([*argv, "--steps=9"])
+    monkeypatch.setattr(climb, "code_hash", lambda: "other")
+    with pytest.raises(BadInput, match="another code"):
+        climb.main(argv)
+
+
+def test_a_loss_that_is_not_a_number_is_wrong(dense, tmp_path, measured):
+    def answer(what, words):
+        losses = {"losses": [5.0, math.nan if "--stage=flash" in words else 4.0]} if what == "examine" else {}
+        return usual(what, words) | losses
+
+    measured(answer)
+    climb.main([*TINY_MODEL, f"--dataset={dense}", "--stages=flash,naive", f"--out_dir={tmp_path}"])
+    rows = rows_of(tmp_path / "table.md")
+    assert list(rows) == ["naive", "flash"]  # in the ladder's order, naive first
+    assert rows["flash"]["losses against naive"] == "WRONG by inf"
+
+
+def test_other_rows_are_not_mixed_in(dense, tmp_path, measured):
+    measured(usual)
+    argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}"]
+    climb.main([*argv, "--stages=naive,compile"])
+    with pytest.raises(BadInput, match="other rows"):
+        climb.main([*argv, "--stages=naive,amp,compile"])
+
+
+def test_torchrun_measures_how_the_loop_scales(dense, tmp_path, measured, monkeypatch, capsys):
+    def answer(what, words):
+        n = int([word for word in words if word.startswith("--batch_size=")][-1][13:]) // 4
+        assert "--threads=1" in words
+        seconds = 1.25 if n > 1 and what == "time" else 1.0
+        return TIMED | {"seconds": seconds, "tokens": 64 * n, "bytes": 4e6}
+
+    asked = measured(answer)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "4")
+    climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", "--repeats=2"])
+    assert [processes for *_, processes in asked] == [1, 2, 2, 4, 4, 4, 4, 2, 2, 1]
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["4"]["efficiency"] == "80%"
+    assert rows["4"]["reducing gradients, not hidden, ms"] == "250.0"
+    assert rows["2"]["gradients MB"] == "4.0"
+    assert (tmp_path / "scaling.png").exists()
+    monkeypatch.setenv("RANK", "1")
+    asked.clear()
+    climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", "--repeats=3"])
+    assert not asked  # the others leave it to the first
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(BadInput, match="expected all on one machine"):
+        climb.main(TINY_MODEL)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--stages=naive,flsh"],
+        ["--repeats=0"],
+        ["--steps=x"],
+        ["--train_steps=0"],
+        ["--grid=1,x"],
+        ["--grid=0,1"],
+        ["--grid=inf"],
+        ["--grid="],
+        ["--no_such_key=1"],
+        ["--mode=all"],
+        ["--stage=amp"],
+        ["--dataset=nowhere"],
+        ["--fit", "--memory_gb=-1"],
+        ["--fit", "--world_size=0"],
+        ["--compare", "a.json"],
+        ["--compare", "README.md", "README.md"],
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_measured(words, monkeypatch):
+    monkeypatch.setattr(climb, "run_alone", only_the_machine)
+    with pytest.raises(BadInput):
+        climb.main(words)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(dense, monkeypatch):
+    monkeypatch.setattr(climb, "run_alone", only_the_machine)
+    with pytest.raises(BadInput, match="cannot be written"):
+        climb.main([*TINY_MODEL, f"--dataset={dense}", "--out_dir=/dev/null/x"])
+
+
+def test_fit_predicts_every_stage_for_a_device_that_is_not_there(capsys):
+    model = ["--n_layer=1", "--n_head=2", "--n_embd=64", "--context_length=64", "--batch_size=8", "--vocab_size=512"]
+    climb.main([*model, "--fit", "--device=cuda", "--memory_gb=0.01", "--stages=naive,flash"])
+    out = capsys.readouterr().out
+    assert "on cuda" in out
+    assert "fits 0.01 GB" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith(("naive", "flash"))] == ["naive", "flash"]
+
+
+def planned(*argv):
+    options, config_argv = climb.parse(list(argv))
+    rows = climb.plan(options, config_argv)
+    configs = {name: load_config([*config_argv, *words]) for name, words in rows.items()}
+    return configs, climb.not_applicable(rows, options.mode, config_argv)
+
+
+def test_each_is_naive_with_one_stage_and_then_with_all():
+    configs, _ = planned(*TINY_MODEL, "--mode=each")
+    configs = {name: config for name, config in configs.items() if name not in OPTIMIZERS}
+    naive, *others, last = configs.values()
+    assert naive == load_config([*TINY_MODEL, "config/stages/00_naive.py"])
+    for (name, config), stage in zip(list(configs.items())[1:-1], pages.stage_names()[1:], strict=True):
+        changed = {key for key, value in vars(config).items() if value != getattr(naive, key)}
+        assert (name, changed) == (stage, set(pages.fields(stage)))
+    stages = load_config([*TINY_MODEL, f"--stage={pages.stage_names()[-1]}"])
+    assert all(getattr(last, field) == getattr(stages, field) for field in pages.fields("naive"))
+    assert len(others) == len(pages.stage_names()) - 1
+
+
+def test_the_ladder_ends_with_the_config_as_it_is_where_that_is_none_of_its_stages():
+    finished = planned(*TINY_MODEL, "config/stages/00_naive.py", "--mode=ladder")[0]
+    assert list(finished) == pages.stage_names()
+    configs, reasons = planned("config/gpt2_low_memory.py", "--mode=ladder", "--stages=naive")
+    assert list(configs) == ["naive", "as configured"] and not reasons
+    assert configs["as configured"] == load_config(["config/gpt2_low_memory.py"])
+
+
+def test_each_has_naive_with_every_other_optimizer():
+    configs, _ = planned(*TINY_MODEL, "--mode=each", "--optimizer=sgd")
+    naive, *rest = configs.values()
+    others = [name for name in OPTIMIZERS if name != "sgd"]
+    assert naive.optimizer == "sgd"
+    assert list(configs)[-len(others) :] == others
+    assert rest[-len(others) :] == [dataclasses.replace(naive, optimizer=name) for name in others]
+    assert not set(others) & set(planned(*TINY_MODEL, "--mode=each", "--stages=flash")[0])  # what is asked for only
+
+
+def test_another_optimizer_s_losses_are_its_own_unless_they_are_no_numbers(dense, tmp_path, measured):
+    losses = {"sgd": [5.0, 4.5], "adafactor": [5.0, math.nan]}
+
+    def answer(what, words):
+        name = words[-1].partition("=")[2]
+        if name == "muon":
+            raise RuntimeError("not available")
+        return usual(what, words) | {"losses": losses.get(name, [5.0, 4.0 + 0.5 * ("10_compile" in words[-1])])}
+
+    measured(answer)
+    climb.main([*TINY_MODEL, f"--dataset={dense}", "--mode=each", "--repeats=1", f"--out_dir={tmp_path}"])
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["sgd"]["losses against naive"] == "another update"
+    assert rows["adafactor"]["losses against naive"] == "WRONG by inf"
+    assert rows["compile"]["losses against naive"] == "WRONG by 0.5"
+    assert rows["muon"]["ms/step"] == "not available"
+
+
+def test_optimizers_are_rows_of_the_config_as_it_is_adamw_first():
+    configs, reasons = planned(*TINY_MODEL, "--mode=optimizers", "--micro_batch_size=2", "--stages=flash")
+    base = load_config([*TINY_MODEL, "--micro_batch_size=2"])
+    assert not reasons
+    assert list(configs) == list(OPTIMIZERS)
+    assert OPTIMIZERS[0] == "adamw"
+    assert list(configs.values()) == [dataclasses.replace(base, optimizer=name) for name in OPTIMIZERS]
+
+
+def test_a_run_has_its_schedule_within_its_steps():
+    words = [*TINY_MODEL, "--learning_rate=1e-3", "--min_lr=1e-4", "--warmup_steps=50", "--lr_decay_steps=9"]
+    options, config_argv = climb.parse([*words, "--train_steps=200", "--grid=3,0.5"])
+    assert options.grid == [0.5, 3]
+    config = load_config([*config_argv, *climb.schedule(options, config_argv, 0.5)])
+    assert (config.max_steps, config.warmup_steps, config.lr_decay_steps) == (200, 20, 0)
+    assert (config.learning_rate, config.min_lr) == (5e-4, 5e-5)
+
+
+def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(dense, tmp_path, measured):
+    losses = {  # by the power of 10 that the learning rate is multiplied by
+        "adamw": {-1: 4.0, 0: 3.5, 1: 3.75},
+        "sgd": dict.fromkeys([-1, 0, 1, -2, -3]),
+        "adafactor": {-1: 3.25, 0: 3.5, 1: None, -2: 3.5},
+        "lion": {-1: 4.5, 0: 4.25, 1: 3.625, 2: 3.5, 3: 3.25},
+    }
+
+    def answer(what, words):
+        name = value_of("optimizer", words)
+        if len(asked) == 12:
+            raise KeyboardInterrupt
+        if name not in losses:
+            raise RuntimeError("not available")
+        if what != "curve":
+            return usual(what, words)
+        learning_rate = float(value_of("learning_rate", words))
+        val_loss = losses[name][round(math.log10(learning_rate / 1e-3))]
+        return {"learning_rate": learning_rate, "tokens": [64, 128], "losses": [5.0, 4.0], "val_loss": val_loss}
+
+    asked = measured(answer)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--learning_rate=1e-3", f"--out_dir={tmp_path}", "--mode=optimizers"]
+    argv += ["--grid=0.1,1,10", "--repeats=2"]
+    with pytest.raises(KeyboardInterrupt):
+        climb.main(argv)
+    climb.main(argv)
+    runs = [words for what, *words, _ in asked if what == "curve"]
+    trained = [(value_of("optimizer", words), value_of("learning_rate", words)) for words in runs]
+    assert trained[:4] == [("adamw", "0.0001"), ("adamw", "0.001"), ("adamw", "0.01"), ("sgd", "0.0001")]
+    assert len(trained) == sum(map(len, losses.values())) + 1  # one was interrupted
+
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["adamw"]["best learning rate"] == "0.001 (1×)"
+    assert rows["adamw"]["validation loss"] == "3.5000"
+    assert rows["adamw"]["against adamw"] == ""
+    assert rows["adafactor"]["best learning rate"] == "0.0001 (0.1×)"
+    assert rows["adafactor"]["against adamw"] == "-0.2500"
+    assert rows["adafactor"]["at 10×"] == "diverged"
+    assert rows["lion"]["best learning rate"] == "1 (1000×, edge)"
+    assert rows["sgd"]["at 1×"] == "diverged"
+    assert rows["sgd"]["validation loss"] == ""
+    assert rows["sgd"]["state, bytes per parameter"] == "8"
+    results = tables.read(tmp_path / "results.json")
+    [adafactor] = [row for row in tables.summarize(results, "optimizers") if row["name"] == "adafactor"]
+    assert list(adafactor["curves"]) == [0.01, 0.1, 1, 10]  # as they are drawn
+    assert rows["galore"]["best learning rate"] == "not available"
+    assert "after 300 steps, 0.0192 million tokens" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "optimizers.png").read_bytes().startswith(b"\x89PNG")
+    for other in ("--grid=1", "--train_steps=9"):
+        with pytest.raises(BadInput, match=f"another {other.partition('=')[0]}"):
+            climb.main([*argv, other])
+
+
+@pytest.mark.parametrize(
+    "grid, losses, more",
+    [
+        ([1, 3], [], []),
+        ([0.5, 1, 4], [2, 1, 3], []),
+        ([0.5, 1, 4], [3, 2, 1], [16]),
+        ([0.5, 1, 4], [3, 2, 1, None], [16]),
+        ([0.5, 1, 4], [3, 2, 1, 0.5], [16, 64]),
+        ([0.5, 1, 4], [3, 2, 1, 0.5, 0.25], [16, 64]),
+        ([0.5, 1, 4], [1, 2, None], [0.25]),
+        ([1, 3], [1, 2], [0.333]),
+        ([0.5, 1, 4], [None, None, None], [0.25]),
+        ([1], [2], []),
+    ],
+)
+def test_learning_rates_go_on_beyond_the_end_that_is_best(grid, losses, more):
+    assert tables.factors(grid, losses) == grid + more
+
+
+def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
+    def in_this_process(what, words):
+        capsys.readouterr()
+        if what in ("machine", "limits"):
+            return MACHINE if what == "machine" else LIMITS
+        try:
+            measure.main([what, *words])
+        except (KeyError, BadInput) as error:
+            raise RuntimeError(f"{error}") from None
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(climb, "run_alone", lambda what, words, processes=1: in_this_process(what, words))
+    argv = [*flags(dataset=dense), "--mode=optimizers", "--train_steps=6", "--grid=1,3", "--repeats=1", "--steps=1"]
+    monkeypatch.setattr(measure, "WINDOW", 0)
+    climb.main([*argv, f"--out_dir={tmp_path}"])
+    trained = {row["name"]: row for row in tables.summarize(tables.read(tmp_path / "results.json"), "optimizers")}
+    for name in ("adamw", "sgd", "adafactor"):
+        first, second = (trained[name]["curves"][factor] for factor in (1, 3))
+        assert len(first["losses"]) == 6
+        assert first["tokens"][-1] == 6 * 4 * 16
+        assert first["losses"][0] == second["losses"][0]  # the same start
+        assert first["val_loss"] != second["val_loss"]
+        assert second["learning_rate"] == pytest.approx(3 * first["learning_rate"])
+        assert trained[name]["seconds"] > 0
+    assert (tmp_path / "optimizers.png").exists()
+
+
+def test_without_is_the_finished_loop_less_one_stage():
+    configs, reasons = planned(*TINY_MODEL, "--mode=without")
+    finished = configs.pop("finished")
+    assert finished == load_config(TINY_MODEL)
+    assert {"without checkpointing", "without grad_accumulation", "without ddp"} <= set(reasons)  # not part of it
+    for name, config in configs.items():
+        changed = {key for key, value in vars(config).items() if value != getattr(finished, key)}
+        assert changed <= {"ddp"} if name in reasons else changed == set(pages.fields(name.removeprefix("without ")))
+
+
+def test_a_stage_that_the_command_line_rules_out_is_a_row_that_says_so(dense, tmp_path, measured):
+    asked = measured(usual)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--dtype=float32", "--stages=tf32,amp", f"--out_dir={tmp_path}"]
+    climb.main(argv)
+    assert rows_of(tmp_path / "table.md")["amp"]["ms/step"].startswith("not applicable")
+    assert not any("--stage=amp" in words for words in asked)
+
+
+def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
+    large = ["--batch_size=480", "--micro_batch_size=16"]
+    assert climb.parse(["--micro_batch_size=16"])[1][-1] == "--batch_size=16"
+    assert climb.parse(large)[1] == large
+
+
+def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
+    seconds = {"1": 0.400, "2": 0.204, "4": 0.200}
+
+    def answer(what, words):
+        size = next(word.partition("=")[2] for word in words if word.startswith("--micro_batch_size="))
+        peak = {"memory": EXAMINED["memory"] | {"peak": int(size) * 1e9}}
+        return EXAMINED | peak if what == "examine" else TIMED | {"seconds": seconds[size]}
+
+    measured(answer)
+    climb.main([*TINY_MODEL, f"--dataset={dense}", "--sweep", f"--out_dir={tmp_path}"])
+    out = capsys.readouterr().out
+    assert "The knee is at 2 × 2" in out
+    assert "50% of the memory of 1 × 4" in out
+    assert rows_of(tmp_path / "table.md")["4 × 1"]["against whole"] == "0.50× (0.50–0.50)"
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_modes_share_a_folder(dense, tmp_path, measured):
+    measured(usual)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=naive,flash", f"--out_dir={tmp_path}"]
+    for mode in ("ladder", "each", "without"):
+        climb.main([*argv, f"--mode={mode}"])
+    results = tables.read(tmp_path / "results.json")
+    assert list(results["modes"]) == ["ladder", "each", "without"]
+    assert all((tmp_path / f"{mode}.png").exists() for mode in results["modes"])
+    assert "all applied" in (tmp_path / "table.md").read_text()
+
+
+def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
+    for name, seconds in (("a", 1.0), ("b", 0.5)):
+        measured(lambda what, words, seconds=seconds: usual(what, words) | {"seconds": seconds})
+        argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path / name}", f"--steps={1 + len(name)}"]
+        climb.main([*argv, "--stages=naive"])
+    results = tables.read(tmp_path / "b/results.json")
+    (tmp_path / "b/results.json").write_text(json.dumps(results | {"commit": "another"}))
+    capsys.readouterr()
+    climb.main(["--compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
+    out = capsys.readouterr().out
+    row = out.splitlines()[-1]
+    assert "B  commit: another" in out
+    assert "| 1000 " in row
+    assert "| 2.00 " in row
+
+
+@pytest.mark.parametrize("what", ["examine", "time", "curve"])
+def test_one_process_measures_one_row(dense, what):
+    words = [*TINY_MODEL, f"--dataset={dense}", "--stage=set_to_none", "--steps=2", "--max_steps=60"]
+    measured = climb.run_alone(what, words)
+    if what == "examine":
+        memory = measured["memory"]
+        parameters = measured["parameters"]
+        assert memory["weights"] >= memory["gradients"] == 4 * parameters
+        assert memory["optimizer"] == 8 * parameters + 4 * 9  # two averages, and a step for each tensor
+        held = memory["weights"] + memory["gradients"] + memory["optimizer"]
+        assert held < memory["peak"] < held + 4_000_000
+        assert 0 < sum(measured["seconds_by_kind"].values()) < measured["profiled_seconds"]
+    elif what == "curve":
+        assert len(measured["losses"]) == len(measured["tokens"]) == 30
+        assert measured["losses"][-1] < measured["losses"][0] < 4
+        assert measured["val_loss"] < measured["losses"][0]
+    else:
+        assert min(measured["seconds"], measured["first_step_seconds"]) > 0
+        assert 0 < measured["resident_bytes"] < 1e9
+        assert measured["tokens"] == 64
+
+
+def test_a_failing_process_says_why():
+    with pytest.raises(RuntimeError, match="no train"):
+        climb.run_alone("time", ["--dataset=nowhere"])
+
+
+def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, tmp_path):
+    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab"))]:
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / source.name)
+    code = (tmp_path / "train.py").read_text()
+    start = "    n_tokens = (batch[1] != IGNORE).sum()\n"
+    assert code.count(start) == 1
+    slow, wrong = "__import__('time').sleep(0.2)", "optimizer.param_groups[0]['lr'] *= 2"
+    planted = f"    if config.set_to_none:\n        {slow}\n        {wrong}\n"
+    (tmp_path / "train.py").write_text(code.replace(start, start + planted))
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=2", "--steps=1", "--trace"]
+    command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={tmp_path / 'out'}"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path / "out" / "table.md")
+    assert float(rows["set_to_none"]["against naive"].partition("×")[0]) < 0.5
+    assert rows["set_to_none"]["losses against naive"].startswith("WRONG by")
+    assert (tmp_path / "out/traces/naive/trace.json.gz").stat().st_size > 1000
+    assert json.loads((tmp_path / "out/results.json").read_text())["machine"]["torch"] == torch.__version__

@@ -1,0 +1,205 @@
+"""What pages.py shows is true: a stage's program trains as train.py does, and its diff is what it is about."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, rows, same, saved
+from processes import work
+
+import train
+from lab import pages
+from nanoladder.config import load_config, stage_names
+from nanoladder.errors import BadInput
+
+STAGES = stage_names()
+FIELDS = [*pages.fields("naive"), *pages.OPTIONS]
+TINY = {
+    "device": "cpu",
+    "deterministic": True,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 32,
+    "context_length": 16,
+    "batch_size": 8,
+    "max_steps": 4,
+    "warmup_steps": 2,
+    "learning_rate": 1e-2,
+    "log_interval": 1,
+    "eval_windows": 8,
+}
+# What each stage is about, and the most lines that it may add and remove together.
+CHANGES = {
+    "set_to_none": ("zero_grad(set_to_none=True)", 2),
+    "lazy_metrics": ("loss.item()", 2),
+    "loader": ("DataLoader(", 21),
+    "allocator": ("keep_freed_memory(", 2),
+    "tf32": ('set_float32_matmul_precision("high")', 2),
+    "amp": ("machine.autocast(", 15),
+    "flash": ("F.scaled_dot_product_attention(", 7),
+    "fused_adamw": ("fused=True", 2),
+    "pad_vocab": ("math.ceil(rows / 64) * 64", 10),
+    "compile": ("model.compile(", 10),
+    "chunked_loss": ("ChunkedLoss.apply(", 40),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
+    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 21),
+    "low_memory_optimizer": ("return adamw8bit(groups, config)", 30),
+    "ddp": ("parallel.DistributedDataParallel(", 45),
+    "shard": ("parallel.fully_shard(", 8),
+}
+
+
+def write(stage, folder):
+    """Writes the program of a stage into a folder. Returns its path."""
+    path = folder / f"{stage}.py"
+    path.write_text(pages.script(stage), encoding="utf-8")
+    return path
+
+
+def load(path):
+    """Imports a file, as a module that nothing else knows."""
+    spec = importlib.util.spec_from_file_location(f"shown_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(dense, tmp_path, stage):
+    """What comes after compile is run eagerly here, and compiled by several processes in the next test."""
+    stance = "force_eager" if STAGES.index(stage) > STAGES.index("compile") else "default"
+    configs = []
+    for program in (train, load(write(stage, tmp_path))):
+        torch._dynamo.reset()
+        keys = {**TINY, "dataset": dense, "stage": stage, "out_dir": tmp_path / program.__name__}
+        keys["eval_interval"] = 0 if stage == "compile" else 2  # evaluation would be one more graph
+        words = [f"--{key}={value}" for key, value in keys.items()]
+        with torch.compiler.set_stance(stance):
+            program.main(words)
+        configs.append(load_config(words))
+    expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in configs)
+    assert shown == expected and len(shown) == TINY["max_steps"]
+    assert same(*(saved(config)["model"] for config in configs))
+
+
+def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(dense, tmp_path):
+    jobs, configs = {}, {}
+    for stage in ("ddp", "shard"):
+        for program in ("train.py", str(write(stage, tmp_path))):
+            keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2}
+            keys["out_dir"] = tmp_path / stage / Path(program).stem
+            jobs[f"{stage}, {program}"] = {"program": program, "argv": [f"--{key}={keys[key]}" for key in keys]}
+            configs.setdefault(stage, []).append(load_config(jobs[f"{stage}, {program}"]["argv"]))
+    result, seen = work(tmp_path / "work", jobs, 2)
+    assert result.returncode == 0 and len(seen) == 2, result.stderr
+    for pair in configs.values():
+        expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in pair)
+        assert shown == expected and len(shown) == TINY["max_steps"]
+        assert same(*(saved(config)["model"] for config in pair))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_shown_program_reads_no_field_of_the_ladder(stage):
+    assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", pages.script(stage)) == []
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
+def test_shown_programs_are_as_tidy_as_the_project(tmp_path, command):
+    for stage in STAGES:
+        write(stage, tmp_path)
+    ruff = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", tmp_path]
+    result = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_naive_shows_no_trace_of_what_comes_later():
+    naive = pages.script("naive")
+    later = "autocast|scaler|compile|recompute|DataLoader|nullcontext|micro|aten|8bit|lr_factor|Lion|Muon|in_backward"
+    assert not re.search(later, naive)
+    assert "    loss.backward()\n" in naive and "    optimizer.step()\n" in naive
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_a_stage_changes_few_lines_and_its_own_call_is_among_them(stage):
+    call, budget = CHANGES[stage]
+    lines = list(pages.diff(STAGES[STAGES.index(stage) - 1], stage))
+    added, removed = ([line for line in lines if line[0] == sign and line[1:].strip()] for sign in "+-")
+    assert any(call in line for line in added + removed)
+    assert len(added) + len(removed) <= budget
+
+
+def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
+    """git apply reads what pages.py diff prints."""
+    patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(pages.diff("naive", STAGES[-1])) + "\n"
+    naive = write("naive", tmp_path)
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    assert naive.read_text(encoding="utf-8") == pages.script(STAGES[-1])
+
+
+def test_show_and_diff_print_what_they_are_asked_for(run_main):
+    assert run_main(pages.main, "show", "amp").out == pages.script("amp")
+    printed = run_main(pages.main, "diff", "tf32").out
+    assert printed == run_main(pages.main, "diff", "allocator", "tf32").out
+    assert printed.splitlines()[0].endswith("@@ set_up")
+    assert '-    torch.set_float32_matmul_precision("highest")\n+    torch.set_float32' in printed
+    assert run_main(pages.main, "diff", "tf32", "tf32").out == ""
+
+
+def test_a_diff_is_coloured_on_a_terminal_only(run_main, monkeypatch):
+    assert "\033" not in run_main(pages.main, "diff", "tf32").out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert "\033[32m+    torch.set_float32" in run_main(pages.main, "diff", "tf32").out
+
+
+@pytest.mark.parametrize(
+    "words, answer",
+    [
+        (["show", "fused_adam"], "did you mean 'fused_adamw'?"),
+        (["diff", "cmpile"], "did you mean 'compile'?"),
+        (["diff", "amp", "flsh"], "did you mean 'flash'?"),
+        (["diff", "naive"], "ladder.py show naive"),
+        (["show"], "show NAME"),
+        (["sho", "amp"], "show NAME"),
+    ],
+)
+def test_what_is_no_stage_is_refused(refused, words, answer):
+    assert answer in refused(pages.main, *words)
+
+
+def test_the_page_is_that_of_this_code():
+    """If it is not: python pages.py docs."""
+    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
+
+
+def test_the_readme_links_every_stage_to_its_section():
+    readme, page = (ROOT / "README.md").read_text(encoding="utf-8"), pages.page()
+    for stage in STAGES:
+        assert f"| [{stage}](docs/ladder.md#{stage}) |" in readme
+        assert f"\n## {stage}\n" in page
+
+
+def test_docs_writes_the_page(run_main, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "PAGE", tmp_path / "docs" / "ladder.md")
+    assert run_main(pages.main, "docs").code == 0
+    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_says_why_and_names_its_sources_with_links(stage):
+    text = pages.explanation(stage)
+    labels = re.findall(r"^\*\*(\w+):\*\*", text, re.MULTILINE)
+    assert labels == (["Source"] if stage == "naive" else ["What", "Why", "Cost", "Source"])
+    sources = text.partition("**Source:**\n")[2].splitlines()
+    assert sources and all(re.fullmatch(r"- \[.+\]\(https://\S+\)", line) for line in sources)
+
+
+def test_without_libcst_one_line_says_how_to_install_it(monkeypatch):
+    pages.script.cache_clear()
+    monkeypatch.delitem(sys.modules, "fold", raising=False)
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    with pytest.raises(BadInput, match="pip install libcst"):
+        pages.script("amp")

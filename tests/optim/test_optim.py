@@ -1,0 +1,469 @@
+"""Every optimizer: its update is the one that its paper has, its state as small as it says, and it resumes exactly."""
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import train
+from nanoladder import machine, optim
+from nanoladder.config import load_config
+from nanoladder.errors import BadInput
+
+OTHERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
+CPU = torch.device("cpu")
+WIDE = {"n_embd": 64, "vocab_size": 256, "context_length": 16}  # matrices of 4096 numbers and more, which 8 bits need
+
+
+def build(**keys):
+    """A model and its optimizer, and the config of both."""
+    config = tiny(**WIDE, **keys)
+    return *train.build(config, CPU), config
+
+
+def batch_of(step, config):
+    """A batch that depends on the step alone."""
+    shape = 2, config.batch_size, config.context_length
+    return torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(step)).unbind()
+
+
+def steps(model, optimizer, config, n=5):
+    """Trains for n steps; returns their losses and norms."""
+    found = [train.train_step(model, optimizer, batch_of(n, config), 1e-3, config) for n in range(n)]
+    return torch.tensor([[float(loss), float(norm)] for loss, norm in found])
+
+
+def matrices(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def with_gradients(parameters, step):
+    """The gradients of a step, the same in every call."""
+    generator = torch.Generator().manual_seed(step)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return [parameter.grad.double() for parameter in parameters]
+
+
+# -- the updates
+
+
+def test_lion_takes_the_steps_of_the_paper():
+    parameters = matrices((5, 3), (4,))
+    expected = [parameter.detach().double() for parameter in parameters]
+    means = [torch.zeros_like(value) for value in expected]
+    optimizer = optim.Lion([{"params": parameters, "weight_decay": 0.3}], 0.01, (0.9, 0.99))
+    for step in range(4):
+        gradients = with_gradients(parameters, step)
+        optimizer.step()
+        for i, gradient in enumerate(gradients):
+            update = torch.sign(0.9 * means[i] + 0.1 * gradient)
+            expected[i] = expected[i] - 0.01 * (update + 0.3 * expected[i])
+            means[i] = 0.99 * means[i] + 0.01 * gradient
+    for parameter, value in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.double(), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(8, 20), (20, 8), (8, 8)])
+def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
+    """With a new subspace at steps 1, 4 and 7, in which the averages go on."""
+    monkeypatch.setattr(optim, "GALORE_GAP", 3)
+    (parameter,) = matrices(shape)
+    wide = shape[0] <= shape[1]
+    expected, mean, square = parameter.detach().double(), 0.0, 0.0
+    optimizer = optim.GaLore([{"params": [parameter], "weight_decay": 0.3}], 0.01, (0.9, 0.95))
+    for step in range(1, 8):
+        (gradient,) = with_gradients([parameter], step)
+        if step % 3 == 1:  # the largest 2 of 8 singular vectors; their signs are any, but both programs have the same
+            left, _, _ = torch.linalg.svd(parameter.grad if wide else parameter.grad.T, full_matrices=False)
+            basis = left[:, :2].double()
+        optimizer.step()
+        low = basis.T @ gradient if wide else gradient @ basis
+        mean, square = 0.9 * mean + 0.1 * low, 0.95 * square + 0.05 * low**2
+        update = mean / (1 - 0.9**step) / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
+        change = basis @ update if wide else update @ basis.T
+        assert torch.linalg.matrix_rank(change) == 2
+        expected = expected - 0.01 * 0.3 * expected - 0.01 * optim.GALORE_SCALE * change
+    torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
+    model, optimizer, config = build(optimizer="muon", adamw_impl="fused")
+    twin, _, _ = build()
+    inside = {f"blocks.{name}" for name, parameter in model.blocks.named_parameters() if parameter.dim() == 2}
+    parts = [[p for name, p in twin.named_parameters() if (name in inside) == hidden] for hidden in (True, False)]
+    decayed = config.weight_decay / optim.RELATIVE_LR["muon"]
+    decay = [decayed if p is twin.head.weight else 0.0 for p in parts[1]]
+    pair = [
+        torch.optim.Muon(parts[0], lr=1e-3, weight_decay=decayed, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(
+            [{"params": [p], "weight_decay": d} for p, d in zip(parts[1], decay, strict=True)],
+            betas=(config.beta1, config.beta2),
+            fused=True,
+        ),
+    ]
+    for step in range(3):
+        train.train_step(model, optimizer, batch_of(step, config), 1e-3, config)
+        for parameter, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            theirs.grad = parameter.grad.clone()
+        for each in pair:
+            each.step()
+    assert len(inside) == 8
+    assert same(model.state_dict(), twin.state_dict())
+
+
+def test_eight_bits_train_almost_as_32_do():
+    losses = []
+    for name in ("adamw", "adamw8bit"):
+        model, optimizer, config = build(optimizer=name)
+        losses.append(steps(model, optimizer, config, 20)[:, 0])
+        kinds = [hasattr(state["exp_avg"], "codes") for state in optimizer.state.values() if "exp_avg" in state]
+        assert any(kinds) == (name == "adamw8bit")
+    assert not torch.equal(*losses)
+    torch.testing.assert_close(*losses, atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
+    config = tiny(**WIDE, optimizer=name, max_steps=60, warmup_steps=6, learning_rate=3e-3, min_lr=3e-4)
+    model, optimizer = train.build(config, CPU)
+    batch = batch_of(0, config)
+    losses = [
+        float(train.train_step(model, optimizer, batch, train.learning_rate(step, config), config)[0])
+        for step in range(1, 61)
+    ]
+    assert losses[-1] < losses[0] - 1 and all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_step_shrinks_the_weights_as_adamws_does(name):
+    """Where gradients are zero, only the decay is left."""
+    beta1 = 0.0 if name == "sgd" else 0.9  # its decay goes through the momentum
+    model, optimizer, config = build(optimizer=name, learning_rate=1e-2, weight_decay=0.5, beta1=beta1)
+    before = model.blocks[0].mlp.fc.weight.detach().clone()
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * optim.lr_factor(config)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(model.blocks[0].mlp.fc.weight.detach(), before * (1 - 1e-2 * 0.5), rtol=1e-5, atol=1e-7)
+
+
+def test_momentum_does_not_multiply_the_decay_of_sgd():
+    model, optimizer, config = build(optimizer="sgd", learning_rate=1e-2, weight_decay=0.1)
+    before = model.head.weight.detach().norm()
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * optim.lr_factor(config)
+    for _ in range(200):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    assert float(model.head.weight.detach().norm() / before) == pytest.approx((1 - 1e-2 * 0.1) ** 200, rel=0.02)
+
+
+def test_the_learning_rate_and_its_end_are_multiples_of_adamws():
+    adamw, lion = tiny(), tiny(optimizer="lion")
+    for step in (1, 3, 6):
+        expected = optim.RELATIVE_LR["lion"] * train.learning_rate(step, adamw)
+        assert train.learning_rate(step, lion) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_header_names_the_optimizer_and_its_factor(name):
+    chosen = machine.choices(tiny(optimizer=name), CPU)["optimizer"]
+    assert chosen == f"{name}, at {optim.lr_factor(tiny(optimizer=name)):g} of learning_rate"
+
+
+# -- the state
+
+
+def expected_bytes(name, shape):
+    """Bytes of the state of a parameter of this shape, without the counts of steps."""
+    numbers, sides = math.prod(shape), sorted(shape)
+    rank = sides[0] // 4
+    matrix = {
+        "adamw": 8 * numbers,
+        "sgd": 4 * numbers,
+        "lion": 4 * numbers,
+        "muon": 4 * numbers,
+        "adafactor": 4 * sum(sides),
+        "adamw8bit": 2 * (numbers + numbers / 256 * 4 + 256 * 4),  # codes, scales, and what the codes stand for
+        "galore": 4 * (sides[0] * rank + 2 * rank * sides[-1]),
+    }
+    vector = {"sgd": 4, "lion": 4, "adafactor": 4}
+    return matrix[name] if len(shape) == 2 else vector.get(name, 8) * numbers
+
+
+MUCH = {"n_embd": 128, "vocab_size": 256, "context_length": 32}  # norms and positions are hardly anything
+PER_PARAMETER = {
+    "adamw": 8.0,
+    "sgd": 4.0,
+    "adafactor": 0.05,
+    "muon": 4.4,
+    "lion": 4.0,
+    "adamw8bit": 2.08,
+    "galore": 2.9,
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", *OTHERS])
+def test_the_state_takes_as_many_bytes_as_its_formula_says(name):
+    config = tiny(**MUCH, optimizer=name)
+    model, optimizer = train.build(config, CPU)
+    steps(model, optimizer, config, 1)
+    n = sum(parameter.numel() for parameter in model.parameters())
+    shapes = {key: (name, tuple(parameter.shape)) for key, parameter in model.named_parameters()}
+    if name in ("muon", "galore"):  # the others are AdamW's
+        shapes |= {key: ("adamw", shape) for key, (_, shape) in shapes.items() if not key.startswith("blocks.")}
+    expected = sum(expected_bytes(*shape) for shape in shapes.values())
+    assert state_bytes(optimizer) == pytest.approx(expected, rel=0.005, abs=100)
+    assert state_bytes(optimizer) / n == pytest.approx(PER_PARAMETER[name], rel=0.05)
+
+
+def test_the_docs_have_a_row_for_every_optimizer():
+    table = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    for name in ("adamw", *OTHERS):
+        assert f"| `{name}` |" in table
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_optimizer_resumes_bit_for_bit(name, dense, tmp_path, monkeypatch):
+    monkeypatch.setattr(optim, "GALORE_GAP", 4)  # new subspaces at steps 1, 5 and 9
+    keys = {"dataset": str(dense), "optimizer": name, "n_embd": 64, "pad_vocab_to": 64, "dropout": 0.2}
+    one = tiny(**keys, out_dir=str(tmp_path / "one"), max_steps=10, save_interval=7)
+    two = replace(one, out_dir=str(tmp_path / "two"), max_steps=7, lr_decay_steps=10)
+    train.train(one)
+    train.train(two)
+    train.train(replace(two, init_from="resume", max_steps=10))
+    assert rows(one, "train_loss", "grad_norm") == rows(two, "train_loss", "grad_norm")
+    for part in ("model", "optimizer", "generators", "progress"):
+        assert same(saved(one)[part], saved(two)[part]), part
+    tensors = [leaf for leaf in tree_leaves(saved(one)) if isinstance(leaf, torch.Tensor)]
+    assert {type(tensor) for tensor in tensors} == {torch.Tensor}  # a file asks for no one's class
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(dense, tmp_path, refused):
+    words = flags(dataset=dense, out_dir=tmp_path, max_steps=2)
+    train.main(words)
+    line = refused(train.main, *words, "--optimizer=lion", "--init_from=resume")
+    assert "was trained with optimizer=adamw" in line and "--init_from=" in line
+
+
+def test_a_checkpoint_from_before_there_were_others_is_adamws(dense, tmp_path):
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path / "a"), max_steps=4, save_interval=2)
+    train.train(config)
+    older = replace(config, out_dir=str(tmp_path / "b"), max_steps=2, lr_decay_steps=4)
+    train.train(older)
+    state = saved(older)
+    for key in ("optimizer", "optimizer_in_backward"):
+        del state["config"][key]
+    torch.save(state, Path(older.out_dir, "last.pt"))
+    train.train(replace(older, init_from="resume", max_steps=4))
+    assert rows(older, "train_loss") == rows(config, "train_loss")
+
+
+# -- together with the rest of the loop
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_micro_batches_and_clipping_work_as_for_adamw(name):
+    """Gradients are far larger than grad_clip here."""
+    runs = []
+    for keys in ({}, {"micro_batch_size": 1}):
+        model, optimizer, config = build(optimizer=name, grad_clip=0.1, **keys)
+        runs.append(steps(model, optimizer, config))
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+        assert norm == pytest.approx(0.1, rel=1e-3)
+    torch.testing.assert_close(runs[0], runs[1], rtol=5e-3, atol=0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_float16_step_that_overflows_is_skipped_and_the_next_ones_are_not(name):
+    model, optimizer, config = build(optimizer=name, dtype="float16")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    handle = model.head.weight.register_hook(lambda gradient: gradient + math.inf)
+    steps(model, optimizer, config, 1)
+    handle.remove()
+    assert same(model.state_dict(), before) and not any(optimizer.state.values())
+    assert optimizer.scaler.get_scale() == 2.0**15
+    half = steps(model, optimizer, config)
+    torch.testing.assert_close(half, steps(*build(optimizer=name)), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "galore"])
+def test_what_needs_whole_matrices_is_not_sharded(name):
+    with pytest.raises(BadInput, match=r"whole matrices.*--shard=none"):
+        load_config([f"--optimizer={name}", "--shard=full"])
+
+
+# -- 8 bits, an extra
+
+
+def missing(monkeypatch, *packages):
+    for package in packages:
+        for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+            monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_without_torchao_one_line_says_how_to_install_it(dense, tmp_path, monkeypatch, refused):
+    missing(monkeypatch, "torchao")
+    line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "new", optimizer="adamw8bit"))
+    assert "pip install torchao" in line and not (tmp_path / "new").exists()
+
+
+def test_bitsandbytes_stands_in_for_torchao_on_a_gpu_only(monkeypatch):
+    missing(monkeypatch, "torchao")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "bitsandbytes")
+    made = SimpleNamespace(AdamW8bit=lambda groups, **options: (groups, options))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(optim=made))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", made)
+    on = SimpleNamespace(device=torch.device("cuda"))
+    groups, options = optim.adamw8bit([{"params": [on]}], tiny(learning_rate=0.5))
+    assert groups == [{"params": [on]}] and options == {"lr": 0.5, "betas": (0.9, 0.95)}
+    with pytest.raises(BadInput, match="torchao"):
+        optim.adamw8bit([{"params": [SimpleNamespace(device=CPU)]}], tiny())
+
+
+def run_8_bits(dense, out_dir, **keys):
+    """Three steps in a process of its own, on a machine without a compiler unless keys say compile."""
+    keys = {"optimizer": "adamw8bit", "n_embd": 64, "pad_vocab_to": 64, "max_steps": 3, "n_layer": 1, **keys}
+    words = flags(dataset=dense, out_dir=out_dir, **keys)
+    environment = os.environ | ({} if "compile" in keys else {"CXX": "no-such-compiler"})
+    command = [sys.executable, "train.py", *words]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and "adamw8bit" in result.stdout, result.stderr
+    assert [line for line in result.stderr.splitlines() if "No CUDA runtime is found" not in line] == []
+    return rows(tiny(out_dir=str(out_dir)), "train_loss", "grad_norm")
+
+
+def test_8_bits_need_no_compiler_unless_asked_to_compile_and_say_nothing(dense, tmp_path):
+    eager = run_8_bits(dense, tmp_path / "eager")
+    compiled = run_8_bits(dense, tmp_path / "compiled", compile=True, deterministic=True)
+    for ours, theirs in zip(eager, compiled, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+# -- the update in the backward
+
+
+@pytest.mark.parametrize("name", ["adamw", *OTHERS])
+def test_updates_in_the_backward_are_those_after_it_bit_for_bit(name, monkeypatch):
+    monkeypatch.setattr(optim, "GALORE_GAP", 2)
+    runs, weights = [], []
+    for inside in (False, True):
+        model, optimizer, config = build(
+            optimizer=name, optimizer_in_backward=inside, grad_clip=0.0, dropout=0.1, adamw_impl="fused"
+        )
+        runs.append(steps(model, optimizer, config))
+        weights.append(model.state_dict())
+        kept = optim.to_plain(optimizer.state_dict()["state"])
+        weights[-1] = {"weights": weights[-1], "state": kept}
+    assert torch.equal(runs[0][:, 0], runs[1][:, 0]) and same(*weights)
+    torch.testing.assert_close(runs[0][:, 1], runs[1][:, 1])  # the norms, added in another order
+
+
+KINDS = {
+    "as the paper has it": {},
+    "recomputed, in chunks": {"checkpointing": "every:1", "loss_chunks": 4, "attention": "sdpa"},
+    "segments": {"checkpointing": "sqrt", "n_layer": 4},
+    "bfloat16": {"dtype": "bfloat16", "checkpointing": "selective", "attention": "sdpa"},
+}
+
+
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+def test_a_weight_is_not_updated_before_the_backward_has_used_it(keys):
+    runs = [build(optimizer_in_backward=inside, grad_clip=0.0, adamw_impl="fused", **keys) for inside in (False, True)]
+    losses = [steps(*run)[:, 0] for run in runs]
+    assert torch.equal(*losses) and same(*(model.state_dict() for model, _, _ in runs))
+
+
+def test_a_tied_weight_is_updated_once_a_step():
+    model, optimizer, config = build(optimizer_in_backward=True, grad_clip=0.0)
+    steps(model, optimizer, config, 3)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+    assert len(optimizer.state) == len(list(model.parameters()))
+
+
+class Gradients(TorchDispatchMode):
+    """Sees, after every operation, how many bytes of gradients there are."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.parameters, self.peak = list(model.parameters()), 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        alive = [parameter.grad.nbytes for parameter in self.parameters if parameter.grad is not None]
+        self.peak = max(self.peak, sum(alive))
+        return result
+
+
+def test_gradients_never_exist_together():
+    peaks, sizes = {}, []
+    for inside in (False, True):
+        model, optimizer, config = build(optimizer_in_backward=inside, grad_clip=0.0)
+        with Gradients(model) as seen:
+            steps(model, optimizer, config, 2)
+        peaks[inside] = seen.peak
+        sizes = [parameter.nbytes for parameter in model.parameters()]
+    assert peaks == {False: sum(sizes), True: max(sizes)}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_updates_in_the_backward_resume_bit_for_bit(dense, tmp_path):
+    keys = {"dataset": str(dense), "optimizer_in_backward": True, "grad_clip": 0.0, "dropout": 0.2, "max_steps": 6}
+    one = tiny(**keys, out_dir=str(tmp_path / "one"), save_interval=3)
+    two = replace(one, out_dir=str(tmp_path / "two"), max_steps=3, lr_decay_steps=6)
+    for config in (one, two, replace(two, init_from="resume", max_steps=6)):
+        train.train(config)
+    assert rows(one, "train_loss", "grad_norm") == rows(two, "train_loss", "grad_norm")
+    assert all(same(saved(one)[part], saved(two)[part]) for part in ("model", "optimizer"))
+    after = replace(two, out_dir=str(tmp_path / "after"), optimizer_in_backward=False, max_steps=6, lr_decay_steps=0)
+    train.train(after)  # the file is the one of the update after the backward
+    assert all(same(saved(one)[part], saved(after)[part]) for part in ("model", "optimizer"))
+
+
+@pytest.mark.parametrize(
+    "keys, reason",
+    [
+        (["--grad_clip=1"], "global norm"),
+        (["--batch_size=8", "--micro_batch_size=4"], "sum over micro-batches"),
+        (["--dtype=float16"], "overflows"),
+    ],
+)
+def test_what_needs_all_gradients_refuses_updates_in_the_backward(keys, reason):
+    words = ["--optimizer_in_backward=True", "--grad_clip=0"]
+    load_config([*words, "--batch_size=8", "--micro_batch_size=8"])
+    with pytest.raises(BadInput, match=f"{reason}.*optimizer_in_backward=False"):
+        load_config(words + keys)
+
+
+def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
+    monkeypatch.setattr(machine, "choose_dtype", lambda *_: torch.float16)
+    with pytest.raises(BadInput, match="--dtype=float32"):
+        machine.choices(tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto"), CPU)
+
+
+@needs_gpu
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_on_a_gpu_every_optimizer_trains_as_on_a_cpu(name, inside):
+    keys = {"optimizer": name, "optimizer_in_backward": inside, "grad_clip": 0.0}
+    expected = steps(*build(**keys))
+    config = tiny(**WIDE, **keys)
+    model, optimizer = train.build(config, torch.device("cuda"))
+    found = [
+        train.train_step(model, optimizer, [part.cuda() for part in batch_of(n, config)], 1e-3, config)[0]
+        for n in range(5)
+    ]
+    torch.testing.assert_close(torch.tensor([float(loss) for loss in found]), expected[:, 0], rtol=1e-2, atol=0)

@@ -1,0 +1,32 @@
+"""Starts several processes, which train as tests/parallel/worker.py says."""
+
+import json
+import os
+import subprocess
+import sys
+
+from conftest import ROOT
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
+
+
+def words(config):
+    return [f"--{key}={value}" for key, value in vars(config).items()]
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def torchrun(*command, n=2, options=("--standalone",)):
+    """Starts n processes; returns what they left: returncode, stdout, stderr."""
+    command = [*TORCHRUN, *options, f"--nproc_per_node={n}", *map(str, command)]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def work(folder, jobs, n, options=("--standalone",)):
+    """Runs jobs by n processes; returns the result of torchrun and what each process saw."""
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    result = torchrun("tests/parallel/worker.py", folder / "jobs.json", n=n, options=options)
+    seen = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+    return result, seen

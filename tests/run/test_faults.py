@@ -1,0 +1,227 @@
+"""A step that is not finite changes nothing, ends the run in time, is named, and can be replayed."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import flags, needs_gpu, rows, same, saved, tiny, weights
+
+import train
+from nanoladder import checkpoint
+from nanoladder.run import faults
+
+LOOP = {"float32": {}, "fused": {"adamw_impl": "fused"}, "bfloat16": {"dtype": "bfloat16"}}
+
+
+def batch(config):
+    tokens = torch.arange(config.batch_size * config.context_length).reshape(config.batch_size, -1) % 7
+    return tokens, tokens
+
+
+@pytest.mark.parametrize("keys", LOOP.values(), ids=LOOP)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_is_not_applied(keys, value):
+    config = tiny(vocab_size=8, **keys)
+    model, optimizer = train.build(config, torch.device("cpu"))
+    train.train_step(model, optimizer, batch(config), 1e-2, config)
+    model.norm.weight.data[3] = value
+    before = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
+    before += [{name: tensor.clone() for name, tensor in state.items()} for state in optimizer.state.values()]
+    loss, norm = train.train_step(model, optimizer, batch(config), 1e-2, config)
+    assert not math.isfinite(loss + norm)
+    before[0]["norm.weight"][3] = model.norm.weight.data[3] = 0.0  # NaN is not equal to itself
+    assert same(dict(enumerate(before)), dict(enumerate([model.state_dict(), *optimizer.state.values()])))
+
+
+@needs_gpu
+def test_a_gpu_s_fused_kernel_skips_the_update_by_itself():
+    config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True)
+    model, optimizer = train.build(config, torch.device("cuda"))
+    tokens = batch(config)[0].cuda()
+    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    norm = model.norm.weight.data.clone()
+    model.norm.weight.data[3] = math.nan
+    head = model.head.weight.detach().clone()
+    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    assert torch.equal(model.head.weight, head)
+    model.norm.weight.data = norm
+    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    assert not torch.equal(model.head.weight, head)
+
+
+def test_a_fused_kernel_skips_the_update_of_sharded_weights_too():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        weight = torch.nn.Parameter(dist.tensor.distribute_tensor(torch.ones(4, 4), mesh, [dist.tensor.Shard(0)]))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+        for found, expected in ((1.0, 1.0), (0.0, 0.9), (1.0, 0.9)):
+            weight.grad = torch.ones_like(weight)
+            optimizer.found_inf = torch.tensor(found)
+            optimizer.step()
+            torch.testing.assert_close(weight.full_tensor(), torch.full((4, 4), expected), atol=2e-3, rtol=0)
+    finally:
+        dist.destroy_process_group()
+
+
+class Lazy:
+    """A number that counts how often it is read."""
+
+    reads = 0
+
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        Lazy.reads += 1
+        return self.value
+
+
+class Optimizer:
+    pass
+
+
+def test_what_a_gpu_computes_is_looked_at_only_when_it_is_due(dense):
+    _, split, _ = train.open_dataset(str(dense), 0, 16)
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), checkpoint.Writer(tiny()))
+    for step in range(1, 10):
+        watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
+        watch.look(Optimizer(), due=step == 9)
+        assert Lazy.reads == (18 if step == 9 else 0)
+    watch.add(10, 1e-3, Lazy(math.nan), Lazy(2.0))
+    watch.add(11, 1e-3, Lazy(1.0), Lazy(2.0))
+    watch.look(Optimizer(), due=False)
+    with pytest.raises(SystemExit, match=r"stopped at step 10: loss nan, gradient norm 2\.0, learning rate 0\.001"):
+        watch.look(Optimizer(), due=True)
+
+
+def test_a_gpu_without_intervals_is_looked_at_now_and_then(dense):
+    _, split, _ = train.open_dataset(str(dense), 0, 16)
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), checkpoint.Writer(tiny()))
+    with pytest.raises(SystemExit, match="stopped at step 1:"):
+        for step in range(1, faults.LOOK + 1):
+            watch.add(step, 1e-3, math.nan, 1.0)
+            watch.look(Optimizer(), due=False)
+    assert step == faults.LOOK
+
+
+# -- whole runs
+
+
+def poisoned(at_step, poison):
+    """train_step, but before the step's forward `poison(model, batch)` is called."""
+    original, count = train.train_step, 0
+
+    def step(model, optimizer, batch, lr, config):
+        nonlocal count
+        count += 1
+        if count == at_step:
+            poison(model, batch)
+        return original(model, optimizer, batch, lr, config)
+
+    return step
+
+
+def spoil_positions(model, batch):
+    model.position_embedding.weight.data[5] = math.nan
+
+
+@pytest.fixture
+def config(dense, tmp_path):
+    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=20, save_interval=2, log_interval=5)
+
+
+def words(config, **keys):
+    given = {"dataset": config.dataset, "out_dir": config.out_dir, "max_steps": 20, "save_interval": 2}
+    return flags(**given | {"log_interval": 5} | keys)
+
+
+def test_a_fault_is_named_with_all_that_is_needed(config, run_main, monkeypatch):
+    monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
+    line = run_main(train.main, *words(config)).code
+    assert line.startswith("error: stopped at step 7: loss nan, gradient norm nan, learning rate 0.0")
+    assert f"{config.out_dir}/last.pt, step 6, is the last good checkpoint" in line
+    assert "Likely causes" in line and "\n" not in line
+    assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
+    assert all(weight.isfinite().all() for weight in weights(config).values())
+    fault = json.loads(Path(config.out_dir, "fault.json").read_text())
+    assert fault["step"] == 7 and len(fault["windows_and_phases"]) == config.batch_size
+    _, split, _ = train.open_dataset(config.dataset, 0, config.context_length)
+    inputs = torch.cat([torch.from_numpy(split.read([w], p)[0]) for w, p in fault["windows_and_phases"]])
+    expected = next(train.training_batches(split, config, 6, torch.device("cpu")))[0]
+    assert torch.equal(inputs, expected)
+
+
+def test_without_a_checkpoint_the_fault_says_so(config, run_main, monkeypatch):
+    monkeypatch.setattr(train, "train_step", poisoned(1, spoil_positions))
+    assert "there is no checkpoint" in run_main(train.main, *words(config)).code
+
+
+def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(config, run_main):
+    keys = {"learning_rate": 1e19, "min_lr": 1e19, "warmup_steps": 0, "dropout": 0.1, "save_interval": 1}
+    line = run_main(train.main, *words(config, **keys)).code
+    step, loss, norm = re.search(r"stopped at step (\d+): loss (\S+), gradient norm (\S+),", line).groups()
+    command = shlex.split(line.rpartition("python ")[2])
+    files = {path: path.read_bytes() for path in Path(config.out_dir).iterdir()}
+    result = run_main(train.main, *command[1:])
+    assert result.code == 0 and int(step) > 1
+    assert f"step {step}: loss {loss}, gradient norm {norm}, learning rate 1e+19" in result.out
+    assert re.search(r"replaying steps \d+ to \d+, from step \d+", result.out)
+    assert re.search(r"not finite in the backward: (?!nothing)", result.out)
+    assert {path: path.read_bytes() for path in Path(config.out_dir).iterdir()} == files
+
+
+@pytest.mark.parametrize("keys", [{}, {"compile": True, "n_layer": 1, "micro_batch_size": 2}], ids=str)
+def test_a_replay_names_the_first_modules_and_the_worst_sequences(keys, config, run_main, monkeypatch):
+    monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
+    run_main(train.main, *words(config, **keys))
+    monkeypatch.setattr(train, "train_step", poisoned(1, spoil_positions))  # the seventh, after the checkpoint
+    result = run_main(train.main, *words(config, replay_step=7, **keys))
+    assert "replaying steps 7 to 7, from step 6" in result.out
+    assert "not finite in the forward: position_embedding, dropout, blocks.0" in result.out
+    assert result.out.count("  loss ") == config.batch_size and "step 7: loss nan" in result.out
+
+
+@pytest.mark.parametrize("batch_warmup_steps", [0, 15])
+def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(batch_warmup_steps, config, run_main):
+    keys = {"dropout": 0.2, "micro_batch_size": 2, "batch_warmup_steps": batch_warmup_steps}
+    assert run_main(train.main, *words(config, **keys)).code == 0
+    logged = {row["step"]: row for row in rows(config)}[10]
+    result = run_main(train.main, *words(config, replay_step=10, **keys))
+    assert f"gradient norm {logged['grad_norm']}" in result.out
+    assert "not finite in the forward: nothing\nnot finite in the backward: nothing" in result.out
+
+
+def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
+    def lose(model, batch):
+        for parameter in model.parameters():
+            parameter.register_hook(torch.zeros_like)
+
+    monkeypatch.setattr(train, "train_step", poisoned(7, lose))
+    line = run_main(train.main, *words(config)).code
+    assert re.search(r"stopped at step 7: loss [\d.]+, gradient norm 0\.0,", line)
+    assert "last.pt, step 6, is the last good checkpoint" in line and "--compile=False" in line
+
+
+# -- float16
+
+
+def test_gradients_that_overflow_float16_are_no_fault_but_a_scale_that_collapses_is(config, run_main, monkeypatch):
+    def overflow(model, batch):
+        model.position_embedding.weight.register_hook(lambda gradient: gradient * math.inf)
+
+    monkeypatch.setattr(train, "train_step", poisoned(3, overflow))
+    result = run_main(train.main, *words(config, dtype="float16"))
+    step = int(re.search(r"stopped at step (\d+): .* loss scale 0\.5, which collapsed", result.code)[1])
+    assert step == 3 + 16  # from 2**16 to 1/2, halved a step
+    assert "loss nan" not in result.code
+
+
+def test_a_loss_that_is_not_finite_is_a_fault_in_float16_too(config, run_main, monkeypatch):
+    monkeypatch.setattr(train, "train_step", poisoned(3, spoil_positions))
+    assert "stopped at step 3: loss nan" in run_main(train.main, *words(config, dtype="float16")).code

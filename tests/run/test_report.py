@@ -1,0 +1,210 @@
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, flags, replace, rows, tiny
+
+import train
+from nanoladder.run import report
+from nanoladder.run.report import plot  # before the fixture no_plots takes it away
+
+KEYS = {
+    *("step", "tokens", "train_loss", "val_loss", "val_bpb"),
+    *("lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "peak_memory_gb"),
+}
+
+
+@pytest.fixture
+def config(dense, tmp_path):
+    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), save_interval=0)
+
+
+def test_rows_have_the_documented_keys(config):
+    config = replace(config, max_steps=7, log_interval=2, eval_interval=3)
+    train.train(config)
+    found = {row["step"]: row for row in rows(config)}
+    assert list(found) == [2, 3, 4, 6, 7]  # the last step ends every interval
+    trained = {"step", "tokens", "train_loss", "lr", "grad_norm", "step_ms", "tokens_per_s", "peak_memory_gb"}
+    evaluated = {"step", "tokens", "val_loss", "val_bpb"}
+    assert [set(row) for row in found.values()] == [
+        *(trained, evaluated, trained),
+        *(trained | evaluated, trained | evaluated),
+    ]
+    for step, row in found.items():
+        assert set(row) <= KEYS and row["tokens"] == step * 4 * 16
+        assert all(math.isfinite(value) and value > 0 for value in row.values())
+        if "step_ms" in row:
+            assert row["tokens_per_s"] * row["step_ms"] / 1e3 == pytest.approx(4 * 16)
+
+
+def test_the_first_step_is_not_timed(config):
+    train.train(replace(config, max_steps=2))
+    first, second = rows(config)
+    assert "step_ms" not in first and "tokens_per_s" not in first and "step_ms" in second
+
+
+def test_an_interval_of_0_is_never(config):
+    train.train(replace(config, log_interval=0, eval_interval=0))
+    assert rows(config) == []
+    assert not list(Path(config.out_dir).glob("*.pt"))
+
+
+def test_train_loss_is_the_mean_over_the_interval(config):
+    train.train(config)
+    each = [row["train_loss"] for row in rows(config)]
+    other = replace(config, log_interval=4, out_dir=config.out_dir + "2")
+    train.train(other)
+    assert [row["train_loss"] for row in rows(other)] == pytest.approx([sum(each[:4]) / 4, sum(each[4:]) / 2])
+
+
+def test_bits_per_byte():
+    meta = {"tokens": {"val": 100}, "bytes": {"val": 250}}
+    assert report.bits_per_byte(math.log(2), meta) == {"val_bpb": pytest.approx(0.4)}
+    assert report.bits_per_byte(1.0, {}) == {}  # a folder made by nanoGPT does not say
+
+
+def test_loss_png_is_an_image(config, monkeypatch):
+    monkeypatch.setattr(report, "plot", plot)
+    train.train(replace(config, eval_interval=3))
+    content = Path(config.out_dir, "loss.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and content.endswith(b"IEND\xaeB`\x82")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > 500 and height > 200
+    assert not list(Path(config.out_dir).glob("*.tmp"))
+
+
+def test_a_plot_of_one_row_without_measurements(tmp_path):
+    plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", "title")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "name, tflops",
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("Tesla T4", 65),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce GTX 1080", None),
+        ("AMD Instinct MI300X", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA T400 4GB", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ],
+)
+def test_mfu_only_for_known_devices(name, tflops, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+    peak = report.peak_flops(torch.device("cuda"))
+    assert peak == (tflops and tflops * 1e12)
+    metrics = report.throughput(seconds=2.0, tokens=1000, flops_per_token=1e9, peak=peak)
+    assert metrics["step_ms"] == 2000 and metrics["tokens_per_s"] == 500
+    assert metrics.get("mfu") == (tflops and pytest.approx(500e9 / (tflops * 1e12)))
+
+
+def test_a_cpu_has_no_mfu():
+    assert report.peak_flops(torch.device("cpu")) is None
+    assert report.throughput(None, 1000, 1e9, 1e12) == {}
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """A clock that stands still but for time.now += seconds."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(report.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def test_the_clock_counts_steps_and_leaves_pauses_out(time):
+    clock = report.StepClock(torch.device("cpu"))
+    clock.start(10)
+    assert clock.lap(10) is None  # no step since
+    time.now += 6
+    with clock.paused():
+        time.now += 1000
+    time.now += 2
+    assert clock.lap(14) == 2.0
+    with clock.paused():
+        time.now += 1000
+    time.now += 3
+    assert clock.lap(15) == 3.0
+
+
+def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatch):
+    def took(module, name, seconds):
+        original = getattr(module, name)
+
+        def slow(*arguments, **options):
+            time.now += seconds
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, slow)
+
+    took(train, "train_step", 1.0)
+    took(train, "evaluate", 500.0)
+    took(train.checkpoint, "snapshot", 70.0)
+    train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
+    timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
+    assert timed == [pytest.approx(1000)] * 4
+
+
+# -- wandb
+
+
+def test_wandb_off_does_not_import_it(config):
+    words = flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0, max_steps=1)
+    code = f"import sys, train; train.main({words!r}); assert 'torch' in sys.modules; print('wandb' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+def unreachable(**settings):
+    raise ConnectionError("no route to host")
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace(init=unreachable, Settings=dict)], ids=["missing", "down"])
+def test_wandb_that_cannot_be_used_is_a_warning(module, config, monkeypatch, run_main):
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    words = flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0, wandb="online")
+    result = run_main(train.main, *words)
+    assert result.code == 0 and len(rows(config)) == 6
+    assert "warning: wandb is not used" in result.err
+
+
+def test_wandb_gets_every_row(config, monkeypatch):
+    logged, settings = [], {}
+
+    class Tracker:
+        def log(self, row, step):
+            logged.append({"step": step, **row})
+
+        def finish(self):
+            logged.append("finished")
+
+    def init(**given):
+        settings.update(given)
+        return Tracker()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    train.train(replace(config, wandb="online", wandb_project="family", eval_interval=2))
+    assert logged == [*rows(config), "finished"]
+    assert settings["project"] == "family" and settings["mode"] == "online" and settings["config"]["n_embd"] == 32
+
+
+def test_wandb_offline_writes_into_out_dir(config):
+    pytest.importorskip("wandb")
+    train.train(replace(config, wandb="offline"))
+    assert list(Path(config.out_dir).glob("wandb/offline-run-*/*.wandb"))

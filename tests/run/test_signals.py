@@ -1,0 +1,138 @@
+"""A run that is asked to end saves first, and goes on as if nothing had been."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights
+
+import train
+from nanoladder import checkpoint
+from nanoladder.run import signals
+
+LOGGED = "step", "tokens", "train_loss", "grad_norm", "lr"
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+
+
+@pytest.fixture
+def config(dense, tmp_path):
+    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=9, log_interval=4, dropout=0.2)
+
+
+def signalled(at_step, *numbers):
+    """train_step, in which the process gets these signals at that step."""
+    original, count = train.train_step, 0
+
+    def step(*args):
+        nonlocal count
+        count += 1
+        if count == at_step:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return original(*args)
+
+    return step
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(number, config, tmp_path, monkeypatch):
+    whole = replace(config, out_dir=str(tmp_path / "whole"))
+    train.train(whole)
+    before = [signal.getsignal(each) for each in NUMBERS]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(train, "train_step", signalled(6, number))
+        train.train(config)
+    assert ended.value.code == 128 + number and saved(config)["progress"]["step"] == 6
+    assert [signal.getsignal(each) for each in NUMBERS] == before
+    train.train(replace(config, init_from="auto"))
+    assert rows(config, *LOGGED) == rows(whole, *LOGGED)
+    assert same(weights(config), weights(whole))
+
+
+def test_a_run_that_was_at_its_last_step_is_finished(config, monkeypatch):
+    monkeypatch.setattr(train, "train_step", signalled(9, signal.SIGTERM))
+    train.train(config)
+    assert saved(config)["progress"]["step"] == 9
+
+
+def test_a_run_that_never_saves_says_so(config, monkeypatch, run_main):
+    monkeypatch.setattr(train, "train_step", signalled(3, signal.SIGTERM))
+    result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
+    assert result.code == 143 and "ended after step 3, not saved, as save_interval=0" in result.out
+    assert not list(Path(config.out_dir).glob("*.pt"))
+
+
+@pytest.mark.parametrize("minutes, steps", [(0.0, [9]), (2.0, [3, 6, 9]), (3.0, [4, 8, 9])])
+def test_minutes_between_checkpoints(minutes, steps, config, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
+    original = train.train_step
+
+    def step(*args):
+        clock[0] += 50.0  # seconds
+        return original(*args)
+
+    monkeypatch.setattr(train, "train_step", step)
+    train.train(replace(config, save_every_minutes=minutes, keep_checkpoints=9))
+    assert sorted(checkpoint.history(Path(config.out_dir))) == steps
+
+
+# -- real processes
+
+SCRIPT = """
+import sys, time, train
+original = train.train_step
+def step(*args):
+    print("step", flush=True)
+    time.sleep({seconds})
+    return original(*args)
+train.train_step = step
+train.run(train.main)
+"""
+
+
+def start(config, steps=5, seconds=0.05, **keys):
+    """A run in a process group of its own, with loader workers; returns when it has begun this many slow steps."""
+    given = {"dataset": config.dataset, "out_dir": config.out_dir, "max_steps": 1000, "num_workers": 2} | keys
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(seconds=seconds), *flags(**given)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    for _ in range(steps):
+        while process.stdout.readline() != "step\n":
+            assert process.poll() is None, process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_to_the_whole_group_leaves_the_loader_s_workers_to_the_end(number, config):
+    """As a terminal's Ctrl-C, torchrun and SLURM send it."""
+    process = start(config)
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err and err.count("received: the run ends after this step") == 1
+    step = saved(config)["progress"]["step"]
+    assert f"{number.name}: ended after step {step}, saved in {config.out_dir}" in out
+    with pytest.raises(ProcessLookupError):  # nobody is left
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(config):
+    process = start(config, steps=1, seconds=60)
+    os.kill(process.pid, signal.SIGINT)
+    while "ends after this step" not in process.stderr.readline():
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(20) == 130 and not list(Path(config.out_dir).glob("*.pt"))
