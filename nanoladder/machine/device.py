@@ -1,0 +1,127 @@
+"""The device of this process, and which kernels and compilers it has."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import warnings
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from nanoladder.errors import BadInput
+from nanoladder.machine.precision import choose_dtype
+
+# Switches of the kernels behind scaled_dot_product_attention.
+ATTENTION_KERNELS = {
+    "flash": torch.backends.cuda.enable_flash_sdp,  # the CPU's too
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
+
+# Dense peaks in TFLOP/s of bfloat16 (of float16 on GPUs without it), from NVIDIA's datasheets. The first entry whose
+# name is part of the device's name counts; an unlisted device has no MFU rather than a wrong one.
+PEAK_TFLOPS = {
+    "H200 NVL": 835,
+    "H200": 989,
+    "H100 NVL": 835,
+    "H100 PCIe": 756,
+    "H100": 989,
+    "B200": 2250,
+    "A100": 312,
+    "L40S": 362,
+    "L4": 121,
+    "A10G": 70,
+    "RTX 4090": 165,
+    "RTX 3090": 71,
+    "V100": 125,
+    "T4": 65,
+}
+
+
+def choose_device(name):
+    """The device of that name; auto is the GPU if there is one, else the CPU. Raises BadInput if it is missing."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    number = device.index or 0
+    if number >= torch.cuda.device_count():
+        raise BadInput(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices; try --device=auto")
+    return torch.device("cuda", number)
+
+
+def find_compiler(device):
+    """The compiler behind torch.compile on this device. Raises BadInput if it is not installed."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise BadInput("compile=True needs triton on a GPU; install it, or go without: --compile=False")
+        found = next((c for c in (os.environ.get("CC"), "gcc", "clang") if c and shutil.which(c)), None)
+        if found is None:
+            raise BadInput("compile=True needs a C compiler for triton; install gcc, or go without: --compile=False")
+        return f"triton and {found}"
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise BadInput(f"compile=True needs a C++ compiler and {compiler} is missing; install g++, or --compile=False")
+    return compiler
+
+
+def attention_kernel(config, device):
+    """The kernel that computes attention here. Raises BadInput if the requested one cannot."""
+    if config.attention == "matmul":
+        return "matmul, the (T, T) matrix in memory"
+    shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
+    kernel = SDPBackend.ERROR
+    q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # a CPU raises if no kernel is left
+        warnings.simplefilter("ignore")  # they say why a kernel was passed over
+        kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
+    if kernel == SDPBackend.ERROR:
+        raise BadInput(
+            f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
+            f"dropout={config.dropout} on {device.type}; expected one that has, such as attention=sdpa"
+        )
+    return f"{kernel.name.lower()} kernel"
+
+
+def configure(config, device):
+    """Process-wide settings of PyTorch that are no stage of the ladder: determinism, denormals, attention kernels."""
+    torch.set_flush_denormal(True)  # gradients fade into denormals, up to 20 times slower on a CPU
+    if config.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(config.deterministic)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if config.attention not in ("matmul", "sdpa"):
+        for name, enable in ATTENTION_KERNELS.items():
+            enable(name == config.attention)
+
+
+def check(config, device):
+    """Raises BadInput for a config that cannot run on this device."""
+    attention_kernel(config, device)
+    if config.compile:
+        find_compiler(device)
+    if choose_dtype(config.dtype, device) == torch.float16 and config.optimizer_in_backward:
+        raise BadInput(
+            "optimizer_in_backward does not support float16, which dtype=auto is on this GPU; expected "
+            "--dtype=float32, or --optimizer_in_backward=False"
+        )
+
+
+def peak_flops(device):
+    """Dense half-precision FLOP/s of a CUDA device by its datasheet, None for any other device."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    other = "(?! Laptop| D\\b|.* MIG )"  # smaller variants, and slices of a GPU
+    matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b{other}", name))
+    return next((peak * 1e12 for peak in matches), None)

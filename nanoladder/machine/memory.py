@@ -1,0 +1,83 @@
+"""The memory of this machine: what is free, what a process may take, and keeping what was freed."""
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
+
+
+def keep_freed_memory(device):
+    """Lets later allocations reuse freed memory, in this whole process, from now on."""
+    if device.type == "cuda":
+        set_allocator("expandable_segments:True")
+    elif GLIBC:
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
+        mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
+
+
+def set_allocator(settings):
+    """Configures CUDA's allocator, under the name that this PyTorch has for it."""
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (newer or torch.cuda.memory._set_allocator_settings)(settings)
+
+
+def free_memory(device):
+    """Bytes that this process can take: of the GPU's memory, or its share of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        free = proc_bytes("/proc/meminfo", "MemAvailable")
+    except OSError:  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # of a container; "max" is no limit
+        most = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
+        free = min(free, most - int(used[1]))
+    free //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    for limit, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            free = min(free, most - proc_bytes("/proc/self/status", field))
+    return max(0, free)
+
+
+def limit_memory(device, size):
+    """Limits this process to `size` more bytes of GPU memory, or of memory on Linux; does nothing elsewhere."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+        return
+    with contextlib.suppress(OSError):
+        most = proc_bytes("/proc/self/status", "VmData") + int(size)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def proc_bytes(path, field):
+    """A field of a /proc file in bytes (the file counts in KiB). Raises OSError if there is no such file."""
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def is_out_of_memory(text):
+    """True if an error's text says that memory ran out: a GPU's, a CPU's, Python's or a thread's."""
+    causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError"
+    return re.search(causes, text) is not None
+
+
+def peak_memory_gb(device):
+    """Peak memory so far in GB (1e9 bytes): allocated on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
