@@ -1,0 +1,172 @@
+"""The process group: starting and leaving it, what its processes must agree on, and sums over all of them.
+
+`torchrun` starts the processes and tells each its place in environment variables. A single process needs no group:
+every function here then returns at once what it would have returned anyway.
+"""
+
+import dataclasses
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from nanoladder.errors import BadInput
+
+
+def world_size():
+    """Number of processes; 1 without a group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank():
+    """Number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def start(config, device):
+    """Joins the process group if torchrun started several processes. Returns the device of this process.
+
+    Raises BadInput if the config forbids it, or the batch or the devices cannot be divided among the processes.
+    """
+    n, local_rank, local_n = (
+        int(os.environ.get(name, default))
+        for name, default in (("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
+    if n == 1:
+        return device
+    if not config.ddp:
+        raise BadInput("started by torchrun as several processes, which need ddp=True; expected `python train.py ...`")
+    check_batch(config, n)
+    if config.optimizer_in_backward:
+        raise BadInput(
+            f"optimizer_in_backward uses a gradient before it is averaged over the {n} processes; "
+            "expected --optimizer_in_backward=False, or one process"
+        )
+    if device.type == "cuda":
+        n_devices = torch.cuda.device_count()
+        if local_n > n_devices or config.device.startswith("cuda:"):
+            raise BadInput(
+                f"device={config.device} with {local_n} processes on a machine with {n_devices} CUDA devices; "
+                f"expected --device=auto or cuda, and at most --nproc_per_node={n_devices}"
+            )
+        device = torch.device("cuda", local_rank)
+    elif local_n > 1 and os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default
+        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, n_cores // local_n))
+    if not dist.is_initialized():
+        store, number, _ = next(dist.rendezvous("env://"))
+        if local_n == n:  # a node's store survives restarts, with the addresses of dead processes
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+        dist.init_process_group(backend, store=store, rank=number, world_size=n, device_id=device_id)
+    if rank() > 0:  # only the first process prints
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return device
+
+
+def check_batch(config, n):
+    """Raises BadInput unless each of n processes gets an equal share of the batch, in whole micro-batches."""
+    if config.micro_batch_size == "auto":
+        config = dataclasses.replace(config, micro_batch_size=1)  # whatever auto finds will divide
+
+    def divides(batch_size):
+        share, left_over = divmod(batch_size, n)
+        micro = min(config.micro_batch_size or share, share)
+        return share > 0 and not left_over and share % micro == 0 and batch_size % (config.micro_batch_size or 1) == 0
+
+    if not divides(config.batch_size):
+        step = n * (config.micro_batch_size or 1)
+        sizes = range(max(0, config.batch_size - step), config.batch_size + step + 1)
+        less = [size for size in sizes if size < config.batch_size and divides(size)]
+        more = [size for size in sizes if size > config.batch_size and divides(size)]
+        micro = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+        raise BadInput(
+            f"batch_size={config.batch_size} does not divide among {n} processes{micro}; "
+            f"expected batch_size {' or '.join(map(str, less[-1:] + more[:1]))}, or another number of processes"
+        )
+
+
+def stop():
+    """Leaves the group once every process has finished."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def already_printed(line):
+    """True if another process has printed this line, as counted in the store where processes meet."""
+    try:
+        store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))
+        return store.add(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}: {line}", 1) > 1
+    except (dist.DistError, ValueError):  # no store
+        return False
+
+
+def require_agreement(facts, what):
+    """Raises BadInput on every process if any process's facts, {name: value}, differ from the first one's."""
+    if world_size() == 1:
+        return
+    everyone = [None] * world_size()
+    dist.all_gather_object(everyone, facts)
+    for number, theirs in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if theirs[name] != value:
+                raise BadInput(
+                    f"the processes differ in their {what}: rank {number} has {name}={theirs[name]}, "
+                    f"rank 0 {name}={value}; expected the same on every machine"
+                )
+
+
+def broadcast_from_first(make):
+    """Calls make() in the first process and returns its result in all. Collective."""
+    values = [make() if rank() == 0 else None]
+    if world_size() > 1:  # over gloo, whose timeout can be raised: trials take long
+        group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+        dist.broadcast_object_list(values, group=group)
+    return values[0]
+
+
+class LaggedMax:
+    """Maximum over all processes of the numbers passed to the previous call, which travel while a step runs.
+
+    In a single process: the numbers passed to this call.
+    """
+
+    def __init__(self):
+        several_gpus = world_size() > 1 and dist.get_backend() == "nccl"
+        self.group = dist.new_group(backend="gloo") if several_gpus else None  # the numbers stay on the host
+        self.in_flight = None
+
+    def __call__(self, *numbers):
+        if world_size() == 1:
+            return numbers
+        previous, tensor = self.in_flight, torch.tensor(numbers)
+        self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        if previous is None:
+            return (0,) * len(numbers)
+        previous[1].wait()
+        return previous[0].tolist()
+
+
+def all_reduce_mean(tensor):
+    """Mean of a tensor over all processes, on its device: the host does not wait."""
+    return all_reduce_sum(tensor) / world_size() if world_size() > 1 else tensor
+
+
+def all_reduce_sum(tensor):
+    """Sum of a tensor over all processes, on its device."""
+    if world_size() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather_rows(tensor):
+    """The tensors (n,) of all processes, stacked on the CPU: (world_size, n)."""
+    everyone = [tensor]
+    if world_size() > 1:
+        everyone = [None] * world_size()
+        dist.all_gather_object(everyone, tensor)
+    return torch.stack(everyone)

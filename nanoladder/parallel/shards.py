@@ -1,0 +1,83 @@
+"""Sharding (FSDP2): each process keeps its part of every tensor; and tensors that move between whole and sharded."""
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
+
+from nanoladder.errors import BadInput
+from nanoladder.machine import choose_dtype, eight_bit_library
+from nanoladder.parallel.group import rank, world_size
+
+
+def fully_shard(model, config, device):
+    """Shards the model in place (FSDP2, Zhao et al. 2023): each process keeps its part of every tensor.
+
+    A block is gathered before its forward and reduced after its backward. The rest belongs to the root and stays whole
+    until the backward is over: the token embedding with the head, so that they stay tied, positions and last norm.
+    """
+    from torch.distributed import fsdp  # imported here, as is DTensor: a second that other runs need not wait
+
+    if config.optimizer == "adamw8bit":
+        check_8_bits(model, config, device)
+    mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
+    dtype = choose_dtype(config.dtype, device)
+    # On a GPU a block is gathered in autocast's dtype; the norms of a CPU do not take half-precision weights.
+    half = dtype if device.type == "cuda" and dtype != torch.float32 else None
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in model.blocks:
+        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "full")
+    fsdp.fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def check_8_bits(model, config, device):
+    """Raises BadInput if the state of 8-bit AdamW cannot be sharded."""
+    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % world_size()]
+    if uneven:
+        raise BadInput(
+            f"optimizer=adamw8bit with shard={config.shard} needs as many rows of a tensor in each of {world_size()} "
+            f"processes, and {uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of "
+            f"{world_size()}, or --shard=none"
+        )
+    if eight_bit_library(device) == "bitsandbytes":
+        raise BadInput(f"optimizer=adamw8bit with shard={config.shard} needs torchao; install it, or use --shard=none")
+
+
+def full_tensor(tensor):
+    """The whole tensor, gathered if it is sharded. Collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gather_state(state):
+    """A copy of a state dict on the first process's CPU, sharded tensors gathered one by one. Collective."""
+    copies = {}  # one for each tensor, though tied ones occur twice
+
+    def copy(tensor):
+        if id(tensor) not in copies:
+            whole = full_tensor(tensor.detach())  # one at a time on the device
+            copies[id(tensor)] = whole.to("cpu", copy=True) if rank() == 0 else None
+        return copies[id(tensor)]
+
+    return tree_map_only(torch.Tensor, copy, state)
+
+
+def local_shard(tensor, like):
+    """A whole tensor sharded as `like` is, if that is a shard of the same shape; else the tensor."""
+    if not hasattr(like, "placements") or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def local_rows(tensor, like):
+    """This process's rows of a whole tensor if `like` is sharded, else the tensor."""
+    return tensor.chunk(world_size())[rank()].clone() if hasattr(like, "placements") else tensor
+
+
+def as_shards(tensors, like):
+    """Local tensors, of as many rows in each process, as shards of whole ones if `like` is sharded."""
+    if not hasattr(like, "placements"):
+        return tensors
+    from torch.distributed.tensor import DTensor
+
+    return [DTensor.from_local(tensor, like.device_mesh, like.placements) for tensor in tensors]
