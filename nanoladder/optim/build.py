@@ -1,0 +1,88 @@
+"""Optimizers by name: PyTorch's, and the ones in this room."""
+
+from unittest.mock import patch
+
+import torch
+
+from nanoladder import machine
+from nanoladder.optim import lion
+from nanoladder.optim.galore import GaLore
+
+# The learning rate that suits an optimizer, as a multiple of AdamW's: from its paper if that names one, else from
+# `profile.py --mode=optimizers`, whose table in results/ brackets every optimizer.
+RELATIVE_LR = {
+    "sgd": 100.0,
+    "adafactor": 30.0,  # relative to the scale of a matrix, about 0.02
+    "muon": 2.0,  # Liu et al. 2025 scale updates for 1; over 0.6 million tokens 6 is better
+    "lion": 0.3,  # Chen et al. 2023 take 0.1 to 0.3
+    "galore": 1.0,  # with galore.SCALE; over 0.6 million tokens 3 is better
+}
+
+
+def scale_lr(lr, config):
+    """The learning rate of the config's optimizer that corresponds to AdamW's."""
+    return lr * RELATIVE_LR.get(config.optimizer, 1.0)
+
+
+def build(groups, model, config):
+    """The optimizer named by the config, over two groups: decayed matrices, and the rest.
+
+    A step shrinks the weights as much as AdamW's would, whatever the multiple of the learning rate.
+    """
+    factor = RELATIVE_LR.get(config.optimizer, 1.0)
+    groups = [{**group, "weight_decay": group["weight_decay"] / factor} for group in groups]
+    device = groups[0]["params"][0].device
+    if config.optimizer == "sgd":
+        for group in groups:
+            group["weight_decay"] *= 1 - config.beta1  # the momentum adds up the decay, too
+        momentum = {"momentum": config.beta1, "nesterov": config.beta1 > 0}
+        # foreach=False, here and below: one update in memory at a time
+        return torch.optim.SGD(groups, lr=config.learning_rate, **momentum, foreach=False)
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.learning_rate, foreach=False)
+    if config.optimizer == "lion":
+        return lion.Lion(groups, config.learning_rate, (config.beta1, lion.BETA2))
+    hidden, rest = hidden_and_rest(groups, model.blocks)
+    betas = config.beta1, config.beta2
+    if config.optimizer == "muon":
+        # Updates as large as AdamW's usually are (Liu et al. 2025): one learning rate for both
+        kind = torch.optim.Muon if machine.choose_dtype("auto", device) == torch.bfloat16 else Float32Muon
+        first = kind(hidden, lr=config.learning_rate, adjust_lr_fn="match_rms_adamw")
+    else:
+        first = GaLore(hidden, config.learning_rate, betas)
+    implementation = {name: config.adamw_impl == name for name in ("foreach", "fused")}
+    return Combined(first, torch.optim.AdamW(rest, lr=config.learning_rate, betas=betas, **implementation))
+
+
+class Float32Muon(torch.optim.Muon):
+    """PyTorch's Muon with its matrix products in float32: emulated bfloat16 takes a hundred times longer."""
+
+    def step(self, closure=None):
+        with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+            return super().step(closure)
+
+
+def hidden_and_rest(groups, blocks):
+    """Splits the groups into two lists: the matrices of the blocks, and everything else."""
+    inside = set(blocks.parameters())
+    decayed, others = groups
+    hidden = [parameter for parameter in decayed["params"] if parameter in inside]
+    outside = [parameter for parameter in decayed["params"] if parameter not in inside]
+    return [{**decayed, "params": hidden}], [{**decayed, "params": outside}, others]
+
+
+class Combined(torch.optim.Optimizer):
+    """Several optimizers that act as one, each on its own groups."""
+
+    def __init__(self, *optimizers):
+        for number, optimizer in enumerate(optimizers):
+            for group in optimizer.param_groups:
+                group["by"] = number
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        self.optimizers = optimizers
+
+    def step(self):
+        for number, optimizer in enumerate(self.optimizers):
+            optimizer.param_groups = [group for group in self.param_groups if group["by"] == number]
+            optimizer.state = self.state
+            optimizer.step()

@@ -1,0 +1,30 @@
+"""Lion."""
+
+import torch
+
+BETA2 = 0.99  # Chen et al. 2023, table 12
+
+
+class Lion(torch.optim.Optimizer):
+    """Updates by the sign of an average of gradients (Chen et al. 2023, algorithm 2); state: one number a parameter."""
+
+    def __init__(self, groups, lr, betas):
+        super().__init__(groups, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter]["mean"] = torch.zeros_like(parameter)
+            means = [self.state[parameter]["mean"] for parameter in parameters]
+            beta1, beta2 = group["betas"]
+            updates = torch._foreach_lerp(gradients, means, beta1)
+            torch._foreach_sign_(updates)
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+            torch._foreach_lerp_(means, gradients, 1 - beta2)
