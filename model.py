@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-IGNORE = -100  # the target of a padded position: it has neither loss nor gradient
+IGNORE = -100  # the target of a padded position, which has neither loss nor gradient
 
 
 class Attention(nn.Module):
@@ -59,7 +59,7 @@ class MLP(nn.Module):
 
     def forward(self, x):
         x = self.fc(x)
-        if self.config.compile:  # 1 + tanh(u) = 2·sigmoid(2u), and a compiled sigmoid is quicker than a tanh on a CPU
+        if self.config.compile:  # 1 + tanh(u) = 2·sigmoid(2u); compiled for a CPU, sigmoid is faster than tanh
             x = x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
         else:
             x = F.gelu(x, approximate="tanh")
@@ -87,7 +87,7 @@ def run_blocks(blocks, x):
     return x
 
 
-# What selective checkpointing keeps: the outputs of matrix products and of every kernel of attention.
+# Selective checkpointing keeps the outputs of matrix products and of attention kernels.
 aten = torch.ops.aten
 KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default] + [
     getattr(aten, f"_scaled_dot_product_{kernel}").default
@@ -97,10 +97,10 @@ KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, KEPT)
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Head and summed cross-entropy, a chunk of the N tokens at a time, with the gradients computed on the way.
+    """Head and summed cross-entropy, one chunk of the N tokens at a time, with the gradients computed on the way.
 
     hidden (N, C), weight (V, C), bias (V,) without gradient or None, targets (N,) -> loss (), in float32.
-    No tensor is larger than a chunk's logits (N / chunks, V), the head's weight or the hidden states.
+    No tensor is larger than the logits of a chunk (N / chunks, V), the head's weight or the hidden states.
     """
 
     @staticmethod
@@ -139,36 +139,40 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        rows = config.vocab_size
-        if config.pad_vocab_to > 1:
-            rows = math.ceil(rows / config.pad_vocab_to) * config.pad_vocab_to
-        self.token_embedding = nn.Embedding(rows, config.n_embd)
+        self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.head = nn.Linear(config.n_embd, rows, bias=False)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
-        if config.pad_vocab_to > 1 and rows > config.vocab_size:  # -∞ for a padded row: it never gets probability
-            bias = torch.zeros(rows).masked_fill(torch.arange(rows) >= config.vocab_size, -math.inf)
-            del self.head.bias
-            self.head.register_buffer("bias", bias, persistent=False)  # no gradient, not in checkpoints
+        self.n_params = sum(parameter.numel() for parameter in self.parameters())  # the tied head counts once
         self.init_weights()
+        if config.pad_vocab_to > 1:
+            self.pad_vocabulary(-config.vocab_size % config.pad_vocab_to)
+        if config.checkpointing.startswith("every:"):
+            self.every = int(config.checkpointing.removeprefix("every:"))
 
     def init_weights(self):
-        """GPT-2's: normal(0, 0.02); what adds to the residual stream smaller by √(number of additions)."""
-        generator = torch.Generator().manual_seed(self.config.seed)  # of its own: what was built before is no matter
+        """GPT-2's: normal(0, 0.02); projections onto the residual stream are smaller by √(number of additions)."""
+        generator = torch.Generator().manual_seed(self.config.seed)  # its own: independent of what was drawn before
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight"):
                 nn.init.normal_(parameter, std=residual_std, generator=generator)
-            elif self.config.pad_vocab_to > 1 and name == "token_embedding.weight":
-                nn.init.normal_(parameter[: self.config.vocab_size], std=0.02, generator=generator)
-                nn.init.zeros_(parameter[self.config.vocab_size :])
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+    def pad_vocabulary(self, n_rows):
+        """Adds rows of zeros to the tied embedding and head; their logits are -∞, so they never get probability."""
+        weight = nn.Parameter(F.pad(self.head.weight.detach(), (0, 0, 0, n_rows)))
+        self.head.weight = self.token_embedding.weight = weight
+        if n_rows:
+            del self.head.bias
+            bias = torch.zeros(len(weight)).index_fill(0, torch.arange(self.config.vocab_size, len(weight)), -math.inf)
+            self.head.register_buffer("bias", bias, persistent=False)  # no gradient, not in checkpoints
 
     def hidden(self, tokens):
         """Token ids (B, T) -> the normalized last hidden states (B, T, C)."""
@@ -185,9 +189,8 @@ class GPT(nn.Module):
             for block in self.blocks:
                 x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
         else:
-            every = int(self.config.checkpointing.removeprefix("every:"))
             for i, block in enumerate(self.blocks):
-                x = block(x) if i % every else recompute(block, x, use_reentrant=False)
+                x = block(x) if i % self.every else recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
     def logits(self, tokens):
@@ -195,31 +198,22 @@ class GPT(nn.Module):
         return self.head(self.hidden(tokens))
 
     def forward(self, tokens, targets):
-        """Summed loss in nats and number of valid targets, so that whoever sums over more divides once.
+        """Token ids and targets (B, T) -> summed loss in nats; a target of IGNORE does not count.
 
-        tokens, targets: ids (B, T); a target of IGNORE does not count.
+        A sum, not a mean, so that a loss over several batches is divided once, by the tokens of all.
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         if self.config.loss_chunks:
-            loss_sum = ChunkedLoss.apply(hidden, self.head.weight, self.head.bias, flat, self.config.loss_chunks)
-        else:
-            logits = self.head(hidden).float()  # (BT, V)
-            loss_sum = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")
-        return loss_sum, (targets != IGNORE).sum()
-
-    def n_params(self):
-        """Number of parameters, the tied head counted once and padding not at all."""
-        n = sum(parameter.numel() for parameter in self.parameters())
-        if self.config.pad_vocab_to > 1:
-            n -= (len(self.token_embedding.weight) - self.config.vocab_size) * self.config.n_embd
-        return n
+            return ChunkedLoss.apply(hidden, self.head.weight, self.head.bias, flat, self.config.loss_chunks)
+        logits = self.head(hidden).float()  # (BT, V)
+        return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")
 
     def flops_per_token(self):
         """Floating-point operations to train on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
-        The estimate of Chowdhery et al. 2022 (PaLM), appendix B. It counts neither recomputation nor
-        half-masked attention as savings or costs, so it is the same for every stage.
+        The estimate of Chowdhery et al. 2022 (PaLM), appendix B. It ignores recomputation and the causal mask, so it
+        is the same for every stage.
         """
         c = self.config
-        multiplied = self.n_params() - self.position_embedding.weight.numel()
+        multiplied = self.n_params - self.position_embedding.weight.numel()
         return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length

@@ -1,331 +1,178 @@
-"""Trains a GPT: python train.py config/x.py [more.py ...] [--key=value ...]"""
+"""Trains a GPT: python train.py config/x.py [more.py ...] [--stage=NAME] [--key=value ...]
 
-import dataclasses
+Read it from the top: everything stands in the order in which it runs. `python ladder.py show naive` prints it without
+any optimization, `python ladder.py diff amp` what one stage changes.
+"""
+
 import math
-import os
-import shutil
-import sys
-from contextlib import nullcontext
-from pathlib import Path
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
-from model import GPT, IGNORE
-from nanoladder import checkpoint, machine, parallel
+from model import GPT
+from nanoladder import data, machine, optim, parallel
 from nanoladder.config import load_config
-from nanoladder.data.batches import TrainingBatches, find_folder, open_dataset, tokens_seen, validation_batches
-from nanoladder.entry import run
-from nanoladder.errors import BadInput
-from nanoladder.optim import adamw8bit, batch_factor, lr_factor, norm_of_updates, other_optimizer, update_in_backward
-from nanoladder.run import faults, memory, report, signals
+from nanoladder.entry import run_script
+from nanoladder.run import Run, finite
+
+# -- 1. The machine
 
 
-def main(argv):
-    config = load_config(argv)
-    with memory.explained(config), machine.compiler_errors() if config.compile else nullcontext():
-        faults.replay(config) if config.replay_step else train(config)
+def set_up(config):
+    """Process-wide settings, before any tensor is made. Returns the device of this process."""
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    device = parallel.start(config, machine.choose_device(config.device))
+    machine.configure(config, device)
+    if config.keep_memory:
+        machine.keep_freed_memory(device)
+    return device
 
 
-def train(config):
-    """Runs the training that the config describes; everything it leaves behind is in config.out_dir."""
-    device = set_up(config)
-    chosen = machine.choices(config, device)
-    meta, train_split, val_split = open_dataset(config.dataset, config.vocab_size, config.context_length)
-    config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
-    if config.ddp:
-        parallel.agree(dataclasses.asdict(config), "config")
-        parallel.agree(train_split.fingerprint() | val_split.fingerprint(), "data")
-        chosen |= parallel.choices(config)
-    config = memory.settle(config, device, chosen)
-    model, optimizer = build(config, device)
-    progress = start_from(config, model, optimizer)
-    if config.ddp:
-        parallel.agree(progress, f"checkpoint in {config.out_dir}")
-    prepare_out_dir(config, progress["step"])
-    report.header(config, model, meta, chosen)
-    peak_flops = report.peak_flops(device)
-
-    clock = report.StepClock(device)
-    first_step = progress["step"] + 1
-    with (
-        signals.Interrupts(config.save_every_minutes) as interrupts,
-        checkpoint.Writer(config) as writer,
-        report.Silent() if config.ddp and parallel.rank() else report.Report(config, progress["step"]) as logger,
-    ):
-        watch = faults.Watch(config, train_split, device, writer)
-        clock.start(progress["step"])
-        for step, batch in enumerate(training_batches(train_split, config, progress["step"], device), first_step):
-            lr = learning_rate(step, config)
-            loss, grad_norm = train_step(model, optimizer, batch, lr, config)
-            progress["step"] = step
-            progress["interval_loss"] += loss
-            progress["interval_steps"] += 1
-            if step == first_step:
-                logger.first_step(clock.lap(step))
-
-            saving = interrupts.save() or due(step, config.save_interval, config)
-            watch.add(step, lr, loss, grad_norm)
-            intervals = (config.log_interval, config.eval_interval)
-            watch.look(optimizer, saving or any(due(step, interval, config) for interval in intervals))
-            row = {}
-            if due(step, config.log_interval, config):
-                tokens = (tokens_seen(step, config) - tokens_seen(clock.step, config)) / max(1, step - clock.step)
-                seconds = clock.lap(step)
-                row = {
-                    "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
-                    "lr": lr,
-                    "grad_norm": float(grad_norm),
-                    "peak_memory_gb": report.peak_memory_gb(device),
-                    **report.throughput(seconds, tokens, model.flops_per_token(), peak_flops),
-                }
-                progress |= {"interval_loss": 0.0, "interval_steps": 0}
-            if due(step, config.eval_interval, config):
-                with clock.paused():
-                    row["val_loss"] = evaluate(model, val_split, config, device)
-                    row |= report.bits_per_byte(row["val_loss"], meta)
-            best = row.get("val_loss", math.inf) < progress["best_val_loss"]
-            if best:
-                progress["best_val_loss"] = row["val_loss"]
-            if row:
-                logger.log({"step": step, "tokens": tokens_seen(step, config), **row})
-            if config.save_interval and (saving or best):
-                with clock.paused():
-                    writer.save(model, optimizer, progress, best)
-            if interrupts.signal:
-                break
-    if config.ddp:
-        parallel.stop()
-    if interrupts.signal and step < config.max_steps:
-        saved = f"saved in {config.out_dir}" if config.save_interval else "not saved, as save_interval=0"
-        print(f"{interrupts.signal.name}: ended after step {step}, {saved}")
-        sys.exit(128 + interrupts.signal)
+# -- 2. The batches: a pure function of (seed, step); inputs and targets (B, T)
 
 
-def train_step(model, optimizer, batch, lr, config):
-    """One optimizer step on one batch; every caller that trains or measures comes through here.
-
-    batch: inputs and targets (B, T). Returns the mean loss over the batch's valid tokens and the global norm of the
-    gradients before clipping. With several processes a batch is this one's share, loss and norm are of the whole.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    n_tokens = (batch[1] != IGNORE).sum()
-    if config.ddp:
-        n_tokens = parallel.mean(n_tokens)  # a process's mean, as losses and gradients are averaged over them too
-    optimizer.zero_grad(set_to_none=config.set_to_none)
-    total = 0.0
-    parts = micro_batches(batch, config.micro_batch_size) if config.micro_batch_size else [batch]
-    if config.ddp:
-        parts = parallel.synchronize_last(model, parts)
-    for inputs, targets in parts:
-        with machine.autocast(config.dtype, inputs.device) if config.dtype != "float32" else nullcontext():
-            loss_sum, _ = model(inputs, targets)
-        loss = loss_sum / n_tokens
-        if config.dtype == "float32":
-            loss.backward()
-        else:
-            optimizer.scaler.scale(loss).backward()
-        if config.micro_batch_size:
-            total += loss.detach()  # the micro-batches' shares of the whole batch's mean
-    if config.micro_batch_size:
-        loss = total
-    if config.dtype != "float32":
-        optimizer.scaler.unscale_(optimizer)
-    if config.optimizer_in_backward:
-        grad_norm = norm_of_updates(optimizer)  # what follows finds no gradient to use
-    else:
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-    if config.ddp:
-        loss, grad_norm = parallel.mean(loss.detach()), parallel.gathered(grad_norm)
-    if faults.may_update(optimizer, loss, grad_norm):
-        if config.dtype == "float32":
-            optimizer.step()
-        else:
-            optimizer.scaler.step(optimizer)  # does what optimizer.step() does, unless the dtype is float16
-            optimizer.scaler.update()
-    return loss.detach().double() if config.lazy_metrics else loss.item(), grad_norm
-
-
-def micro_batches(batch, size):
-    """Cuts a batch into batches of `size` sequences."""
-    return zip(*(part.split(size) for part in batch), strict=True)
-
-
-def learning_rate(step, config):
-    """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1: never 0."""
-    peak, end = config.learning_rate * batch_factor(config), config.min_lr * batch_factor(config)
-    if config.optimizer not in ("adamw", "adamw8bit"):
-        peak, end = peak * lr_factor(config), end * lr_factor(config)
-    decay_end = config.lr_decay_steps or config.max_steps
-    if step <= config.warmup_steps:
-        return peak * step / config.warmup_steps
-    if step >= decay_end:
-        return end
-    done = (step - config.warmup_steps) / (decay_end - config.warmup_steps)
-    return end + (peak - end) * (1 + math.cos(math.pi * done)) / 2
-
-
-@torch.no_grad()
-def evaluate(model, split, config, device):
-    """Mean loss in nats over the fixed validation windows, dropout off."""
-    model.eval()
-    loss_sum, n_tokens = 0.0, 0
-    rows = config.micro_batch_size or config.batch_size
-    if config.ddp:
-        rows = min(rows, config.batch_size // parallel.world_size())
-        batches = validation_batches(split, config.eval_windows, rows, parallel.rank(), parallel.world_size())
-    else:
-        batches = validation_batches(split, config.eval_windows, rows)
-    for inputs, targets in batches:
-        with machine.autocast(config.dtype, device) if config.dtype != "float32" else nullcontext():
-            batch_loss, batch_tokens = model(inputs.to(device), targets.to(device))
-        loss_sum, n_tokens = loss_sum + batch_loss.double(), n_tokens + batch_tokens
-    model.train()
-    if config.ddp:
-        loss_sum, n_tokens = parallel.total(loss_sum), parallel.total(n_tokens)
-    return float(loss_sum / n_tokens)
-
-
-def training_batches(split, config, start_step, device):
-    """The batches of steps start_step + 1 to max_steps, inputs and targets (B, T) on the device."""
-    if config.ddp:
-        batches = TrainingBatches(split, config.batch_size, config.seed, parallel.rank(), parallel.world_size())
-    else:
-        batches = TrainingBatches(split, config.batch_size, config.seed)
-    if config.micro_batch_size:
-        batches = batches.growing(config.batch_warmup_steps, config.micro_batch_size)
-    steps = range(start_step, config.max_steps)
+def training_batches(split, config, first_step, device):
+    """The batches from first_step to max_steps, on the device."""
+    batches = parallel.share(data.TrainingBatches(split, config))
+    steps = range(first_step, config.max_steps + 1)
     if config.num_workers == 0:
-        return (tuple(part.to(device) for part in batches[step]) for step in steps)
-    # A generator of its own: a DataLoader draws from the global one otherwise, and dropout then differs.
-    loader = DataLoader(
-        batches,
-        batch_size=None,
-        sampler=steps,
-        generator=torch.Generator(),
-        num_workers=config.num_workers,
-        pin_memory=device.type == "cuda",
-        worker_init_fn=signals.outlive,
-    )
-    return one_ahead(tuple(part.to(device, non_blocking=True) for part in batch) for batch in loader)
+        return (batches[step].to(device) for step in steps)
+    pinned = device.type == "cuda"
+    loader = DataLoader(batches, sampler=steps, num_workers=config.num_workers, pin_memory=pinned, **data.WORKERS)
+    return data.one_ahead(batch.to(device, non_blocking=True) for batch in loader)
 
 
-def one_ahead(items):
-    """Yields the items, each one when the next is already made."""
-    items = iter(items)
-    for item in items:
-        for following in items:
-            yield item
-            item = following
-        yield item
+# -- 3. The model
 
 
-def build(config, device):
-    """What a step needs: the model on the device and its optimizer."""
+def build_model(config, device):
     model = GPT(config).to(device)
-    torch.manual_seed(config.seed)  # of the dropout
+    model = machine.autocast(model, config.dtype, device)  # first autocast, then compile, then data parallel
     if config.compile and config.compile_scope == "model" and config.shard == "none":
-        model.compile(mode=config.compile_mode, dynamic=False)  # in place: names and weights stay as they are
+        model.compile(mode=config.compile_mode, dynamic=False)  # in place: the weights keep their names
     elif config.compile:
-        for block in model.blocks:  # as sharding gathers them
+        for block in model.blocks:  # sharding gathers the weights of one block at a time
             block.compile(mode=config.compile_mode, dynamic=False)
     if config.ddp and parallel.world_size() > 1:
-        torch.manual_seed(config.seed + parallel.rank())  # each process drops others
         if config.shard == "none":
             model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         else:
             parallel.fully_shard(model, config, device)
-    optimizer = build_optimizer(model, config)
-    if config.dtype != "float32":
-        optimizer.scaler = machine.gradient_scaler(config.dtype, device)
-    if config.optimizer_in_backward:
-        update_in_backward(optimizer)
-    return model, optimizer
+    torch.manual_seed(config.seed + parallel.rank())  # for dropout
+    return model
+
+
+# -- 4. The optimizer and its schedule
 
 
 def build_optimizer(model, config):
-    """AdamW (Loshchilov & Hutter 2019) that decays only the matrices that are multiplied."""
+    """AdamW (Loshchilov & Hutter 2019); weight decay on the matrices that are multiplied, not on norms or positions."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         multiplied = parameter.dim() == 2 and not name.endswith("position_embedding.weight")
         (decayed if multiplied else others).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    if config.optimizer == "adamw8bit":
-        return adamw8bit(groups, config)
-    if config.optimizer != "adamw":
-        return other_optimizer(groups, model.blocks, config)
-    return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        foreach=config.adamw_impl == "foreach",
-        fused=config.adamw_impl == "fused",
-    )
-
-
-def set_up(config):
-    """Process-wide settings, before any tensor is made. Returns the device."""
-    if not config.ddp and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise BadInput("started by torchrun as several processes, which need ddp=True; expected `python train.py ...`")
-    torch.set_flush_denormal(True)  # gradients fade into denormals, which a CPU handles up to 20 times slower
-    if config.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(config.deterministic)
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    device = machine.choose_device(config.device)
-    if config.ddp:
-        device = parallel.start(config, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if config.keep_memory:
-        machine.keep_freed_memory(device)
-    if config.attention not in ("matmul", "sdpa"):
-        for name, enable in machine.ATTENTION_KERNELS.items():
-            enable(name == config.attention)
-    return device
-
-
-def start_from(config, model, optimizer):
-    """Fills model and optimizer as init_from says. Returns the progress: where the run stands."""
-    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
-    saved = checkpoint.found(Path(config.out_dir))
-    if config.init_from == "resume" or (config.init_from == "auto" and saved):
-        path, state = checkpoint.newest(config.out_dir)
-        progress = checkpoint.resume(model, optimizer, state, path)
-        if progress["step"] >= config.max_steps:
-            print(f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
-    elif not config.overwrite and saved:
-        raise BadInput(
-            f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
-            "or choose another --out_dir"
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if config.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(
+            groups,
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            foreach=config.adamw_impl == "foreach",
+            fused=config.adamw_impl == "fused",
         )
-    elif config.init_from not in ("scratch", "auto"):
-        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
-    return progress
+    elif config.optimizer == "adamw8bit":
+        optimizer = optim.adamw8bit(groups, config)
+    else:
+        optimizer = optim.build(groups, model, config)
+    if config.optimizer_in_backward:
+        optim.update_in_backward(optimizer)
+    return optimizer
 
 
-def prepare_out_dir(config, start_step):
-    """Makes out_dir, with a copy of the dataset's tokenizer in it; a new run removes the one it replaces."""
-    if config.ddp and parallel.rank():  # the first process makes it
-        return
-    folder = Path(config.out_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.clear(folder, start_step)
-        for file in find_folder(config.dataset).glob("tokenizer.*"):
-            shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
+def learning_rate(step, config):
+    """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1."""
+    if step <= config.warmup_steps:
+        return optim.scale_lr(config.learning_rate * step / config.warmup_steps, config)
+    end = config.lr_decay_steps or config.max_steps
+    progress = min(1.0, (step - config.warmup_steps) / max(1, end - config.warmup_steps))
+    lr = config.min_lr + (config.learning_rate - config.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+    return optim.scale_lr(lr, config)
 
 
-def due(step, interval, config):
-    """Whether an interval ends at this step; the last step ends every interval but 0, which means never."""
-    return interval > 0 and (step % interval == 0 or step == config.max_steps)
+# -- 5. The step: whoever trains, measures or replays comes through here
+
+
+def train_step(model, optimizer, scaler, batch, lr, config):
+    """One update from one batch. Returns the mean loss over its valid tokens and the gradient norm before clipping."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad(set_to_none=config.set_to_none)
+    loss = forward_backward(model, scaler, batch, config)
+    scaler.unscale_(optimizer)
+    if config.optimizer_in_backward:  # nothing is left to clip
+        grad_norm = optim.norm_of_updates(optimizer)
+    else:
+        grad_norm = parallel.full_tensor(clip_grad_norm_(model.parameters(), config.grad_clip or math.inf))
+    if finite(optimizer, loss, grad_norm):
+        scaler.step(optimizer)
+    scaler.update()
+    return loss if config.lazy_metrics else loss.item(), grad_norm
+
+
+def forward_backward(model, scaler, batch, config):
+    """Computes the gradients of the batch's mean loss, and returns the loss."""
+    n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, as losses and gradients are averaged afterwards
+    if config.micro_batch_size:
+        loss = 0.0
+        for part in parallel.synchronize_last(model, batch.split(config.micro_batch_size)):
+            part_loss = model(part.inputs, part.targets) / n_tokens
+            scaler.scale(part_loss).backward()
+            loss += part_loss.detach()
+    else:
+        loss = model(batch.inputs, batch.targets) / n_tokens
+        scaler.scale(loss).backward()
+    return parallel.all_reduce_mean(loss.detach())
+
+
+# -- 6. The loop
+
+
+@torch.no_grad()
+def evaluate(model, split, config, device):
+    """Mean loss in nats over the fixed validation windows, without dropout."""
+    model.eval()
+    loss_sum, n_tokens = 0.0, 0
+    for batch in parallel.share(data.ValidationBatches(split, config)):
+        batch = batch.to(device)
+        loss_sum += model(batch.inputs, batch.targets).double()
+        n_tokens += batch.n_tokens
+    model.train()
+    return float(parallel.all_reduce_sum(loss_sum) / parallel.all_reduce_sum(n_tokens))
+
+
+def train(config):
+    """Trains as the config says; everything the run leaves behind is in config.out_dir."""
+    with Run(config) as run:  # resumes, logs, saves, watches for faults, ends on a signal
+        device = set_up(config)
+        dataset = data.open_dataset(config)
+        config = run.resolve(dataset, device)  # vocab_size=0 and micro_batch_size=auto become numbers
+        model = build_model(config, device)
+        optimizer = build_optimizer(model, config)
+        scaler = machine.gradient_scaler(config.dtype, device)
+        run.begin(model, optimizer, scaler)
+        for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):
+            lr = learning_rate(step, config)
+            loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
+            run.log_step(lr, loss, grad_norm)
+            if run.due(config.eval_interval):
+                run.log_evaluation(evaluate(model, dataset.val, config, device))
+            run.save_if_due()
+
+
+def main(argv):
+    train(load_config(argv))
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

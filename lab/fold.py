@@ -1,4 +1,4 @@
-"""Folds fields of the config to their values and drops what is then unused: the script one would have written."""
+"""Folds fields of the config to their values and drops what is then unused: the program one would have written."""
 
 import ast
 import json
@@ -10,11 +10,39 @@ from libcst import matchers
 
 from nanoladder.config import DEFAULTS
 
+# Calls that do nothing while their stage is off: {field: (values that turn it off, {call: what it becomes})}. {0} is
+# the first argument; None drops the statement. train.py makes the calls at every stage; a shown program need not.
+NO_OPS = {
+    "ddp": (
+        (False,),
+        {
+            "parallel.all_reduce_mean": "{0}",
+            "parallel.all_reduce_sum": "{0}",
+            "parallel.rank": "0",
+            "parallel.share": "{0}",
+            "parallel.start": "{1}",
+            "parallel.synchronize_last": "{1}",
+        },
+    ),
+    "shard": (("none",), {"parallel.full_tensor": "{0}"}),
+    "dtype": (
+        ("float32",),
+        {
+            "machine.autocast": "{0}",
+            "machine.gradient_scaler": None,
+            "scaler.scale": "{0}",
+            "scaler.step": "{0}.step()",
+            "scaler.unscale_": None,
+            "scaler.update": None,
+        },
+    ),
+    "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
+}
 RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
 
 
 def merge(modules):
-    """One script of several modules, {name: source}, the last of which is the program."""
+    """Merges modules, {name: source}, into one program. The last one is the script, the others what it imports."""
     docstrings, imports, bodies = [], set(), []
     for source in modules.values():
         tree = ast.parse(source)
@@ -32,7 +60,7 @@ def module_of(node):
 
 
 def import_order(line):
-    """What a line of imports is sorted by: the standard library, torch, our own; `import x` before `from x`."""
+    """Sort key of an import: the standard library, torch, our own; `import x` before `from x`."""
     kind, name = line.split()[:2]
     package = name.partition(".")[0]
     section = 0 if package in sys.stdlib_module_names else 1 if package == "torch" else 2
@@ -40,10 +68,10 @@ def import_order(line):
 
 
 def fold(source, values):
-    """The source with every `config.field` of values, {field: expression}, replaced, and what follows from it."""
+    """Replaces every `config.field` by its expression in values, {field: expression}, and simplifies what follows."""
     module, before = cst.parse_module(source), None
     while before is None or not module.deep_equals(before):
-        before, module = module, module.visit(Fold(values))
+        before, module = module, module.visit(Fold(values, module))
         module = module.visit(Prune(module))
     return module.code
 
@@ -53,11 +81,15 @@ def code(node):
 
 
 class Fold(cst.CSTTransformer):
-    """Puts in the values, computes what is constant, and takes or drops the branches that depend on it."""
+    """Puts in the values, drops calls that do nothing, computes constants, and takes or drops branches."""
 
-    def __init__(self, values):
+    def __init__(self, values, module):
         self.values = values
-        self.computed = set()  # code of values that depend on other keys: not known, but not 0 either
+        self.no_ops = no_ops(values)
+        self.functions = {node.name.value for node in module.body if isinstance(node, cst.FunctionDef)}
+        self.computed = set()  # code of values that depend on other keys: unknown, but not 0
+        self.dropped = set()  # names whose value was dropped
+        self.simplified = False  # True if a call in this statement did nothing
         self.elifs = set()
         self.assigned = {}  # {name: its value} of the function so far, None where there are several
 
@@ -75,7 +107,7 @@ class Fold(cst.CSTTransformer):
         return cst.parse_expression(ast.unparse(tree))
 
     def truth(self, node):
-        """True or False if the condition is known, else None."""
+        """True or False if the condition is known, None if not."""
         if code(node) in self.computed:
             return True
         try:
@@ -84,7 +116,7 @@ class Fold(cst.CSTTransformer):
             return None
 
     def compute(self, original, updated):
-        """The value of an expression in which something was folded, if it holds nothing but constants."""
+        """The value of an expression in which something was folded, if only constants are left in it."""
         names = {node.id for node in ast.walk(ast.parse(code(updated), mode="eval")) if isinstance(node, ast.Name)}
         if names - {"int"} or updated.deep_equals(original):
             return updated
@@ -93,9 +125,40 @@ class Fold(cst.CSTTransformer):
         except (TypeError, ValueError):  # in a branch that is about to be dropped
             return updated
 
-    leave_Comparison = leave_Call = compute
+    leave_Comparison = compute
+
+    def leave_Call(self, original, updated):
+        """Replaces a call that does nothing. Elsewhere drops the arguments whose value was dropped."""
+        name = code(updated.func)
+        if name in self.no_ops:
+            self.simplified = True
+            form = self.no_ops[name]
+            return cst.parse_expression(str(form).format(*(code(argument.value) for argument in updated.args)))
+        if name in self.functions:  # Prune drops the parameter too
+            return self.compute(original, updated)
+        dropped = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.dropped]
+        return self.compute(original, updated.with_changes(args=without(updated.args, dropped)))
+
+    def visit_SimpleStatementLine(self, node):
+        self.simplified = False
+
+    def leave_SimpleStatementLine(self, original, updated):
+        """Drops a statement that does nothing: `None`, `x = x`, `x = None` from a call. And comments on such calls."""
+        if not self.simplified:
+            return updated
+        match updated.body[0]:
+            case cst.Expr(value=cst.Name(value="None")):
+                return cst.RemoveFromParent()
+            case cst.Assign(targets=[cst.AssignTarget(target=target)], value=value):
+                if code(value) == "None":
+                    self.dropped.add(code(target))
+                if code(value) in ("None", code(target)):
+                    return cst.RemoveFromParent()
+        return updated.with_deep_changes(updated.trailing_whitespace, comment=None, whitespace=cst.SimpleWhitespace(""))
 
     def leave_BinaryOperation(self, original, updated):
+        if isinstance(updated.operator, cst.Add) and code(updated.right) == "0":
+            return updated.left
         for side in (updated.left, updated.right):
             if code(side) in self.computed:
                 updated = updated.with_deep_changes(side, lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
@@ -146,7 +209,7 @@ class Fold(cst.CSTTransformer):
         return updated
 
     def leave_For(self, original, updated):
-        """A loop over one item is its body."""
+        """Unrolls a loop over one item."""
         items = self.assigned.get(code(updated.iter)) or updated.iter
         if not isinstance(items, cst.List) or len(items.elements) != 1:
             return updated
@@ -155,15 +218,31 @@ class Fold(cst.CSTTransformer):
         return cst.FlattenSentinel([first, *updated.body.body])
 
     def leave_With(self, original, updated):
-        """A context that does nothing is not there."""
+        """Drops contexts that do nothing."""
         nothing = [n for n, item in enumerate(updated.items) if code(item.item) == "nullcontext()"]
         items = without(updated.items, nothing)
         return updated.with_changes(items=items) if items else splice(updated.leading_lines, updated.body)
 
     def leave_IndentedBlock(self, original, updated):
-        """Nothing follows a return."""
+        """Drops what follows a return, and a name that is only returned."""
         ends = (n for n, line in enumerate(updated.body, 1) if matchers.matches(line, RETURN))
-        return updated.with_changes(body=updated.body[: next(ends, None)])
+        body = updated.body[: next(ends, None)]
+        match body[-2:]:
+            case [
+                cst.SimpleStatementLine(body=[cst.Assign(targets=[cst.AssignTarget(target)], value=value)]) as line,
+                cst.SimpleStatementLine(body=[cst.Return(cst.Name() as name)]),
+            ] if target.deep_equals(name):
+                body = [*body[:-2], line.with_changes(body=[cst.Return(value)])]
+        return updated.with_changes(body=body)
+
+
+def no_ops(values):
+    """{call: what it becomes} of every stage that values, {field: expression}, turn off."""
+    found = {}
+    for field, (off, calls) in NO_OPS.items():
+        if field in values and values[field] in map(repr, off):
+            found |= calls
+    return found
 
 
 def literal(value):
@@ -171,7 +250,7 @@ def literal(value):
 
 
 def splice(leading_lines, block):
-    """The statements of a block in the place of the statement that held it, comments kept."""
+    """Puts the statements of a block in the place of the statement that held it, with its comments."""
     first, *rest = block.body
     comments = [cst.EmptyLine(comment=block.header.comment)] if block.header.comment else []
     lines = [*leading_lines, *comments, *first.leading_lines]
@@ -226,20 +305,20 @@ class Prune(cst.CSTTransformer):
 
 
 def unread(function):
-    """The positions of the parameters that a function does not read."""
+    """Positions of the parameters that a function does not read."""
     names = reads(function).names
     return [n for n, parameter in enumerate(function.params.params) if parameter.name.value not in names]
 
 
 def reads(node):
-    """The names and the attributes that a piece of code reads."""
+    """Names and attributes that a piece of code reads."""
     found = [part for part in ast.walk(ast.parse(code(node))) if isinstance(getattr(part, "ctx", None), ast.Load)]
     names = {part.id for part in found if isinstance(part, ast.Name)}
     return SimpleNamespace(names=names, attributes={part.attr for part in found if isinstance(part, ast.Attribute)})
 
 
 def without(items, positions):
-    """Parameters, arguments or imported names, but not those at the positions."""
+    """Parameters, arguments or imported names without those at the positions."""
     kept = [item for n, item in enumerate(items) if n not in positions]
     if kept and positions:
         kept[-1] = kept[-1].with_changes(comma=items[-1].comma)

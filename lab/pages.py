@@ -21,7 +21,7 @@ from nanoladder.errors import BadInput
 
 FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
-MODULES = {"model": "model.py", "nanoladder.optim": "nanoladder/optim/__init__.py", "train": "train.py"}
+MODULES = {"model": "model.py", "train": "train.py"}
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # what is shown has their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef

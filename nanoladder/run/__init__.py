@@ -1,1 +1,6 @@
-"""The housekeeping of a run: its metrics, pictures, signals, faults and memory. Not the training itself."""
+"""The housekeeping of a run: resuming, logging, saving, faults, signals and memory. Not the training itself."""
+
+from nanoladder.run.faults import finite
+from nanoladder.run.run import Run
+
+__all__ = ["Run", "finite"]

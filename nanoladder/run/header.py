@@ -1,0 +1,84 @@
+"""The header of a run: what is trained, what differs from the defaults, and what was chosen and why."""
+
+import torch
+import torch.distributed as dist
+
+from nanoladder import machine, optim, parallel
+from nanoladder.config import differences
+from nanoladder.data import tokens_seen
+
+SHARDED = {
+    "none": "each with all of the model's state",
+    "optimizer": "each with its share of optimizer and gradients",
+    "full": "each with its share of weights, gradients and optimizer",
+}
+
+
+def print_header(config, model, dataset, device):
+    """Prints the header. model: a GPT; dataset: what data.open_dataset returned."""
+    tokens = config.batch_size * config.context_length
+    flops = model.flops_per_token() * tokens_seen(config.max_steps, config)
+    micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
+    growth = f" after {config.batch_warmup_steps} steps of growth" if config.batch_warmup_steps else ""
+    changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
+    lines = {
+        "model": f"{model.n_params:,} parameters; {config.vocab_size:,} token ids",
+        "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
+        "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{growth}{micro}",
+        "run": f"{config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic",
+        "config": changed or "all defaults",
+        **choices(config, device),
+    }
+    for name, text in lines.items():
+        print(f"{name:<9} {text}")
+
+
+def choices(config, device):
+    """{name: what was chosen on this machine, and why}."""
+    chosen = {
+        "device": f"CPU, {torch.get_num_threads()} threads",
+        "dtype": dtype(config, device),
+        "attention": machine.attention_kernel(config, device),
+        "optimizer": optimizer(config, device),
+        "compile": "off",
+        "memory": memory(config, device),
+    }
+    if device.type == "cuda":
+        chosen["device"] = torch.cuda.get_device_name(device)
+    else:
+        chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
+    if config.compile:
+        scope = "block" if config.shard != "none" else config.compile_scope
+        chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
+    if parallel.world_size() > 1:
+        chosen["processes"] = f"{parallel.world_size()} by {dist.get_backend()}, {SHARDED[config.shard]}"
+    elif config.shard != "none":
+        chosen["shard"] = "no effect with one process"
+    return chosen
+
+
+def dtype(config, device):
+    chosen = machine.choose_dtype(config.dtype, device)
+    why = "as asked"
+    if config.dtype == "auto":
+        why = "bfloat16 is native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
+    return f"{chosen} ({why})".removeprefix("torch.")
+
+
+def optimizer(config, device):
+    if config.optimizer == "adamw":
+        return f"AdamW, {config.adamw_impl}"
+    text = f"{config.optimizer}, at {optim.RELATIVE_LR.get(config.optimizer, 1.0):g} of learning_rate"
+    if config.optimizer == "adamw8bit" and device.type == "cpu" and not config.compile:
+        text += "; eager on a CPU, its update takes longer than the rest of a small model's step"
+    return text
+
+
+def memory(config, device):
+    if not config.keep_memory:
+        return "freed memory goes back to the system"
+    if device.type == "cuda":
+        return "freed memory is kept, in expandable segments"
+    if machine.GLIBC:
+        return "freed memory is kept, by glibc's mallopt"
+    return "keep_memory does nothing here: it needs glibc or CUDA"

@@ -1,0 +1,33 @@
+"""The curves of a run as a picture, loss.png."""
+
+from nanoladder import files
+
+
+def plot(rows, path, title):
+    """Draws loss, learning rate and throughput over the steps into a PNG. rows: metrics, a dict a step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    def draw(axis, key, **style):
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        if points:
+            axis.plot(*zip(*points, strict=True), **style)
+
+    figure, axes = plt.subplot_mosaic("LLR;LLT", figsize=(11, 5), layout="constrained")
+    draw(axes["L"], "train_loss", label="train", color="tab:blue", linewidth=1.2)
+    draw(axes["L"], "val_loss", label="validation", color="tab:orange", marker="o", markersize=4)
+    last = next((row for row in reversed(rows) if "val_loss" in row), None)
+    note = f": validation {last['val_loss']:.3f} at step {last['step']}" if last else ""
+    axes["L"].set(title=title + note, xlabel="step", ylabel="loss (nats per token)")
+    if axes["L"].lines:
+        axes["L"].legend()
+    draw(axes["R"], "lr", color="tab:green")
+    axes["R"].set(title="learning rate", xlabel="step", ylim=(0, None))
+    draw(axes["T"], "tokens_per_s", color="tab:red")
+    axes["T"].set(title="tokens per second", xlabel="step", ylim=(0, None))
+    for axis in axes.values():
+        axis.grid(alpha=0.3)
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+    plt.close(figure)

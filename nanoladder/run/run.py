@@ -1,0 +1,187 @@
+"""The housekeeping of a training run in one object."""
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from nanoladder import checkpoint, data, machine, parallel
+from nanoladder.errors import BadInput
+from nanoladder.run import memory
+from nanoladder.run.clock import StepClock
+from nanoladder.run.failures import explain_failure
+from nanoladder.run.faults import Watch
+from nanoladder.run.header import print_header
+from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, throughput
+from nanoladder.run.signals import Signals
+
+
+class Run:
+    """Everything a training run does besides training: resumes, logs, saves, watches for faults, ends on a signal.
+
+    In the order of use: `with Run(config)`, `resolve`, `begin`, `steps`, and in every step `log_step`,
+    `log_evaluation` if `due`, `save_if_due`. If memory runs out or the compiler fails, `with` ends in an explanation.
+    """
+
+    def __init__(self, config):
+        self.config, self.device = config, machine.choose_device(config.device)
+        self.available = memory.available_before(config, self.device)
+        self.contexts = contextlib.ExitStack()  # what begin opens
+
+    # -- before the first step
+
+    def resolve(self, dataset, device):
+        """The config with every choice made: vocab_size from the dataset, and micro_batch_size=auto as a number.
+
+        Raises BadInput if the config cannot run on the device, or if processes differ in their config or data.
+        """
+        config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
+        machine.check(config, device)
+        parallel.require_agreement(dataclasses.asdict(config), "config")
+        parallel.require_agreement(dataset.fingerprint(), "data")
+        self.dataset, self.device = dataset, device
+        self.config = memory.resolve_micro_batch(config, device)
+        return self.config
+
+    def begin(self, model, optimizer, scaler=None):
+        """Resumes or starts as init_from says, prints the header, and opens what the run writes to."""
+        config = self.config
+        self.model, self.optimizer = model, optimizer
+        self.scaler = scaler or torch.amp.GradScaler(enabled=False)
+        self.progress = start_from(config, model, optimizer, self.scaler)
+        parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
+        prepare_out_dir(config, self.progress["step"], self.dataset)
+        print_header(config, model, self.dataset, self.device)
+        self.first_step = self.progress["step"] + 1
+        self.signals = self.contexts.enter_context(Signals(config.save_every_minutes))
+        self.writer = self.contexts.enter_context(checkpoint.Writer(config))
+        metrics = NoMetrics() if parallel.rank() else Metrics(config, self.progress["step"])
+        self.metrics = self.contexts.enter_context(metrics)
+        self.watch = Watch(config, self.dataset.train, self.device, self.scaler, self.writer)
+        self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
+
+    # -- the steps
+
+    def steps(self, batches):
+        """Yields (step, batch) up to max_steps, or until a signal ends the run."""
+        batches = iter(batches)
+        for step in range(self.first_step, self.config.max_steps + 1):
+            self.clock.start()
+            batch = next(batches)
+            self.progress["step"] = step
+            self.row = {}
+            yield step, batch
+            if self.signals.received:
+                return
+
+    def due(self, interval):
+        """True if an interval ends at this step. The last step ends every interval but 0, which means never."""
+        step = self.progress["step"]
+        return interval > 0 and (step % interval == 0 or step == self.config.max_steps)
+
+    def log_step(self, lr, loss, grad_norm):
+        """Keeps the numbers of a training step, which may still be on the device; makes a row of them if one is due."""
+        config, progress = self.config, self.progress
+        step = progress["step"]
+        progress["interval_loss"] += loss.double() if torch.is_tensor(loss) else loss
+        progress["interval_steps"] += 1
+        if step == self.first_step:
+            self.metrics.first_step(self.clock.lap())
+            self.lap_began = step
+        self.saving = self.signals.save_due() or self.due(config.save_interval)
+        pausing = self.saving or self.due(config.log_interval) or self.due(config.eval_interval)
+        self.watch.add(step, lr, loss, grad_norm)
+        self.watch.look(pausing)
+        if self.due(config.log_interval):
+            self.row |= {
+                "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
+                "lr": lr,
+                "grad_norm": float(grad_norm),
+                "peak_memory_gb": machine.peak_memory_gb(self.device),
+                **self.throughput(step),
+            }
+            progress |= {"interval_loss": 0.0, "interval_steps": 0}
+        if pausing:
+            self.clock.stop()
+
+    def throughput(self, step):
+        """Metrics of the lap that ends with this step."""
+        tokens = data.tokens_seen(step, self.config) - data.tokens_seen(self.lap_began, self.config)
+        n_steps, self.lap_began = step - self.lap_began, step
+        peak = machine.peak_flops(self.device)
+        peak_flops = peak and peak * parallel.world_size()
+        return throughput(self.clock.lap(), n_steps, tokens, self.model.flops_per_token(), peak_flops)
+
+    def log_evaluation(self, val_loss):
+        """Adds the validation loss to this step's row."""
+        self.row |= {"val_loss": val_loss, **bits_per_byte(val_loss, self.dataset.meta)}
+
+    def save_if_due(self):
+        """Writes this step's row, if there is one, and a checkpoint if it is due or the best so far."""
+        progress = self.progress
+        best = self.row.get("val_loss", math.inf) < progress["best_val_loss"]
+        if best:
+            progress["best_val_loss"] = self.row["val_loss"]
+        if self.row:
+            tokens = data.tokens_seen(progress["step"], self.config)
+            self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
+        if self.config.save_interval and (self.saving or best):
+            self.writer.save(self.model, self.optimizer, self.scaler, progress, best)
+
+    # -- the end
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.contexts.__exit__(kind, error, traceback)
+        if error is None:
+            parallel.stop()
+            self.end_on_signal()
+        else:
+            explain_failure(error, self.config, self.device, self.available)
+
+    def end_on_signal(self):
+        """Ends the program with exit code 128 + n if signal n ended the run before its last step."""
+        received, step = self.signals.received, self.progress["step"]
+        if received and step < self.config.max_steps:
+            saved = f"saved in {self.config.out_dir}" if self.config.save_interval else "not saved, as save_interval=0"
+            print(f"{received.name}: ended after step {step}, {saved}")
+            sys.exit(128 + received)
+
+
+def start_from(config, model, optimizer, scaler):
+    """Fills model, optimizer and scaler as init_from says. Returns the progress, a dict: how far the run has come."""
+    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
+    saved = checkpoint.found(Path(config.out_dir))
+    if config.init_from == "resume" or (config.init_from == "auto" and saved):
+        path, state = checkpoint.newest(config.out_dir)
+        progress = checkpoint.resume(model, optimizer, scaler, state, path)
+        if progress["step"] >= config.max_steps:
+            print(f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
+    elif not config.overwrite and saved:
+        raise BadInput(
+            f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
+            "or choose another --out_dir"
+        )
+    elif config.init_from not in ("scratch", "auto"):
+        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
+    return progress
+
+
+def prepare_out_dir(config, start_step, dataset):
+    """Makes out_dir, with a copy of the dataset's tokenizer; a new run removes the one that it replaces."""
+    if parallel.rank():  # the first process does
+        return
+    folder = Path(config.out_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.clear(folder, start_step)
+        for file in dataset.folder.glob("tokenizer.*"):
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
