@@ -164,7 +164,7 @@ def predict(options, config_argv):
     """The text of --fit: what the run costs, and the memory of each stage on the device that the config names."""
     from lab import predict
     from nanoladder.config import load_config
-    from nanoladder.data.batches import open_dataset
+    from nanoladder.data.datasets import open_dataset
 
     config = load_config(config_argv)
     words = list(config_argv)
@@ -276,7 +276,7 @@ def open_results(options, config_argv):
     """The folder of the results, and what it holds. Raises BadInput if that was measured under other conditions."""
     from lab import tables
     from nanoladder.config import load_config
-    from nanoladder.data.batches import open_dataset
+    from nanoladder.data.datasets import open_dataset
     from nanoladder.errors import BadInput
 
     config = load_config(config_argv)

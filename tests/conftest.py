@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from nanoladder import config, entry, optim
 from nanoladder.config import Config
-from nanoladder.data import checksum
+from nanoladder.data.meta import checksum
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
 from nanoladder.data.writer import sha256
 from nanoladder.machine import ATTENTION_KERNELS

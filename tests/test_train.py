@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import train
 from model import GPT, IGNORE
 from nanoladder.config import Config
-from nanoladder.data.batches import TrainingBatches, open_dataset
+from nanoladder.data.batches import TrainingBatches
+from nanoladder.data.datasets import open_dataset
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.data import FORMAT_VERSION, checksum
+from nanoladder.data.meta import FORMAT_VERSION, checksum
 from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, save_tokenizer
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput

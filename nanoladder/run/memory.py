@@ -19,7 +19,7 @@ import torch
 from lab import predict
 from nanoladder import machine, parallel
 from nanoladder.config import check
-from nanoladder.data.batches import find_folder, read_meta
+from nanoladder.data.datasets import find_folder, read_meta
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import train
 from model import IGNORE
-from nanoladder.data.batches import TrainingBatches, open_dataset, sequences_before, validation_batches
+from nanoladder.data.batches import TrainingBatches, sequences_before, validation_batches
+from nanoladder.data.datasets import open_dataset
 from nanoladder.data.writer import write_dataset
 
 T = 8

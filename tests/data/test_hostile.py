@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sample
 import train
-from nanoladder.data.batches import open_dataset
+from nanoladder.data.datasets import open_dataset
 from nanoladder.data.tokenizer import END_OF_TEXT, EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN, build_tokenizer, encode
 from nanoladder.data.writer import sha256
 from nanoladder.errors import BadInput

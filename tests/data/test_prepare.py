@@ -20,7 +20,8 @@ from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
-from nanoladder.data import FORMAT_VERSION, checksum, writer
+from nanoladder.data import writer
+from nanoladder.data.meta import FORMAT_VERSION, checksum
 from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT4_PATTERN, encode, load_tokenizer, make_encoding
 from nanoladder.data.writer import PrepareParser, blocks, split_documents, split_text, write_dataset
 from nanoladder.errors import BadInput

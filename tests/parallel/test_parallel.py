@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map
 import train
 from model import IGNORE
 from nanoladder import parallel
-from nanoladder.data.batches import open_dataset, validation_batches
+from nanoladder.data.batches import validation_batches
+from nanoladder.data.datasets import open_dataset
 from nanoladder.errors import BadInput
 
 TOLERANCE = 1e-4  # of losses, relative: sums in another order, in float32
