@@ -1,13 +1,111 @@
-"""Batches of tokens. A batch is a pure function of (seed, step)."""
+"""Batches of tokens: for training a pure function of (seed, step), for validation always the same windows."""
 
 import math
+import signal
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from model import IGNORE
+from nanoladder.config import Config
+from nanoladder.data.datasets import Split
+
+GRACE = 600  # seconds, more than torchrun and SLURM usually leave between SIGTERM and SIGKILL
+
+
+class Batch(NamedTuple):
+    """Sequences of token ids and, at each position, the id that follows. A target of IGNORE is padding."""
+
+    inputs: torch.Tensor  # (B, T) int64
+    targets: torch.Tensor  # (B, T) int64
+
+    @property
+    def n_tokens(self):
+        """Number of valid targets: a tensor (), on the batch's device, so that nobody waits for a GPU."""
+        return (self.targets != IGNORE).sum()
+
+    def split(self, size):
+        """List of micro-batches of `size` sequences."""
+        return [Batch(*parts) for parts in zip(self.inputs.split(size), self.targets.split(size), strict=True)]
+
+    def to(self, device, non_blocking=False):
+        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of a split, or the share that one of several processes has of each."""
+
+    split: Split
+    config: Config
+    rank: int = 0
+    world_size: int = 1
+
+    def share(self, rank, world_size):
+        """The share of process `rank` out of `world_size`."""
+        return replace(self, rank=rank, world_size=world_size)
+
+    @property
+    def micro_batch_size(self):
+        """Sequences in one forward pass of one process."""
+        share = self.config.batch_size // self.world_size
+        return min(self.config.micro_batch_size or share, share)
+
+    def read(self, windows, phases, n_rows):
+        """The windows as a Batch of n_rows; rows beyond them are padding."""
+        inputs, targets = map(torch.from_numpy, self.split.read(windows, phases))
+        padding = (0, 0, 0, n_rows - len(windows))  # rows below
+        pad = torch.nn.functional.pad
+        return Batch(pad(inputs, padding), pad(targets, padding, value=IGNORE))
+
+
+class TrainingBatches(Batches):
+    """batches[step] is the Batch of that step, counted from 1.
+
+    Training reads an endless stream of sequences: each epoch visits every window once, in a new order and cut at a new
+    phase. A batch is the next stretch of that stream, and the processes share it in order, so that neither their number
+    nor the micro-batch size changes the data. While the batch grows (batch_warmup_steps), every process has the same
+    number of whole micro-batches, so that shapes stay the same; the last rows may be padding.
+    """
+
+    def __getitem__(self, step):
+        sequences, n_rows = self.sequences(step)
+        windows, phases = np.array(self.windows(step), dtype=np.int64).reshape(len(sequences), 2).T
+        return self.read(windows, phases, n_rows)
+
+    def windows(self, step):
+        """List of (window, phase), one for each sequence of the step."""
+        n = self.split.n_windows
+        found = []
+        for sequence in self.sequences(step)[0]:
+            order, phase = shuffle(self.config.seed, sequence // n, n, self.split.n_phases)
+            found.append((int(order[sequence % n]), phase))
+        return found
+
+    def sequences(self, step):
+        """The range of sequences that a step takes from the stream, and its number of rows, padding included."""
+        schedule = self.config.batch_size, self.config.batch_warmup_steps
+        first, end = n_sequences(step - 1, *schedule), n_sequences(step, *schedule)
+        n_rows = math.ceil((end - first) / (self.world_size * self.micro_batch_size)) * self.micro_batch_size
+        first += self.rank * n_rows
+        return range(first, min(first + n_rows, end)), n_rows
+
+
+class ValidationBatches(Batches):
+    """Iterates over the validation windows: eval_windows of them (0: all), evenly spaced, the same each time.
+
+    Every process gets the same number of batches of the same shape; the last rows may be padding.
+    """
+
+    def __iter__(self):
+        n = min(self.config.eval_windows or self.split.n_windows, self.split.n_windows)
+        windows, n_rows = np.arange(n) * self.split.n_windows // n, self.micro_batch_size
+        for start in range(0, n, self.world_size * n_rows):
+            first = start + self.rank * n_rows
+            yield self.read(windows[first : first + n_rows], 0, n_rows)
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs
@@ -17,95 +115,39 @@ def shuffle(seed, epoch, n_windows, n_phases):
     return rng.permutation(n_windows), int(rng.integers(n_phases))
 
 
-class TrainingBatches(Dataset):
-    """batches[step] -> this process's share of the step's global batch: inputs, targets, each (B, T) int64.
+def n_sequences(steps, batch_size, warmup_steps):
+    """Number of sequences in the first `steps` batches, which grow to batch_size over the first warmup_steps.
 
-    Each epoch visits every window once, in a new order and cut at a new phase. Row r of step s is sequence
-    s · batch_size + r of that endless stream, so the number of processes changes nothing but who reads a row.
-    """
-
-    def __init__(self, split, batch_size, seed, rank=0, world_size=1):
-        self.split, self.batch_size, self.seed = split, batch_size, seed
-        self.rank, self.world_size = rank, world_size
-
-    def sequences(self, step):
-        """The places in the stream of this process's rows."""
-        share = self.batch_size // self.world_size
-        first = step * self.batch_size + self.rank * share
-        return range(first, first + share)
-
-    def windows(self, step):
-        """The (window, phase) of each row of this process."""
-        n = self.split.n_windows
-        for sequence in self.sequences(step):
-            order, phase = shuffle(self.seed, sequence // n, n, self.split.n_phases)
-            yield int(order[sequence % n]), phase
-
-    def __getitem__(self, step):
-        rows = [self.split.read([]), *(self.split.read([window], phase) for window, phase in self.windows(step))]
-        inputs, targets = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-    def growing(self, warmup_steps, micro_batch_size):
-        """Batches of the same stream that grow to this size over the first warmup_steps; 0: these."""
-        return GrowingBatches(self, warmup_steps, micro_batch_size) if warmup_steps else self
-
-
-class GrowingBatches(TrainingBatches):
-    """Batches whose size grows to batch_size over the first warmup_steps, as sequences_before says.
-
-    A step continues the stream where the one before ended, in order, whatever the number of processes. So that shapes
-    stay, every process has as many whole micro-batches as the others; the rows that this takes beyond do not count.
-    """
-
-    def __init__(self, whole, warmup_steps, micro_batch_size):
-        super().__init__(whole.split, whole.batch_size, whole.seed, whole.rank, whole.world_size)
-        self.warmup_steps = warmup_steps
-        self.micro_batch_size = min(micro_batch_size, self.batch_size // self.world_size)
-
-    def extent(self, step):
-        """Where the whole batch begins and ends in the stream, and how many rows each process has."""
-        first, end = (sequences_before(n, self.batch_size, self.warmup_steps) for n in (step, step + 1))
-        micro_batches = math.ceil((end - first) / (self.world_size * self.micro_batch_size))
-        return first, end, micro_batches * self.micro_batch_size
-
-    def sequences(self, step):
-        first, end, share = self.extent(step)
-        return range(first + self.rank * share, min(first + (self.rank + 1) * share, end))
-
-    def __getitem__(self, step):
-        return padded(*super().__getitem__(step), self.extent(step)[2])
-
-
-def sequences_before(step, batch_size, warmup_steps):
-    """The number of sequences in the batches before `step` (from 0), which warm up to batch_size.
-
-    They grow linearly, as in GPT-3 (Brown et al. 2020): row r is in every step from r · warmup_steps // batch_size on.
+    They grow linearly, as in GPT-3 (Brown et al. 2020): the batch gets its r-th row (from 0) after
+    r · warmup_steps // batch_size steps and keeps it.
     """
     if not warmup_steps:
-        return step * batch_size
-    return sum(max(0, step - row * warmup_steps // batch_size) for row in range(batch_size))
+        return steps * batch_size
+    return sum(max(0, steps - row * warmup_steps // batch_size) for row in range(batch_size))
 
 
 def tokens_seen(step, config):
-    """Training tokens in the batches of the first `step` steps."""
-    return sequences_before(step, config.batch_size, config.batch_warmup_steps) * config.context_length
+    """Training tokens in the first `step` steps."""
+    return n_sequences(step, config.batch_size, config.batch_warmup_steps) * config.context_length
 
 
-def padded(inputs, targets, n_rows):
-    """Inputs and targets with rows of token 0 and target IGNORE below, (n_rows, T)."""
-    below = (0, 0, 0, n_rows - len(inputs))
-    return torch.nn.functional.pad(inputs, below), torch.nn.functional.pad(targets, below, value=IGNORE)
+def one_ahead(items):
+    """Yields the items, each only after the next one is made: on a GPU the next batch is copied during a step."""
+    items = iter(items)
+    for item in items:
+        for following in items:
+            yield item
+            item = following
+        yield item
 
 
-def validation_batches(split, n_windows, batch_size, rank=0, world_size=1):
-    """The same validation windows each time, evenly spaced: yields inputs, targets, each (batch_size, T) int64.
+def survive_signals(_worker):
+    """Keeps a loader's worker process alive after a signal to its process group, until the run has saved."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
-    n_windows 0, or more than there are: all. Each process has its share of them, in the same number of batches;
-    the last ones are filled up with rows that do not count.
-    """
-    n = min(n_windows or split.n_windows, split.n_windows)
-    chosen = np.arange(n) * split.n_windows // n
-    for start in range(rank * batch_size, n + rank * batch_size, world_size * batch_size):
-        inputs, targets = map(torch.from_numpy, split.read(chosen[start : start + batch_size]))
-        yield padded(inputs, targets, batch_size)
+
+# Arguments of a DataLoader of TrainingBatches. A DataLoader without a generator of its own draws from the global one,
+# and dropout would depend on num_workers.
+WORKERS = {"batch_size": None, "generator": torch.Generator(), "worker_init_fn": survive_signals}

@@ -7,6 +7,7 @@ read too.
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,36 +21,6 @@ DATA_DIR = Path(__file__).parents[2] / "data"
 TOKENIZER = ("tokenizer.json", "tokenizer.tiktoken")
 
 
-def open_dataset(dataset, vocab_size, context_length):
-    """Name or path of a prepared folder -> (meta, training split, validation split); BadInput if it cannot serve.
-
-    vocab_size 0 takes the folder's own. meta holds at least vocab_size, dtype and documents.
-    """
-    folder = find_folder(dataset)
-    meta = read_meta(folder, vocab_size)
-    for name in SPLITS:
-        check_split(folder, name, meta, context_length)
-    for path in (folder / name for name in TOKENIZER):  # the run takes a copy of it
-        if os.path.lexists(path) or path.name in meta.get("sha256", {}):
-            check_digest(path, hashlib.sha256(contents(path)), meta)
-    return meta, *(Split(folder, name, meta, context_length) for name in SPLITS)
-
-
-def find_folder(dataset):
-    for folder in (DATA_DIR / dataset, Path(dataset)):
-        if os.path.lexists(folder / "train.bin"):
-            return folder
-    how = "python data/text/prepare.py --input FILES"
-    for script in sorted(DATA_DIR.glob("*/prepare.py")):
-        name = script.parent.name
-        if dataset == name:
-            how = f"python data/{name}/prepare.py"
-        elif dataset.startswith(name + "_"):
-            how = f"python data/{name}/prepare.py --tokenizer={dataset.removeprefix(name + '_')}"
-            how = how.replace("=bpe", "=bpe:")
-    raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}; prepare it with `{how}`")
-
-
 class Split:
     """One split of a prepared folder: the token ids, and where its windows of at most T + 1 tokens lie.
 
@@ -60,7 +31,7 @@ class Split:
     def __init__(self, folder, name, meta, context_length):
         self.arguments = folder, name, meta, context_length
         self.path = folder / f"{name}.bin"
-        self.tokens = np.memmap(self.path, dtype=meta["dtype"], mode="r")
+        self.tokens = np.asarray(np.memmap(self.path, dtype=meta["dtype"], mode="r"))  # still the mapped file
         self.context_length = T = context_length
         self.documents = meta["documents"]
         if self.documents:
@@ -78,24 +49,80 @@ class Split:
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
 
     def fingerprint(self):
-        """{name: size and digest of its beginning} of the file, to compare it with another machine's."""
+        """The size and a digest of the beginning of the file."""
         beginning = hashlib.sha256(self.tokens[: 1 << 20].tobytes()).hexdigest()[:8]
-        return {self.path.name: f"{len(self.tokens)} tokens, digest {beginning}"}
+        return f"{len(self.tokens)} tokens, digest {beginning}"
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file again rather than receive its contents
 
-    def read(self, windows, phase=0):
-        """Inputs and targets, two int64 arrays (len(windows), T); padding is token 0 with target IGNORE."""
+    def read(self, windows, phases=0):
+        """Inputs and targets, two int64 arrays (len(windows), T); padding is token 0 with target IGNORE.
+
+        windows: (n,) numbers of windows. phases: the phase at which each is cut, or one for all.
+        """
         T = self.context_length
-        inputs = np.zeros((len(windows), T), dtype=np.int64)
-        targets = np.full((len(windows), T), IGNORE, dtype=np.int64)
-        for row, window in enumerate(windows):
-            start, length = (self.starts[window], self.lengths[window]) if self.documents else (phase + window * T, T)
-            ids = self.tokens[start : start + length + 1]
-            inputs[row, :length] = ids[:-1]
-            targets[row, :length] = ids[1:]
+        windows = np.asarray(windows, dtype=np.int64)
+        starts = self.starts[windows] if self.documents else np.asarray(phases) + windows * T
+        places = np.minimum(starts[:, None] + np.arange(T + 1), len(self.tokens) - 1)  # (n, T + 1)
+        ids = self.tokens[places].astype(np.int64)
+        inputs, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+        if self.documents:
+            padding = np.arange(T) >= self.lengths[windows, None]
+            inputs[padding], targets[padding] = 0, IGNORE
         return inputs, targets
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared folder that was checked and can serve.
+
+    meta: what meta.json says, at least vocab_size, dtype and documents.
+    """
+
+    folder: Path
+    meta: dict
+    train: Split
+    val: Split
+
+    @property
+    def vocab_size(self):
+        """The model's vocabulary: the folder's own, or a larger one that the config asks for."""
+        return self.meta["vocab_size"]
+
+    def fingerprint(self):
+        """{file name: its size and a digest} of both splits, to compare with another machine's."""
+        return {split.path.name: split.fingerprint() for split in (self.train, self.val)}
+
+
+def open_dataset(config):
+    """Opens the prepared folder that config.dataset names, by its name in data/ or by its path.
+
+    Raises BadInput if it is damaged, or does not fit vocab_size (0: the folder's own) or context_length.
+    """
+    folder = find_folder(config.dataset)
+    meta = read_meta(folder, config.vocab_size)
+    for name in SPLITS:
+        check_split(folder, name, meta, config.context_length)
+    for path in (folder / name for name in TOKENIZER):  # the run takes a copy of it
+        if os.path.lexists(path) or path.name in meta.get("sha256", {}):
+            check_digest(path, hashlib.sha256(contents(path)), meta)
+    return Dataset(folder, meta, *(Split(folder, name, meta, config.context_length) for name in SPLITS))
+
+
+def find_folder(dataset):
+    for folder in (DATA_DIR / dataset, Path(dataset)):
+        if os.path.lexists(folder / "train.bin"):
+            return folder
+    how = "python data/text/prepare.py --input FILES"
+    for script in sorted(DATA_DIR.glob("*/prepare.py")):
+        name = script.parent.name
+        if dataset == name:
+            how = f"python data/{name}/prepare.py"
+        elif dataset.startswith(name + "_"):
+            how = f"python data/{name}/prepare.py --tokenizer={dataset.removeprefix(name + '_')}"
+            how = how.replace("=bpe", "=bpe:")
+    raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}; prepare it with `{how}`")
 
 
 def check_split(folder, name, meta, context_length):

@@ -1,4 +1,7 @@
+"""Batches are a pure function of (seed, step), whoever reads them; a broken folder is refused."""
+
 import json
+import pickle
 import random
 import shutil
 from itertools import pairwise
@@ -6,24 +9,29 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import flags, write_folder, write_meta
+from conftest import flags, needs_gpu, tiny, write_folder, write_meta
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import train
 from model import IGNORE
-from nanoladder.data.batches import TrainingBatches, sequences_before, validation_batches
-from nanoladder.data.datasets import open_dataset
+from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset, tokens_seen
+from nanoladder.data.batches import n_sequences
 from nanoladder.data.writer import write_dataset
 
 T = 8
 VOCAB = 60_000
 
 
-def open_ids(folder, train_ids, val_ids=None, dtype="uint16", context_length=T):
-    """A dataset whose ids are given. Where they are 0, 1, 2, ... an id says where it stands in the file."""
+def config_of(folder, **keys):
+    return tiny(**{"dataset": str(folder), "context_length": T, "eval_windows": 0, "seed": 1, **keys})
+
+
+def open_ids(folder, train_ids, val_ids=None, dtype="uint16"):
+    """A dataset of the given ids. If they are 0, 1, 2, ... each id is its own place in the file."""
     write_folder(folder, train_ids, val_ids or train_ids, VOCAB, dtype)
-    return open_dataset(str(folder), 0, context_length)
+    return open_dataset(config_of(folder))
 
 
 @pytest.fixture(scope="session")
@@ -38,11 +46,16 @@ def counted(lengths):
     return [list(range(start, end)) for start, end in pairwise(edges)]
 
 
-def stream(split, n_rows, batch_size, seed=1, **ranks):
+def together(batches):
+    """All rows of several batches: inputs, targets."""
+    return [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
+
+
+def stream(split, n_rows, batch_size, seed=1):
     """The first n_rows rows that training sees: inputs, targets."""
-    batches = TrainingBatches(split, batch_size, seed, **ranks)
-    pairs = [batches[step] for step in range(-(-n_rows // batch_size))]
-    return [torch.cat(arrays)[:n_rows] for arrays in zip(*pairs, strict=True)]
+    batches = TrainingBatches(split, tiny(batch_size=batch_size, seed=seed))
+    n_steps = -(-n_rows // batch_size)
+    return [tensor[:n_rows] for tensor in together(batches[step] for step in range(1, n_steps + 1))]
 
 
 def equal(ours, theirs):
@@ -55,29 +68,76 @@ seeds = st.integers(0, 2**40)
 document_lengths = st.lists(st.integers(2, 4 * T), min_size=1, max_size=9)
 
 
+# -- a batch
+
+
+def test_a_batch_counts_splits_and_moves():
+    tokens = torch.arange(24).view(6, 4)
+    batch = Batch(tokens, tokens.masked_fill(tokens > 20, IGNORE))
+    assert batch.n_tokens.item() == 21 and batch.n_tokens.shape == ()
+    parts = batch.split(2)
+    assert [type(part) for part in parts] == 3 * [Batch] and [len(part.inputs) for part in parts] == [2, 2, 2]
+    assert equal(together(parts), batch) and sum(part.n_tokens for part in parts) == batch.n_tokens
+    moved = batch.to("meta", non_blocking=True)
+    assert type(moved) is Batch and moved.inputs.is_meta and moved.targets.is_meta
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_is_a_batch_behind_a_loader(num_workers, dense):
+    config = config_of(dense)
+    batches = TrainingBatches(open_dataset(config).train, config)
+    loader = DataLoader(batches, sampler=range(1, 6), num_workers=num_workers, **WORKERS)
+    for step, batch in enumerate(loader, 1):
+        assert type(batch) is Batch and equal(batch, batches[step])
+
+
+@needs_gpu
+def test_a_batch_is_a_batch_in_pinned_memory(dense):
+    config = config_of(dense)
+    batches = TrainingBatches(open_dataset(config).train, config)
+    for batch in DataLoader(batches, sampler=range(1, 4), num_workers=1, pin_memory=True, **WORKERS):
+        assert type(batch) is Batch and batch.inputs.is_pinned() and batch.to("cuda").targets.is_cuda
+
+
+# -- training
+
+
 def test_a_batch_depends_on_seed_and_step_alone(folder):
-    _, split, _ = open_ids(folder, list(range(500)))
-    batches = TrainingBatches(split, 4, seed=1)
-    first = [batches[step] for step in range(40)]  # more than two epochs
-    for step in random.Random(0).sample(range(40), 40):
+    split = open_ids(folder, list(range(500))).train
+    batches = TrainingBatches(split, tiny(seed=1))
+    first = [batches[step] for step in range(1, 41)]  # more than two epochs
+    for step in random.Random(0).sample(range(1, 41), 40):
         torch.manual_seed(step)
         np.random.seed(step)
-        assert equal(batches[step], first[step])
-        assert equal(TrainingBatches(split, 4, seed=1)[step], first[step])
-    assert not equal(TrainingBatches(split, 4, seed=2)[0], first[0])
+        assert equal(batches[step], first[step - 1])
+        assert equal(TrainingBatches(split, tiny(seed=1))[step], first[step - 1])
+    assert not equal(TrainingBatches(split, tiny(seed=2))[1], first[0])
     assert not equal(first[0], first[1])
 
 
+def test_the_first_step_is_1(folder):
+    split = open_ids(folder, list(range(500))).train
+    with pytest.raises(ValueError):
+        TrainingBatches(split, tiny())[0]
+
+
 def test_reading_a_batch_leaves_the_global_generators_alone(folder):
-    _, split, _ = open_ids(folder, list(range(500)))
+    split = open_ids(folder, list(range(500))).train
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    TrainingBatches(split, 4, seed=1)[3]
+    TrainingBatches(split, tiny())[3]
     assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1] == before[1]).all()
+
+
+def test_batches_travel_to_a_worker_process_by_the_path_of_their_file(dense):
+    config = config_of(dense)
+    batches = TrainingBatches(open_dataset(config).train, config)
+    text = pickle.dumps(batches)
+    assert len(text) < 5000 and equal(pickle.loads(text)[7], batches[7])
 
 
 @given(n_tokens=sizes, batch_size=batch_sizes, seed=seeds)
 def test_an_epoch_visits_every_window_once_and_targets_are_the_next_tokens(folder, n_tokens, batch_size, seed):
-    _, split, _ = open_ids(folder, list(range(n_tokens)))
+    split = open_ids(folder, list(range(n_tokens))).train
     n = split.n_windows
     assert n == max(1, (n_tokens - T) // T)
     inputs, targets = stream(split, 3 * n, batch_size, seed)
@@ -91,18 +151,18 @@ def test_an_epoch_visits_every_window_once_and_targets_are_the_next_tokens(folde
 
 def test_windows_are_the_raw_file(folder):
     ids = np.random.default_rng(0).integers(0, VOCAB, 300)
-    _, split, _ = open_ids(folder, ids.tolist())
+    split = open_ids(folder, ids.tolist()).train
     raw = np.fromfile(folder / "train.bin", dtype=np.uint16)
     assert (raw == ids).all()
-    for phase in (0, 5):
-        inputs, targets = split.read([0, 3, 7], phase)
-        for row, start in enumerate((phase, phase + 3 * T, phase + 7 * T)):
+    for phases in ([0, 0, 0], [5, 5, 5], [1, 7, 0]):
+        inputs, targets = split.read([0, 3, 7], phases)
+        for row, start in enumerate((phases[0], phases[1] + 3 * T, phases[2] + 7 * T)):
             assert (inputs[row] == raw[start : start + T]).all()
             assert (targets[row] == raw[start + 1 : start + T + 1]).all()
 
 
 def test_every_epoch_has_a_new_order_and_a_new_phase(folder):
-    _, split, _ = open_ids(folder, list(range(400)))
+    split = open_ids(folder, list(range(400))).train
     inputs, targets = stream(split, 60 * split.n_windows, batch_size=5)
     epochs = inputs[:, 0].view(60, split.n_windows)
     assert {int(starts.min()) for starts in epochs} == set(range(T))  # each phase comes up in 60 epochs
@@ -115,45 +175,47 @@ def test_every_epoch_has_a_new_order_and_a_new_phase(folder):
 @pytest.mark.parametrize("kind", ["dense", "documents"])
 def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, kind):
     ids = list(range(500)) if kind == "dense" else counted([3, 40, 2, 17, 9])
-    _, split, _ = open_ids(folder, ids)
-    whole = TrainingBatches(split, 8, seed=3)
-    ranks = [TrainingBatches(split, 8, 3, rank, world_size) for rank in range(world_size)]
-    for step in range(20):
+    whole = TrainingBatches(open_ids(folder, ids).train, tiny(batch_size=8, seed=3))
+    ranks = [whole.share(rank, world_size) for rank in range(world_size)]
+    for step in range(1, 21):
         shares = [batches[step] for batches in ranks]
-        assert all(len(inputs) == 8 // world_size for inputs, _ in shares)
-        assert equal([torch.cat(arrays) for arrays in zip(*shares, strict=True)], whole[step])
+        assert all(len(share.inputs) == 8 // world_size for share in shares)
+        assert equal(together(shares), whole[step])
+        assert [pair for batches in ranks for pair in batches.windows(step)] == whole.windows(step)
 
 
 @given(batch_size=st.integers(1, 50), warmup_steps=st.integers(0, 80))
 def test_the_batch_grows_in_a_straight_line_to_its_size(batch_size, warmup_steps):
-    before = [sequences_before(step, batch_size, warmup_steps) for step in range(warmup_steps + 4)]
-    sizes = [end - start for start, end in pairwise(before)]
+    totals = [n_sequences(steps, batch_size, warmup_steps) for steps in range(warmup_steps + 4)]
+    sizes = [end - start for start, end in pairwise(totals)]
     line = [-(-batch_size * step // warmup_steps) for step in range(1, warmup_steps + 1)]  # rounded up: never 0
-    assert before[0] == 0 and sizes == line + 3 * [batch_size]
+    assert totals[0] == 0 and sizes == line + 3 * [batch_size]
 
 
 @pytest.mark.parametrize("world_size, micro_batch_size", [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 2), (2, 8)])
 def test_while_the_batch_grows_every_sequence_comes_once_and_in_order(folder, world_size, micro_batch_size):
-    _, split, _ = open_ids(folder, list(range(500)))
-    seen, whole = [], TrainingBatches(split, 8, seed=3)
-    ranks = [TrainingBatches(split, 8, 3, rank, world_size) for rank in range(world_size)]
-    growing = [batches.growing(5, micro_batch_size) for batches in ranks]
-    for step, size in enumerate([2, 4, 5, 7, 8, 8, 8]):
-        shares = [batches[step] for batches in growing]
-        rows = {len(inputs) for inputs, _ in shares}
+    split = open_ids(folder, list(range(500))).train
+    keys = {"batch_size": 8, "seed": 3, "micro_batch_size": micro_batch_size}
+    whole, growing = (TrainingBatches(split, tiny(**keys, batch_warmup_steps=steps)) for steps in (0, 5))
+    seen, n_tokens = [], 0
+    for step, size in enumerate([2, 4, 5, 7, 8, 8, 8], 1):
+        shares = [growing.share(rank, world_size)[step] for rank in range(world_size)]
+        rows = {len(share.inputs) for share in shares}
         most = min(micro_batch_size, 8 // world_size)
         assert len(rows) == 1 and rows.pop() == -(-size // (most * world_size)) * most  # whole micro-batches
-        inputs, targets = (torch.cat(arrays) for arrays in zip(*shares, strict=True))
+        inputs, targets = together(shares)
         assert (targets[:size] != IGNORE).all() and (targets[size:] == IGNORE).all()
         seen.append((inputs[:size], targets[:size]))
-    expected = [torch.cat(arrays)[:42] for arrays in zip(*(whole[step] for step in range(6)), strict=True)]
-    assert equal([torch.cat(arrays) for arrays in zip(*seen, strict=True)], expected)
+        n_tokens += sum(int(share.n_tokens) for share in shares)
+        assert n_tokens == tokens_seen(step, tiny(**keys, batch_warmup_steps=5, context_length=T))
+    expected = [tensor[:42] for tensor in together(whole[step] for step in range(1, 7))]
+    assert equal(together(seen), expected)
 
 
 @given(lengths=document_lengths, batch_size=batch_sizes, seed=seeds)
 def test_documents_are_never_crossed_and_every_target_comes_once_an_epoch(folder, lengths, batch_size, seed):
     documents = counted(lengths)
-    _, split, _ = open_ids(folder, documents)
+    split = open_ids(folder, documents).train
     n = split.n_windows
     assert n == sum(-(-(length - 1) // T) for length in lengths)  # a long one is split
     inputs, targets = stream(split, 2 * n, batch_size, seed)
@@ -171,74 +233,101 @@ def test_documents_are_never_crossed_and_every_target_comes_once_an_epoch(folder
         assert sorted(epoch[epoch != IGNORE].tolist()) == every_target
 
 
+# -- validation
+
+
+def validation(split, batch_size, n_windows=0):
+    return ValidationBatches(split, tiny(batch_size=batch_size, eval_windows=n_windows))
+
+
 @given(n_tokens=sizes, lengths=document_lengths, dense=st.booleans(), batch_size=batch_sizes)
 def test_validation_counts_every_target_once(folder, n_tokens, lengths, dense, batch_size):
     ids = list(range(n_tokens)) if dense else counted(lengths)
-    _, _, split = open_ids(folder, ids)
-    batches = list(validation_batches(split, 0, batch_size))
-    assert all(inputs.shape == targets.shape == (batch_size, T) for inputs, targets in batches)
+    split = open_ids(folder, ids).val
+    batches = list(validation(split, batch_size))
+    assert all(batch.inputs.shape == batch.targets.shape == (batch_size, T) for batch in batches)
     assert len(batches) == -(-split.n_windows // batch_size)
-    inputs, targets = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
+    inputs, targets = together(batches)
     n = split.n_windows
     assert (targets[n:] == IGNORE).all() and (targets[:n] != IGNORE).any(dim=1).all()
     valid = targets != IGNORE
     assert (targets[valid] == inputs[valid] + 1).all()
     expected = range(1, n * T + 1) if dense else [id for document in ids for id in document[1:]]
     assert targets[valid].tolist() == list(expected)
-    again = list(validation_batches(split, 0, batch_size))
-    assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
+    assert all(equal(a, b) for a, b in zip(batches, validation(split, batch_size), strict=True))
 
 
 @pytest.mark.parametrize("n_windows, expected", [(1, 1), (7, 7), (40, 40), (999, 49)])
 def test_validation_windows_are_evenly_spaced(folder, n_windows, expected):
-    _, _, split = open_ids(folder, list(range(50 * T)))
-    batches = list(validation_batches(split, n_windows, 4))
-    starts = torch.cat([inputs[(targets != IGNORE).any(dim=1), 0] for inputs, targets in batches])
+    split = open_ids(folder, list(range(50 * T))).val
+    inputs, targets = together(validation(split, 4, n_windows))
+    starts = inputs[(targets != IGNORE).any(dim=1), 0]
     gaps = starts.diff()
     assert len(starts) == expected and starts[0] == 0
     assert expected == 1 or (gaps.min() > 0 and gaps.max() - gaps.min() <= T)
 
 
 def test_the_validation_windows_do_not_depend_on_the_batch_size(folder):
-    _, _, split = open_ids(folder, list(range(50 * T)))
+    split = open_ids(folder, list(range(50 * T))).val
     rows = []
     for batch_size in (1, 3, 10):
-        targets = torch.cat([targets for _, targets in validation_batches(split, 10, batch_size)])
+        _, targets = together(validation(split, batch_size, 10))
         rows.append(targets[(targets != IGNORE).any(dim=1)])
     assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
 
 
+@pytest.mark.parametrize(
+    "world_size, micro_batch_size, n_rows", [(1, 0, 8), (1, 2, 2), (2, 0, 4), (2, 8, 4), (4, 1, 1), (4, 2, 2)]
+)
+@pytest.mark.parametrize("n_windows", [1, 3, 8, 37])
+def test_every_process_validates_as_many_batches(folder, world_size, micro_batch_size, n_rows, n_windows):
+    """Each window once, whoever has it: a process without a batch would leave the others waiting."""
+    split = open_ids(folder, list(range(50 * T))).val
+    config = tiny(batch_size=8, micro_batch_size=micro_batch_size, eval_windows=n_windows)
+    whole = ValidationBatches(split, config)
+    shares = [list(whole.share(rank, world_size)) for rank in range(world_size)]
+    assert len({len(share) for share in shares}) == 1
+    assert {len(batch.inputs) for share in shares for batch in share} == {n_rows}
+    seen, expected = (together(batches) for batches in ([batch for share in shares for batch in share], whole))
+    starts = [sorted(inputs[targets[:, 0] != IGNORE, 0].tolist()) for inputs, targets in (seen, expected)]
+    assert starts[0] == starts[1] and len(starts[0]) == n_windows
+
+
+# -- datasets
+
+
 def test_one_window_is_enough(folder):
-    _, split, _ = open_ids(folder, list(range(T + 1)))
-    inputs, targets = TrainingBatches(split, 3, seed=1)[5]
+    inputs, targets = TrainingBatches(open_ids(folder, list(range(T + 1))).train, tiny(batch_size=3))[5]
     assert inputs.tolist() == [list(range(T))] * 3 and targets.tolist() == [list(range(1, T + 1))] * 3
 
 
 def test_uint32_ids(folder):
     ids = list(range(70_000, 70_100))
     write_folder(folder, ids, ids, 100_000, dtype="uint32")
-    meta, split, _ = open_dataset(str(folder), 0, T)
-    inputs, targets = stream(split, split.n_windows, 4)
-    assert meta["vocab_size"] == 100_000 and inputs.min() >= 70_000 and (targets == inputs + 1).all()
+    dataset = open_dataset(config_of(folder))
+    inputs, targets = stream(dataset.train, dataset.train.n_windows, 4)
+    assert dataset.vocab_size == 100_000 and inputs.min() >= 70_000 and (targets == inputs + 1).all()
 
 
 def test_a_folder_made_by_nanogpt_needs_its_vocab_size(tmp_path):
     for name in ("train", "val"):
         np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    meta, split, _ = open_dataset(str(tmp_path), 100, T)
-    assert meta["vocab_size"] == 100 and not split.documents and split.n_windows == 11
+    dataset = open_dataset(config_of(tmp_path, vocab_size=100))
+    assert dataset.vocab_size == 100 and not dataset.train.documents and dataset.train.n_windows == 11
 
 
 def test_a_larger_vocab_size_than_the_dataset_has_is_taken(dense):
-    assert open_dataset(str(dense), 0, T)[0]["vocab_size"] < open_dataset(str(dense), 500, T)[0]["vocab_size"] == 500
+    own, larger = (open_dataset(config_of(dense, vocab_size=size)).vocab_size for size in (0, 500))
+    assert own < larger == 500
 
 
 @pytest.mark.parametrize("documents", [False, True])
 def test_reads_what_the_writer_writes(tmp_path, documents):
     texts = [f"{number} bottles of beer on the wall" for number in range(20)]
     write_dataset(tmp_path, texts, texts[:3], "byte", documents=documents)
-    meta, split, _ = open_dataset(str(tmp_path), 0, 64)
-    assert meta["vocab_size"] == 256 and split.documents is documents
+    dataset = open_dataset(config_of(tmp_path, context_length=64))
+    split = dataset.train
+    assert dataset.vocab_size == 256 and split.documents is documents
     inputs, targets = stream(split, split.n_windows, 4)
     if documents:
         assert split.n_windows == 20

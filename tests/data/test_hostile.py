@@ -9,13 +9,13 @@ import shutil
 import numpy as np
 import pytest
 import tiktoken_ext.openai_public
-from conftest import LINE, flags, write_folder, write_meta
+from conftest import LINE, flags, tiny, write_folder, write_meta
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import sample
 import train
-from nanoladder.data.datasets import open_dataset
+from nanoladder.data import open_dataset
 from nanoladder.data.tokenizer import END_OF_TEXT, EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN, build_tokenizer, encode
 from nanoladder.data.writer import sha256
 from nanoladder.errors import BadInput
@@ -38,7 +38,7 @@ def twins(dense, documents, tmp_path_factory):
         np.cumsum([0, *np.diff(np.fromfile(path, "<u8"))[::-1]]).astype("<u8").tofile(path)
     seal(root / "documents")
     for folder in (root / "dense", root / "documents"):
-        assert open_dataset(str(folder), 0, 16)
+        assert open_dataset(tiny(dataset=str(folder)))
     return {"dense": (dense, root / "dense"), "documents": (documents, root / "documents")}
 
 
@@ -151,9 +151,9 @@ def test_no_bit_of_a_file_can_flip(name, documents, tmp_path):
         content[bit // 8] ^= 1 << bit % 8
         (folder / name).write_bytes(content)
         with pytest.raises(BadInput):
-            open_dataset(str(folder), 0, 16)
+            open_dataset(tiny(dataset=str(folder)))
     (folder / name).write_bytes(whole)
-    assert open_dataset(str(folder), 0, 16)
+    assert open_dataset(tiny(dataset=str(folder)))
 
 
 NO_COUNTS = [0, -1, 1.5, 1e30, True, None, "9", [], [9], {}, 10**30, float("nan"), float("inf")]
@@ -257,7 +257,7 @@ def test_a_forged_id_is_refused(dense, tmp_path, refused):
 def test_a_folder_made_by_nanogpt_is_not_trusted_either(kind, name, dense, tmp_path, refused):
     folder = shutil.copytree(dense, tmp_path / "nanogpt")
     (folder / "meta.json").unlink()
-    assert open_dataset(str(folder), 60, 16)
+    assert open_dataset(tiny(dataset=str(folder), vocab_size=60))
     put(kind, folder / name)
     assert name in refused(train.main, *flags(dataset=folder, out_dir=tmp_path / "out", vocab_size=60))
     assert not (tmp_path / "out").exists()
