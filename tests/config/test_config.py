@@ -1,6 +1,5 @@
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from nanoladder import config
 from nanoladder.config import DEFAULTS, Config, load_config
 from nanoladder.errors import BadInput
 
-PRESETS = sorted(path for path in Path(config.__file__).parent.glob("*.py") if path.name != "__init__.py")
+PRESETS = sorted(config.STAGES_DIR.parent.glob("*.py"))
 
 
 @pytest.fixture
