@@ -209,7 +209,7 @@ def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
         ("02_second", "seed = 2"),
     ]:
         file(text, f"{name}.py")
-    monkeypatch.setattr(config, "STAGES_DIR", tmp_path)
+    monkeypatch.setattr("nanoladder.config.stages.STAGES_DIR", tmp_path)
     assert config.stage_names() == ["naive", "first", "second"]
     preset = file("seed = 9\nbatch_size = 3", "preset.py")
     assert load_config([preset, "--stage=naive"]).seed == 0

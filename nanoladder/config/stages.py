@@ -1,0 +1,21 @@
+"""The ladder's stages: their names and files."""
+
+from pathlib import Path
+
+from nanoladder.config.check import nearest
+from nanoladder.errors import BadInput
+
+STAGES_DIR = Path(__file__).parents[2] / "config" / "stages"
+
+
+def stage_names():
+    """The ladder's stages in order: config/stages/NN_name.py -> name."""
+    return [path.stem.partition("_")[2] for path in sorted(STAGES_DIR.glob("[0-9][0-9]_*.py"))]
+
+
+def stage_files(name):
+    """The files of the stages from the first up to `name`."""
+    names = stage_names()
+    if name not in names:
+        raise BadInput(f"stage={name}: no such stage{nearest(name, names)}; `python ladder.py` lists them")
+    return sorted(STAGES_DIR.glob("[0-9][0-9]_*.py"))[: names.index(name) + 1]
