@@ -186,18 +186,6 @@ def test_the_cosine_is_halfway_in_the_middle():
     )
 
 
-@pytest.mark.parametrize("lr_scaling, factor", [("none", 1), ("linear", 4), ("sqrt", 2)])
-def test_the_rate_grows_with_the_batch_as_asked(lr_scaling, factor, config, run_main):
-    scaled = Config(batch_size=32, lr_scaling=lr_scaling, lr_reference_batch=8)
-    for step in (1, 200, 5000, 10_000):
-        assert train.learning_rate(step, scaled) == factor * train.learning_rate(step, Config())
-    keys = {"lr_scaling": lr_scaling, "lr_reference_batch": 1, "max_steps": 2}
-    out = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, **keys)).out
-    assert ("learning_rate and min_lr × " in out) == (lr_scaling != "none")
-    assert f"× {factor}: {lr_scaling} in batch_size=4 / 1" in out or lr_scaling == "none"
-    assert rows(config)[-1]["lr"] == pytest.approx(1e-2 * factor)
-
-
 # -- a batch that grows
 
 GROWING = {"batch_size": 4, "micro_batch_size": 2, "batch_warmup_steps": 4, "max_steps": 6}

@@ -60,7 +60,7 @@ def check(config):
     at_least_0 = (
         "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
         "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "
-        "micro_batch_size lr_reference_batch batch_warmup_steps memory_gb"
+        "micro_batch_size batch_warmup_steps memory_gb"
     )
     for key, value in dataclasses.asdict(config).items():
         within = type(value) is not int or abs(value) < 2**63
@@ -124,11 +124,6 @@ def check(config):
         c.micro_batch_size or not c.batch_warmup_steps,
         f"batch_warmup_steps={c.batch_warmup_steps}: a batch grows by micro-batches, so that shapes stay; expected "
         f"micro_batch_size, such as --micro_batch_size=1, or --batch_warmup_steps=0",
-    )
-    require(
-        c.lr_scaling == "none" or c.lr_reference_batch,
-        f"lr_scaling={c.lr_scaling} has no batch to scale from; expected lr_reference_batch, the batch_size that "
-        f"learning_rate={c.learning_rate} suits, such as --lr_reference_batch=32",
     )
     require(
         c.min_lr <= c.learning_rate,

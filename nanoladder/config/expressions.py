@@ -1,4 +1,11 @@
-"""Expressions in config files: computed from the keys set before, by a few named operations, and never large."""
+"""Expressions in config files: arithmetic on the keys set before, by a few named operations, and never large.
+
+    learning_rate = 1e-3 * batch_size / 32            # linear scaling, for SGD (Goyal et al. 2017)
+    learning_rate = 6e-4 * (batch_size / 480) ** 0.5  # square-root scaling, for AdamW and its like
+
+The square root keeps the noise of an update as it was at the batch that the rate was found for (Krizhevsky 2014;
+Malladi et al. 2022 for Adam). A batch_size from the command line counts in these lines too.
+"""
 
 import ast
 import operator

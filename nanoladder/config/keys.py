@@ -37,11 +37,6 @@ class Config:
     min_lr: Annotated[float, "at the end of the cosine"] = 6e-5
     warmup_steps: Annotated[int, "linear warm-up"] = 200
     lr_decay_steps: Annotated[int, "step at which the cosine reaches min_lr; 0: max_steps"] = 0
-    lr_scaling: Annotated[
-        Literal["none", "linear", "sqrt"],
-        "how learning_rate and min_lr, which suit lr_reference_batch, grow with batch_size; sqrt suits Adam",
-    ] = "none"
-    lr_reference_batch: Annotated[int, "sequences; of lr_scaling"] = 0
     weight_decay: Annotated[float, "on multiplied matrices only, not on norms, biases or positions"] = 0.1
     beta1: Annotated[float, "AdamW's decay of the mean gradient"] = 0.9
     beta2: Annotated[float, "AdamW's decay of the mean squared gradient"] = 0.95

@@ -90,7 +90,7 @@ def trial(config, size, device, there):
         "batch_size": min(2 * size, share),  # the second micro-batch finds the gradients of the first
         "device": str(device),
         "memory_gb": (1 - MARGIN) * there / 1e9,
-        **{"stage": "", "num_workers": 0, "batch_warmup_steps": 0, "shard": "none", "lr_scaling": "none"},
+        **{"stage": "", "num_workers": 0, "batch_warmup_steps": 0, "shard": "none"},
     }
     words = ["-m", "lab.measure", "trial", *(f"--{key}={value}" for key, value in keys.items())]
     alone = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}

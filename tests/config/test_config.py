@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import re
 
 import pytest
@@ -78,6 +79,34 @@ def test_an_expression_sees_the_files_before(file):
     assert load_config([file("n_layer = 3", "a.py"), file("n_head = n_layer", "b.py")]).n_head == 3
 
 
+@pytest.mark.parametrize("batch_size", [4, 32, 480, 1920])
+@pytest.mark.parametrize(
+    "rule, rate",
+    [
+        ("1e-3 * batch_size / 32", lambda batch_size: 1e-3 * batch_size / 32),
+        ("6e-4 * (batch_size / 480) ** 0.5", lambda batch_size: 6e-4 * math.sqrt(batch_size / 480)),
+    ],
+    ids=["linear", "square root"],
+)
+def test_the_learning_rate_scales_with_the_batch_as_a_preset_says(rule, rate, batch_size, file):
+    lines = [f"learning_rate = {rule}", "min_lr = learning_rate / 10"]
+    in_the_file = load_config([file("\n".join([f"batch_size = {batch_size}", *lines]))])
+    overridden = load_config([file("\n".join(["batch_size = 96", *lines])), f"--batch_size={batch_size}"])
+    for loaded in (in_the_file, overridden):
+        assert loaded.learning_rate == pytest.approx(rate(batch_size), rel=1e-12)
+        assert loaded.min_lr == pytest.approx(rate(batch_size) / 10, rel=1e-12)
+
+
+def test_the_low_memory_preset_scales_gpt2s_learning_rate_by_the_square_root():
+    words = [str(config.STAGES_DIR.parent / "gpt2_low_memory.py")]
+    gpt2 = load_config([str(config.STAGES_DIR.parent / "gpt2.py")])
+    for batch_size in (4, 120, gpt2.batch_size):
+        scaled = load_config([*words, f"--batch_size={batch_size}"])
+        factor = math.sqrt(batch_size / gpt2.batch_size)
+        assert scaled.learning_rate == pytest.approx(gpt2.learning_rate * factor)
+        assert scaled.min_lr == pytest.approx(gpt2.min_lr * factor)
+
+
 def test_whole_numbers_become_floats_where_those_are_expected(file):
     value = load_config([file("grad_clip = 2")]).grad_clip
     assert value == 2.0 and type(value) is float
@@ -133,8 +162,8 @@ BAD_INPUT = [
         ["--micro_batch_size=auto", "--compile_mode=reduce-overhead"],
         ["compile_mode=reduce-overhead", "--micro_batch_size=0"],
     ),
-    (["--lr_scaling=linear"], ["lr_scaling=linear", "lr_reference_batch"]),
-    (["--lr_scaling=cubic"], ["lr_scaling=cubic", "none, linear, sqrt"]),
+    (["--lr_scaling=linear"], ["command line", "unknown key 'lr_scaling'", "--help"]),
+    ("lr_reference_batch = 480", ["x.py line 1", "unknown key 'lr_reference_batch'", "--help"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
     (["--n_layer=" + "9" * 30], ["n_layer=999", "less than 2**63"]),
     (["--batch_size=1000000000000", "--micro_batch_size=7"], ["micro_batch_size 5 or 8"]),
