@@ -1,4 +1,7 @@
-"""What is refused, each in one line: unknown keys, wrong types, values out of range or that cannot work together."""
+"""Checks of keys and values: a name that exists, the right type, a value in range, a combination that can work.
+
+Every refusal is one line that says which key, its value, what was expected and what to do.
+"""
 
 import dataclasses
 import difflib
@@ -10,21 +13,143 @@ from nanoladder.config.expressions import LONGEST_TEXT, short
 from nanoladder.config.keys import DEFAULTS, PLACES, TYPES, WORDS
 from nanoladder.errors import BadInput
 
+# Ranges of the numbers; every other number is 0 or more.
+AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
+BELOW_1 = ("dropout", "beta1", "beta2")
+
+
+def check(config):
+    """Raises BadInput for values out of range or that cannot work together, before anything is loaded or written."""
+    shown = {key: short(str(value)) for key, value in vars(config).items()}
+    if config.micro_batch_size == "auto":
+        config = dataclasses.replace(config, micro_batch_size=1)  # the smallest that auto may choose
+    for key, value in vars(config).items():
+        if TYPES[key] in (int, float):
+            check_range(key, value)
+    for impossible, message in COMBINATIONS:
+        if impossible(config):
+            raise BadInput(message(config) if callable(message) else message.format_map(shown))
+
+
+def check_range(key, value):
+    if key in AT_LEAST_1:
+        within, text = value >= 1, "at least 1"
+    elif key in BELOW_1:
+        within, text = 0 <= value < 1, "0 up to, not including, 1"
+    else:
+        within, text = value >= 0, "0 or more"
+    if type(value) is int and value >= 2**63:
+        within, text = False, "a number less than 2**63, which fits 64 bits"
+    if not within:
+        raise BadInput(f"{key}={short(str(value))}: expected {text}")
+
+
+def accumulates(c):
+    """True if the gradients of several micro-batches add up to those of a step."""
+    return 0 < c.micro_batch_size < c.batch_size
+
+
+def replays_graphs(c):
+    """True if torch.compile records CUDA graphs, which reuse the same memory in every forward pass."""
+    return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
+
+
+def suggest_width(c):
+    """The message if n_head does not divide n_embd."""
+    return (
+        f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads of equal width; "
+        f"expected a multiple of n_head, such as n_embd={max(1, round(c.n_embd / c.n_head)) * c.n_head}"
+    )
+
+
+def suggest_batch(c):
+    """The message if micro_batch_size does not divide batch_size; names the nearest sizes that would."""
+    sizes = range(max(1, c.micro_batch_size - 9999), min(c.micro_batch_size + 9999, c.batch_size) + 1)
+    divisors = [size for size in sizes if c.batch_size % size == 0] or [math.gcd(c.batch_size, c.micro_batch_size)]
+    nearest_two = sorted(sorted(divisors, key=lambda size: abs(size - c.micro_batch_size))[:2])
+    below = c.batch_size // c.micro_batch_size * c.micro_batch_size
+    return (
+        f"batch_size={c.batch_size} does not divide into micro-batches of micro_batch_size={c.micro_batch_size}; "
+        f"expected micro_batch_size {' or '.join(map(str, nearest_two))}, "
+        f"or batch_size {' or '.join(str(size) for size in (below, below + c.micro_batch_size) if size)}"
+    )
+
+
+# (condition on the config, message): the message is a function of the config, or text with {key} for its values.
+COMBINATIONS = [
+    (lambda c: c.n_embd % c.n_head, suggest_width),
+    (lambda c: c.micro_batch_size and c.batch_size % c.micro_batch_size, suggest_batch),
+    (
+        lambda c: c.min_lr > c.learning_rate,
+        "min_lr={min_lr} is above learning_rate={learning_rate}; expected at most that, such as a tenth of it",
+    ),
+    (
+        lambda c: c.batch_warmup_steps and not c.micro_batch_size,
+        "batch_warmup_steps={batch_warmup_steps}: the batch grows by whole micro-batches, so that tensor shapes stay "
+        "the same; expected micro_batch_size, such as --micro_batch_size=1, or --batch_warmup_steps=0",
+    ),
+    (
+        lambda c: not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
+        "checkpointing={checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
+    ),
+    (
+        lambda c: c.checkpointing == "selective" and c.compile and (c.compile_scope == "block" or c.shard != "none"),
+        "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
+        "one by one (compile_scope={compile_scope}, shard={shard}); expected --compile_scope=model --shard=none, or "
+        "--checkpointing=every:1",
+    ),
+    (
+        lambda c: replays_graphs(c) and (accumulates(c) or not c.set_to_none),
+        "compile_mode={compile_mode} replays CUDA graphs, whose memory the next forward pass overwrites, so gradients "
+        "cannot add up (micro_batch_size={micro_batch_size}, set_to_none={set_to_none}); expected "
+        "--compile_mode=default, or --micro_batch_size=0 --set_to_none=True",
+    ),
+    (
+        lambda c: replays_graphs(c) and c.compile_scope == "block" and c.checkpointing != "none",
+        "compile_mode={compile_mode} replays CUDA graphs, whose memory is overwritten as compile_scope=block and "
+        "checkpointing={checkpointing} recompute a block; expected --compile_mode=default, --compile_scope=model or "
+        "--checkpointing=none",
+    ),
+    (
+        lambda c: replays_graphs(c) and c.shard != "none",
+        "compile_mode={compile_mode} replays CUDA graphs, which need the weights at fixed addresses, and "
+        "shard={shard} moves them; expected --compile_mode=default, or --shard=none",
+    ),
+    (
+        lambda c: c.optimizer_in_backward and (accumulates(c) or c.grad_clip),
+        "optimizer_in_backward=True uses each gradient once it is ready, before there is a sum over micro-batches or "
+        "a global norm (micro_batch_size={micro_batch_size}, grad_clip={grad_clip}); expected "
+        "--micro_batch_size=0 --grad_clip=0, or --optimizer_in_backward=False",
+    ),
+    (
+        lambda c: c.optimizer_in_backward and c.dtype == "float16",
+        "optimizer_in_backward=True updates weights before it is known if a dtype=float16 gradient overflows; "
+        "expected --dtype=bfloat16, or --optimizer_in_backward=False",
+    ),
+    (
+        lambda c: c.optimizer in ("adafactor", "galore") and c.shard != "none",
+        "optimizer={optimizer} needs whole matrices, and shard={shard} leaves each process only a part of them; "
+        "expected --shard=none, or --optimizer=adamw8bit",
+    ),
+]
+
 
 def known(key, where):
+    """Raises BadInput if there is no such key."""
     if key not in DEFAULTS:
         raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
 
 
 def nearest(name, names):
+    """A question that names the closest of the valid names, or "" if none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def typed(key, value, where):
-    """The value, an int turned into a float where one is expected; BadInput if the type is wrong."""
+    """Returns the value as the key's type: an int becomes a float if the key takes one. Raises BadInput otherwise."""
     kind = TYPES[key]
-    if value in WORDS.get(key, ()):  # in the place of a number
+    if value in WORDS.get(key, ()):  # a word that the key takes in place of a number
         return value
     if kind is float and type(value) is int and abs(value) < 2**1023:
         value = float(value)
@@ -40,92 +165,9 @@ def typed(key, value, where):
 
 
 def expected(key):
+    """The values that a key takes, in words."""
     kind = TYPES[key]
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
     text = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
     return " or ".join([text, *WORDS.get(key, ())])
-
-
-def check(config):
-    """Raises BadInput for values that cannot work together, before anything is loaded or written."""
-
-    def require(condition, message):
-        if not condition:
-            raise BadInput(message)
-
-    if config.micro_batch_size == "auto":
-        config = dataclasses.replace(config, micro_batch_size=1)  # the smallest that it may become
-    at_least_1 = "n_layer n_head n_embd context_length batch_size pad_vocab_to keep_checkpoints"
-    at_least_0 = (
-        "vocab_size max_steps learning_rate min_lr warmup_steps lr_decay_steps weight_decay grad_clip seed "
-        "log_interval eval_interval eval_windows save_interval save_every_minutes replay_step num_workers loss_chunks "
-        "micro_batch_size batch_warmup_steps memory_gb"
-    )
-    for key, value in dataclasses.asdict(config).items():
-        within = type(value) is not int or abs(value) < 2**63
-        require(within, f"{key}={short(str(value))}: expected a number of at most 64 bits, less than 2**63")
-    for key in at_least_1.split():
-        require(getattr(config, key) >= 1, f"{key}={getattr(config, key)}: expected at least 1")
-    for key in at_least_0.split():
-        require(getattr(config, key) >= 0, f"{key}={getattr(config, key)}: expected 0 or more")
-    for key in ("dropout", "beta1", "beta2"):
-        require(0 <= getattr(config, key) < 1, f"{key}={getattr(config, key)}: expected 0 up to, not including, 1")
-    c = config
-    require(
-        c.n_embd % c.n_head == 0,
-        f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads of equal width; "
-        f"expected a multiple of n_head, such as n_embd={max(1, round(c.n_embd / c.n_head)) * c.n_head}",
-    )
-    if c.micro_batch_size and c.batch_size % c.micro_batch_size:
-        sizes = range(max(1, c.micro_batch_size - 9999), min(c.micro_batch_size + 9999, c.batch_size) + 1)
-        divisors = [size for size in sizes if c.batch_size % size == 0] or [math.gcd(c.batch_size, c.micro_batch_size)]
-        less, more = c.batch_size // c.micro_batch_size * c.micro_batch_size, c.micro_batch_size
-        near = sorted(divisors, key=lambda size: abs(size - c.micro_batch_size))[:2]
-        raise BadInput(
-            f"batch_size={c.batch_size} does not divide into micro-batches of micro_batch_size={c.micro_batch_size}; "
-            f"expected micro_batch_size {' or '.join(map(str, sorted(near)))}, "
-            f"or batch_size {' or '.join(str(size) for size in (less, less + more) if size)}"
-        )
-    require(
-        not (c.compile and (c.compile_scope == "block" or c.shard != "none") and c.checkpointing == "selective"),
-        "checkpointing=selective chooses among the operators of a block, which compile_scope=block hides from it, "
-        "as sharding does; expected compile_scope=model and shard=none, or checkpointing=every:1",
-    )
-    graphs = c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
-    accumulates = 0 < c.micro_batch_size < c.batch_size or not c.set_to_none
-    recomputes = c.compile_scope == "block" and c.checkpointing != "none"
-    require(
-        not (graphs and (accumulates or recomputes or c.shard != "none")),
-        f"compile_mode={c.compile_mode} replays CUDA graphs, whose memory each forward writes again: gradients that "
-        "add up and blocks that are recomputed would be overwritten, and sharded weights move; expected "
-        "--compile_mode=default, or --micro_batch_size=0 --set_to_none=True --compile_scope=model --shard=none",
-    )
-    require(
-        not (c.optimizer_in_backward and (0 < c.micro_batch_size < c.batch_size or c.grad_clip)),
-        "optimizer_in_backward uses each gradient as it arrives, before there is a sum over micro-batches or a global "
-        "norm to clip by; expected --micro_batch_size=0 --grad_clip=0, or --optimizer_in_backward=False",
-    )
-    require(
-        not (c.optimizer_in_backward and c.dtype == "float16"),
-        "optimizer_in_backward updates before it is known whether a float16 gradient overflows somewhere; "
-        "expected --dtype=bfloat16, or --optimizer_in_backward=False",
-    )
-    require(
-        not (c.optimizer in ("adafactor", "galore") and c.shard != "none"),
-        f"optimizer={c.optimizer} works on whole matrices, of which shard={c.shard} leaves each process a part; "
-        "expected --shard=none, or --optimizer=adamw8bit",
-    )
-    require(
-        re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
-        f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
-    )
-    require(
-        c.micro_batch_size or not c.batch_warmup_steps,
-        f"batch_warmup_steps={c.batch_warmup_steps}: a batch grows by micro-batches, so that shapes stay; expected "
-        f"micro_batch_size, such as --micro_batch_size=1, or --batch_warmup_steps=0",
-    )
-    require(
-        c.min_lr <= c.learning_rate,
-        f"min_lr={c.min_lr} is above learning_rate={c.learning_rate}; expected at most that, such as a tenth of it",
-    )

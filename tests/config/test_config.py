@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model import GPT
 from nanoladder import config
 from nanoladder.config import DEFAULTS, Config, load_config
+from nanoladder.config.check import COMBINATIONS
 from nanoladder.errors import BadInput
 
 PRESETS = sorted(config.STAGES_DIR.parent.glob("*.py"))
@@ -152,21 +153,14 @@ BAD_INPUT = [
     (["--learning_rate=-1e-3"], ["learning_rate=-0.001", "0 or more"]),
     (["--dropout=1"], ["dropout=1", "not including, 1"]),
     (["--beta2=1.0"], ["beta2=1.0", "not including, 1"]),
-    (["--n_embd=100", "--n_head=3"], ["n_embd=100", "n_head=3", "n_embd=99"]),
-    (["--min_lr=1", "--learning_rate=0.1"], ["min_lr=1", "learning_rate=0.1"]),
-    (["--batch_warmup_steps=5"], ["batch_warmup_steps=5", "expected micro_batch_size"]),
     (["--micro_batch_size=atuo"], ["micro_batch_size='atuo'", "a whole number or auto"]),
     (["--n_layer=auto"], ["n_layer='auto'", "expected a whole number,"]),
     (["--memory_gb=-1"], ["memory_gb=-1", "0 or more"]),
-    (
-        ["--micro_batch_size=auto", "--compile_mode=reduce-overhead"],
-        ["compile_mode=reduce-overhead", "--micro_batch_size=0"],
-    ),
     (["--lr_scaling=linear"], ["command line", "unknown key 'lr_scaling'", "--help"]),
     ("lr_reference_batch = 480", ["x.py line 1", "unknown key 'lr_reference_batch'", "--help"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
     (["--n_layer=" + "9" * 30], ["n_layer=999", "less than 2**63"]),
-    (["--batch_size=1000000000000", "--micro_batch_size=7"], ["micro_batch_size 5 or 8"]),
+    (["--seed=-" + "9" * 4000], ["seed=-999", "...: expected 0 or more"]),
     ("out_dir = 'a\\0b'", ["x.py line 1", "out_dir='a\\x00b'", "printable"]),
     (["--out_dir=" + "x" * 1001], ["out_dir='xxx", "at most 1000"]),
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
@@ -199,6 +193,56 @@ def test_bad_input_is_one_line_that_names_key_and_place(given, named, file, refu
     words = given if isinstance(given, list) else [file(given)]
     line = refused(load_config, *words)
     assert all(word in line for word in named), line
+
+
+GRAPHS = {"compile_mode": "reduce-overhead"}
+IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
+
+# (values that cannot work together, what the line must name: keys, values and a way out)
+IMPOSSIBLE = [
+    ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "n_embd=99"]),
+    (
+        {"batch_size": 12, "micro_batch_size": 5},
+        ["batch_size=12", "micro_batch_size=5", "size 4 or 6", "size 10 or 15"],
+    ),
+    ({"batch_size": 10**12, "micro_batch_size": 7}, ["micro_batch_size 5 or 8"]),
+    ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
+    ({"batch_warmup_steps": 5}, ["batch_warmup_steps=5", "--micro_batch_size=1"]),
+    ({"checkpointing": "every:0"}, ["checkpointing=every:0", "every:1"]),
+    ({"checkpointing": "selective", "compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
+    ({"checkpointing": "selective", "shard": "full"}, ["selective", "shard=full", "--shard=none"]),
+    (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "micro_batch_size=auto", "--micro_batch_size=0"]),
+    (GRAPHS | {"set_to_none": False}, ["reduce-overhead", "set_to_none=False", "--set_to_none=True"]),
+    (
+        GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"},
+        ["reduce-overhead", "checkpointing=sqrt", "--compile_scope=model"],
+    ),
+    (GRAPHS | {"shard": "optimizer"}, ["reduce-overhead", "shard=optimizer", "--shard=none"]),
+    ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
+    (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
+    (IN_BACKWARD | {"dtype": "float16"}, ["optimizer_in_backward=True", "dtype=float16", "--dtype=bfloat16"]),
+    ({"optimizer": "galore", "shard": "full"}, ["optimizer=galore", "shard=full", "--optimizer=adamw8bit"]),
+]
+
+
+@pytest.mark.parametrize("values, named", IMPOSSIBLE, ids=lambda value: repr(value)[:60])
+def test_values_that_cannot_work_together_are_refused(values, named, refused):
+    line = refused(load_config, *(f"--{key}={value}" for key, value in values.items()))
+    assert all(word in line for word in [*named, "expected"]), line
+
+
+def test_every_combination_that_is_checked_is_tried_above():
+    tried = set()
+    for values, _ in IMPOSSIBLE:
+        if values.get("micro_batch_size") == "auto":
+            values = values | {"micro_batch_size": 1}
+        tried |= {message for impossible, message in COMBINATIONS if impossible(Config(**values))}
+    assert tried == {message for _, message in COMBINATIONS}
+
+
+@pytest.mark.parametrize("key", [key for key, kind in config.TYPES.items() if kind in (int, float)])
+def test_every_number_has_a_range(key, refused):
+    assert f"{key}=-1" in refused(load_config, f"--{key}=-1")
 
 
 # Written in anger, not by accident; even so, one line.
