@@ -1,17 +1,26 @@
-"""The configuration: every knob in one frozen dataclass, and how the command line fills it.
+"""Configuration: the keys, and how files and the command line set them.
 
     load_config(["config/x.py", "more.py", "--stage=amp", "--learning_rate=3e-4"])
 
-Files are plain assignments, applied left to right; then the stages up to `--stage`; then `--key=value`.
+Files are plain assignments, applied from left to right; then the stages up to `--stage`; then `--key=value`.
+
+- keys: the dataclass Config, every key with its type, default and meaning
+- load: the command line, config files, `--help`
+- check: names, types, ranges, combinations; every refusal is one line
+- expressions: arithmetic in config files
+- stages: names and files of the ladder's stages
+
+Not here: the presets and stages themselves (config/), and checks that need a dataset, a device or a checkpoint.
 """
 
 from nanoladder.config.check import check, typed
-from nanoladder.config.keys import DEFAULTS, MEANINGS, TYPES, Config, differences
+from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config, differences
 from nanoladder.config.load import load_config, read_assignments
 from nanoladder.config.stages import STAGES_DIR, stage_files, stage_names
 
 __all__ = [
     "DEFAULTS",
+    "HEADINGS",
     "MEANINGS",
     "STAGES_DIR",
     "TYPES",

@@ -1,4 +1,4 @@
-"""Expressions in config files: arithmetic on the keys set before, by a few named operations, and never large.
+"""Expressions in config files: arithmetic on the keys set before. Nothing else can run, and no value grows large.
 
     learning_rate = 1e-3 * batch_size / 32            # linear scaling, for SGD (Goyal et al. 2017)
     learning_rate = 6e-4 * (batch_size / 480) ** 0.5  # square-root scaling, for AdamW and its like
@@ -11,9 +11,9 @@ import ast
 import operator
 from itertools import pairwise
 
-LONGEST_TEXT = 1000  # characters of a value
+LONGEST_TEXT = 1000  # characters in a value
 
-# What an expression is made of, besides constants, keys, `if`, `and`, `or`, min and max.
+# Operators that are allowed, besides constants, keys, `if`, `and`, `or`, min and max.
 OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,7 +35,7 @@ OPERATORS = {
 
 
 def evaluate(node, names):
-    """The value of an expression over the keys set so far (names). Nothing else can be in it, and nothing large."""
+    """Value of an expression's syntax tree. names: {key: value} set so far. Raises ValueError for anything else."""
     match node:
         case ast.Constant(value=value):
             pass
@@ -53,7 +53,7 @@ def evaluate(node, names):
         case ast.BoolOp(op=op, values=terms):
             for term in terms:
                 value = evaluate(term, names)
-                if bool(value) is isinstance(op, ast.Or):  # the later terms cannot change it
+                if bool(value) is isinstance(op, ast.Or):  # decided: later terms are not evaluated
                     break
         case ast.IfExp(test=test, body=body, orelse=other):
             return evaluate(body if evaluate(test, names) else other, names)
@@ -67,7 +67,7 @@ def evaluate(node, names):
 
 
 def calculate(op, *values):
-    """An operator on numbers, or on texts if it joins or compares them: those that cannot grow without bound."""
+    """Applies an operator to numbers, or joins or compares strings. Raises ValueError if the result could be huge."""
     texts = all(isinstance(value, str) for value in values) and isinstance(op, ast.Add | ast.cmpop)
     if type(op) not in OPERATORS or not (texts or all(isinstance(value, int | float) for value in values)):
         raise ValueError("only arithmetic on numbers, and `+` of texts, is allowed")
@@ -77,5 +77,5 @@ def calculate(op, *values):
 
 
 def short(text):
-    """A text as it stands in a message: what is long is cut."""
+    """Cuts text to 80 characters for a message."""
     return text if len(text) <= 80 else text[:77] + "..."

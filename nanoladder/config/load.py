@@ -1,8 +1,7 @@
-"""From the command line and config files to a Config."""
+"""Loading: config files, then a stage of the ladder, then the command line make a Config."""
 
 import ast
 import sys
-import textwrap
 from collections import ChainMap
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -10,13 +9,19 @@ from typing import Literal, get_args, get_origin
 from nanoladder import files
 from nanoladder.config.check import check, expected, known, typed
 from nanoladder.config.expressions import evaluate, short
-from nanoladder.config.keys import DEFAULTS, MEANINGS, TYPES, Config
+from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config
 from nanoladder.config.stages import stage_files
 from nanoladder.errors import BadInput
 
+USAGE = """\
+usage: python train.py [config/x.py ...] [--stage=NAME] [--key=value | --key value ...]
+
+Config files are applied from left to right, then the stages up to --stage, then the keys:
+  python train.py config/quickstart.py --max_steps=100 --device=cpu"""
+
 
 def load_config(argv):
-    """Command line (without the program's name) -> Config. Raises BadInput; `--help` prints every key and exits."""
+    """Makes a Config of a command line (without the program's name); raises BadInput. `--help` prints all keys."""
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
@@ -33,7 +38,7 @@ def load_config(argv):
 
 
 def parse_arguments(argv):
-    """Splits ["x.py", "--key=value", "--key", "value"] into the files' paths and {key: typed value}."""
+    """Splits ["x.py", "--key=value", "--key", "value"] into the paths of files and {key: typed value}."""
     paths, given = [], {}
     rest = iter(argv)
     for word in rest:
@@ -49,9 +54,9 @@ def parse_arguments(argv):
 
 
 def read_assignments(path, values, given):
-    """Applies a file of `key = expression` lines to values; expressions may use the keys set before.
+    """Applies a file of `key = expression` lines to values, a dict of all keys; raises BadInput.
 
-    A command-line value (given) wins within expressions too.
+    Expressions see the keys set before, and of those on the command line (given) the final values.
     """
     try:
         source = files.read(path).decode()
@@ -80,7 +85,7 @@ def read_assignments(path, values, given):
 
 
 def from_text(key, text):
-    """A command line's text as the key's type where it reads as one, else the text itself."""
+    """Converts text from the command line to the key's type; text that does not convert stays as it is."""
     kind = TYPES[key]
     if kind is bool:
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
@@ -93,14 +98,12 @@ def from_text(key, text):
 
 
 def help_text():
-    lines = [
-        "usage: python train.py config/x.py [more.py ...] [--stage=NAME] [--key=value | --key value ...]",
-        "",
-        "keys, with their defaults:",
-    ]
+    """The usage, and every key with its default and meaning, under headings."""
+    lines = [USAGE]
     for key, default in DEFAULTS.items():
-        choices = f" ({' | '.join(get_args(TYPES[key]))})" if get_origin(TYPES[key]) is Literal else ""
-        text = textwrap.wrap(MEANINGS[key] + choices, 64)
-        lines.append(f"  {f'{key}={default}':<32}  {text[0]}")
-        lines += [" " * 36 + line for line in text[1:]]
+        if key in HEADINGS:
+            lines += ["", HEADINGS[key]]
+        lines.append(f"  {f'{key}={default}':<29}{MEANINGS[key]}")
+        if get_origin(TYPES[key]) is Literal:
+            lines.append(" " * 31 + " | ".join(get_args(TYPES[key])))
     return "\n".join(lines)

@@ -9,12 +9,12 @@ STAGES_DIR = Path(__file__).parents[2] / "config" / "stages"
 
 
 def stage_names():
-    """The ladder's stages in order: config/stages/NN_name.py -> name."""
+    """Names of the ladder's stages, in order: config/stages/NN_name.py is the stage `name`."""
     return [path.stem.partition("_")[2] for path in sorted(STAGES_DIR.glob("[0-9][0-9]_*.py"))]
 
 
 def stage_files(name):
-    """The files of the stages from the first up to `name`."""
+    """Paths of the files of all stages up to and including `name`; raises BadInput if there is no such stage."""
     names = stage_names()
     if name not in names:
         raise BadInput(f"stage={name}: no such stage{nearest(name, names)}; `python ladder.py` lists them")

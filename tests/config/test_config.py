@@ -266,7 +266,16 @@ def test_help_lists_every_key_with_its_default(run_main):
         result = run_main(load_config, word)
         assert result.code == 0 and result.err == ""
         for key, default in DEFAULTS.items():
-            assert re.search(rf"^  {key}={re.escape(str(default))}  +\S", result.out, re.MULTILINE), key
+            assert re.search(rf"^  {key}={re.escape(str(default))} +\S", result.out, re.MULTILINE), key
+
+
+def test_help_groups_the_keys_under_headings(run_main):
+    out = run_main(load_config, "--help").out
+    blocks = [block.splitlines() for block in out.split("\n\n")[2:]]
+    assert [lines[0] for lines in blocks] == list(config.HEADINGS.values())
+    first_keys = [lines[1].strip().partition("=")[0] for lines in blocks]
+    assert first_keys == list(config.HEADINGS)
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_every_key_has_a_type_and_a_meaning():
