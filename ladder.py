@@ -1,7 +1,7 @@
 """Shows the ladder's stages and what each changes: python ladder.py [list | show NAME | diff NAME | docs]"""
 
 from lab.pages import main
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 if __name__ == "__main__":
     from lab.climb import main
-    from nanoladder.entry import run
+    from nanoladder.entry import run_script
 
-    run(main)
+    run_script(main)
 elif __name__ == "profile":  # the standard library has a module of this name, which torch imports by way of cProfile
     spec = importlib.util.spec_from_file_location("profile", Path(sysconfig.get_path("stdlib")) / "profile.py")
     sys.modules["profile"] = importlib.util.module_from_spec(spec)

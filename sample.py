@@ -8,7 +8,7 @@ import torch
 from model import GPT
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import encode, end_of_text, load_tokenizer
-from nanoladder.entry import Parser, run
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
 
@@ -108,4 +108,4 @@ def draw(logits, options, generator):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

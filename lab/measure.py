@@ -20,7 +20,7 @@ import train
 from lab import predict
 from nanoladder import machine, optim, parallel
 from nanoladder.config import load_config
-from nanoladder.entry import Parser, run
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run import report
 
@@ -378,4 +378,4 @@ def resident_bytes(field):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -1,4 +1,4 @@
-"""How a script begins and ends: its command line, and bad input in one line."""
+"""Entry of a script: its command line, and one line for bad input."""
 
 import argparse
 import os
@@ -8,28 +8,28 @@ from nanoladder.errors import BadInput
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a bad option is BadInput."""
+    """argparse.ArgumentParser that raises BadInput for a bad option."""
 
     def error(self, message):
         raise BadInput(f"{message}; --help lists every option")
 
 
-def run(main):
+def run_script(main):
     """Calls main(argv). Bad input ends in one line on stderr and exit code 2, never in a traceback.
 
-    Where torchrun started several processes, what all of them would say is said once.
+    If torchrun started several processes, a line that all of them would print is printed once.
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if several:
-        from torch.distributed.elastic.multiprocessing.errors import record
+        from torch.distributed.elastic.multiprocessing.errors import record  # only now: torch takes seconds to load
 
         from nanoladder.parallel import said_before
 
-        main = record(main)  # so that torchrun can tell which process failed first
+        main = record(main)  # torchrun can then tell which process failed first
     try:
         main(sys.argv[1:])
     except BadInput as error:
-        text = " ".join(str(error).split())  # one line, whatever the values hold, and no escape sequences
+        text = " ".join(str(error).split())  # one line and no escape sequences, whatever the values hold
         line = "error: " + "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         if not (several and said_before(line)):
             print(line, file=sys.stderr)

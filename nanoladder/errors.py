@@ -1,5 +1,5 @@
-"""What ends a program in one line: bad input."""
+"""The exception that ends a program in one line."""
 
 
 class BadInput(Exception):
-    """What the user gave cannot work: the message is one line (what, where, what was expected, what to do)."""
+    """Input that cannot work. The message is one line: what is wrong, where, what was expected, what to do."""

@@ -130,7 +130,7 @@ def run_main(monkeypatch, capsys):
         capsys.readouterr()
         code = 0
         try:
-            entry.run(main)
+            entry.run_script(main)
         except SystemExit as exit:
             code = exit.code or 0
         out, err = capsys.readouterr()

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.writer import PrepareParser, split_documents, summary, write_dataset
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 # Tests: 19 of 31 MB, much of it data. pydoc_data: the text of help(), one file of 0.8 MB that is not code.
@@ -51,4 +51,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

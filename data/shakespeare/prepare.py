@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.writer import PrepareParser, split_text, summary, write_dataset
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -54,4 +54,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.shakespeare.prepare import prepare
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 
 
 def main(argv):
@@ -19,4 +19,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import train
 from nanoladder import parallel
 from nanoladder.config import load_config
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 from nanoladder.run import report
 
@@ -115,4 +115,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

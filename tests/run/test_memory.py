@@ -152,10 +152,10 @@ LIMITED = """
 import resource, sys
 import train
 from nanoladder import machine
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 most = machine.proc_bytes("/proc/self/status", "VmSize") + int(sys.argv.pop(1)) * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
-run(train.main)
+run_script(train.main)
 """
 
 
