@@ -1,21 +1,22 @@
 """The pages name only what exists: files, sections, scripts, targets and keys; the README's figures are measured."""
 
 import dataclasses
+import json
 import re
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
 
-from lab import tables
 from nanoladder.config import Config, stage_files, stage_names
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PLACEHOLDERS = {"data/DATASET/prepare.py", "config/x.py", "amp.py"}  # the last is what `ladder.py show amp` prints
-MEASURED = {  # the mark of a figure in the README's table, and where it comes from
-    "": "results/intel-xeon-2-threads-bf16/reference/results.json",
-    " †": "results/amd-epyc-2-threads-bf16/reference/results.json",
+MEASURED = {  # the mark of a figure in the README's table, and the folder in results/ that has it
+    "": "intel-xeon-2-threads-bf16/reference",
+    " †": "amd-epyc-2-threads-bf16/reference",
 }
 
 
@@ -67,42 +68,55 @@ def test_every_key_given_to_train_py_exists(page):
         assert keys.issuperset(re.findall(r"--(\w+)", words)), words
 
 
+def test_every_option_given_to_profile_py_exists():
+    found = subprocess.run([sys.executable, "profile.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    known = {field.name for field in dataclasses.fields(Config)} | set(re.findall(r"--(\w+)", found.stdout))
+    modes = set(re.search(r"--mode \{([\w,]+)\}", found.stdout)[1].split(","))
+    for page in PAGES:
+        for words in re.findall(r"\bprofile\.py(?: [^`#\n]*)?", code(page.read_text(encoding="utf-8"))):
+            assert known.issuperset(re.findall(r"--(\w+)", words)), words
+            assert modes.issuperset(re.findall(r"--mode=(\w+)", words)), words
+    table = re.findall(r"^\| `(\w+)`", (ROOT / "docs/measuring.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(table) == modes
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def summaries():
-    """{mark: {stage: its row of the ladder}}, each row with the one before that was measured."""
-    found = {}
-    for mark, path in MEASURED.items():
-        rows = [row for row in tables.summarize(tables.read(ROOT / path), "ladder") if "seconds" in row]
-        found[mark] = {row["name"]: (before, row) for before, row in zip([None, *rows], rows, strict=False)}
+def measured(folder):
+    """{stage: (speed, memory)} of the ladder measured in a folder, as the README words them."""
+    header, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in (folder / "table.md").read_text(encoding="utf-8").split("\n\n")[2].splitlines()
+    ]
+    part = json.loads((folder / "results.json").read_text(encoding="utf-8"))["modes"]["ladder"]
+    found, before = {}, None
+    for row in (dict(zip(header, cells, strict=False)) for cells in rows):
+        stage = row[""]
+        if not part["rows"][stage].get("examine"):  # not applicable here
+            continue
+        peak = part["rows"][stage]["examine"][0]["memory"]["peak"]
+        if before is None:
+            found[stage] = f"{row['ms/step']} ms", f"{peak / 1e9:.3f} GB"
+        else:
+            speed = row["against the one before"]
+            speed = "≈ 1" if speed == "no measurable change" else speed.split()[0]
+            memory = "≈ 1" if abs(before / peak - 1) < 0.01 else f"{before / peak:.2f}×"
+            found[stage] = speed, memory
+        before = peak
     return found
-
-
-def speed(before, row):
-    if before is None:
-        return f"{1e3 * row['seconds']:.0f} ms"
-    text = tables.gain(before, row)
-    return "≈ 1" if text == tables.UNCHANGED else text.split()[0]
-
-
-def memory(before, row):
-    if before is None:
-        return f"{row['peak'] / 1e9:.3f} GB"
-    ratio = before["peak"] / row["peak"]
-    return "≈ 1" if abs(ratio - 1) < 0.01 else f"{ratio:.2f}×"
 
 
 def test_the_readme_has_a_row_for_every_stage_with_its_field_and_what_was_measured():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     written = re.findall(r"^\| \[(\w+)\]\(.*?\) \| [^|]+ \| (.*?) \| (.*?) \| (.*?) \|$", text, flags=re.MULTILINE)
-    measured = summaries()
+    marked = {mark: measured(ROOT / "results" / folder) for mark, folder in MEASURED.items()}
     expected = []
     for stage in stage_names():
-        assignment = Path(stage_files(stage)[-1]).read_text(encoding="utf-8").rpartition('"""')[2].strip()
+        assignment = stage_files(stage)[-1].read_text(encoding="utf-8").rpartition('"""')[2].strip()
         field = "" if stage == "naive" else f"`{assignment.partition('  #')[0]}`"
-        mark = next((mark for mark, rows in measured.items() if stage in rows), None)
-        cells = ("", "") if mark is None else tuple(f(*measured[mark][stage]) + mark for f in (speed, memory))
+        mark = next((mark for mark, rows in marked.items() if stage in rows), None)
+        cells = ("", "") if mark is None else tuple(cell + mark for cell in marked[mark][stage])
         expected.append((stage, field, *cells))
     assert written == expected
