@@ -71,7 +71,8 @@ def test_every_key_given_to_train_py_exists(page):
 def test_every_option_given_to_profile_py_exists():
     found = subprocess.run([sys.executable, "profile.py", "--help"], cwd=ROOT, capture_output=True, text=True)
     known = {field.name for field in dataclasses.fields(Config)} | set(re.findall(r"--(\w+)", found.stdout))
-    modes = set(re.search(r"--mode \{([\w,]+)\}", found.stdout)[1].split(","))
+    listed = found.stdout.partition("\nmodes:\n")[2].partition("\noptions:")[0]
+    modes = set(re.findall(r"^  (\w+) ", listed, flags=re.MULTILINE))
     for page in PAGES:
         for words in re.findall(r"\bprofile\.py(?: [^`#\n]*)?", code(page.read_text(encoding="utf-8"))):
             assert known.issuperset(re.findall(r"--(\w+)", words)), words
