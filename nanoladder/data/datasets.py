@@ -1,11 +1,9 @@
-"""Prepared folders, opened and checked.
+"""Prepared folders: finding one, opening it, and reading windows of its tokens.
 
-A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as data/writer.py says.
-It may come from anywhere: all of it is checked when it is opened. A folder made by nanoGPT, without meta.json, is
-read too.
+A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as writer.py describes. A
+folder made by nanoGPT, without meta.json, is read too.
 """
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from model import IGNORE
-from nanoladder import files
+from nanoladder.data import checks
 from nanoladder.data.meta import SPLITS, read_meta
 from nanoladder.errors import BadInput
 
 DATA_DIR = Path(__file__).parents[2] / "data"
-TOKENIZER = ("tokenizer.json", "tokenizer.tiktoken")
 
 
 class Split:
@@ -49,9 +46,8 @@ class Split:
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
 
     def fingerprint(self):
-        """The size and a digest of the beginning of the file."""
-        beginning = hashlib.sha256(self.tokens[: 1 << 20].tobytes()).hexdigest()[:8]
-        return f"{len(self.tokens)} tokens, digest {beginning}"
+        """The size of the file and a digest of a sample of it."""
+        return f"{len(self.tokens)} tokens, digest {checks.sample(self.path)[:8]}"
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file again rather than receive its contents
@@ -102,11 +98,7 @@ def open_dataset(config):
     """
     folder = find_folder(config.dataset)
     meta = read_meta(folder, config.vocab_size)
-    for name in SPLITS:
-        check_split(folder, name, meta, config.context_length)
-    for path in (folder / name for name in TOKENIZER):  # the run takes a copy of it
-        if os.path.lexists(path) or path.name in meta.get("sha256", {}):
-            check_digest(path, hashlib.sha256(contents(path)), meta)
+    checks.check(folder, meta, config.context_length, config.verify_data)
     return Dataset(folder, meta, *(Split(folder, name, meta, config.context_length) for name in SPLITS))
 
 
@@ -123,69 +115,3 @@ def find_folder(dataset):
             how = f"python data/{name}/prepare.py --tokenizer={dataset.removeprefix(name + '_')}"
             how = how.replace("=bpe", "=bpe:")
     raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}; prepare it with `{how}`")
-
-
-def check_split(folder, name, meta, context_length):
-    path = folder / f"{name}.bin"
-    if not path.is_file():
-        raise BadInput(f"{path} is missing or no ordinary file; prepare the dataset again")
-    n_tokens, left_over = divmod(path.stat().st_size, np.dtype(meta["dtype"]).itemsize)
-    promised = meta["tokens"][name] if "tokens" in meta else n_tokens
-    if left_over or n_tokens != promised:
-        raise BadInput(
-            f"{path} is truncated or foreign: {path.stat().st_size} bytes; expected {promised} tokens of "
-            f"{meta['dtype']}; prepare the dataset again"
-        )
-    if meta["documents"]:
-        check_index(folder / f"{name}.idx", n_tokens, meta)
-    elif n_tokens < context_length + 1:
-        raise BadInput(
-            f"{path} holds {n_tokens} tokens, less than one window of context_length={context_length} and its "
-            f"last target; expected at least {context_length + 1}: use more text or a shorter context"
-        )
-    try:
-        largest, digest = scan(path, meta["dtype"])
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); prepare the dataset again") from None
-    check_digest(path, digest, meta)
-    if largest >= meta["vocab_size"]:
-        raise BadInput(
-            f"{path} holds token id {largest}, beyond vocab_size={meta['vocab_size']}; "
-            f"expected ids below it: set --vocab_size={largest + 1} or more, or prepare the dataset again"
-        )
-
-
-def check_index(path, n_tokens, meta):
-    content = contents(path, limit=8 * (n_tokens // 2 + 1))  # a document is two tokens or more
-    check_digest(path, hashlib.sha256(content), meta)
-    offsets = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
-    within = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == offsets.max() == n_tokens
-    if len(content) % 8 or not within or np.diff(offsets.astype(np.int64)).min() < 2:
-        raise BadInput(f"{path} does not fit its .bin file; prepare the dataset again")
-
-
-def check_digest(path, digest, meta):
-    """Compares a file's SHA-256 with meta.json's, which a folder made by nanoGPT does not have."""
-    if "sha256" in meta and digest.hexdigest() != meta["sha256"].get(path.name):
-        raise BadInput(f"{path} is not the file that meta.json describes: another SHA-256; prepare the dataset again")
-
-
-def contents(path, limit=2**26):
-    """The bytes of a small file of the dataset."""
-    try:
-        return files.read(path, limit)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is missing or cannot be read ({error}); prepare the dataset again") from None
-
-
-def scan(path, dtype, chunk=2**22):
-    """A token file's largest id and its SHA-256, in one pass, chunk bytes at a time.
-
-    Every process does it when it starts: 1 GB/s on a core with SHA instructions, 0.35 without, from the page cache.
-    """
-    largest, digest = 0, hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(chunk):
-            largest = max(largest, int(np.frombuffer(part, dtype).max()))
-            digest.update(part)
-    return largest, digest
