@@ -89,7 +89,8 @@ def generate(model, prompt, n_vocab, options, generator):
     tokens = torch.tensor([list(prompt)], device=device)  # (1, T)
     for _ in range(options.max_new_tokens):
         window = tokens[:, -model.config.context_length :]
-        token = draw(model.logits(window)[0, -1, :n_vocab], options, generator)
+        logits = model.head(model.hidden(window)[:, -1])  # (1, V): no other position is drawn from
+        token = draw(logits[0, :n_vocab], options, generator)
         tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
         yield int(token)
 

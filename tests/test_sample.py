@@ -70,6 +70,23 @@ def test_the_least_of_chance_is_the_likeliest_token(words, prompt, text, trained
     assert text(f"--prompt={prompt}", *words) == likeliest(trained, prompt, 40) + "\n"
 
 
+def test_the_head_sees_the_last_position_alone(trained):
+    """With the same tokens as from the logits of all positions."""
+    model, prompt, rows = sample.load_model(Path(trained.out_dir), "last").eval(), [3, 1, 4, 1, 5], []
+    hook = model.head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
+    options = SimpleNamespace(temperature=1.0, top_k=0, top_p=0.95, max_new_tokens=40)
+    generator = torch.Generator().manual_seed(1)
+    ours = list(sample.generate(model, prompt, model.config.vocab_size, options, generator))
+    assert rows == 40 * [1]
+    hook.remove()
+    tokens, generator = list(prompt), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _ in range(40):
+            logits = model.logits(torch.tensor([tokens[-trained.context_length :]]))[0, -1]
+            tokens.append(int(sample.draw(logits, options, generator)))
+    assert tokens == prompt + ours
+
+
 def test_an_empty_prompt_begins_a_document(text, trained):
     assert text("--temperature=0") == likeliest(trained, "\n", 40)[1:] + "\n"
 
