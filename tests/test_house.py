@@ -1,0 +1,246 @@
+"""The house: every import follows one rule, no imports form a cycle, every room says what lives in it."""
+
+import ast
+import graphlib
+import subprocess
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from conftest import ROOT
+
+# Rooms and files from top to bottom. An import leads to a lower line, or stays inside its room.
+LAYERS = [
+    ("profile", "ladder"),  # the doors
+    ("lab",),
+    ("train", "sample", "data"),  # the scripts; data: each dataset's prepare.py
+    ("nanoladder.run",),
+    ("nanoladder.checkpoint",),
+    ("nanoladder.data", "nanoladder.optim"),
+    ("nanoladder.entry",),
+    ("nanoladder.parallel",),
+    ("nanoladder.machine",),
+    ("nanoladder.config",),
+    ("model", "nanoladder.errors", "nanoladder.files", "nanoladder", "config"),
+]
+HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
+SCRIPTS = ["ladder.py", "model.py", "profile.py", "sample.py", "train.py"]  # and no other file in the root
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement in a module (source) of another one of ours (target)."""
+
+    source: str
+    target: str
+    place: str  # file:line
+    relative: bool
+
+    def __str__(self):
+        return f"{self.place}: {self.source} imports {self.target}"
+
+
+def python_files(root):
+    """Every .py file of the house, tests excepted."""
+    folders = [
+        path for name in ("nanoladder", "lab", "config", "data") for path in sorted(root.glob(f"{name}/**/*.py"))
+    ]
+    return sorted(root.glob("*.py")) + folders
+
+
+def module_name(path):
+    """nanoladder/run/report.py -> nanoladder.run.report; of an __init__.py its folder."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module):
+    """nanoladder.run.report -> nanoladder.run, lab.tables -> lab: the name that stands in LAYERS."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if parts[0] == "nanoladder" else parts[:1])
+
+
+def targets(node, modules):
+    """The modules of ours that a syntax node imports; of `from room import name` the file `name`, if there is one."""
+    match node:
+        case ast.Import(names=names):
+            imported = [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names):
+            imported = [".".join(filter(None, [module, alias.name])) for alias in names]
+        case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+            imported = [name]
+        case _:
+            imported = []
+    for name in imported:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        if name:
+            yield name
+
+
+def all_imports(root):
+    """Every import of one of our modules by another, those inside functions too."""
+    paths = {module_name(path.relative_to(root)): path for path in python_files(root)}
+    for source, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            relative = isinstance(node, ast.ImportFrom) and node.level > 0
+            for target in dict.fromkeys(["." * node.level] if relative else targets(node, paths)):
+                yield Import(source, target, f"{path.relative_to(root)}:{node.lineno}", relative)
+
+
+def against_the_rule(root):
+    """Imports that lead upwards or aside, are relative, or begin or end in a room that has no place in LAYERS."""
+    for line in all_imports(root):
+        rooms = room(line.source), room(line.target)
+        if line.relative:
+            yield f"{line.place}: {line.source} has a relative import; expected the full name"
+        elif not all(name in HEIGHT for name in rooms):
+            yield f"{line}, one of which has no place in LAYERS"
+        elif rooms[0] != rooms[1] and HEIGHT[rooms[0]] <= HEIGHT[rooms[1]]:
+            yield f"{line}, which is not below it"
+
+
+def cycles(root):
+    """Import cycles between modules, each as its lines."""
+    lines = {(line.source, line.target): line for line in all_imports(root)}
+    while True:
+        graph = {}
+        for source, target in lines:
+            graph.setdefault(source, []).append(target)
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+            return
+        except graphlib.CycleError as error:
+            loop = error.args[1][::-1]  # each module imports the next
+            yield " → ".join(str(lines[pair]) for pair in pairwise(loop))
+            del lines[loop[0], loop[1]]  # the next round finds another cycle
+
+
+def rooms_without_docstring(root):
+    """Folders of .py files in nanoladder/ and lab/ without an __init__.py that says what lives there."""
+    for folder in sorted({path.parent for name in ("nanoladder", "lab") for path in root.glob(f"{name}/**/*.py")}):
+        path = folder / "__init__.py"
+        if not path.exists() or not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
+            yield f"{path.relative_to(root)}: expected a docstring that says what lives in the room and what does not"
+
+
+def test_every_import_follows_the_rule():
+    assert list(all_imports(ROOT))
+    violations = list(against_the_rule(ROOT))
+    assert not violations, "\n".join(violations)
+
+
+def test_no_imports_form_a_cycle():
+    found = list(cycles(ROOT))
+    assert not found, "\n".join(found)
+
+
+def test_every_room_says_what_lives_in_it():
+    missing = list(rooms_without_docstring(ROOT))
+    assert not missing, "\n".join(missing)
+
+
+def test_the_root_has_the_promised_scripts_and_no_others():
+    tracked = []
+    if (ROOT / ".git").exists():  # scripts that a user keeps here do not count
+        command = ["git", "ls-files", ":(glob)*.py"]
+        tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert (tracked or sorted(path.name for path in ROOT.glob("*.py"))) == SCRIPTS
+
+
+# -- planted violations
+
+
+@pytest.fixture
+def house(tmp_path):
+    """house({path: text}) -> the root of a small house that keeps every rule, but for those files."""
+
+    def build(planted):
+        sound = {
+            "train.py": "from nanoladder import machine\nfrom nanoladder.run.report import log\n",
+            "model.py": "import torch\n",
+            "lab/__init__.py": '"""Measures."""\n',
+            "lab/measure.py": "import train\n",
+            "nanoladder/__init__.py": '"""Rooms."""\n',
+            "nanoladder/files.py": "",
+            "nanoladder/machine/__init__.py": '"""The machine."""\nfrom nanoladder.machine.memory import peak\n',
+            "nanoladder/machine/memory.py": "from nanoladder import files\npeak = 1\n",
+            "nanoladder/run/__init__.py": '"""The run."""\n',
+            "nanoladder/run/report.py": "def log():\n    from nanoladder.machine import peak\n",
+        }
+        for path, text in (sound | planted).items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text, encoding="utf-8")
+        return tmp_path
+
+    return build
+
+
+def test_a_sound_house_has_no_violations(house):
+    root = house({})
+    assert len(list(all_imports(root))) == 6
+    assert [*against_the_rule(root), *cycles(root), *rooms_without_docstring(root)] == []
+
+
+@pytest.mark.parametrize(
+    "path, text, found",
+    [
+        (
+            "nanoladder/run/report.py",
+            "\nimport lab.measure\n",
+            "report.py:2: nanoladder.run.report imports lab.measure",
+        ),
+        (
+            "nanoladder/run/report.py",
+            "def log():\n    from train import main\n",
+            "report.py:2: nanoladder.run.report imp",
+        ),
+        (
+            "nanoladder/machine/memory.py",
+            "from nanoladder import run\n",
+            "memory.py:1: nanoladder.machine.memory imports",
+        ),
+        ("nanoladder/machine/memory.py", "import importlib\nimportlib.import_module('train')\n", "memory.py:2: "),
+        ("nanoladder/files.py", "from nanoladder.machine.memory import peak\n", "files.py:1: nanoladder.files imports"),
+        ("model.py", "import nanoladder.files\n", "model.py:1: model imports nanoladder.files"),
+        ("sample.py", "from train import main\n", "sample.py:1: sample imports train"),
+        ("data/x/prepare.py", "import train\n", "prepare.py:1: data.x.prepare imports train"),
+        ("lab/tables.py", "from . import measure\n", "tables.py:1: lab.tables has a relative import"),
+        ("nanoladder/attic/old.py", "from nanoladder import files\n", "old.py:1: nanoladder.attic.old imports"),
+        ("extra.py", "import train\n", "extra.py:1: extra imports train, one of which has no place"),
+    ],
+)
+def test_a_planted_import_against_the_rule_is_named(path, text, found, house):
+    violations = list(against_the_rule(house({path: text})))
+    assert len(violations) == 1 and found in violations[0], violations
+
+
+@pytest.mark.parametrize(
+    "planted, found",
+    [
+        (
+            {"lab/a.py": "import lab.b\n", "lab/b.py": "def f():\n    from lab.a import x\n"},
+            {"lab/a.py:1: lab.a imports lab.b", "lab/b.py:2: lab.b imports lab.a"},
+        ),
+        (
+            {"nanoladder/machine/memory.py": "def f():\n    from nanoladder.machine import peak\n"},
+            {"machine/memory.py:2: nanoladder.machine.memory imports nanoladder.machine", "machine/__init__.py:2: "},
+        ),
+    ],
+)
+def test_a_planted_cycle_is_named(planted, found, house):
+    root = house(planted)
+    (cycle,) = cycles(root)
+    assert all(line in cycle for line in found), cycle
+    assert not list(against_the_rule(root))  # within a room that rule says nothing
+
+
+def test_every_planted_cycle_is_named(house):
+    planted = {f"lab/{a}.py": f"import lab.{b}\n" for a, b in ("ab", "ba", "cd", "dc")}
+    assert len(list(cycles(house(planted)))) == 2
+
+
+@pytest.mark.parametrize("planted", [{"nanoladder/attic/old.py": ""}, {"lab/__init__.py": "x = 1\n"}])
+def test_a_planted_room_without_docstring_is_named(planted, house):
+    (missing,) = rooms_without_docstring(house(planted))
+    assert next(iter(planted)).rpartition("/")[0] in missing
