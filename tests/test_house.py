@@ -1,7 +1,8 @@
-"""The house: every import follows one rule, no imports form a cycle, every room says what lives in it."""
+"""The house: every import follows one rule, no imports form a cycle, and what is read is short."""
 
 import ast
 import graphlib
+import re
 import subprocess
 from dataclasses import dataclass
 from itertools import pairwise
@@ -244,3 +245,79 @@ def test_every_planted_cycle_is_named(house):
 def test_a_planted_room_without_docstring_is_named(planted, house):
     (missing,) = rooms_without_docstring(house(planted))
     assert next(iter(planted)).rpartition("/")[0] in missing
+
+
+# -- train.py and every function: short enough to read
+
+
+def ladder_fields():
+    """Fields of the ladder: all that the first stage turns off."""
+    statements = ast.parse((ROOT / "config" / "stages" / "00_naive.py").read_text(encoding="utf-8")).body
+    return {statement.targets[0].id for statement in statements if isinstance(statement, ast.Assign)}
+
+
+def decisions(node):
+    """Expressions on which a node branches: of if, elif, while, a conditional expression, a comprehension's ifs."""
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        return [node.test]
+    return node.ifs if isinstance(node, ast.comprehension) else []
+
+
+def conditions(source, fields):
+    """["line: condition"] for every condition on config.FIELD for one of the fields."""
+    found = []
+    for test in (test for node in ast.walk(ast.parse(source)) for test in decisions(node)):
+        asked = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute) and is_config(node.value)}
+        if asked & fields:
+            found.append(test)
+    return [f"{test.lineno}: {ast.unparse(test)}" for test in sorted(found, key=lambda test: test.lineno)]
+
+
+def is_config(node):
+    """True for `config` and `self.config`."""
+    return getattr(node, "attr", getattr(node, "id", None)) == "config"
+
+
+def long_functions(root, longest):
+    """Functions of more lines than that, as "file:line: name has N lines"."""
+    for path in python_files(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                n_lines = node.end_lineno - node.lineno + 1
+                if n_lines > longest:
+                    yield f"{path.relative_to(root)}:{node.lineno}: {node.name} has {n_lines} lines"
+
+
+def test_train_py_is_short_and_in_the_order_in_which_it_runs():
+    source = (ROOT / "train.py").read_text(encoding="utf-8")
+    assert re.findall(r"^# -- (\d)\. \S", source, re.MULTILINE) == list("123456")
+    assert len(source.splitlines()) < 180
+
+
+def test_train_py_has_at_most_12_conditions_on_fields_of_the_ladder():
+    found = conditions((ROOT / "train.py").read_text(encoding="utf-8"), ladder_fields())
+    assert len(found) <= 12, "\n".join(found)
+
+
+def test_no_function_is_longer_than_60_lines():
+    found = list(long_functions(ROOT, 60))
+    assert not found, "\n".join(found)
+
+
+def test_conditions_on_the_ladder_are_counted():
+    source = """
+if config.ddp and not done: pass
+elif self.config.shard == "none": pass
+elif config.seed or other.ddp: pass
+while config.compile: pass
+x = 1 if "float32" != config.dtype else 2
+y = [z for z in range(3) if config.num_workers]
+call(config.ddp, config.micro_batch_size or config.batch_size)
+"""
+    found = conditions(source, ladder_fields())
+    assert [int(line.partition(":")[0]) for line in found] == [2, 3, 5, 6, 7]
+
+
+def test_a_planted_long_function_is_named(house):
+    root = house({"lab/a.py": "def short():\n" + "    x = 1\n" * 59 + "def long():\n" + "    x = 1\n" * 60})
+    assert list(long_functions(root, 60)) == ["lab/a.py:61: long has 61 lines"]
