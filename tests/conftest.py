@@ -12,13 +12,13 @@ import torch
 from hypothesis import settings
 from torch.utils._pytree import tree_leaves
 
-from nanoladder import config, entry, optim
+import train
+from nanoladder import config, entry, machine, optim
 from nanoladder.config import Config
 from nanoladder.data.meta import checksum
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
 from nanoladder.data.writer import sha256
-from nanoladder.machine import ATTENTION_KERNELS
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 torch.set_num_threads(1)  # the models here are too small for more
 settings.register_profile("quiet", deadline=None, max_examples=50, database=None, derandomize=True)
@@ -109,7 +109,7 @@ def documents(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
     """Drawing costs more than a tiny run; the tests of the plot ask for it back."""
-    monkeypatch.setattr(report, "plot", lambda rows, path, title: None)
+    monkeypatch.setattr(metrics, "plot", lambda rows, path, title: None)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def process():
     """What training sets for the whole process is set back: hypothesis does not like denormals to be flushed."""
     yield
     torch.set_flush_denormal(False)
-    for enable in ATTENTION_KERNELS.values():
+    for enable in machine.ATTENTION_KERNELS.values():
         enable(True)
 
 
@@ -179,6 +179,13 @@ def state_bytes(optimizer):
     """Bytes of the tensors of an optimizer's state, of 8-bit ones those of their parts."""
     leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def build(config, device="cpu"):
+    """The model, the optimizer and the scaler of a config, as train.train makes them."""
+    device = torch.device(device)
+    model = train.build_model(config, device)
+    return model, train.build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
 
 
 def replace(config, **overrides):

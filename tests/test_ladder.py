@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import build, needs_gpu
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_leaves
 import model
 import train
 from lab import pages
-from nanoladder import checkpoint, machine, optim
+from nanoladder import checkpoint, data, machine, optim
 from nanoladder.config import load_config, stage_files, stage_names
+from nanoladder.data import Batch
 from nanoladder.errors import BadInput
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 STAGES = stage_names()
 STEPS = 20
@@ -58,10 +59,10 @@ def tiny(dataset):
 def climb(config):
     """Trains with the real parts of train.py; returns the losses, gradient norms and final weights."""
     device = train.set_up(config)
-    _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
-    gpt, *rest = train.build(config, device)
+    split = data.open_dataset(config).train
+    gpt, *rest = build(config, device)
     losses, norms = [], []
-    for step, batch in enumerate(train.training_batches(split, config, 0, device), 1):
+    for step, batch in enumerate(train.training_batches(split, config, 1, device), 1):
         loss, norm = train.train_step(gpt, *rest, batch, train.learning_rate(step, config), config)
         losses.append(float(loss))
         norms.append(float(norm))
@@ -188,7 +189,7 @@ def test_lazy_metrics_logs_the_same_losses(tiny, tmp_path):
     rows = {}
     for stage in ("naive", "lazy_metrics"):
         train.train(tiny("naive", stage, out_dir=tmp_path / stage, log_interval=7, save_interval=0))
-        rows[stage] = [row["train_loss"] for row in report.read_metrics(tmp_path / stage / "metrics.jsonl")]
+        rows[stage] = [row["train_loss"] for row in metrics.read_metrics(tmp_path / stage / "metrics.jsonl")]
     assert len(rows["naive"]) == 3
     assert rows["naive"] == rows["lazy_metrics"]
 
@@ -196,26 +197,25 @@ def test_lazy_metrics_logs_the_same_losses(tiny, tmp_path):
 @pytest.mark.parametrize("stage, workers", [("naive", 0), ("loader", 2)])
 def test_loader_cuts_batches_in_worker_processes(tiny, stage, workers):
     config = tiny("naive", stage)
-    _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
-    batches = iter(train.training_batches(split, config, 0, torch.device("cpu")))
+    batches = iter(train.training_batches(data.open_dataset(config).train, config, 1, torch.device("cpu")))
     next(batches)
     assert len(multiprocessing.active_children()) == workers
 
 
 def test_loader_copies_one_batch_ahead_and_loses_none():
     made = []
-    items = train.one_ahead(made.append(n) or n for n in range(4))
+    items = data.one_ahead(made.append(n) or n for n in range(4))
     assert next(items) == 0
     assert made == [0, 1]
     assert list(items) == [1, 2, 3]
-    assert list(train.one_ahead([])) == []
+    assert list(data.one_ahead([])) == []
 
 
 def test_loader_leaves_the_global_generator_alone(tiny):
     config = tiny("naive", "loader")
-    _, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+    split = data.open_dataset(config).train
     before = torch.get_rng_state()
-    list(train.training_batches(split, config, 0, torch.device("cpu")))
+    list(train.training_batches(split, config, 1, torch.device("cpu")))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -223,7 +223,7 @@ def test_loader_pins_memory_for_a_gpu_only(tiny, monkeypatch):
     seen = []
     monkeypatch.setattr(train, "DataLoader", lambda *args, **options: seen.append(options["pin_memory"]) or [])
     for device in ("cpu", "cuda"):
-        train.training_batches(None, tiny("naive", "loader"), 0, torch.device(device))
+        train.training_batches(None, tiny("naive", "loader"), 1, torch.device(device))
     assert seen == [False, True]
 
 
@@ -232,9 +232,8 @@ def gradients(config):
     tokens = torch.randint(60, (8, 16), generator=torch.Generator().manual_seed(1))
     targets = tokens.roll(-1, 1)
     targets[0, 1:] = model.IGNORE
-    gpt, _ = train.build(config, train.set_up(config))
-    with machine.autocast(config.dtype, tokens.device):
-        loss, _ = gpt(tokens, targets)
+    gpt, *_ = build(config, train.set_up(config))
+    loss = gpt(tokens, targets)
     loss.backward()
     return loss.item(), {name: parameter.grad for name, parameter in gpt.named_parameters()}
 
@@ -251,7 +250,7 @@ def test_the_gradients_of_the_model_compiled_as_one_are_the_eager_ones(tiny, sta
 
 
 def test_a_split_travels_to_a_worker_by_its_path(tiny):
-    _, split, _ = train.open_dataset(tiny().dataset, 60, 16)
+    split = data.open_dataset(tiny()).train
     assert len(pickle.dumps(split)) < 1000
     assert (pickle.loads(pickle.dumps(split)).tokens == split.tokens).all()
 
@@ -279,7 +278,7 @@ def test_allocator_touches_no_page_twice(stage, kept):
 
 def test_allocator_asks_cuda_for_expandable_segments(monkeypatch):
     asked = []
-    monkeypatch.setattr(machine, "set_allocator", asked.append)
+    monkeypatch.setattr(machine.memory, "set_allocator", asked.append)
     machine.keep_freed_memory(torch.device("cuda"))
     assert asked == ["expandable_segments:True"]
 
@@ -313,13 +312,13 @@ def linear_dtypes(gpt):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
     config = tiny("naive", dtype=dtype)
-    gpt, optimizer = train.build(config, torch.device("cpu"))
+    gpt, optimizer, scaler = build(config)
     seen = linear_dtypes(gpt)
     tokens = torch.randint(60, (8, 16))
-    train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
+    train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-3, config)
     assert seen == {getattr(torch, dtype)}
     assert {p.dtype for p in gpt.parameters()} == {p.grad.dtype for p in gpt.parameters()} == {torch.float32}
-    assert checkpoint.scales(optimizer) == (dtype == "float16")
+    assert scaler.is_enabled() == (dtype == "float16")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -339,14 +338,14 @@ def test_amp_chooses_what_is_native(monkeypatch):
 
 def test_amp_scales_float16_gradients_and_skips_a_step_that_overflows(tiny):
     config = tiny("naive", dtype="float16")
-    gpt, optimizer = train.build(config, torch.device("cpu"))
+    gpt, optimizer, scaler = build(config)
     before = gpt.head.weight.detach().clone()
     gpt.head.weight.register_hook(lambda grad: grad + math.inf)
     tokens = torch.randint(60, (8, 16))
-    _, norm = train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
+    _, norm = train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-3, config)
     assert not math.isfinite(norm)
     assert torch.equal(gpt.head.weight, before)
-    assert optimizer.scaler.get_scale() == 2.0**15  # half of what it began with
+    assert scaler.get_scale() == 2.0**15  # half of what it began with
 
 
 class Sizes(TorchDispatchMode):
@@ -364,10 +363,10 @@ class Sizes(TorchDispatchMode):
 
 def sizes_of_a_step(config):
     """The number of elements of every tensor made in one training step."""
-    gpt, optimizer = train.build(config, train.set_up(config))
+    gpt, optimizer, scaler = build(config, train.set_up(config))
     tokens = torch.randint(config.vocab_size, (config.batch_size, config.context_length))
     with Sizes() as sizes:
-        train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
+        train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-3, config)
     return sizes.seen
 
 
@@ -423,7 +422,7 @@ ADAMW_KERNELS = [("forloop", "addcdiv_"), ("foreach", "_foreach_addcdiv_"), ("fu
 @pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
 def test_fused_adamw_calls_its_kernel_once_a_group(tiny, adamw_impl, kernel):
     config = tiny(adamw_impl=adamw_impl)
-    gpt, optimizer = train.build(config, torch.device("cpu"))
+    gpt, optimizer, scaler = build(config)
     for parameter in gpt.parameters():
         parameter.grad = torch.ones_like(parameter)
     with Calls() as calls:
@@ -446,10 +445,10 @@ def test_pad_vocab_aligns_the_head(tiny):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
     config = tiny("naive", "pad_vocab", dtype=dtype)
-    gpt, optimizer = train.build(config, train.set_up(config))
+    gpt, optimizer, scaler = build(config, train.set_up(config))
     tokens = torch.randint(60, (8, 16))
     for _ in range(3):
-        train.train_step(gpt, optimizer, (tokens, tokens), 1e-2, config)
+        train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-2, config)
         assert (gpt.head.weight.grad[60:] == 0).all()
     assert (gpt.head.weight[60:] == 0).all()
     assert (gpt.logits(tokens).softmax(-1)[..., 60:] == 0).all()
@@ -457,20 +456,20 @@ def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
 
 def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
-    source, optimizer = train.build(padded, train.set_up(padded))
+    source, optimizer, scaler = build(padded, train.set_up(padded))
     progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": 0.0, "interval_steps": 0}
-    checkpoint.save(tmp_path / "a.pt", checkpoint.snapshot(padded, source, optimizer, progress))
+    checkpoint.save(tmp_path / "a.pt", checkpoint.snapshot(padded, source, optimizer, scaler, progress))
     target = model.GPT(plain)
     checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.pt"), "a.pt")
     assert torch.equal(target.head.weight, source.head.weight[:60])
     assert target.head.weight is target.token_embedding.weight
     with pytest.raises(BadInput, match="pad_vocab_to=64"):
-        checkpoint.resume(*train.build(plain, torch.device("cpu")), checkpoint.load(tmp_path / "a.pt"), "a.pt")
+        checkpoint.resume(*build(plain), checkpoint.load(tmp_path / "a.pt"), "a.pt")
 
 
 @pytest.mark.parametrize("scope, compiled", [("model", "GPT"), ("block", "Block")])
 def test_compile_compiles_its_scope_and_keeps_plain_names(tiny, scope, compiled):
-    gpt, _ = train.build(tiny(compile_scope=scope), torch.device("cpu"))
+    gpt, *_ = build(tiny(compile_scope=scope))
     seen = {type(module).__name__ for module in gpt.modules() if module._compiled_call_impl is not None}
     assert seen == {compiled}
     assert list(gpt.state_dict()) == list(model.GPT(tiny()).state_dict())
@@ -544,12 +543,11 @@ def test_chunked_loss_computes_no_gradient_when_none_is_asked_for(tiny):
 
 def test_chunked_loss_sums_in_float32_under_bfloat16(tiny):
     config = tiny("naive", "chunked_loss", dtype="bfloat16", vocab_size=640)
-    gpt, tokens = model.GPT(config), torch.randint(640, (8, 16))
+    gpt, tokens = train.build_model(config, torch.device("cpu")), torch.randint(640, (8, 16))
     losses = []
     for chunks in (8, 0):
         gpt.config = dataclasses.replace(config, loss_chunks=chunks)
-        with machine.autocast(config.dtype, torch.device("cpu")):
-            losses.append(gpt(tokens, tokens)[0])
+        losses.append(gpt(tokens, tokens))
     assert losses[0].dtype == torch.float32
     torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
 
@@ -566,7 +564,7 @@ def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointi
 
 def kept_bytes(config):
     """Bytes that are still allocated after a forward, while its result is held for the backward."""
-    gpt, _ = train.build(config, train.set_up(config))
+    gpt, *_ = build(config, train.set_up(config))
     tokens = torch.randint(60, (8, 16))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         hidden = gpt.hidden(tokens)
@@ -594,10 +592,10 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny):
     times = {}
     for how in ("none", "selective", "every:1"):
         config = tiny("naive", checkpointing=how, attention="sdpa")
-        gpt, optimizer = train.build(config, train.set_up(config))
+        gpt, optimizer, scaler = build(config, train.set_up(config))
         tokens = torch.randint(60, (8, 16))
         with Calls() as calls:
-            train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
+            train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-3, config)
         times[how] = sum(name in ("mm", "addmm", "bmm") for name in calls.names)
         assert calls.names.count("_scaled_dot_product_flash_attention_for_cpu") == (4 if how == "every:1" else 2)
     assert times["none"] == times["selective"] < times["every:1"]
@@ -610,12 +608,12 @@ def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, checkp
     """The gradient must be that of the forward that ran: compared with a difference quotient under one seed."""
     keys = {"compile": True, "compile_scope": scope, "checkpointing": checkpointing, "n_layer": 1}
     config = tiny("naive", dropout=0.3, **keys)
-    gpt, *_ = train.build(config, train.set_up(config))
+    gpt, *_ = build(config, train.set_up(config))
     tokens = torch.randint(60, (8, 16))
 
     def loss():
         torch.manual_seed(0)
-        return gpt(tokens, tokens)[0]
+        return gpt(tokens, tokens)
 
     loss().backward()
     weight = gpt.blocks[0].mlp.fc.weight
@@ -655,8 +653,8 @@ def test_grad_accumulation_weighs_tokens_not_micro_batches(tiny, micro_batch_siz
     results = []
     for size in (0, micro_batch_size):
         config = tiny("naive", micro_batch_size=size)
-        gpt, optimizer = train.build(config, train.set_up(config))
-        loss, norm = train.train_step(gpt, optimizer, (tokens, targets), 1e-3, config)
+        gpt, optimizer, scaler = build(config, train.set_up(config))
+        loss, norm = train.train_step(gpt, optimizer, scaler, Batch(tokens, targets), 1e-3, config)
         results.append([torch.tensor(loss), norm, *(parameter.grad for parameter in gpt.parameters())])
     torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
 
@@ -669,9 +667,9 @@ def test_grad_accumulation_lowers_the_memory_of_a_step(tiny):
 @pytest.mark.parametrize("stage, bits", [("grad_accumulation", 32), ("low_memory_optimizer", 8)])
 def test_low_memory_optimizer_keeps_8_bits_a_number(tiny, stage, bits):
     config = tiny(stage=stage, n_embd=64, vocab_size=500, compile=False)
-    gpt, optimizer = train.build(config, torch.device("cpu"))
+    gpt, optimizer, scaler = build(config)
     tokens = torch.randint(60, (8, 16))
-    train.train_step(gpt, optimizer, (tokens, tokens), 1e-3, config)
+    train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-3, config)
     state = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
     state = [leaf for leaf in state if isinstance(leaf, torch.Tensor)]
     matrices = [parameter.numel() for parameter in gpt.parameters() if parameter.numel() >= 4096]
@@ -739,7 +737,7 @@ def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, keys
     whole, parts = (checkpoint.load(tmp_path / run / "last.pt") for run in ("whole", "parts"))
     for part in ("model", "optimizer", "scaler", "generators", "progress"):
         torch.testing.assert_close(whole[part], parts[part], rtol=0, atol=0)
-    rows = [report.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("whole", "parts")]
+    rows = [metrics.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("whole", "parts")]
     losses = [[row["train_loss"] for row in run] for run in rows]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 5
@@ -778,7 +776,7 @@ def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path)
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # training and evaluation
     train.train(tiny("naive", out_dir=tmp_path / "naive", log_interval=5, **keys))
-    rows = [report.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("finished", "naive")]
+    rows = [metrics.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("finished", "naive")]
     for finished, naive in zip(*rows, strict=True):
         assert finished["train_loss"] == pytest.approx(naive["train_loss"], abs=TOLERANCE["amp"])
     assert rows[0][-1]["val_loss"] == pytest.approx(rows[1][-1]["val_loss"], abs=TOLERANCE["amp"])
@@ -792,8 +790,8 @@ def test_checkpointing_under_ddp_gives_the_same_gradients(tiny, checkpointing):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         for wrap in (torch.nn.parallel.DistributedDataParallel, lambda gpt: gpt):
-            gpt, *_ = train.build(config, train.set_up(config))
-            wrap(gpt)(tokens, tokens)[0].backward()
+            gpt, *_ = build(config, train.set_up(config))
+            wrap(gpt)(tokens, tokens).backward()
             gradients.append([parameter.grad for parameter in gpt.parameters()])
     finally:
         torch.distributed.destroy_process_group()

@@ -12,7 +12,7 @@ import train
 from model import GPT
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer, save_tokenizer
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def trained(tmp_path_factory, dense):
     """A run on characters that has seen its line often enough to begin to know it."""
     config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "plot", lambda *arguments: None)
+        patch.setattr(metrics, "plot", lambda *arguments: None)
         train.train(config)
     return config
 

@@ -19,6 +19,7 @@ from model import GPT, IGNORE
 from nanoladder.config import Config
 from nanoladder.data.batches import TrainingBatches
 from nanoladder.data.datasets import open_dataset
+from nanoladder.run.clock import StepClock
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def run(config, **overrides):
 
 def initial_model(config):
     """The model as training begins with it."""
-    vocab_size = open_dataset(config.dataset, config.vocab_size, config.context_length)[0]["vocab_size"]
+    vocab_size = open_dataset(config).vocab_size
     return GPT(replace(config, vocab_size=vocab_size))
 
 
@@ -63,12 +64,11 @@ def test_equals_a_loop_written_out(kind, request, tmp_path):
     train.train(config)
 
     model = initial_model(config)
-    _, split, _ = open_dataset(dataset, 0, config.context_length)
-    batches = TrainingBatches(split, config.batch_size, config.seed)
+    batches = TrainingBatches(open_dataset(config).train, config)
     parameters = dict(model.named_parameters())
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in parameters.items()}
     for step, row in enumerate(rows(config), 1):
-        loss = mean_loss(model, *batches[step - 1])
+        loss = mean_loss(model, *batches[step])
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         assert row["train_loss"] == pytest.approx(loss.item(), rel=1e-4)
@@ -218,9 +218,9 @@ def test_a_growing_batch_resumes_bit_for_bit(at, config):
 
 
 def test_throughput_counts_the_sequences_of_a_growing_batch(config, monkeypatch, capsys):
-    monkeypatch.setattr(train.report.StepClock, "lap", lambda clock, step: setattr(clock, "step", step) or 2.0)
+    monkeypatch.setattr(StepClock, "lap", lambda clock: 2.0)
     done = run(config, **GROWING | {"log_interval": 3})
-    assert [row["tokens_per_s"] for row in rows(done)] == [16 * 5 / 2 / 2.0, 16 * 12 / 3 / 2.0]  # less the first step
+    assert [row["tokens_per_s"] for row in rows(done)] == [16 * 5 / 2.0, 16 * 12 / 2.0]  # without the first step
     out = capsys.readouterr().out
     assert "64 tokens = 4 sequences × 16 after 4 steps of growth, 2 at a time" in out
     flops = initial_model(config).flops_per_token() * 16 * 18
@@ -307,7 +307,7 @@ def test_header_says_what_is_trained(config, run_main):
     out = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, batch_size=5)).out
     model = initial_model(config)
     pf_days = model.flops_per_token() * 5 * 16 * 6 / 8.64e19
-    assert f"{model.n_params():,} parameters" in out and "80 tokens" in out
+    assert f"{model.n_params:,} parameters" in out and "80 tokens" in out
     assert float(re.search(r"([\d.e+-]+) PF-days", out)[1]) == pytest.approx(pf_days, rel=0.01)
     assert "batch_size=5" in out and "char" in out and "cpu" in out.lower()
     assert "grad_clip" not in out  # as the defaults have it
@@ -329,13 +329,13 @@ def test_out_dir_holds_what_the_design_says(config):
 @pytest.mark.parametrize("save_interval", [0, 2, 100])
 def test_checkpoints_at_their_interval_and_at_the_end(save_interval, config, monkeypatch):
     steps = []
-    original = train.checkpoint.save
+    original = checkpoint.save
 
     def save(path, *arguments):
         original(path, *arguments)
         steps.append(torch.load(path, weights_only=True)["progress"]["step"])
 
-    monkeypatch.setattr(train.checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint, "save", save)
     run(config, max_steps=5, save_interval=save_interval)
     assert steps == {0: [], 2: [2, 4, 5], 100: [5]}[save_interval]
 

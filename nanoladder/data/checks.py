@@ -57,7 +57,7 @@ def check(folder, meta, context_length, verify_data):
         except BadInput as error:
             return str(error)
 
-    if found := parallel.from_first(problem):
+    if found := parallel.broadcast_from_first(problem):
         raise BadInput(found)
 
 

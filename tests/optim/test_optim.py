@@ -10,35 +10,38 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
+from conftest import ROOT, build, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import train
 from nanoladder import machine, optim
 from nanoladder.config import load_config
+from nanoladder.data import Batch
 from nanoladder.errors import BadInput
+from nanoladder.optim import galore, lion
+from nanoladder.run import header
 
 OTHERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
 CPU = torch.device("cpu")
 WIDE = {"n_embd": 64, "vocab_size": 256, "context_length": 16}  # matrices of 4096 numbers and more, which 8 bits need
 
 
-def build(**keys):
-    """A model and its optimizer, and the config of both."""
+def make(**keys):
+    """A model, its optimizer and scaler, and the config of all."""
     config = tiny(**WIDE, **keys)
-    return *train.build(config, CPU), config
+    return *build(config), config
 
 
 def batch_of(step, config):
     """A batch that depends on the step alone."""
     shape = 2, config.batch_size, config.context_length
-    return torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(step)).unbind()
+    return Batch(*torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(step)).unbind())
 
 
-def steps(model, optimizer, config, n=5):
+def steps(model, optimizer, scaler, config, n=5):
     """Trains for n steps; returns their losses and norms."""
-    found = [train.train_step(model, optimizer, batch_of(n, config), 1e-3, config) for n in range(n)]
+    found = [train.train_step(model, optimizer, scaler, batch_of(n, config), 1e-3, config) for n in range(n)]
     return torch.tensor([[float(loss), float(norm)] for loss, norm in found])
 
 
@@ -62,7 +65,7 @@ def test_lion_takes_the_steps_of_the_paper():
     parameters = matrices((5, 3), (4,))
     expected = [parameter.detach().double() for parameter in parameters]
     means = [torch.zeros_like(value) for value in expected]
-    optimizer = optim.Lion([{"params": parameters, "weight_decay": 0.3}], 0.01, (0.9, 0.99))
+    optimizer = lion.Lion([{"params": parameters, "weight_decay": 0.3}], 0.01, (0.9, 0.99))
     for step in range(4):
         gradients = with_gradients(parameters, step)
         optimizer.step()
@@ -77,11 +80,11 @@ def test_lion_takes_the_steps_of_the_paper():
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (8, 8)])
 def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
     """With a new subspace at steps 1, 4 and 7, in which the averages go on."""
-    monkeypatch.setattr(optim, "GALORE_GAP", 3)
+    monkeypatch.setattr(galore, "GAP", 3)
     (parameter,) = matrices(shape)
     wide = shape[0] <= shape[1]
     expected, mean, square = parameter.detach().double(), 0.0, 0.0
-    optimizer = optim.GaLore([{"params": [parameter], "weight_decay": 0.3}], 0.01, (0.9, 0.95))
+    optimizer = galore.GaLore([{"params": [parameter], "weight_decay": 0.3}], 0.01, (0.9, 0.95))
     for step in range(1, 8):
         (gradient,) = with_gradients([parameter], step)
         if step % 3 == 1:  # the largest 2 of 8 singular vectors; their signs are any, but both programs have the same
@@ -98,8 +101,8 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
 
 
 def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
-    model, optimizer, config = build(optimizer="muon", adamw_impl="fused")
-    twin, _, _ = build()
+    model, optimizer, scaler, config = make(optimizer="muon", adamw_impl="fused")
+    twin, *_ = make()
     inside = {f"blocks.{name}" for name, parameter in model.blocks.named_parameters() if parameter.dim() == 2}
     parts = [[p for name, p in twin.named_parameters() if (name in inside) == hidden] for hidden in (True, False)]
     decayed = config.weight_decay / optim.RELATIVE_LR["muon"]
@@ -113,7 +116,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
         ),
     ]
     for step in range(3):
-        train.train_step(model, optimizer, batch_of(step, config), 1e-3, config)
+        train.train_step(model, optimizer, scaler, batch_of(step, config), 1e-3, config)
         for parameter, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             theirs.grad = parameter.grad.clone()
         for each in pair:
@@ -125,21 +128,56 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
 def test_eight_bits_train_almost_as_32_do():
     losses = []
     for name in ("adamw", "adamw8bit"):
-        model, optimizer, config = build(optimizer=name)
-        losses.append(steps(model, optimizer, config, 20)[:, 0])
+        model, optimizer, scaler, config = make(optimizer=name)
+        losses.append(steps(model, optimizer, scaler, config, 20)[:, 0])
         kinds = [hasattr(state["exp_avg"], "codes") for state in optimizer.state.values() if "exp_avg" in state]
         assert any(kinds) == (name == "adamw8bit")
     assert not torch.equal(*losses)
     torch.testing.assert_close(*losses, atol=1e-2, rtol=0)
 
 
+class ProductDtypes(TorchDispatchMode):
+    """Collects the dtypes of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.overloadpacket.__name__ in ("mm", "addmm"):
+            self.seen.add(args[0].dtype)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_muon_multiplies_in_bfloat16_only_if_that_is_native(native, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    model, optimizer, _, _ = make(optimizer="muon")
+    gradients = with_gradients(model.parameters(), 0)
+    with ProductDtypes() as products:
+        optimizer.step()
+    assert products.seen == {torch.bfloat16 if native else torch.float32}
+    kept = [parameter.grad.double() for parameter in model.parameters()]
+    assert same(dict(enumerate(kept)), dict(enumerate(gradients)))
+
+
+def test_muon_in_float32_takes_the_steps_of_muon(monkeypatch):
+    weights = []
+    for native in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda native=native: native)
+        model, *rest = make(optimizer="muon")
+        steps(model, *rest, n=3)
+        weights.append(model.blocks[0].mlp.fc.weight.detach())
+    torch.testing.assert_close(*weights, atol=2e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
     config = tiny(**WIDE, optimizer=name, max_steps=60, warmup_steps=6, learning_rate=3e-3, min_lr=3e-4)
-    model, optimizer = train.build(config, CPU)
+    model, optimizer, scaler = build(config)
     batch = batch_of(0, config)
     losses = [
-        float(train.train_step(model, optimizer, batch, train.learning_rate(step, config), config)[0])
+        float(train.train_step(model, optimizer, scaler, batch, train.learning_rate(step, config), config)[0])
         for step in range(1, 61)
     ]
     assert losses[-1] < losses[0] - 1 and all(map(math.isfinite, losses))
@@ -149,10 +187,10 @@ def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
 def test_a_step_shrinks_the_weights_as_adamws_does(name):
     """Where gradients are zero, only the decay is left."""
     beta1 = 0.0 if name == "sgd" else 0.9  # its decay goes through the momentum
-    model, optimizer, config = build(optimizer=name, learning_rate=1e-2, weight_decay=0.5, beta1=beta1)
+    model, optimizer, scaler, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5, beta1=beta1)
     before = model.blocks[0].mlp.fc.weight.detach().clone()
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * optim.lr_factor(config)
+        group["lr"] = optim.scale_lr(config.learning_rate, config)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -160,10 +198,10 @@ def test_a_step_shrinks_the_weights_as_adamws_does(name):
 
 
 def test_momentum_does_not_multiply_the_decay_of_sgd():
-    model, optimizer, config = build(optimizer="sgd", learning_rate=1e-2, weight_decay=0.1)
+    model, optimizer, scaler, config = make(optimizer="sgd", learning_rate=1e-2, weight_decay=0.1)
     before = model.head.weight.detach().norm()
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * optim.lr_factor(config)
+        group["lr"] = optim.scale_lr(config.learning_rate, config)
     for _ in range(200):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -180,8 +218,15 @@ def test_the_learning_rate_and_its_end_are_multiples_of_adamws():
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_header_names_the_optimizer_and_its_factor(name):
-    chosen = machine.choices(tiny(optimizer=name), CPU)["optimizer"]
-    assert chosen == f"{name}, at {optim.lr_factor(tiny(optimizer=name)):g} of learning_rate"
+    chosen = header.choices(tiny(optimizer=name), CPU)["optimizer"]
+    expected = f"{name}, at {optim.RELATIVE_LR.get(name, 1):g} of learning_rate"
+    assert chosen.partition(";")[0] == expected
+
+
+def test_the_header_warns_of_eager_8_bits_on_a_cpu():
+    for compiled in (False, True):
+        text = header.choices(tiny(optimizer="adamw8bit", compile=compiled), CPU)["optimizer"]
+        assert ("eager on a CPU, its update takes longer" in text) == (not compiled)
 
 
 # -- the state
@@ -219,8 +264,8 @@ PER_PARAMETER = {
 @pytest.mark.parametrize("name", ["adamw", *OTHERS])
 def test_the_state_takes_as_many_bytes_as_its_formula_says(name):
     config = tiny(**MUCH, optimizer=name)
-    model, optimizer = train.build(config, CPU)
-    steps(model, optimizer, config, 1)
+    model, optimizer, scaler = build(config)
+    steps(model, optimizer, scaler, config, 1)
     n = sum(parameter.numel() for parameter in model.parameters())
     shapes = {key: (name, tuple(parameter.shape)) for key, parameter in model.named_parameters()}
     if name in ("muon", "galore"):  # the others are AdamW's
@@ -238,7 +283,7 @@ def test_the_docs_have_a_row_for_every_optimizer():
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_optimizer_resumes_bit_for_bit(name, dense, tmp_path, monkeypatch):
-    monkeypatch.setattr(optim, "GALORE_GAP", 4)  # new subspaces at steps 1, 5 and 9
+    monkeypatch.setattr(galore, "GAP", 4)  # new subspaces at steps 1, 5 and 9
     keys = {"dataset": str(dense), "optimizer": name, "n_embd": 64, "pad_vocab_to": 64, "dropout": 0.2}
     one = tiny(**keys, out_dir=str(tmp_path / "one"), max_steps=10, save_interval=7)
     two = replace(one, out_dir=str(tmp_path / "two"), max_steps=7, lr_decay_steps=10)
@@ -280,8 +325,8 @@ def test_micro_batches_and_clipping_work_as_for_adamw(name):
     """Gradients are far larger than grad_clip here."""
     runs = []
     for keys in ({}, {"micro_batch_size": 1}):
-        model, optimizer, config = build(optimizer=name, grad_clip=0.1, **keys)
-        runs.append(steps(model, optimizer, config))
+        model, optimizer, scaler, config = make(optimizer=name, grad_clip=0.1, **keys)
+        runs.append(steps(model, optimizer, scaler, config))
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
         assert norm == pytest.approx(0.1, rel=1e-3)
     torch.testing.assert_close(runs[0], runs[1], rtol=5e-3, atol=0)
@@ -289,15 +334,15 @@ def test_micro_batches_and_clipping_work_as_for_adamw(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_float16_step_that_overflows_is_skipped_and_the_next_ones_are_not(name):
-    model, optimizer, config = build(optimizer=name, dtype="float16")
+    model, optimizer, scaler, config = make(optimizer=name, dtype="float16")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     handle = model.head.weight.register_hook(lambda gradient: gradient + math.inf)
-    steps(model, optimizer, config, 1)
+    steps(model, optimizer, scaler, config, 1)
     handle.remove()
     assert same(model.state_dict(), before) and not any(optimizer.state.values())
-    assert optimizer.scaler.get_scale() == 2.0**15
-    half = steps(model, optimizer, config)
-    torch.testing.assert_close(half, steps(*build(optimizer=name)), rtol=2e-2, atol=0)
+    assert scaler.get_scale() == 2.0**15
+    half = steps(model, optimizer, scaler, config)
+    torch.testing.assert_close(half, steps(*make(optimizer=name)), rtol=2e-2, atol=0)
 
 
 @pytest.mark.parametrize("name", ["adafactor", "galore"])
@@ -358,13 +403,13 @@ def test_8_bits_need_no_compiler_unless_asked_to_compile_and_say_nothing(dense, 
 
 @pytest.mark.parametrize("name", ["adamw", *OTHERS])
 def test_updates_in_the_backward_are_those_after_it_bit_for_bit(name, monkeypatch):
-    monkeypatch.setattr(optim, "GALORE_GAP", 2)
+    monkeypatch.setattr(galore, "GAP", 2)
     runs, weights = [], []
     for inside in (False, True):
-        model, optimizer, config = build(
+        model, optimizer, scaler, config = make(
             optimizer=name, optimizer_in_backward=inside, grad_clip=0.0, dropout=0.1, adamw_impl="fused"
         )
-        runs.append(steps(model, optimizer, config))
+        runs.append(steps(model, optimizer, scaler, config))
         weights.append(model.state_dict())
         kept = optim.to_plain(optimizer.state_dict()["state"])
         weights[-1] = {"weights": weights[-1], "state": kept}
@@ -382,14 +427,14 @@ KINDS = {
 
 @pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
 def test_a_weight_is_not_updated_before_the_backward_has_used_it(keys):
-    runs = [build(optimizer_in_backward=inside, grad_clip=0.0, adamw_impl="fused", **keys) for inside in (False, True)]
+    runs = [make(optimizer_in_backward=inside, grad_clip=0.0, adamw_impl="fused", **keys) for inside in (False, True)]
     losses = [steps(*run)[:, 0] for run in runs]
-    assert torch.equal(*losses) and same(*(model.state_dict() for model, _, _ in runs))
+    assert torch.equal(*losses) and same(*(model.state_dict() for model, *_ in runs))
 
 
 def test_a_tied_weight_is_updated_once_a_step():
-    model, optimizer, config = build(optimizer_in_backward=True, grad_clip=0.0)
-    steps(model, optimizer, config, 3)
+    model, optimizer, scaler, config = make(optimizer_in_backward=True, grad_clip=0.0)
+    steps(model, optimizer, scaler, config, 3)
     assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
     assert len(optimizer.state) == len(list(model.parameters()))
 
@@ -411,9 +456,9 @@ class Gradients(TorchDispatchMode):
 def test_gradients_never_exist_together():
     peaks, sizes = {}, []
     for inside in (False, True):
-        model, optimizer, config = build(optimizer_in_backward=inside, grad_clip=0.0)
+        model, optimizer, scaler, config = make(optimizer_in_backward=inside, grad_clip=0.0)
         with Gradients(model) as seen:
-            steps(model, optimizer, config, 2)
+            steps(model, optimizer, scaler, config, 2)
         peaks[inside] = seen.peak
         sizes = [parameter.nbytes for parameter in model.parameters()]
     assert peaks == {False: sum(sizes), True: max(sizes)}
@@ -451,7 +496,7 @@ def test_what_needs_all_gradients_refuses_updates_in_the_backward(keys, reason):
 def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
     monkeypatch.setattr(machine, "choose_dtype", lambda *_: torch.float16)
     with pytest.raises(BadInput, match="--dtype=float32"):
-        machine.choices(tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto"), CPU)
+        machine.check(tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto"), CPU)
 
 
 @needs_gpu
@@ -459,11 +504,10 @@ def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
 @pytest.mark.parametrize("name", OTHERS)
 def test_on_a_gpu_every_optimizer_trains_as_on_a_cpu(name, inside):
     keys = {"optimizer": name, "optimizer_in_backward": inside, "grad_clip": 0.0}
-    expected = steps(*build(**keys))
+    expected = steps(*make(**keys))
     config = tiny(**WIDE, **keys)
-    model, optimizer = train.build(config, torch.device("cuda"))
+    model, optimizer, scaler = build(config, "cuda")
     found = [
-        train.train_step(model, optimizer, [part.cuda() for part in batch_of(n, config)], 1e-3, config)[0]
-        for n in range(5)
+        train.train_step(model, optimizer, scaler, batch_of(n, config).to("cuda"), 1e-3, config)[0] for n in range(5)
     ]
     torch.testing.assert_close(torch.tensor([float(loss) for loss in found]), expected[:, 0], rtol=1e-2, atol=0)

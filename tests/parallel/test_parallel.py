@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_map
 import train
 from model import IGNORE
 from nanoladder import parallel
-from nanoladder.data.batches import validation_batches
-from nanoladder.data.datasets import open_dataset
+from nanoladder.data import ValidationBatches, open_dataset
 from nanoladder.errors import BadInput
 
 TOLERANCE = 1e-4  # of losses, relative: sums in another order, in float32
@@ -369,11 +368,12 @@ def test_a_batch_that_divides_is_taken(n, keys):
 
 @pytest.mark.parametrize("kind", ["dense", "documents"])
 def test_evaluation_is_split_into_as_many_batches_for_each(kind, request):
-    _, _, split = open_dataset(str(request.getfixturevalue(kind)), 0, 16)
-    ours = [list(validation_batches(split, 0, 3, rank, 4)) for rank in range(4)]
+    config = tiny(dataset=str(request.getfixturevalue(kind)), batch_size=12, eval_windows=0)
+    batches = ValidationBatches(open_dataset(config).val, config)
+    ours = [list(batches.share(rank, 4)) for rank in range(4)]
     assert len({len(batches) for batches in ours}) == 1
     seen = [row for batches in ours for _, targets in batches for row in targets.tolist()]
-    everything = [row for _, targets in validation_batches(split, 0, 1) for row in targets.tolist()]
+    everything = [row for _, targets in batches for row in targets.tolist() if set(row) != {IGNORE}]
     assert sorted(row for row in seen if set(row) != {IGNORE}) == sorted(everything)
 
 

@@ -25,7 +25,7 @@ from nanoladder import parallel
 from nanoladder.config import load_config
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 reductions = 0
 
@@ -88,7 +88,7 @@ def main(argv):
     parallel.DistributedDataParallel = CountedDataParallel
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # before 2.13
     setattr(dist, name, counted(getattr(dist, name)))
-    report.plot = lambda *_: None
+    metrics.plot = lambda *_: None
     home = os.getcwd()
     for name, job in json.loads(path.read_text()).items():
         special = job.get("rank_1", {}) if os.environ["RANK"] == "1" else {}

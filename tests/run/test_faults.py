@@ -9,30 +9,32 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import flags, needs_gpu, rows, same, saved, tiny, weights
+from conftest import build, flags, needs_gpu, rows, same, saved, tiny, weights
 
 import train
-from nanoladder import checkpoint
+from nanoladder import checkpoint, data
+from nanoladder.data import Batch
 from nanoladder.run import faults
 
+UNSCALED = torch.amp.GradScaler(enabled=False)
 LOOP = {"float32": {}, "fused": {"adamw_impl": "fused"}, "bfloat16": {"dtype": "bfloat16"}}
 
 
 def batch(config):
     tokens = torch.arange(config.batch_size * config.context_length).reshape(config.batch_size, -1) % 7
-    return tokens, tokens
+    return Batch(tokens, tokens)
 
 
 @pytest.mark.parametrize("keys", LOOP.values(), ids=LOOP)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_not_applied(keys, value):
     config = tiny(vocab_size=8, **keys)
-    model, optimizer = train.build(config, torch.device("cpu"))
-    train.train_step(model, optimizer, batch(config), 1e-2, config)
+    model, optimizer, scaler = build(config)
+    train.train_step(model, optimizer, scaler, batch(config), 1e-2, config)
     model.norm.weight.data[3] = value
     before = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
     before += [{name: tensor.clone() for name, tensor in state.items()} for state in optimizer.state.values()]
-    loss, norm = train.train_step(model, optimizer, batch(config), 1e-2, config)
+    loss, norm = train.train_step(model, optimizer, scaler, batch(config), 1e-2, config)
     assert not math.isfinite(loss + norm)
     before[0]["norm.weight"][3] = model.norm.weight.data[3] = 0.0  # NaN is not equal to itself
     assert same(dict(enumerate(before)), dict(enumerate([model.state_dict(), *optimizer.state.values()])))
@@ -41,16 +43,16 @@ def test_a_step_that_is_not_finite_is_not_applied(keys, value):
 @needs_gpu
 def test_a_gpu_s_fused_kernel_skips_the_update_by_itself():
     config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True)
-    model, optimizer = train.build(config, torch.device("cuda"))
-    tokens = batch(config)[0].cuda()
-    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    model, optimizer, scaler = build(config, "cuda")
+    tokens = batch(config).to("cuda")
+    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
     norm = model.norm.weight.data.clone()
     model.norm.weight.data[3] = math.nan
     head = model.head.weight.detach().clone()
-    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
     assert torch.equal(model.head.weight, head)
     model.norm.weight.data = norm
-    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
     assert not torch.equal(model.head.weight, head)
 
 
@@ -82,31 +84,27 @@ class Lazy:
         return self.value
 
 
-class Optimizer:
-    pass
-
-
 def test_what_a_gpu_computes_is_looked_at_only_when_it_is_due(dense):
-    _, split, _ = train.open_dataset(str(dense), 0, 16)
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), checkpoint.Writer(tiny()))
+    split = data.open_dataset(tiny(dataset=str(dense))).train
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny()))
     for step in range(1, 10):
         watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
-        watch.look(Optimizer(), due=step == 9)
+        watch.look(due=step == 9)
         assert Lazy.reads == (18 if step == 9 else 0)
     watch.add(10, 1e-3, Lazy(math.nan), Lazy(2.0))
     watch.add(11, 1e-3, Lazy(1.0), Lazy(2.0))
-    watch.look(Optimizer(), due=False)
+    watch.look(due=False)
     with pytest.raises(SystemExit, match=r"stopped at step 10: loss nan, gradient norm 2\.0, learning rate 0\.001"):
-        watch.look(Optimizer(), due=True)
+        watch.look(due=True)
 
 
 def test_a_gpu_without_intervals_is_looked_at_now_and_then(dense):
-    _, split, _ = train.open_dataset(str(dense), 0, 16)
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), checkpoint.Writer(tiny()))
+    split = data.open_dataset(tiny(dataset=str(dense))).train
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny()))
     with pytest.raises(SystemExit, match="stopped at step 1:"):
         for step in range(1, faults.LOOK + 1):
             watch.add(step, 1e-3, math.nan, 1.0)
-            watch.look(Optimizer(), due=False)
+            watch.look(due=False)
     assert step == faults.LOOK
 
 
@@ -117,12 +115,12 @@ def poisoned(at_step, poison):
     """train_step, but before the step's forward `poison(model, batch)` is called."""
     original, count = train.train_step, 0
 
-    def step(model, optimizer, batch, lr, config):
+    def step(model, optimizer, scaler, batch, lr, config):
         nonlocal count
         count += 1
         if count == at_step:
             poison(model, batch)
-        return original(model, optimizer, batch, lr, config)
+        return original(model, optimizer, scaler, batch, lr, config)
 
     return step
 
@@ -151,9 +149,9 @@ def test_a_fault_is_named_with_all_that_is_needed(config, run_main, monkeypatch)
     assert all(weight.isfinite().all() for weight in weights(config).values())
     fault = json.loads(Path(config.out_dir, "fault.json").read_text())
     assert fault["step"] == 7 and len(fault["windows_and_phases"]) == config.batch_size
-    _, split, _ = train.open_dataset(config.dataset, 0, config.context_length)
+    split = data.open_dataset(config).train
     inputs = torch.cat([torch.from_numpy(split.read([w], p)[0]) for w, p in fault["windows_and_phases"]])
-    expected = next(train.training_batches(split, config, 6, torch.device("cpu")))[0]
+    expected = next(train.training_batches(split, config, 7, torch.device("cpu")))[0]
     assert torch.equal(inputs, expected)
 
 

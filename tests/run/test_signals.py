@@ -91,7 +91,7 @@ def step(*args):
     time.sleep({seconds})
     return original(*args)
 train.train_step = step
-train.run(train.main)
+train.run_script(train.main)
 """
 
 

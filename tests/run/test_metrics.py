@@ -10,8 +10,10 @@ import torch
 from conftest import ROOT, flags, replace, rows, tiny
 
 import train
-from nanoladder.run import report
-from nanoladder.run.report import plot  # before the fixture no_plots takes it away
+from nanoladder import checkpoint, machine
+from nanoladder.run import clock as clocks
+from nanoladder.run import metrics
+from nanoladder.run.plot import plot
 
 KEYS = {
     *("step", "tokens", "train_loss", "val_loss", "val_bpb"),
@@ -64,12 +66,12 @@ def test_train_loss_is_the_mean_over_the_interval(config):
 
 def test_bits_per_byte():
     meta = {"tokens": {"val": 100}, "bytes": {"val": 250}}
-    assert report.bits_per_byte(math.log(2), meta) == {"val_bpb": pytest.approx(0.4)}
-    assert report.bits_per_byte(1.0, {}) == {}  # a folder made by nanoGPT does not say
+    assert metrics.bits_per_byte(math.log(2), meta) == {"val_bpb": pytest.approx(0.4)}
+    assert metrics.bits_per_byte(1.0, {}) == {}  # a folder made by nanoGPT does not say
 
 
 def test_loss_png_is_an_image(config, monkeypatch):
-    monkeypatch.setattr(report, "plot", plot)
+    monkeypatch.setattr(metrics, "plot", plot)
     train.train(replace(config, eval_interval=3))
     content = Path(config.out_dir, "loss.png").read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n") and content.endswith(b"IEND\xaeB`\x82")
@@ -108,39 +110,46 @@ def test_a_plot_of_one_row_without_measurements(tmp_path):
 )
 def test_mfu_only_for_known_devices(name, tflops, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
-    peak = report.peak_flops(torch.device("cuda"))
+    peak = machine.peak_flops(torch.device("cuda"))
     assert peak == (tflops and tflops * 1e12)
-    metrics = report.throughput(seconds=2.0, tokens=1000, flops_per_token=1e9, peak=peak)
-    assert metrics["step_ms"] == 2000 and metrics["tokens_per_s"] == 500
-    assert metrics.get("mfu") == (tflops and pytest.approx(500e9 / (tflops * 1e12)))
+    found = metrics.throughput(seconds=4.0, n_steps=2, tokens=2000, flops_per_token=1e9, peak_flops=peak)
+    assert found["step_ms"] == 2000 and found["tokens_per_s"] == 500
+    assert found.get("mfu") == (tflops and pytest.approx(500e9 / (tflops * 1e12)))
 
 
 def test_a_cpu_has_no_mfu():
-    assert report.peak_flops(torch.device("cpu")) is None
-    assert report.throughput(None, 1000, 1e9, 1e12) == {}
+    assert machine.peak_flops(torch.device("cpu")) is None
+    assert "mfu" not in metrics.throughput(1.0, 1, 1000, 1e9, None)
+
+
+def test_no_step_has_no_throughput():
+    assert metrics.throughput(0.0, 0, 0, 1e9, 1e12) == {}
 
 
 @pytest.fixture
 def time(monkeypatch):
     """A clock that stands still but for time.now += seconds."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(report.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock.now)
     return clock
 
 
-def test_the_clock_counts_steps_and_leaves_pauses_out(time):
-    clock = report.StepClock(torch.device("cpu"))
-    clock.start(10)
-    assert clock.lap(10) is None  # no step since
+def test_the_clock_stands_still_between_stop_and_start(time):
+    clock = clocks.StepClock(torch.device("cpu"))
+    assert clock.lap() == 0.0
+    clock.start()
     time.now += 6
-    with clock.paused():
-        time.now += 1000
-    time.now += 2
-    assert clock.lap(14) == 2.0
-    with clock.paused():
-        time.now += 1000
+    clock.stop()
+    time.now += 1000
+    clock.start()
+    time.now += 1
+    clock.start()  # it runs already
+    time.now += 1
+    assert clock.lap() == 8.0
+    time.now += 1000
+    clock.start()
     time.now += 3
-    assert clock.lap(15) == 3.0
+    assert clock.lap() == 3.0
 
 
 def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatch):
@@ -155,7 +164,7 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
 
     took(train, "train_step", 1.0)
     took(train, "evaluate", 500.0)
-    took(train.checkpoint, "snapshot", 70.0)
+    took(checkpoint.save, "snapshot", 70.0)
     train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
     timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
     assert timed == [pytest.approx(1000)] * 4
