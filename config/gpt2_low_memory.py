@@ -1,10 +1,10 @@
-"""GPT-2 124M (Radford et al. 2019) in 1.3 GB of a GPU's memory, float32 weights included. Prepare a corpus first:
+"""GPT-2 124M (Radford et al. 2019) in 1.3 GB of GPU memory, float32 weights included. Prepare a corpus first:
 
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 
-Predicted by `python profile.py config/gpt2_low_memory.py --fit --stages=naive`: 1.26 GB of tensors, CUDA's context
-apart, of which the weights are 0.50, the largest gradient 0.15 and the optimizer's state 0.001. Measured on a CPU,
-where products are in bfloat16: 1.18 GB, and 1.96 GB of resident memory.
+Predicted by `python profile.py config/gpt2_low_memory.py --fit --stages=naive`: 1.26 GB of tensors, without CUDA's
+context; of these the weights take 0.50, the largest gradient 0.15 and the optimizer state 0.001. Measured on a CPU
+with products in bfloat16: 1.18 GB of tensors, and 1.96 GB of resident memory.
 """
 
 out_dir = "out/gpt2_low_memory"
@@ -21,9 +21,9 @@ min_lr = learning_rate / 10
 warmup_steps = 2000
 loss_chunks = 64
 checkpointing = "every:1"
-compile_scope = "block"  # the gradients of a block arrive together, those of the model do not
-optimizer = "adafactor"  # 0.01 bytes of state a parameter
-optimizer_in_backward = True  # no two gradients at once
+compile_scope = "block"  # compiled as a whole, the model would deliver all gradients at once
+optimizer = "adafactor"  # 0.01 bytes of state per parameter
+optimizer_in_backward = True  # each gradient is freed before the next arrives
 grad_clip = 0.0
 eval_interval = 1000
 save_interval = 1000

@@ -15,5 +15,5 @@ beta2 = 0.99
 log_interval = 10
 eval_interval = 200
 save_interval = 200
-attention = "matmul"  # in so short a context the fused kernel takes a CPU longer (profile.py --mode=without: 1.34×)
-compile = False  # on a CPU it takes longer to compile than it saves in so short a run
+attention = "matmul"  # the fused kernel is slower on a CPU with so short a context (profile.py --mode=without: 1.34×)
+compile = False  # compiling takes a CPU longer than it saves in so short a run

@@ -1,4 +1,4 @@
-"""The reference model of the measurements: 3.3 M parameters, bytes of the Python standard library."""
+"""Reference model of the measurements: 3.3 M parameters, on the bytes of the Python standard library."""
 
 out_dir = "out/reference"
 dataset = "python_stdlib_byte"

@@ -1,4 +1,4 @@
-"""nanoGPT's recipe for a character-level GPT on the works of Shakespeare: 10.7 M parameters, made for one GPU."""
+"""Character-level GPT on the works of Shakespeare, nanoGPT's recipe for one GPU: 10.7 M parameters."""
 
 out_dir = "out/shakespeare_char"
 dataset = "shakespeare_char"

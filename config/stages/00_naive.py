@@ -1,7 +1,7 @@
-"""The loop a beginner writes after a good tutorial: correct, plain, nothing made slow on purpose.
+"""The loop that a beginner writes after a good tutorial: correct, plain, and nothing slowed down on purpose.
 
-Everything is float32 and eager; attention is the formula of the paper; AdamW is a loop over the parameters;
-gradients are zeroed; the loss is read every step to print it; a batch is cut when it is needed.
+Everything runs in float32 and eagerly. Attention is the formula of the paper, AdamW a loop over the parameters.
+Gradients are zeroed between steps, the loss is read at every step, and each batch is cut when it is needed.
 
 Source:
 - Vaswani et al. 2017, "Attention Is All You Need": https://arxiv.org/abs/1706.03762

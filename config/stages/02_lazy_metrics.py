@@ -1,9 +1,9 @@
-"""The loss stays on the device until it is logged: one wait every log_interval steps instead of one a step.
+"""The loss stays on the device until it is logged: one synchronization every log_interval steps, not one a step.
 
-What: losses are added up on the device; the host reads the sum when a row is logged.
-Why: `.item()` makes the host wait for the device. While it waits it cannot queue the next step, and the device
+What: losses are summed on the device, and the host reads the sum when it logs a row.
+Why: `.item()` makes the host wait for the device. Meanwhile the host cannot queue the next step, and the device
 then idles until the first kernels of that step arrive.
-Cost: none. A CPU is its own host: nothing runs ahead there, so nothing is gained.
+Cost: none. On a CPU nothing is gained: host and device are the same, and nothing runs ahead.
 Source:
 - PyTorch's performance tuning guide, "Avoid unnecessary CPU-GPU synchronization":
   https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html

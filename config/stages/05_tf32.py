@@ -1,10 +1,10 @@
-"""float32 matrix products run on tensor cores, their inputs rounded to TF32.
+"""Matrix products of float32 run on tensor cores, with their inputs rounded to TF32.
 
-What: `torch.set_float32_matmul_precision("high")`: 10 bits of mantissa instead of 23 in a product's inputs,
-sums still in float32.
-Why: from Ampere on, tensor cores multiply TF32 several times faster than the other units multiply float32.
-Cost: products are exact to about three digits. Older GPUs and CPUs have no TF32: nothing changes there. With
-bfloat16 on, little is left that TF32 could speed up.
+What: `torch.set_float32_matmul_precision("high")`: the inputs of a product keep 10 bits of mantissa out of 23; sums
+stay in float32.
+Why: from Ampere on, tensor cores multiply TF32 several times as fast as the other cores multiply float32.
+Cost: products are exact to about three digits. Older GPUs and CPUs have no TF32, and nothing changes there. Once
+bfloat16 is on, few float32 products are left to speed up.
 Source:
 - torch.set_float32_matmul_precision: https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html
 - NVIDIA's A100 white paper (2020):

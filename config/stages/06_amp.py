@@ -1,11 +1,11 @@
-"""Matrix products and what is stored for the backward are in half precision; weights and sums stay float32.
+"""Matrix products and stored activations are in half precision; weights and sums stay in float32.
 
-What: `torch.autocast` around the forward. auto is bfloat16 where the hardware multiplies it, float16 with a
-`GradScaler` on GPUs that have only that, and float32 elsewhere: there nothing changes.
-Why: tensor cores (AMX on a CPU) multiply bfloat16 many times faster than float32, and activations take half the
+What: `torch.autocast` around the forward. auto means bfloat16 if the hardware multiplies it natively, else float16
+with a `GradScaler` on a GPU, and on a CPU float32, which changes nothing.
+Why: tensor cores (on a CPU: AMX) multiply bfloat16 many times as fast as float32, and activations take half the
 memory and half the time to move.
-Cost: 8 bits of mantissa in activations; float16 needs its gradients scaled up, lest they vanish, and skips the
-steps in which they overflow.
+Cost: activations keep 8 bits of mantissa. With float16 the loss is scaled up, lest small gradients vanish, and
+steps whose gradients overflow are skipped.
 Source:
 - Micikevicius et al. 2018, "Mixed Precision Training": https://arxiv.org/abs/1710.03740
 - Kalamkar et al. 2019, on bfloat16: https://arxiv.org/abs/1905.12322

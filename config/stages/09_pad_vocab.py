@@ -1,9 +1,9 @@
 """The vocabulary is padded to a multiple of 64, so that the largest matrix product has aligned rows.
 
-What: 50257 tokens become 50304 rows of the embedding and head. A bias of -∞ keeps the padded rows from ever
-getting probability: they have no gradient, stay zero, and are never sampled.
-Why: tensor cores read rows in aligned pieces; an odd number of columns sends cuBLAS to a slower kernel.
-Cost: 47 rows. A vocabulary that is a multiple of 64 already, such as the 256 bytes, is left as it is.
+What: 50257 tokens become 50304 rows of the embedding and the head. A bias of -∞ keeps the probability of the padded
+rows at zero: they get no gradient, stay zero, and are never sampled.
+Why: tensor cores read rows in aligned pieces; with an odd number of columns cuBLAS falls back to a slower kernel.
+Cost: 47 rows. A vocabulary that is already a multiple of 64, such as the 256 bytes, stays as it is.
 Source:
 - Karpathy 2023, on nanoGPT ("the most dramatic optimization"): https://x.com/karpathy/status/1621578354024677377
 - NVIDIA's guide to matrix multiplication:

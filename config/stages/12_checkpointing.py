@@ -1,8 +1,8 @@
-"""Activations inside a block are thrown away and computed again in the backward.
+"""Activations inside a block are dropped after the forward, and computed again in the backward.
 
-What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1: all of them), sqrt whole segments of
-√n blocks, selective all but the outputs of matrix products and attention.
-Why: a block keeps about 34 bytes an activation in half precision, its input only 2. Memory for compute.
+What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1 all of them), sqrt recomputes segments
+of √n blocks, and selective everything but the outputs of matrix products and attention.
+Why: a block keeps about 34 bytes per activation in half precision, its input only 2. Memory is traded for compute.
 Cost: one more forward, about a third of a step, for every:1 and sqrt; selective repeats only what is cheap.
 Source:
 - Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": https://arxiv.org/abs/1604.06174

@@ -1,9 +1,9 @@
-"""A batch is run in micro-batches whose gradients add up: its size no longer depends on the memory.
+"""A batch runs as micro-batches whose gradients add up: its size no longer depends on the memory.
 
-What: forward and backward of a part of the batch at a time, one update for all of it. Each part's summed loss is
-divided by the number of valid tokens of the whole batch, so padding and the cut change nothing.
-Why: activations grow with what runs at once, not with the batch of the update.
-Cost: smaller products, which fill a large GPU less; on a CPU they fit its caches better and can be faster.
+What: forward and backward for one part of the batch at a time, then one update for all of it. The summed loss of
+each part is divided by the number of valid tokens in the whole batch, so that padding and cuts change nothing.
+Why: activations grow with the sequences that run at once, not with the batch of the update.
+Cost: smaller matrix products, which use a large GPU less well; on a CPU they fit the caches better and can be faster.
 Source:
 - Ott et al. 2018, "Scaling Neural Machine Translation": https://arxiv.org/abs/1806.00187
 - Hugging Face 2024, "Fixing Gradient Accumulation", the error of averaging means:

@@ -1,9 +1,10 @@
-"""One process for each device: every one holds the model and trains on its share of the batch.
+"""One process runs on each device; all hold the model, and each trains on its share of the batch.
 
-What: `torchrun --standalone --nproc_per_node=N train.py ...` starts N processes; `DistributedDataParallel` averages
-their gradients, once a step, bucket by bucket while the backward still runs. Alone, it changes nothing.
-Why: N devices do N times the work, if the reduction hides behind the backward.
-Cost: every process sends and receives about 8 bytes a parameter each step, and holds all of the model's state.
+What: `torchrun --standalone --nproc_per_node=N train.py ...` starts N processes. `DistributedDataParallel` averages
+their gradients once a step, bucket by bucket, while the backward is still running. One process alone is unchanged.
+Why: N devices do N times the work, if the all-reduce hides behind the backward.
+Cost: in each step every process sends and receives about 8 bytes a parameter, and it holds the whole model, its
+gradients and its optimizer state.
 Source:
 - Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training":
   https://arxiv.org/abs/2006.15704

@@ -1,10 +1,12 @@
-"""Each process holds only its share of weights, gradients and optimizer state.
+"""Each process holds only its shard of the weights, the gradients and the optimizer state.
 
-What: FSDP2, `fully_shard` on every block. full: a block's weights are gathered before its forward and its backward
-and dropped again. optimizer: they are gathered once a step and only gradients and optimizer state are shares (ZeRO).
-Why: the 16 bytes a parameter of weight, gradient and AdamW's state become 16 / N: what one device cannot hold, N can.
-Cost: at most half as many bytes again as ddp sends; full gathers once more for every micro-batch. The model is
-compiled block by block. Alone, in one process, nothing is shared.
+What: FSDP2, `fully_shard` on every block. full: the weights of a block are gathered before its forward and again
+before its backward, and freed after each. optimizer: weights are gathered once a step, and only gradients and
+optimizer state are sharded (ZeRO).
+Why: the 16 bytes a parameter of weights, gradients and AdamW's state become 16 / N: N devices hold a model that is
+too large for one.
+Cost: at most one and a half times the bytes that ddp sends; full gathers again for every micro-batch. The model is
+compiled block by block. One process alone shards nothing.
 Source:
 - Rajbhandari et al. 2020, "ZeRO": https://arxiv.org/abs/1910.02054
 - Zhao et al. 2023, "PyTorch FSDP": https://arxiv.org/abs/2304.11277
