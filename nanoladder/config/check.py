@@ -10,7 +10,7 @@ import re
 from typing import Literal, get_args, get_origin
 
 from nanoladder.config.expressions import LONGEST_TEXT, short
-from nanoladder.config.keys import DEFAULTS, PLACES, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, NOT_EMPTY, TYPES, WORDS
 from nanoladder.errors import BadInput
 
 # Ranges of the numbers; every other number is 0 or more.
@@ -157,7 +157,7 @@ def typed(key, value, where):
         if value not in get_args(kind):
             text = short(str(value))
             raise BadInput(f"{where}: {key}={text}: expected {expected(key)}{nearest(text, get_args(kind))}")
-    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (key in PLACES and not value):
+    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (key in NOT_EMPTY and not value):
         raise BadInput(f"{where}: {key}={short(repr(value))}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
     elif kind is str and not (value.isprintable() and len(value) <= LONGEST_TEXT):
         raise BadInput(f"{where}: {key}={short(repr(value))}: expected at most {LONGEST_TEXT} printable characters")

@@ -106,7 +106,7 @@ HEADINGS = {  # of --help, by the first key under each
     "set_to_none": "ladder (`python ladder.py` explains its stages)",
     "log_interval": "logging and checkpoints (intervals in steps; 0: never)",
 }
-PLACES = ("out_dir", "dataset", "init_from", "device")  # text that cannot be empty
+NOT_EMPTY = ("out_dir", "dataset", "init_from", "device")  # texts
 DEFAULTS = dataclasses.asdict(Config())
 ANNOTATIONS = {key: get_args(hint) for key, hint in get_type_hints(Config, include_extras=True).items()}
 MEANINGS = {key: meaning for key, (_, meaning) in ANNOTATIONS.items()}

@@ -18,7 +18,7 @@ PRESETS = sorted(config.STAGES_DIR.parent.glob("*.py"))
 
 @pytest.fixture
 def file(tmp_path):
-    """file(text) -> the path of a config file."""
+    """file(text) writes a config file and returns its path."""
 
     def write(text, name="x.py"):
         path = tmp_path / name
@@ -108,12 +108,12 @@ def test_the_low_memory_preset_scales_gpt2s_learning_rate_by_the_square_root():
         assert scaled.min_lr == pytest.approx(gpt2.min_lr * factor)
 
 
-def test_whole_numbers_become_floats_where_those_are_expected(file):
+def test_whole_numbers_become_floats_if_the_key_takes_floats(file):
     value = load_config([file("grad_clip = 2")]).grad_clip
     assert value == 2.0 and type(value) is float
 
 
-# (the words of the command line, or a file's text), and what the line must name
+# (words of a command line, or the text of a file; parts that the error line must contain)
 BAD_INPUT = [
     # keys
     (["--n_layr=3"], ["n_layr", "command line", "'n_layer'"]),
@@ -189,7 +189,7 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize("given, named", BAD_INPUT, ids=lambda value: repr(value)[:40])
-def test_bad_input_is_one_line_that_names_key_and_place(given, named, file, refused):
+def test_bad_input_ends_in_one_line_that_names_key_and_place(given, named, file, refused):
     words = given if isinstance(given, list) else [file(given)]
     line = refused(load_config, *words)
     assert all(word in line for word in named), line
@@ -198,7 +198,7 @@ def test_bad_input_is_one_line_that_names_key_and_place(given, named, file, refu
 GRAPHS = {"compile_mode": "reduce-overhead"}
 IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 
-# (values that cannot work together, what the line must name: keys, values and a way out)
+# (values that cannot work together; parts of the error line: keys, values and a way out)
 IMPOSSIBLE = [
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "n_embd=99"]),
     (
@@ -245,7 +245,7 @@ def test_every_number_has_a_range(key, refused):
     assert f"{key}=-1" in refused(load_config, f"--{key}=-1")
 
 
-# Written in anger, not by accident; even so, one line.
+# Nobody writes these by accident; even so, one line.
 ODD_INPUT = [
     "learning_rate = 10**400",
     "n_layer = (n_head := 'x') and 3",

@@ -1,4 +1,4 @@
-"""Command lines and config files, good and bad: a Config, or one line and exit code 2; no traceback, and no wait."""
+"""Random command lines and config files: each is a Config, or ends at once in one line and exit code 2."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ N_CASES = 1000
 MODES = ["--mode=ladder", "--mode=each", "--mode=without", "--sweep"]
 COMMANDS = [["train.py"]] * 4 + [["profile.py", mode] for mode in MODES] * 5  # train.py loads torch first, 2 s
 KEYS = sorted(DEFAULTS)
-PRESETS = sorted(config.STAGES_DIR.parent.rglob("[!_]*.py"))  # and the stages
+PRESETS_AND_STAGES = sorted(config.STAGES_DIR.parent.rglob("*.py"))
 ODD_VALUES = [
     *(-1, 0, 1.5, -0.0, 10**30, -(10**30), 1e300, True, False, None, "", "x", "0", "auto", "a\nb", "\0", "\udcff", "é"),
     *("x" * 2000, "9" * 5000, "nan", "inf", "-inf", "1e999", "cuda:99", "every:0", "../..", "💥", b"x", 1j, ...),
@@ -109,14 +109,14 @@ ODD_LINES = [
 
 
 def choices(kind):
-    """Every text or number that a Literal in the type allows."""
+    """All values that the Literals in a type allow."""
     if get_origin(kind) is None:
         return []
     return [value for part in get_args(kind) for value in ([part] if not isinstance(part, type) else choices(part))]
 
 
 def good_value(rng, key):
-    """A value that the key takes, whatever most others are."""
+    """A value that the key takes, in most combinations with others."""
     kind, default = TYPES[key], DEFAULTS[key]
     if choices(kind):
         return rng.choice(choices(kind))
@@ -132,7 +132,7 @@ def bad_value(rng, key):
 
 
 def bad_name(rng, key):
-    """A slip of the fingers, or something else altogether."""
+    """A key with a typo, or something else altogether."""
     place = rng.randrange(len(key))
     return rng.choice(
         [
@@ -143,7 +143,7 @@ def bad_name(rng, key):
 
 
 def expression(rng, depth=2):
-    """Arithmetic on keys and numbers, good or bad."""
+    """Random arithmetic on keys and numbers, valid or not."""
     if depth == 0 or rng.random() < 0.3:
         return rng.choice([repr(rng.randrange(9)), repr(rng.random()), rng.choice(KEYS), repr(rng.choice(ODD_VALUES))])
     left, right = expression(rng, depth - 1), expression(rng, depth - 1)
@@ -151,7 +151,7 @@ def expression(rng, depth=2):
 
 
 def words(rng, good):
-    """Some words of a command line."""
+    """Words of a command line that set one key; if not good, something in them may be wrong."""
     key = rng.choice(KEYS)
     value = good_value(rng, key)
     if good:
@@ -166,7 +166,7 @@ def words(rng, good):
 
 
 def line(rng, good):
-    """A line of a config file."""
+    """A line of a config file; if not good, something in it may be wrong."""
     key = rng.choice(KEYS)
     value = good_value(rng, key)
     if good:
@@ -184,7 +184,7 @@ def line(rng, good):
 
 
 def case(number, folder):
-    """A command line, with its files written into folder. Two in five have nothing bad in them."""
+    """A command line, whose files are written into folder. Two in five contain good words and lines only."""
     rng = random.Random(number)
     files = [[line(rng, good=True) for _ in range(rng.randrange(4))] for _ in range(rng.randrange(3))]
     argv = [words(rng, good=True) for _ in range(rng.randrange(4))]
@@ -199,7 +199,7 @@ def case(number, folder):
         path.write_bytes("\n".join(lines).encode(errors="surrogatepass"))
         argv.append([str(path)])
     if rng.random() < 0.2:
-        argv.append([str(rng.choice(PRESETS))])
+        argv.append([str(rng.choice(PRESETS_AND_STAGES))])
     rng.shuffle(argv)
     return [word for part in argv for word in part]
 
@@ -215,7 +215,7 @@ def test_1000_command_lines_and_files_are_a_config_or_one_line(tmp_path, run_mai
         if result.code == 0:
             valid += 1
             assert result.err == result.out == ""
-            assert_says_all(found[0])
+            assert_round_trip(found[0])
         else:
             assert result.code == 2 and result.out == "", argv
             assert is_one_line(result.err), argv
@@ -239,7 +239,7 @@ def test_24_real_commands_end_in_one_line(tmp_path):
 
 
 def refused_cases(folder):
-    """Command lines that are no Config and that a shell can pass on, each with files of its own, without end."""
+    """Yields command lines without end that make no Config, each with files of its own. A shell can pass them on."""
     for number in itertools.count():
         (folder / str(number)).mkdir()
         argv = case(number, folder / str(number))
@@ -250,8 +250,8 @@ def refused_cases(folder):
                 yield argv
 
 
-def assert_says_all(found):
-    """Every value has its type, and as words of a command line they make the same config."""
+def assert_round_trip(found):
+    """Asserts that every value has its type, and that given on a command line the values make the same config."""
     values = dataclasses.asdict(found)
     assert all(config.typed(key, value, "again") == value for key, value in values.items())
     assert load_config([f"--{key}={value}" for key, value in values.items()]) == found
