@@ -1,8 +1,8 @@
-"""Predicts the memory of a training step, what fits into a given memory, and what a run costs.
+"""Predicts the memory of a training step, the largest micro-batch that fits, and the cost of a run.
 
-The step is train.py's own, run on fake tensors: they have a shape and a dtype but no numbers. So it takes a second and
-needs no accelerator, yet allocates and frees what a real step does, and a ledger counts every byte that is alive. No
-constant is fitted: the few that there are come from PyTorch's source. What torch.compile saves is not predicted.
+train.py's own step runs on fake tensors, which have a shape and a dtype but no numbers. That takes a second and no
+accelerator, yet allocates and frees what a real step does, and a ledger counts the bytes that are alive. Nothing is
+fitted to measurements; the few constants are PyTorch's. What torch.compile saves is not predicted.
 """
 
 import bisect
@@ -25,21 +25,21 @@ from model import GPT
 from nanoladder import machine, optim
 from nanoladder.data.batches import tokens_seen
 from nanoladder.errors import BadInput
-from nanoladder.machine import choose_dtype
 from nanoladder.run import faults
+from nanoladder.run.memory import block_activations, divisors, product_dtype, share_of_process
 
-CUDA_BLOCK = 512  # bytes; the CUDA allocator rounds every tensor up to a multiple of it
+CUDA_BLOCK = 512  # bytes; CUDA's allocator rounds every tensor up to a multiple of this
 aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one process's tensors in a step, when the optimizer has its state: from the second step on.
+    """Bytes of one process's tensors in a step, from the second step on, when the optimizer has its state.
 
-    activations: what the forward of one micro-batch leaves for the backward, with autocast's half-precision copies of
-    the weights. block: what one transformer block leaves of them. temporary: how far the peak is above the end of the
-    forward. The parts add up to the peak only where gradients are there during the forward; where they are dropped
-    between steps they grow while activations go, and are a part of temporary.
+    activations: all that the forward of one micro-batch keeps for the backward, with autocast's half-precision copies
+    of the weights. block: the part of them that one transformer block keeps. temporary: the peak less all that is
+    alive at the end of the forward. The parts add up to the peak if gradients are kept between steps; if they are
+    dropped, they grow while activations are freed, and are within temporary.
     """
 
     weights: int
@@ -52,8 +52,11 @@ class Memory:
     peak: int
 
 
+# -- counting the bytes of a step
+
+
 class Ledger(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive (now), and the most there ever were (peak)."""
+    """Counts the bytes of all storages that are alive (now), and their maximum over time (peak)."""
 
     def __init__(self, on_cuda):
         super().__init__()
@@ -63,55 +66,55 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # it calls what has bytes itself
+            return NotImplemented  # a wrapper has no bytes: its inner tensors come by themselves
         result = operator(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.alive:
-                self.enter(tensor.untyped_storage())
-        self.peak = max(self.peak, self.now + self.inside(operator, args))
+                self.add(tensor.untyped_storage())
+        self.peak = max(self.peak, self.now + self.scratch(operator, args))
         return result
 
-    def enter(self, storage):
+    def add(self, storage):
         size = storage.nbytes()
         if self.on_cuda:
             size = math.ceil(size / CUDA_BLOCK) * CUDA_BLOCK
         self.alive.add(storage)
         self.now += size
-        weakref.finalize(storage, self.leave, size)
+        weakref.finalize(storage, self.subtract, size)
 
-    def leave(self, size):
+    def subtract(self, size):
         self.now -= size
 
-    def inside(self, operator, args):
-        """Bytes that a kernel allocates for itself and frees before it returns, where they count."""
+    def scratch(self, operator, args):
+        """Bytes that a kernel allocates for itself and frees before it returns, for the kernels that take many."""
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dim()]
-        if self.on_cuda:  # the backward of fused attention adds up dq in float32 (mha_bwd in PyTorch's flash_api.cpp)
+        if self.on_cuda:  # fused attention's backward sums dq in float32 (mha_bwd in PyTorch's flash_api.cpp)
             fused = "attention_backward" in operator.name() and tensors[0].itemsize == 2
             return 4 * tensors[0].numel() if fused else 0
         if torch.Tag.pointwise not in operator.tags or len({tensor.dtype for tensor in tensors}) < 2:
             return 0
-        # Operands of two dtypes are first copied to the common one on a CPU (TensorIterator); CUDA casts as it reads.
+        # A CPU copies operands of two dtypes to their common one first (TensorIterator); CUDA casts as it reads.
         common = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         return sum(common.itemsize * tensor.numel() for tensor in tensors if tensor.dtype != common)
 
 
 @contextlib.contextmanager
-def like_cuda(attention):
-    """Inside, the model takes CUDA's path through PyTorch on tensors of the CPU, wherever the two differ.
+def cuda_kernels(attention):
+    """Lets the model allocate on CPU tensors as CUDA's kernels do, wherever the two differ.
 
-    A PyTorch that finds no GPU cannot run a backward on fake CUDA tensors (2.13), so a step is traced on the CPU.
+    PyTorch 2.13 cannot run a backward on fake CUDA tensors unless it finds a GPU, so every step is traced on the CPU.
     """
     softmax, dropout = torch.Tensor.softmax, F.dropout
 
     def attend(q, k, v, dropout_p, is_causal):
-        if q.itemsize == 2 and attention != "efficient":  # cuDNN's kernel keeps what flash keeps
+        if q.itemsize == 2 and attention != "efficient":  # cuDNN's kernel keeps the same tensors as flash
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
         return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
 
-    def softmax_in_float32(x, dim):  # by autocast, there and not on a CPU
+    def softmax_in_float32(x, dim):  # CUDA's autocast does this, the CPU's does not
         return softmax(x.float() if torch.is_autocast_enabled("cpu") else x, dim)
 
-    def dropout_by_bool(x, p, training, inplace):  # the mask is bool there; on a CPU it has the dtype of x
+    def dropout_by_bool(x, p, training, inplace):  # CUDA's mask is bool, the CPU's has the dtype of x
         return torch.native_dropout(x, p, True)[0] if p and training else dropout(x, p, training, inplace)
 
     with (
@@ -124,74 +127,26 @@ def like_cuda(attention):
 def cublas_workspaces():
     """Bytes of cuBLAS's workspaces: one for the forward's thread, one for the backward's (CublasHandlePool.cpp)."""
     large = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] in (9, 10)
-    return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and Blackwell of data centers, or any other
-
-
-def predict_memory(config, device_type="cpu", world_size=1):
-    """Memory of a step of `config` in one of world_size processes, all operations eager.
-
-    On "cuda", bytes as torch.cuda.max_memory_allocated counts them: without CUDA's own context (about half a GB) and
-    what the allocator keeps free. Where there is no GPU to ask, it is taken for a Hopper or Blackwell.
-    """
-    if device_type not in ("cpu", "cuda"):
-        raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
-    if config.vocab_size == 0:
-        raise BadInput("vocab_size=0: memory depends on it; expected a number, such as --vocab_size=50257")
-    if config.micro_batch_size == "auto":
-        raise BadInput("micro_batch_size=auto is found by training; to predict memory a number is expected, such as 8")
-    if config.batch_size % world_size:
-        raise BadInput(f"batch_size={config.batch_size} does not divide among world_size={world_size} processes")
-    config = of_one_process(config, world_size)
-    several = config.micro_batch_size < config.batch_size
-    in_buckets = world_size > 1 and config.shard == "none"  # DDP's, which stay
-    traced = dataclasses.replace(
-        config,
-        batch_size=config.micro_batch_size,
-        # The second micro-batch finds gradients in any case
-        set_to_none=config.set_to_none and not several and not in_buckets,
-        dtype=product_dtype(config, device_type),
-        # What allocates nothing, or cannot be traced: one trace for all.
-        **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        **{"compile": False, "ddp": False},
-    )
-    memory = trace(traced, device_type)
-    n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
-    inputs = n_batches * config.batch_size // config.micro_batch_size * memory.inputs
-    memory = dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
-    return sharded(memory, config, world_size)
-
-
-def of_one_process(config, world_size):
-    """The config with the batch and the micro-batch of one of world_size processes."""
-    batch_size = config.batch_size // world_size
-    micro_batch_size = min(config.micro_batch_size or batch_size, batch_size)
-    return dataclasses.replace(config, batch_size=batch_size, micro_batch_size=micro_batch_size)
-
-
-def product_dtype(config, device_type):
-    """The name of the dtype of products; auto is taken for half precision on a GPU, where bytes are all that counts."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "bfloat16" if device_type == "cuda" else str(choose_dtype("auto", torch.device("cpu"))).split(".")[1]
+    return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and data-center Blackwell, or any other
 
 
 @functools.cache
 def trace(config, device_type):
-    """Memory of train_step on fake tensors; the whole batch is one micro-batch."""
+    """Memory of train.py's step on fake tensors, the whole batch as one micro-batch; only here is train.py called."""
     ledger = Ledger(device_type == "cuda")
-    path = like_cuda(config.attention) if ledger.on_cuda else contextlib.nullcontext()
+    kernels = cuda_kernels(config.attention) if ledger.on_cuda else contextlib.nullcontext()
     if config.optimizer == "adamw8bit":
-        know_fractions()
-    sure = patch.object(faults, "may_update", lambda *_: True)  # there are no values to look at
-    numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some, and fake tensors have none
-    with FakeTensorMode(), ledger, path, sure, numbers:
+        build_8bit_tables()
+    finite = patch.object(faults, "may_update", lambda *_: True)  # there are no numbers to check
+    numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
+    with FakeTensorMode(), ledger, kernels, finite, numbers:
         model = GPT(config)
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         gradients = ledger.now - weights
-        optimizer.step()  # makes the state
+        optimizer.step()  # creates the optimizer's state
         state = ledger.now - weights - gradients
         if config.optimizer_in_backward:
             gradients = max(parameter.grad.nbytes for parameter in model.parameters())
@@ -199,11 +154,11 @@ def trace(config, device_type):
             optim.update_in_backward(optimizer)
         batch = torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind()
 
-        whole, block = watch(model, ledger), watch(model.blocks[0], ledger)
+        whole, block = record_forwards(model, ledger), record_forwards(model.blocks[0], ledger)
         optimizer.scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         ledger.peak = 0
         train.train_step(model, optimizer, batch, config.learning_rate, config)
-    (start, end), (block_start, block_end) = whole[:2], block[:2]  # later ones are recomputed
+    (start, end), (block_start, block_end) = whole[:2], block[:2]  # later forwards recompute
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
     return Memory(
         weights=weights,
@@ -217,8 +172,8 @@ def trace(config, device_type):
     )
 
 
-def know_fractions():
-    """Has torchao compute the fractions that codes stand for, once: not by tensors without numbers."""
+def build_8bit_tables():
+    """Lets torchao compute and cache its quantization tables with real numbers, as fake tensors have none."""
     machine.eight_bit_library(torch.device("cpu"))
     from torchao.optim.subclass_8bit import OptimState8bit
 
@@ -226,84 +181,105 @@ def know_fractions():
         OptimState8bit.zeros(256, signed)
 
 
-def watch(module, ledger):
-    """A list that grows with every forward of the module: bytes alive before it, bytes alive after it."""
+def record_forwards(module, ledger):
+    """A list that every forward of the module appends to: bytes alive before, bytes alive after."""
     moments = []
     module.register_forward_pre_hook(lambda *_: moments.append(ledger.now))
     module.register_forward_hook(lambda *_: moments.append(ledger.now))
     return moments
 
 
-def sharded(memory, config, world_size):
-    """Memory of one process of world_size, each of which keeps its part of what config.shard says: an estimate.
+# -- predictions
 
-    Optimizer state and gradients are shared; weights too, but for the forward and backward they are gathered: all of
-    them with shard=optimizer; with full those of two blocks (one computes, the next comes) and what is outside blocks.
+
+def predict_memory(config, device_type="cpu", world_size=1):
+    """Memory of a step in one of world_size processes, as if nothing were compiled.
+
+    On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
+    that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. Raises BadInput if the config
+    leaves the step open or the optimizer's package is missing.
+    """
+    if device_type not in ("cpu", "cuda"):
+        raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
+    if config.vocab_size == 0:
+        raise BadInput("vocab_size=0: memory depends on it; expected a number, such as --vocab_size=50257")
+    if config.micro_batch_size == "auto":
+        raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
+    if config.batch_size % world_size:
+        raise BadInput(
+            f"batch_size={config.batch_size} does not divide among world_size={world_size} processes; "
+            f"expected a multiple of {world_size}"
+        )
+    config = share_of_process(config, world_size)
+    accumulates = config.micro_batch_size < config.batch_size
+    ddp_buckets = world_size > 1 and config.shard == "none"  # hold the gradients from step to step
+    traced = dataclasses.replace(
+        config,
+        batch_size=config.micro_batch_size,
+        set_to_none=config.set_to_none and not accumulates and not ddp_buckets,
+        dtype=product_dtype(config, device_type),
+        # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
+        **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
+        **{"compile": False, "ddp": False},
+    )
+    memory = trace(traced, device_type)
+    n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
+    inputs = n_batches * config.batch_size // config.micro_batch_size * memory.inputs
+    memory = dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
+    return shard_memory(memory, config, world_size)
+
+
+def shard_memory(memory, config, world_size):
+    """Memory of one of world_size processes that share what config.shard says: an estimate.
+
+    Each keeps its share of optimizer state, gradients and weights. For forward and backward weights are gathered: with
+    shard=optimizer all of them, with full those outside blocks and of two blocks, of which one computes and the other
+    is next.
     """
     if config.shard == "none" or world_size == 1:
         return memory
     outside = 4 * config.n_embd * (config.vocab_size + config.context_length)  # float32
-    whole = min(outside + 2 * (memory.weights - outside) // config.n_layer, memory.weights)
-    gathered = memory.weights if config.shard == "optimizer" else whole
-    parts = {
+    unsharded = min(outside + 2 * (memory.weights - outside) // config.n_layer, memory.weights)
+    gathered = memory.weights if config.shard == "optimizer" else unsharded
+    shares = {
         "weights": min(gathered + memory.weights // world_size, memory.weights),
-        "gradients": whole + max(memory.gradients - whole, 0) // world_size,
+        "gradients": unsharded + max(memory.gradients - unsharded, 0) // world_size,
         "optimizer": memory.optimizer // world_size,
     }
-    gone = {key: getattr(memory, key) - size for key, size in parts.items()}
+    saved = {part: getattr(memory, part) - size for part, size in shares.items()}
     resident = memory.weights + memory.gradients + memory.optimizer + memory.inputs + memory.activations
-    if resident > memory.peak - memory.temporary:  # gradients are dropped between steps: not there in the forward
-        gone.pop("gradients", None)
-    return dataclasses.replace(memory, **parts, peak=memory.peak - sum(gone.values()))
-
-
-def divisors(n):
-    return [size for size in range(1, n + 1) if n % size == 0]
+    if resident > memory.peak - memory.temporary:  # gradients are dropped between steps: none in the forward
+        del saved["gradients"]
+    return dataclasses.replace(memory, **shares, peak=memory.peak - sum(saved.values()))
 
 
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
-    """The largest micro_batch_size, of those that divide a process's batch, whose peak fits; 0 where none does."""
-    batch_size = config.batch_size // world_size
-    sizes = [0, *divisors(batch_size)]
+    """The largest micro_batch_size whose predicted peak fits, of the divisors of a process's batch; 0 if none does."""
+    sizes = [0, *divisors(config.batch_size // world_size)]
 
-    def memory(index):
+    def predict(index):
         sized = dataclasses.replace(config, micro_batch_size=sizes[index])
         return predict_memory(sized, device_type, world_size)
 
     low, high = 0, len(sizes) - 1
-    most = memory(high)
+    most = predict(high)
     if most.peak <= memory_bytes:
         return sizes[high]
     peaks = {low: most.weights + most.gradients + most.optimizer, high: most.peak}
-    while high - low > 1:  # sizes[low] fits, sizes[high] does not; between them memory is nearly a straight line
+    while high - low > 1:  # sizes[low] fits, sizes[high] does not; between them the peak is nearly a straight line
         share = (memory_bytes - peaks[low]) / (peaks[high] - peaks[low])
         guess = bisect.bisect(sizes, sizes[low] + share * (sizes[high] - sizes[low])) - 1
         middle = min(max(guess, low + 1), high - 1)
-        peaks[middle] = memory(middle).peak
+        peaks[middle] = predict(middle).peak
         low, high = (middle, high) if peaks[middle] <= memory_bytes else (low, middle)
     return sizes[low]
 
 
-def block_activations(config, device_type="cpu"):
-    """Bytes that a block keeps of a micro-batch, by the formula of Korthikanti et al. 2022 (equation 2).
-
-    It is s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads, in half precision with dropout:
-    two bytes a number and one a mask are in the 34 and the 5. Here also without dropout (no masks), in float32 (four
-    bytes) and with fused attention (no a·s/h). A traced block keeps more under autocast, where the residual stream
-    stays float32 and the weights are kept in half precision too, and less where it is recomputed.
-    """
-    s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
-    number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
-    linear = 16 * number + 2 * mask  # what norms, products and GELU read
-    quadratic = number + mask * (number + 1) if config.attention == "matmul" else 0  # softmax, then its dropout
-    return s * b * h * linear + a * s * s * b * quadratic
-
-
 def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
-    """What the run of a config takes.
+    """The cost of a run: {n_params, flops_per_token, tokens, pf_days, hours}.
 
-    n_params, flops_per_token and tokens; pf_days, of 86400·10¹⁵ FLOP each; and the hours on world_size devices that do
-    a share of mfu of peak_flops (FLOP/s; the default is an H100's and H200's in bfloat16).
+    A PF-day is 86400·10¹⁵ FLOP. The hours are those of world_size devices at the share mfu of peak_flops each (FLOP/s;
+    the default is an H100's or H200's in bfloat16).
     """
     with FakeTensorMode():
         model = GPT(config)
@@ -319,9 +295,9 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
 
 
 def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1):
-    """The text of what a run of `config` costs and of the memory of every row (name, config), with vocab_size known.
+    """Text: the cost of the run, and a table of the memory of every row (name, config), whose vocab_size is known.
 
-    With memory_gb (1e9 bytes), also the largest micro-batch that fits into it.
+    With memory_gb (1e9 bytes) the table has the largest micro-batch that fits.
     """
     cost = costs(config, mfu, peak_flops, world_size)
     each = f" in each of {world_size} processes" if world_size > 1 else ""
@@ -329,14 +305,14 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
         f"{cost['n_params'] / 1e6:.1f} M parameters, {cost['flops_per_token'] / 1e9:.3f} GFLOP a token",
         f"{cost['tokens'] / 1e9:.3f} G tokens in {config.max_steps} steps: {cost['pf_days']:.3g} PF-days, "
         f"{cost['hours']:.3g} hours at {mfu:.0%} of {world_size} × {peak_flops / 1e12:.0f} TFLOP/s",
-        f"predicted GB of tensors on {device_type}{each} (formula: what a block keeps by Korthikanti et al. 2022)",
+        f"predicted GB of tensors on {device_type}{each} (formula: activations of a block, Korthikanti et al. 2022)",
         "",
     ]
     parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
     table = [["stage", *parts, "B/param", "block MB", "formula MB"] + [f"fits {memory_gb:g} GB"] * (memory_gb > 0)]
     for name, row in tqdm(rows, unit="stage", leave=False):
         memory = predict_memory(row, device_type, world_size)
-        formula = block_activations(of_one_process(row, world_size), device_type)
+        formula = block_activations(share_of_process(row, world_size), device_type)
         cells = [name + "*" * row.compile, *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts)]
         cells += [f"{memory.peak / cost['n_params']:.1f}", f"{memory.block / 1e6:.1f}", f"{formula / 1e6:.1f}"]
         if memory_gb > 0:

@@ -1,13 +1,13 @@
-"""Keeps a run within the memory that there is: chooses the micro-batch, warns, and explains where it ran out.
+"""The memory of a run: finds the micro-batch that fits, warns if a step may not fit, explains where memory ran out.
 
-predict.py says what a step needs; what fits is tried in a process of its own (measure.py trial), which leaves nothing.
+lab/advise.py predicts what a step takes, lab/measure.py tries it. Both are asked in a child process: nothing here
+imports the training step, and a child that ends leaves no memory taken.
 """
 
 import bisect
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import subprocess
 import sys
@@ -16,242 +16,263 @@ from pathlib import Path
 
 import torch
 
-from lab import predict
-from nanoladder import machine, parallel
-from nanoladder.config import check
-from nanoladder.data.datasets import find_folder, read_meta
+from nanoladder import checkpoint, machine, parallel
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
-settled = {}  # the micro_batch_size that auto found for this run, by its key
-MARGIN = 0.1  # of the memory stays free: for kernels' own needs, fragments, and what the prediction does not know
+MARGIN = 0.1  # share of the memory that stays free: for what kernels allocate, fragmentation, errors of the prediction
 
 
-def settle(config, device, chosen):
-    """The config with micro_batch_size a number; what was chosen and why is added to `chosen`.
+# -- before training
 
-    On a CPU, where running out of memory ends the process without a word, warns if a step may not fit.
+
+def resolve_micro_batch(config, device):
+    """Returns the config with micro_batch_size as a number, the same in every process.
+
+    Given "auto", tries micro-batches in child processes, and prints what was chosen and why. Given a number on a CPU,
+    where the system may kill a process that takes too much, prints a warning if a step is predicted not to fit.
+    Raises MemoryError if not even one sequence fits. vocab_size has to be known.
     """
     if config.memory_gb and device.type == "cuda":
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size == "auto":
-        size, chosen["micro"] = parallel.from_first(lambda: largest_micro_batch(config, device))
-        settled["micro_batch_size"] = size
-        return dataclasses.replace(config, **settled)
+        size, reason = parallel.from_first(lambda: find_micro_batch(config, device))
+        print(f"micro_batch_size={size}: {reason}", flush=True)
+        return dataclasses.replace(config, micro_batch_size=size)
     if device.type == "cpu" and parallel.rank() == 0:
-        warn(config, device)
+        warn_if_too_large(config, device)
     return config
 
 
-def available(config, device):
-    """Bytes that a step's tensors may take: memory_gb, or this process's part of what is free on the device."""
-    return config.memory_gb * 1e9 or machine.free_memory(device)
-
-
-def largest_micro_batch(config, device):
-    """(the largest micro_batch_size whose trial fits, why). Raises MemoryError if not one sequence fits.
+def find_micro_batch(config, device):
+    """Returns the largest micro_batch_size whose trial fits, and the reason as text. Raises MemoryError if none fits.
 
     Starts from the prediction. A trial that runs out of memory is followed by the next smaller divisor of this
-    process's share of the batch, one that leaves room (compiled steps need less than predicted) by the next larger.
+    process's share of the batch; one that leaves room, as compiled steps often do, by the next larger.
     """
-    there = available(config, device)
-    world_size = parallel.world_size()
-    sizes = predict.divisors(config.batch_size // world_size)
-    predicted = predicted_micro_batch(config, device, there)
-    if world_size > 1 and config.shard != "none":  # no process could try it alone
+    available = available_bytes(config, device)
+    sizes = divisors(config.batch_size // parallel.world_size())
+    predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size", sizes[-1])
+    if parallel.world_size() > 1 and config.shard != "none":  # a single process cannot try a sharded step
         if not predicted:
-            raise MemoryError("micro_batch_size=auto: not one sequence is predicted to fit")
-        return predicted, f"{predicted} at a time, predicted to be the most that fits into {gb(there)}"
+            raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
+        return predicted, f"the most predicted to fit into {gb(available)}; sharded steps are not tried"
     index = max(0, bisect.bisect(sizes, predicted) - 1)
-    taken = trial(config, sizes[index], device, there)
-    if taken:
-        while index + 1 < len(sizes) and taken * sizes[index + 1] / sizes[index] < (1 - MARGIN) * there:
-            if not (more := trial(config, sizes[index + 1], device, there)):
+    peak = trial(config, sizes[index], device, available)
+    if peak:
+        while index + 1 < len(sizes) and peak * sizes[index + 1] / sizes[index] < (1 - MARGIN) * available:
+            if not (larger := trial(config, sizes[index + 1], device, available)):
                 break
-            index, taken = index + 1, more
-    while not taken:
+            index, peak = index + 1, larger
+    while not peak:
         if index == 0:
-            raise MemoryError(f"micro_batch_size=auto: not one sequence fits into {gb(there)}")
+            raise MemoryError(f"micro_batch_size=auto: not one sequence fits into {gb(available)}")
         index -= 1
-        taken = trial(config, sizes[index], device, there)
-    why = "the most that fits" if index + 1 < len(sizes) else "all of the batch"
-    return sizes[index], (
-        f"{sizes[index]} at a time, {why}: a trial took {gb(taken)} of {gb(there)}, of which {MARGIN:.0%} stay free"
-    )
+        peak = trial(config, sizes[index], device, available)
+    why = "the most that fits" if index + 1 < len(sizes) else "the whole batch of a process"
+    return sizes[index], f"{why}; a trial took {gb(peak)} of {gb(available)}, of which {MARGIN:.0%} stay free"
 
 
-def trial(config, size, device, there):
-    """Bytes that two steps of micro-batches of a size take in a process of its own; None if they do not fit."""
+def trial(config, size, device, available):
+    """Bytes that two steps with micro-batches of `size` take in a process of their own; None if they do not fit.
+
+    Raises BadInput if they fail for another reason.
+    """
     print(f"micro_batch_size=auto: trying {size}", flush=True)
     share = config.batch_size // parallel.world_size()
-    keys = dataclasses.asdict(config) | {
-        "micro_batch_size": size,
-        "batch_size": min(2 * size, share),  # the second micro-batch finds the gradients of the first
-        "device": str(device),
-        "memory_gb": (1 - MARGIN) * there / 1e9,
-        **{"stage": "", "num_workers": 0, "batch_warmup_steps": 0, "shard": "none"},
-    }
-    words = ["-m", "lab.measure", "trial", *(f"--{key}={value}" for key, value in keys.items())]
-    alone = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
-    alone["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), alone.get("PYTHONPATH")]))
-    process = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=alone)
+    tried = dataclasses.replace(
+        config,
+        micro_batch_size=size,
+        batch_size=min(2 * size, share),  # the second micro-batch adds to the gradients of the first
+        batch_warmup_steps=0,
+        num_workers=0,
+        device=str(device),
+        memory_gb=(1 - MARGIN) * available / 1e9,
+    )
+    process = run_child("lab.measure", "trial", config=tried)
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])["bytes"]
-    if process.returncode < 0 or machine.out_of_memory(process.stderr):  # the system may have killed it
+    if process.returncode < 0 or machine.out_of_memory(process.stderr):  # below 0: killed, perhaps by the system
         return None
-    reason = (process.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+    reason = (process.stderr.strip().splitlines() or ["no error message"])[-1].removeprefix("error: ")
     raise BadInput(f"micro_batch_size=auto: the trial of {size} failed: {reason}; expected a step that runs")
 
 
-def warn(config, device):
-    """Prints a line if a step is predicted not to fit; the prediction, of a second, only where it may be so."""
-    there = available(config, device)
-    if rough(config, parallel.world_size()) < there / 4:
+def warn_if_too_large(config, device):
+    """Prints one line if a step is predicted not to fit. Predicts, which takes seconds, only if it is a close call."""
+    available = available_bytes(config, device)
+    if estimate_peak(config, parallel.world_size()) < available / 4:
         return
-    peak = predicted_peak(config, device)
-    if not there < peak < math.inf:
+    peak = ask("peak", config, device, available).get("peak", 0)
+    if peak <= available:
         return
-    changes = (f"--{key}={value}" for key, value, less in savings(config, device, there) if less < there)
-    advice = f"; {change} is predicted to fit" if (change := next(changes, None)) else ""
+    savings = ask("savings", config, device, available).get("savings", [])
+    change = next((f"; --{key}={value} is predicted to fit" for key, value, less in savings if less < available), "")
     print(
-        f"warning: a step is predicted to take {gb(peak)} where {gb(there)} are free: the system may end this run "
-        f"without a word{advice}",
+        f"warning: a step is predicted to take {gb(peak)}, and {gb(available)} are free: the system may kill this run "
+        f"without an error message{change}",
         file=sys.stderr,
     )
 
 
-def rough(config, world_size):
-    """Bytes of a step by arithmetic alone: weights, gradients, and most of what a forward keeps."""
-    one = predict.of_one_process(config, world_size)
-    n_params = 12 * one.n_layer * one.n_embd**2 + (one.vocab_size + one.context_length) * one.n_embd
-    n_blocks = one.n_layer if one.checkpointing == "none" else 1
-    logits = 4 * one.micro_batch_size * one.context_length * one.vocab_size // max(1, one.loss_chunks)
-    return 8 * n_params + n_blocks * predict.block_activations(one) + logits
+# -- out of memory
+
+
+def is_out_of_memory(error):
+    """True if an exception says that memory ran out: a GPU's, a CPU's, or Python's."""
+    return isinstance(error, RuntimeError | MemoryError) and bool(machine.out_of_memory(summary(error)))
+
+
+def explain(config, device, available, error):
+    """Prints why memory ran out, what a step's memory is made of and what to change; once over all processes.
+
+    config: micro_batch_size may be "auto" and vocab_size 0 still. available: bytes that the run could take, measured
+    before it took any; 0: what is free now. The model's memory is released first, unless the caller refers to it.
+    """
+    lines = [f"error: out of memory: {summary(error)}"]
+    if parallel.world_size() > 1 and parallel.said_before("error: out of memory"):
+        return
+    traceback.clear_frames(error.__traceback__)
+    try:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        available = available or available_bytes(config, device)
+        lines += explanation(config, device, available)
+    except RuntimeError as another:
+        if not is_out_of_memory(another):
+            raise
+        lines[0] += "; not even CUDA's context fits: end what else runs on the GPU, or choose another --device"
+    print("\n".join(lines), file=sys.stderr)
+
+
+def explanation(config, device, available):
+    """Yields lines: the parts of a step's peak, what to change (the cheapest first), where the run can go on from.
+
+    The first two are missing if nothing can be predicted, for want of memory or of the optimizer's package.
+    """
+    advice = ask("savings", config, device, available)
+    if advice:
+        peak, savings = advice["peak"], [(f"--{key}={value}", less) for key, value, less in advice["savings"]]
+        parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
+        eager = " if it is not compiled" * config.compile
+        yield f"A step is predicted to take {gb(peak)}{eager}, of {gb(available)} available on {device}: {parts}."
+        if peak < available:
+            yield "That should fit: another process may have taken memory, or the free memory is fragmented."
+        if savings:
+            yield "What to change, the cheapest first, each with the peak that it is predicted to lead to alone:"
+        fits = next((change for change, less in savings if less < (1 - MARGIN) * available), None)
+        for change, less in savings:
+            yield f"  {change:<26}{gb(less):>9}{'  the first that fits' * (change == fits)}"
+        if savings and not fits:
+            yield "None of them is enough alone: combine several, or choose a smaller model or context_length."
+    for path in checkpoint.found(Path(config.out_dir))[:1]:
+        yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
 
 
 @contextlib.contextmanager
-def explained(config):
-    """Where memory runs out, ends the program with what took it and what to change next; exit code 3."""
-    device = machine.choose_device(config.device)
-    free = available(config, device) if device.type == "cpu" else 0  # before anything is taken
-    settled.clear()
+def explained(config, device=None, available=0):
+    """If memory runs out inside, prints explain()'s text and exits with code 3."""
+    device = device or machine.choose_device(config.device)
+    if device.type == "cpu":
+        available = available or available_bytes(config, device)
     try:
         yield
-        return
     except (RuntimeError, MemoryError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if not machine.out_of_memory(reason):
+        if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # the model and its step go
-    text = f"error: out of memory: {reason}"
-    if not (parallel.world_size() > 1 and parallel.said_before("error: out of memory")):
-        try:
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                device = torch.device("cuda", torch.cuda.current_device())
-            text = explanation(config, device, free or available(config, device), text)
-        except RuntimeError as another:
-            if not machine.out_of_memory(str(another)):
-                raise
-            text += "; not even CUDA's context fits: end what else runs on the GPU, or choose another --device"
-        print(text, file=sys.stderr)
-    sys.exit(3)
+        explain(config, device, available, error)
+        sys.exit(3)
 
 
-def explanation(config, device, there, text):
-    """What the peak of a step is made of, what to change in the order of cost, and where the run can go on from."""
-    meta = read_meta(find_folder(config.dataset), config.vocab_size)
-    if config.micro_batch_size == "auto":
-        config = dataclasses.replace(config, **({"micro_batch_size": 1} | settled))
-    config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
-    lines = [text]
-    if (peak := predicted_peak(config, device)) < math.inf:
-        eager = " if not compiled" * config.compile
-        there_is = f"{gb(there)} that it can have on {device}"
-        lines.append(f"A step is predicted to take {gb(peak)}{eager} of the {there_is}: {anatomy(config, device)}.")
-    if peak < there:
-        lines.append("That should fit: something else may have taken memory, or what is free lies in fragments.")
-    table = [(f"--{key}={value}", peak) for key, value, peak in savings(config, device, there)]
-    if table:
-        lines.append("What to change, the cheapest first, with the peak that it alone is predicted to leave:")
-    first = next((words for words, less in table if less < (1 - MARGIN) * there), None)
-    for words, less in table:
-        lines.append(f"  {words:<26}{gb(less):>9}{'  the first that fits' * (words == first)}")
-    if table and not first:
-        lines.append("None of them fits alone; take several, or a smaller model or context_length.")
-    last = Path(config.out_dir, "last.pt")
-    if last.exists():
-        lines.append(f"{last}, the last checkpoint, is intact: --init_from=resume goes on from it.")
-    return "\n".join(lines)
+def summary(error):
+    """The type and the first line of an exception."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def anatomy(config, device):
-    """The parts of the predicted peak, as text."""
-    memory = predict.predict_memory(config, device.type, parallel.world_size())
-    parts = {part: getattr(memory, part) for part in PARTS}
-    if sum(parts.values()) > 1.001 * memory.peak:  # dropped between steps, they are a part of what is temporary
-        del parts["gradients"]
-    return ", ".join(f"{part} {gb(size)}" for part, size in parts.items())
+# -- child processes
 
 
-def savings(config, device, there):
-    """Yields (key, value, predicted peak) of what saves a hundredth at least and is not on, the cheapest first."""
-    world_size = parallel.world_size()
-    now = predicted_peak(config, device)
-    half = machine.choose_dtype("auto", device) != torch.float32
-    changes = {
-        ("set_to_none", True): not config.set_to_none,
-        ("attention", "sdpa"): config.attention == "matmul",
-        ("dtype", "auto"): config.dtype == "float32" and half,
-        ("loss_chunks", 8): config.loss_chunks == 0,
-        ("micro_batch_size", smaller_micro_batch(config, device, there)): True,
-        ("shard", "full"): world_size > 1 and config.shard != "full",
-        ("checkpointing", "every:1"): config.checkpointing == "none",
-        ("optimizer", "adamw8bit"): config.optimizer == "adamw",
-    }
-    for (key, value), helps in changes.items():
-        changed = dataclasses.replace(config, **{key: value})
-        if helps and changed != config and goes_together(changed):
-            peak = predicted_peak(changed, device)
-            if peak < 0.99 * now:
-                yield key, value, peak
+def ask(question, config, device, available):
+    """The answer of lab/advise.py, a dict, about steps that leave MARGIN of the memory free; {} if it fails.
+
+    No failure is reported: every caller can do without a prediction, which needs one thread and no GPU.
+    """
+    options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
+    config = dataclasses.replace(config, device=str(device))
+    with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
+        process = run_child("lab.advise", question, *options, config=config, OMP_NUM_THREADS="1")
+        if process.returncode == 0:
+            return json.loads(process.stdout.splitlines()[-1])
+    return {}
 
 
-def goes_together(config):
-    try:
-        check(config)
-    except BadInput:
-        return False
-    return True
+def run_child(module, *words, config, **environment):
+    """Runs `python -m module words --key=value ...`, given every key of the config, outside torchrun's group.
+
+    -P keeps the working directory off the path: a train.py in it is not ours.
+    """
+    keys = [f"--{key}={value}" for key, value in dataclasses.asdict(config).items()]
+    inherited = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-P", "-m", module, *words, *keys],
+        env=inherited | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+    )
 
 
-def smaller_micro_batch(config, device, there):
-    """The largest micro-batch below the present one that is predicted to fit; 1 if none is."""
-    world_size = parallel.world_size()
-    now = predict.of_one_process(config, world_size).micro_batch_size
-    fitting = predicted_micro_batch(config, device, there)
-    sizes = [
-        size for size in predict.divisors(config.batch_size // world_size) if size < now and size <= max(1, fitting)
-    ]
-    return sizes[-1] if sizes else config.micro_batch_size
+# -- arithmetic
 
 
-def predicted_peak(config, device):
-    """Bytes; infinitely many where the optimizer is not there to be asked."""
-    try:
-        return predict.predict_memory(config, device.type, parallel.world_size()).peak
-    except BadInput:
-        return math.inf
+def available_bytes(config, device):
+    """Bytes that this process may take: memory_gb, or its share of what is free on the device."""
+    return config.memory_gb * 1e9 or machine.free_memory(device)
 
 
-def predicted_micro_batch(config, device, there):
-    """The largest micro-batch that is predicted to fit, 0 if none is; where nothing can be, this process's share."""
-    world_size = parallel.world_size()
-    try:
-        return predict.largest_micro_batch(config, (1 - MARGIN) * there, device.type, world_size)
-    except BadInput:
-        return config.batch_size // world_size
+def estimate_peak(config, world_size):
+    """A lower estimate of a step's bytes, by arithmetic alone: weights, gradients, and most of the activations."""
+    own = share_of_process(config, world_size)
+    n_params = 12 * own.n_layer * own.n_embd**2 + (own.vocab_size + own.context_length) * own.n_embd
+    n_blocks = own.n_layer if own.checkpointing == "none" else 1
+    logits = 4 * own.micro_batch_size * own.context_length * own.vocab_size // max(1, own.loss_chunks)
+    return 8 * n_params + n_blocks * block_activations(own) + logits
+
+
+def block_activations(config, device_type="cpu"):
+    """Bytes of activations that one block keeps for a micro-batch: equation 2 of Korthikanti et al. 2022.
+
+    That is s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads, in half precision with dropout.
+    The 34 and the 5 count two bytes a number and one byte an element of a dropout mask; without dropout there are no
+    masks, in float32 a number has four bytes, and fused attention keeps no a·s/h. A real block keeps more under
+    autocast, whose residual stream is float32 and which also copies the weights, and less if it is recomputed.
+    """
+    s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
+    number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
+    linear = 16 * number + 2 * mask  # inputs of the norms, the products and GELU
+    quadratic = number + mask * (number + 1) if config.attention == "matmul" else 0  # softmax, then its dropout
+    return s * b * h * linear + a * s * s * b * quadratic
+
+
+def product_dtype(config, device_type):
+    """The name of the dtype of matrix products. On a GPU "auto" counts as bfloat16: float16 has as many bytes."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device_type == "cuda":
+        return "bfloat16"
+    return str(machine.choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+
+
+def share_of_process(config, world_size):
+    """The config with batch_size and micro_batch_size of one of world_size processes."""
+    batch_size = config.batch_size // world_size
+    micro_batch_size = min(config.micro_batch_size or batch_size, batch_size)
+    return dataclasses.replace(config, batch_size=batch_size, micro_batch_size=micro_batch_size)
+
+
+def divisors(n):
+    """The divisors of n, ascending."""
+    return [size for size in range(1, n + 1) if n % size == 0]
 
 
 def gb(size):

@@ -1,4 +1,4 @@
-"""What predict.py predicts is what a step allocates, and what it says will fit fits."""
+"""A step allocates the predicted bytes, and the micro-batch that is predicted to fit does."""
 
 import dataclasses
 import gc
@@ -12,22 +12,23 @@ import train
 from lab import predict
 from nanoladder.config import load_config, stage_names
 from nanoladder.errors import BadInput
+from nanoladder.run.memory import block_activations
 
-# Large enough for tensors to outweigh what a kernel needs for itself, small enough for a step of a tenth of a second.
+# Large enough for tensors to outweigh the scratch memory of kernels, small enough for a step of a tenth of a second.
 SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "vocab_size": 1000, "batch_size": 8}
 SMALL |= {"compile": False, "device": "cpu", "num_workers": 0}
-# Where the head is most of the model.
+# The head is most of this model.
 WIDE = SMALL | {"n_layer": 1, "vocab_size": 9000, "batch_size": 4}
 
 
 def small(*files, shape=SMALL, **keys):
     config = load_config([*files, *(f"--{key}={value}" for key, value in (shape | keys).items())])
-    return replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # also where it is not native
+    return replace(config, dtype="bfloat16") if config.dtype == "auto" else config  # even if it is not native
 
 
 def measured(config):
     """The peak of all tensors in the first two steps, as torch.profiler sees every allocation of the CPU."""
-    gc.collect()  # what other tests left would be freed in between
+    gc.collect()  # garbage of other tests would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind()
         state = train.build(config, torch.device("cpu"))
@@ -41,9 +42,9 @@ def measured(config):
 
 
 def without_scratch_of_products(events):
-    """Bytes of every allocation, and negative of every release, but for what a matrix product itself releases.
+    """Bytes of every allocation, and negative of every release, except what a matrix product allocates and frees.
 
-    Where bfloat16 is emulated, its product has a float32 copy for a moment; the prediction is for native ones.
+    Emulated bfloat16 products hold a float32 copy for a moment; the prediction is for native ones.
     """
     events = sorted(events, key=lambda event: event.start_ns())
     sizes, end, first = [], 0, 0
@@ -81,7 +82,7 @@ def test_the_peak_of_every_eager_stage_is_predicted(stage, shape):
     ],
     ids=str,
 )
-def test_the_peak_of_what_is_not_on_the_ladder_is_predicted(keys):
+def test_the_peak_of_settings_outside_the_ladder_is_predicted(keys):
     config = small(**keys)
     assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.01)
 
@@ -109,9 +110,9 @@ def test_updates_in_the_backward_take_less_by_nearly_the_gradients():
     assert after.peak - inside.peak > 0.7 * after.gradients
 
 
-def test_a_kernel_s_own_memory_is_counted(monkeypatch):
+def test_the_scratch_memory_of_kernels_is_counted(monkeypatch):
     config = small("--stage=chunked_loss", shape=WIDE)
-    monkeypatch.setattr(predict.Ledger, "inside", lambda *_: 0)
+    monkeypatch.setattr(predict.Ledger, "scratch", lambda *_: 0)
     predict.trace.cache_clear()
     assert predict.predict_memory(config).peak < 0.95 * measured(
         config
@@ -120,7 +121,7 @@ def test_a_kernel_s_own_memory_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-def test_what_stays_is_exact(device_type):
+def test_weights_gradients_and_state_are_exact(device_type):
     config = tiny(vocab_size=64, n_layer=2, n_embd=32, context_length=16)
     memory = predict.predict_memory(config, device_type)
     tensors = [64 * 32, 16 * 32, 32] + 2 * [32, 3 * 32 * 32, 32 * 32, 32, 4 * 32 * 32, 4 * 32 * 32]
@@ -137,7 +138,7 @@ def test_what_stays_is_exact(device_type):
     assert memory.inputs == inputs
 
 
-def test_the_parts_add_up_where_gradients_stay():
+def test_the_parts_add_up_if_gradients_stay():
     memory = predict.predict_memory(small(set_to_none=False))
     parts = dataclasses.asdict(memory)
     peak, _ = parts.pop("peak"), parts.pop("block")
@@ -153,20 +154,20 @@ def test_fp32_activations_of_a_block_are_counted_by_hand():
     assert predict.predict_memory(config).block == 4 * (kept + statistics)
 
 
-def test_what_saves_memory_is_predicted_to():
+def test_every_setting_that_saves_memory_lowers_the_predicted_peak():
     rungs = [{"loss_chunks": 0}, {}, {"checkpointing": "every:1"}, {"checkpointing": "every:1", "micro_batch_size": 2}]
     peaks = [predict.predict_memory(small(**keys)).peak for keys in rungs]
     assert peaks == sorted(set(peaks), reverse=True)
 
 
-def test_what_changes_no_tensor_is_traced_once():
+def test_settings_that_change_no_tensor_share_a_trace():
     predict.trace.cache_clear()
     for stage in ("set_to_none", "lazy_metrics", "allocator", "tf32"):
         predict.predict_memory(small(f"--stage={stage}"))
     assert predict.trace.cache_info().misses == 1
 
 
-def test_dropping_gradients_saves_nothing_where_micro_batches_add_them_up():
+def test_dropping_gradients_saves_nothing_if_micro_batches_accumulate():
     kept, dropped = (predict.predict_memory(small(set_to_none=there, micro_batch_size=2)) for there in (False, True))
     assert kept == dropped
 
@@ -181,7 +182,7 @@ def test_cuda_is_predicted_without_a_gpu(checkpointing, keys):
     assert torch.nn.functional.dropout.__module__ == "torch.nn.functional"  # nothing stays patched
 
 
-def test_cuda_keeps_what_its_own_kernels_keep():
+def test_cuda_keeps_the_tensors_of_its_own_kernels():
     B, T, C, nh = 8, 128, 128, 4
     matmul = small("--stage=amp", attention="matmul")
     # autocast computes softmax in float32 there: the weights are kept in float32 and, for the product, in half.
@@ -209,7 +210,7 @@ def test_shares_of_sharded_state_are_smaller():
     "arguments, message",
     [(["mps"], "device=mps"), (["cpu", 3], "world_size=3")],
 )
-def test_what_cannot_be_predicted_is_refused(arguments, message):
+def test_configs_that_cannot_be_predicted_are_refused(arguments, message):
     with pytest.raises(BadInput, match=message):
         predict.predict_memory(small(), *arguments)
     with pytest.raises(BadInput, match="vocab_size"):
@@ -250,14 +251,10 @@ def test_the_largest_micro_batch_is_of_one_process():
     assert predict.largest_micro_batch(config, 1e12, world_size=3) == 8
 
 
-def test_activations_of_a_block_follow_the_paper():
-    config = small(dropout=0.1, attention="matmul")
-    s, b, h, a = config.context_length, config.batch_size, config.n_embd, config.n_head
-    assert predict.block_activations(config) == s * b * h * (34 + 5 * a * s / h)
-    assert predict.block_activations(replace(config, dtype="float32")) == s * b * h * (66 + 9 * a * s / h)
-    for stage in ("naive", "set_to_none"):  # float32 without dropout: nothing is kept that the formula does not know
-        naive = small(f"--stage={stage}")
-        assert predict.block_activations(naive) == pytest.approx(predict.predict_memory(naive).block, rel=0.01)
+@pytest.mark.parametrize("stage", ["naive", "set_to_none"])
+def test_activations_of_a_block_follow_the_formula_in_float32_without_dropout(stage):
+    config = small(f"--stage={stage}")
+    assert predict.predict_memory(config).block == pytest.approx(block_activations(config), rel=0.01)
 
 
 def test_costs_are_those_of_the_whole_run():
@@ -287,7 +284,7 @@ def test_the_report_has_a_row_for_every_stage():
 @needs_gpu
 @pytest.mark.parametrize("stage", stage_names())
 def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
-    """A model of 16 M parameters: there, a few MB that only a GPU's kernels take are no matter."""
+    """With 16 M parameters, the few MB that only a GPU's kernels take do not matter."""
     keys = {"n_layer": 4, "n_head": 8, "n_embd": 512, "context_length": 512, "vocab_size": 8000, "batch_size": 16}
     config = small(f"--stage={stage}", **keys, device="cuda")
     device = train.set_up(config)

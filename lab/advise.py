@@ -1,0 +1,107 @@
+"""Predicts what a step takes and what would make it smaller, for a run that is short of memory.
+
+    python -m lab.advise peak|savings|micro_batch_size --available_bytes=N config/x.py [--key=value ...]
+
+Prints one line of JSON. Training asks in a child process (nanoladder/run/memory.py), as it cannot import the lab.
+"""
+
+import dataclasses
+import json
+
+import torch
+
+from lab import predict
+from nanoladder import machine
+from nanoladder.config import check, load_config
+from nanoladder.data.batches import find_folder, read_meta
+from nanoladder.entry import Parser, run
+from nanoladder.errors import BadInput
+from nanoladder.run.memory import divisors, share_of_process
+
+PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
+
+
+def main(argv):
+    parser = Parser(prog="python -m lab.advise", allow_abbrev=False)
+    parser.add_argument("question", choices=["peak", "savings", "micro_batch_size"])
+    parser.add_argument("--available_bytes", type=int, required=True, help="that the step of one process may take")
+    parser.add_argument("--world_size", type=int, default=1, help="processes that share the batch")
+    options, config_argv = parser.parse_known_args(argv)
+    config = load_config(config_argv)
+    if not config.vocab_size:
+        meta = read_meta(find_folder(config.dataset), 0)
+        config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
+    print(json.dumps(answer(options.question, config, options.available_bytes, options.world_size)))
+
+
+def answer(question, config, available, world_size=1):
+    """A dict of what is predicted, in bytes.
+
+    peak: {"peak", "parts": {name: bytes}}, which add up to it.
+    savings: in addition {"savings": [(key, value, peak with this change alone)]}, the cheapest change first.
+    micro_batch_size: {"micro_batch_size": the largest that fits into the available bytes, or 0}.
+    micro_batch_size=auto counts as 1, the smallest that it may become. Raises BadInput if this cannot be predicted.
+    """
+    device_type = machine.choose_device("auto").type if config.device == "auto" else config.device.partition(":")[0]
+    if question == "micro_batch_size":
+        return {question: predict.largest_micro_batch(config, available, device_type, world_size)}
+    if config.micro_batch_size == "auto":
+        config = dataclasses.replace(config, micro_batch_size=1)
+    memory = predict.predict_memory(config, device_type, world_size)
+    found = {"peak": memory.peak, "parts": parts(memory)}
+    if question == "savings":
+        found["savings"] = list(savings(config, memory.peak, available, device_type, world_size))
+    return found
+
+
+def parts(memory):
+    """{name: bytes} of a predicted peak. Gradients that are dropped between steps are within its temporary part."""
+    sizes = {part: getattr(memory, part) for part in PARTS}
+    if sum(sizes.values()) > 1.001 * memory.peak:
+        del sizes["gradients"]
+    return sizes
+
+
+def savings(config, peak, available, device_type, world_size):
+    """Yields (key, value, predicted peak) of each change that saves a hundredth of the peak or more.
+
+    The cheapest come first: those that cost nothing, then those that cost time, then those that train otherwise.
+    """
+    half_is_native = device_type == "cuda" or machine.choose_dtype("auto", torch.device("cpu")) != torch.float32
+    changes = {
+        ("set_to_none", True): not config.set_to_none,
+        ("attention", "sdpa"): config.attention == "matmul",
+        ("dtype", "auto"): config.dtype == "float32" and half_is_native,
+        ("loss_chunks", 8): config.loss_chunks == 0,
+        ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,
+        ("shard", "full"): world_size > 1 and config.shard != "full",
+        ("checkpointing", "every:1"): config.checkpointing == "none",
+        ("optimizer", "adamw8bit"): config.optimizer == "adamw",
+    }
+    for (key, value), possible in changes.items():
+        changed = dataclasses.replace(config, **{key: value})
+        if possible and changed != config:
+            less = peak_if_valid(changed, device_type, world_size)
+            if less is not None and less < 0.99 * peak:
+                yield key, value, less
+
+
+def peak_if_valid(config, device_type, world_size):
+    """The predicted peak; None if the config's keys do not work together, or a package is missing."""
+    try:
+        check(config)
+        return predict.predict_memory(config, device_type, world_size).peak
+    except BadInput:
+        return None
+
+
+def smaller_micro_batch(config, available, device_type, world_size):
+    """The largest micro-batch below the present one that is predicted to fit; 1 if none is."""
+    present = share_of_process(config, world_size).micro_batch_size
+    fitting = max(1, predict.largest_micro_batch(config, available, device_type, world_size))
+    sizes = [size for size in divisors(config.batch_size // world_size) if size < present and size <= fitting]
+    return max(sizes, default=config.micro_batch_size)
+
+
+if __name__ == "__main__":
+    run(main)
