@@ -93,7 +93,6 @@ class Config:
     eval_windows: Annotated[int, "validation sequences per evaluation, always the same ones; 0: all"] = 256
     save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
     save_every_minutes: Annotated[float, "save a checkpoint every so many minutes as well; 0: never"] = 0.0
-    replay_step: Annotated[int, "train up to this step again, saving nothing, and look into it; 0: no"] = 0
     keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2
     wandb: Annotated[Literal["off", "offline", "online"], "log to Weights & Biases"] = "off"
     wandb_project: Annotated[str, "project name in Weights & Biases"] = "nanoladder"

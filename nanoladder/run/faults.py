@@ -12,6 +12,7 @@ import torch
 from nanoladder import checkpoint, data, files, parallel
 from nanoladder.errors import BadInput
 
+ROOT = Path(__file__).parents[2]
 LOOK = 100  # steps after which a GPU is waited for, if no interval ends before
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16
 
@@ -73,13 +74,12 @@ class Watch:
         fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
         if scale is not None:
             fault += f", loss scale {scale:.3g}" + ", which collapsed" * (scale < SMALLEST_SCALE)
-        causes = f"learning_rate={self.config.learning_rate} too high, too short a warm-up, damaged data"
+        causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or data are damaged"
         if grad_norm == 0:
-            causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or weights that are all 0"
+            causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         sys.exit(
-            f"error: stopped at step {step}: {fault}; batch of windows {named} ({path} has all). Nothing was saved "
-            f"since: {self.last_good()}. Likely causes: {causes}. "
-            f"To see where it begins: python -m lab.replay {shlex.join(sys.argv[1:])} --step={step}"
+            f"error: stopped at step {step}: {fault}; batch of windows {named} (all of them in {path}). Nothing was "
+            f"saved since: {self.last_good()}. Likely causes: {causes}. To see where it begins: {replay_command(step)}"
         )
 
     def last_good(self):
@@ -90,3 +90,9 @@ class Watch:
         except BadInput:
             return "there is no checkpoint"
         return f"{path}, step {state['progress']['step']}, is the last good checkpoint"
+
+
+def replay_command(step):
+    """The shell command that repeats a step of this run, from this folder."""
+    home = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} "
+    return f"{home}python -m lab.replay --step={step} {shlex.join(sys.argv[1:])}".rstrip()

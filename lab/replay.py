@@ -1,0 +1,113 @@
+"""Repeats a step of a run and looks into it: which sequences, which modules, which gradients are not finite.
+
+    python -m lab.replay config/x.py --step=N [--key=value ...]
+
+Takes the words that the run was started with. Trains again up to that step, from the newest checkpoint before it, and
+writes nothing.
+"""
+
+import contextlib
+import dataclasses
+import math
+from pathlib import Path
+
+import torch
+
+import train
+from nanoladder import checkpoint, machine, parallel
+from nanoladder.config import load_config
+from nanoladder.entry import Parser, run
+from nanoladder.errors import BadInput
+from nanoladder.run import faults, memory
+
+SHOWN_SEQUENCES, SHOWN_NAMES = 8, 4  # at most
+
+
+def main(argv):
+    usage = "python -m lab.replay config/x.py [more.py ...] --step=N [--key=value ...]"
+    parser = Parser(prog="python -m lab.replay", usage=usage, allow_abbrev=False)
+    parser.add_argument("--step", type=int, required=True, help="the step to look into, counted from 1")
+    options, config_argv = parser.parse_known_args(argv)
+    config = load_config(config_argv)
+    if not 1 <= options.step <= config.max_steps:
+        raise BadInput(f"--step={options.step}: not a step of this run; expected 1 to max_steps={config.max_steps}")
+    with memory.explained(config), machine.compiler_errors() if config.compile else contextlib.nullcontext():
+        replay(config, options.step)
+    parallel.stop()
+
+
+def replay(config, step):
+    """Trains again up to a step, then prints the loss of its sequences and where numbers cease to be finite."""
+    device = train.set_up(config)
+    meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+    decay_end = config.lr_decay_steps or config.max_steps
+    config = dataclasses.replace(config, vocab_size=meta["vocab_size"], lr_decay_steps=decay_end, max_steps=step)
+    config = memory.resolve_micro_batch(config, device)
+    model, optimizer = train.build(config, device)
+    start = resume_before(step, config, model, optimizer)
+    print(f"replaying steps {start + 1} to {step}, from {f'step {start}' if start else 'the beginning'}")
+    for number, batch in enumerate(train.training_batches(split, config, start, device), start + 1):
+        lr = train.learning_rate(number, config)
+        if number < step:
+            train.train_step(model, optimizer, batch, lr, config)
+    with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
+        print_sequences(model, batch, faults.windows(split, config, step))
+        found = find_not_finite(model)
+        loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
+    print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
+    for stage, names in found.items():
+        more = ", ..." * (len(names) > SHOWN_NAMES)
+        print(f"not finite in the {stage}: {', '.join(names[:SHOWN_NAMES]) or 'nothing'}{more}")
+
+
+def resume_before(step, config, model, optimizer):
+    """Resumes from the newest checkpoint before a step, or starts as the run did. Returns the step resumed from."""
+    for path in checkpoint.found(Path(config.out_dir)):
+        with contextlib.suppress(checkpoint.Damaged):
+            state = checkpoint.load(path)
+            if state["progress"]["step"] < step:
+                return checkpoint.resume(model, optimizer, state, path)["step"]
+    if config.init_from not in ("scratch", "resume", "auto"):
+        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
+    return 0
+
+
+@torch.no_grad()
+def print_sequences(model, batch, windows):
+    """Prints the mean loss of the sequences of a batch, without dropout, the highest first."""
+    model.eval()
+    losses = []
+    for inputs, targets, (window, phase) in zip(*batch, windows, strict=False):  # rows beyond windows are padding
+        with machine.autocast(model.config.dtype, inputs.device):
+            loss_sum, n_tokens = model(inputs[None], targets[None])
+        losses.append((float(loss_sum / n_tokens), window, phase))
+    model.train()
+    losses.sort(key=lambda row: math.inf if math.isnan(row[0]) else row[0], reverse=True)
+    for loss, window, phase in losses[:SHOWN_SEQUENCES]:
+        print(f"  loss {loss:.4f}  window {window}, phase {phase}")
+
+
+def find_not_finite(model):
+    """Hooks that fill {"forward": modules, "backward": parameters} in the next step, in the order of computation.
+
+    A module is listed if its output is not finite, a parameter if its gradient is not.
+    """
+    found = {"forward": [], "backward": []}
+
+    def check(stage, name, *tensors):
+        if name not in found[stage] and not all(tensor.isfinite().all() for tensor in tensors):
+            found[stage].append(name)
+
+    for name, module in model.named_modules():
+
+        def check_output(_, inputs, output, name=name or "loss"):
+            check("forward", name, *(output if isinstance(output, tuple) else (output,)))
+
+        module.register_forward_hook(check_output)
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: check("backward", name, p.grad))
+    return found
+
+
+if __name__ == "__main__":
+    run(main)

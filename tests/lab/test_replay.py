@@ -1,0 +1,153 @@
+"""A step of a run can be repeated: it is the same step, and what is not finite in it has a name."""
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, flags, rows, tiny
+
+import train
+from lab import pages, replay
+from nanoladder.run import faults
+
+
+@pytest.fixture
+def config(dense, tmp_path):
+    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=20, save_interval=2, log_interval=5)
+
+
+def words(config, **keys):
+    given = {"dataset": config.dataset, "out_dir": config.out_dir, "max_steps": 20, "save_interval": 2}
+    return flags(**given | {"log_interval": 5} | keys)
+
+
+def spoiled(at_step):
+    """train_step, but before the step's forward an embedding of a position becomes NaN."""
+    original, count = train.train_step, 0
+
+    def step(model, *rest):
+        nonlocal count
+        count += 1
+        if count == at_step:
+            model.position_embedding.weight.data[5] = math.nan
+        return original(model, *rest)
+
+    return step
+
+
+DIVERGING = {"learning_rate": 1e19, "min_lr": 1e19, "warmup_steps": 0, "dropout": 0.1, "save_interval": 1}
+
+
+def contents(config):
+    return {path: path.read_bytes() for path in Path(config.out_dir).iterdir()}
+
+
+def command_of(line):
+    """The words of the command that a fault names."""
+    *_, python, m, module = (words := shlex.split(line.rpartition("To see where it begins: ")[2]))[:3]
+    assert (python, m, module) == ("python", "-m", "lab.replay")
+    return words[3:]
+
+
+def check_replay(fault, output):
+    """Asserts that the output of a replay is of the step that a fault names, and has the same numbers."""
+    step, loss, norm = re.search(r"stopped at step (\d+): loss (\S+), gradient norm (\S+),", fault).groups()
+    assert int(step) > 1
+    assert f"step {step}: loss {loss}, gradient norm {norm}, learning rate 1e+19" in output
+    assert re.search(r"replaying steps \d+ to \d+, from step \d+", output)
+    assert re.search(r"not finite in the backward: (?!nothing)", output)
+
+
+def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(config, run_main):
+    fault = run_main(train.main, *words(config, **DIVERGING)).code
+    files = contents(config)
+    result = run_main(replay.main, *command_of(fault))
+    assert result.code == 0
+    check_replay(fault, result.out)
+    assert contents(config) == files
+
+
+def test_a_fault_of_a_shown_program_is_replayed_by_the_command_that_it_names(config, tmp_path, run_main):
+    """In processes of their own: a shown program trains with its own step, the replay with train.py's at its stage."""
+    program = tmp_path / "with a space" / "amp.py"
+    program.parent.mkdir()
+    program.write_text(run_main(pages.main, "show", "amp").out, encoding="utf-8")
+    keys = {"dtype": "bfloat16", "out_dir": f"{config.out_dir} {{of}} 'amp'"}
+    given = [str(program), *words(config, **DIVERGING | keys), "--stage=amp"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
+    trained = subprocess.run([sys.executable, *given], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert trained.returncode == 1, trained.stderr
+    command = [sys.executable, "-m", "lab.replay", *command_of(trained.stderr)]
+    replayed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    check_replay(trained.stderr, replayed.stdout)
+
+
+def test_the_command_works_from_another_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["train.py", "config/x y.py", "--n_layer=1"])
+    monkeypatch.chdir(ROOT)
+    assert faults.replay_command(7) == "python -m lab.replay --step=7 'config/x y.py' --n_layer=1"
+    monkeypatch.chdir(tmp_path)
+    command = f"{faults.replay_command(7)} --no_such_key=1".replace("python -m", f"{sys.executable} -m")
+    result = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert result.returncode == 2 and "unknown key 'no_such_key'" in result.stderr
+
+
+@pytest.mark.parametrize("keys", [{}, {"compile": True, "n_layer": 1, "micro_batch_size": 2}], ids=str)
+def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config, run_main, monkeypatch):
+    monkeypatch.setattr(train, "train_step", spoiled(7))
+    run_main(train.main, *words(config, **keys))
+    monkeypatch.setattr(train, "train_step", spoiled(1))  # the seventh, the first after the checkpoint
+    result = run_main(replay.main, *words(config, **keys), "--step", 7)
+    assert "replaying steps 7 to 7, from step 6" in result.out
+    assert "not finite in the forward: position_embedding, dropout, blocks.0" in result.out
+    assert result.out.count("  loss ") == config.batch_size and "step 7: loss nan" in result.out
+
+
+@pytest.mark.parametrize("batch_warmup_steps", [0, 15])
+def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(batch_warmup_steps, config, run_main):
+    keys = {"dropout": 0.2, "micro_batch_size": 2, "batch_warmup_steps": batch_warmup_steps}
+    assert run_main(train.main, *words(config, **keys)).code == 0
+    logged = {row["step"]: row for row in rows(config)}[10]
+    result = run_main(replay.main, *words(config, **keys), "--step=10")
+    assert f"gradient norm {logged['grad_norm']}" in result.out
+    assert "not finite in the forward: nothing\nnot finite in the backward: nothing" in result.out
+
+
+def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(config, run_main):
+    assert run_main(train.main, *words(config, save_interval=10, log_interval=1)).code == 0
+    result = run_main(replay.main, *words(config), "--step=3")
+    assert "replaying steps 1 to 3, from the beginning" in result.out
+    assert f"step 3: loss {rows(config)[2]['train_loss']}, " in result.out
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ([], "required: --step"),
+        (["--step=21"], "--step=21: not a step of this run; expected 1 to max_steps=20"),
+        (["--step=0"], "--step=0: not a step of this run"),
+        (["--step=seven"], "invalid int value: 'seven'"),
+        (["--step=7", "--replay_step=7"], "unknown key 'replay_step'"),
+    ],
+)
+def test_bad_input_is_one_line(options, message, config, refused):
+    assert message in refused(replay.main, *words(config), *options)
+
+
+AS_A_MODULE = """
+import runpy, sys
+runpy.run_module("lab.replay", run_name="__main__")
+print([name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith("/train.py")])
+"""
+
+
+def test_a_replay_imports_train_once(config, run_main):
+    assert run_main(train.main, *words(config)).code == 0
+    command = [sys.executable, "-c", AS_A_MODULE, *words(config), "--step=8"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "step 8: loss" in result.stdout and result.stdout.endswith("\n['train']\n")
