@@ -20,6 +20,14 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from tqdm import tqdm
+
+from lab import pages, pictures, predict, tables
+from nanoladder.config import TYPES, load_config, stage_files, stage_names
+from nanoladder.data.batches import open_dataset
+from nanoladder.entry import Parser
+from nanoladder.errors import BadInput
+
 ROOT = Path(__file__).parents[1]
 # What a figure depends on
 MEASURED = ("*.py", "nanoladder/**/*.py", "lab/measure.py", "lab/predict.py", "config/stages/*.py")
@@ -29,21 +37,15 @@ OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(
 def main(argv):
     options, config_argv = parse(argv)
     if options.compare:
-        from lab import tables
-
         print(tables.compare(*(tables.read(path) for path in options.compare)))
     elif options.fit:
-        print(predict(options, config_argv))
+        print(prediction(options, config_argv))
     elif options.rank == 0:  # of torchrun's processes the first measures, in processes of its own
         climb(options, config_argv)
 
 
 def parse(argv):
     """The options, and the rest of the command line, which is the config's."""
-    from nanoladder.config import TYPES, load_config, stage_names
-    from nanoladder.entry import Parser
-    from nanoladder.errors import BadInput
-
     usage = "python profile.py config/x.py [more.py ...] [--key=value ...] [options]"
     parser = Parser(usage=usage, description="Measures the ladder on this machine.", allow_abbrev=False)
     parser.add_argument(
@@ -109,8 +111,6 @@ def parse(argv):
 
 def parse_grid(text):
     """The numbers of --grid in order."""
-    from nanoladder.errors import BadInput
-
     with contextlib.suppress(ValueError):
         grid = sorted({float(word) for word in text.split(",")})
         if all(0 < factor < math.inf for factor in grid):
@@ -120,8 +120,6 @@ def parse_grid(text):
 
 def plan(options, config_argv):
     """{row: the words that make its config of the base's}; the first row is what the others are compared with."""
-    from lab.predict import divisors
-    from nanoladder.config import load_config, stage_files
 
     def file(stage):
         return os.path.relpath(stage_files(stage)[-1])
@@ -143,7 +141,7 @@ def plan(options, config_argv):
             return {name: [f"--optimizer={name}"] for name in options.optimizers}
         case "sweep":
             total = load_config(config_argv).batch_size
-            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in divisors(total)}
+            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in predict.divisors(total)}
         case "scaling":
             share = load_config(config_argv).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
@@ -152,20 +150,14 @@ def plan(options, config_argv):
 
 def schedule(options, config_argv, factor):
     """The words of a whole run of --train_steps, with the learning rates times a factor."""
-    from nanoladder.config import load_config
-
     config, steps = load_config(config_argv), options.train_steps
     rates = [f"--{key}={factor * getattr(config, key)!r}" for key in ("learning_rate", "min_lr")]
     warmup_steps = min(config.warmup_steps, steps // 10)
     return [f"--max_steps={steps}", f"--warmup_steps={warmup_steps}", "--lr_decay_steps=0", *rates]
 
 
-def predict(options, config_argv):
+def prediction(options, config_argv):
     """The text of --fit: what the run costs, and the memory of each stage on the device that the config names."""
-    from lab import predict
-    from nanoladder.config import load_config
-    from nanoladder.data.datasets import open_dataset
-
     config = load_config(config_argv)
     words = list(config_argv)
     if not config.vocab_size:
@@ -187,17 +179,12 @@ def predict(options, config_argv):
 
 def turned_off(stage):
     """The words that set a stage's fields back to what naive has."""
-    from lab import pages
-
     naive = pages.fields("naive")
     return [f"--{field}={ast.literal_eval(naive[field])}" for field in pages.fields(stage)]
 
 
 def is_a_stage(config_argv):
     """Whether the config as it is trains like a stage of its ladder."""
-    from nanoladder.config import load_config, stage_names
-    from nanoladder.errors import BadInput
-
     for stage in stage_names():
         with contextlib.suppress(BadInput):
             if in_one_process(load_config([*config_argv, f"--stage={stage}"])) == in_one_process(
@@ -215,9 +202,6 @@ def in_one_process(config):
 
 def not_applicable(rows, mode, config_argv):
     """{row: why it is not measured}, for a config that cannot be and one that is no other than the row's before."""
-    from nanoladder.config import load_config
-    from nanoladder.errors import BadInput
-
     reasons, configs = {}, []
     for name, words in rows.items():
         try:
@@ -234,9 +218,6 @@ def not_applicable(rows, mode, config_argv):
 
 def climb(options, config_argv):
     """Measures every row that results.json does not hold yet, and writes it after each process."""
-    from tqdm import tqdm
-
-    from lab import pictures, tables
 
     folder, results = open_results(options, config_argv)
     rows = plan(options, config_argv)
@@ -274,11 +255,6 @@ def climb(options, config_argv):
 
 def open_results(options, config_argv):
     """The folder of the results, and what it holds. Raises BadInput if that was measured under other conditions."""
-    from lab import tables
-    from nanoladder.config import load_config
-    from nanoladder.data.datasets import open_dataset
-    from nanoladder.errors import BadInput
-
     config = load_config(config_argv)
     _, *splits = open_dataset(config.dataset, config.vocab_size, config.context_length)
     conditions = {
@@ -303,9 +279,6 @@ def open_results(options, config_argv):
 
 def open_mode(options, config_argv, folder, results, rows):
     """The part of the results of the mode that is measured, with its rows in it."""
-    from lab import tables
-    from nanoladder.errors import BadInput
-
     runs = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
     part = results["modes"].setdefault(options.mode, {**runs, "limits": [], "rows": {}})
     part.pop("note", None)
@@ -329,8 +302,6 @@ def tasks(options, rows):
 
     Every other round goes backwards: no row is always the first, or always behind the same one.
     """
-    from lab import tables
-
     scaling = options.mode == "scaling"
     found = [] if scaling else [(name, "examine", 1) for name in rows]
     if options.mode == "optimizers":
@@ -364,9 +335,7 @@ def run_alone(what, words, processes=1):
 
 def machine_name(machine):
     """A folder's name for the machine, such as intel-xeon-2-threads-bf16 or nvidia-h200."""
-    from lab.tables import processor
-
-    cpu = f"{processor(machine)} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
+    cpu = f"{tables.processor(machine)} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
     name = machine["gpu"] or cpu
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
 
