@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, flags
 
-from lab import climb, measure, pages, tables
+from lab import climb, measure, pages, plan, tables
 from nanoladder.config import TYPES, load_config
 from nanoladder.errors import BadInput
 
@@ -237,10 +237,10 @@ def test_fit_predicts_every_stage_for_a_device_that_is_not_there(capsys):
 
 
 def planned(*argv):
-    options, config_argv = climb.parse(list(argv))
-    rows = climb.plan(options, config_argv)
+    options, config_argv = plan.parse(list(argv))
+    rows = plan.plan(options, config_argv)
     configs = {name: load_config([*config_argv, *words]) for name, words in rows.items()}
-    return configs, climb.not_applicable(rows, options.mode, config_argv)
+    return configs, plan.not_applicable(rows, options.mode, config_argv)
 
 
 def test_each_is_naive_with_one_stage_and_then_with_all():
@@ -303,9 +303,9 @@ def test_optimizers_are_rows_of_the_config_as_it_is_adamw_first():
 
 def test_a_run_has_its_schedule_within_its_steps():
     words = [*TINY_MODEL, "--learning_rate=1e-3", "--min_lr=1e-4", "--warmup_steps=50", "--lr_decay_steps=9"]
-    options, config_argv = climb.parse([*words, "--train_steps=200", "--grid=3,0.5"])
+    options, config_argv = plan.parse([*words, "--train_steps=200", "--grid=3,0.5"])
     assert options.grid == [0.5, 3]
-    config = load_config([*config_argv, *climb.schedule(options, config_argv, 0.5)])
+    config = load_config([*config_argv, *plan.schedule(options, config_argv, 0.5)])
     assert (config.max_steps, config.warmup_steps, config.lr_decay_steps) == (200, 20, 0)
     assert (config.learning_rate, config.min_lr) == (5e-4, 5e-5)
 
@@ -429,8 +429,8 @@ def test_a_stage_that_the_command_line_rules_out_is_a_row_that_says_so(dense, tm
 
 def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
     large = ["--batch_size=480", "--micro_batch_size=16"]
-    assert climb.parse(["--micro_batch_size=16"])[1][-1] == "--batch_size=16"
-    assert climb.parse(large)[1] == large
+    assert plan.parse(["--micro_batch_size=16"])[1][-1] == "--batch_size=16"
+    assert plan.parse(large)[1] == large
 
 
 def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
