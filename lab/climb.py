@@ -7,9 +7,7 @@ the machine hits all alike. Started by torchrun, it measures how the config scal
 optimizer is worth shows in whole runs only: --mode=optimizers trains them, a process each, before the rounds.
 """
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -19,21 +17,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lab import pictures, plan, predict, tables
+from lab import compare, pictures, plan, predict, summary, tables
+from lab.results import FORMAT_VERSION, ROOT, code_hash, commit, machine_name, read_results, write_results
 from nanoladder.config import load_config
 from nanoladder.data.batches import open_dataset
 from nanoladder.errors import BadInput
 
-ROOT = Path(__file__).parents[1]
-# What a figure depends on
-MEASURED = ("*.py", "nanoladder/**/*.py", "lab/measure.py", "lab/predict.py", "config/stages/*.py")
 OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
 def main(argv):
     options, config_argv = plan.parse(argv)
     if options.compare:
-        print(tables.compare(*(tables.read(path) for path in options.compare)))
+        print(compare.compare(*(read_results(path) for path in options.compare)))
     elif options.fit:
         print(prediction(options, config_argv))
     elif options.rank == 0:  # of torchrun's processes the first measures, in processes of its own
@@ -77,7 +73,7 @@ def climb(options, config_argv):
                 continue
             words = [*config_argv, *row.get("words", [])]
             if what == "curve":
-                tried = tables.factors(options.grid, [curve["val_loss"] for curve in done])
+                tried = summary.factors(options.grid, [curve["val_loss"] for curve in done])
                 if len(done) == len(tried):  # the best lies between others
                     continue
                 words += plan.schedule(options, config_argv, tried[len(done)])
@@ -92,7 +88,7 @@ def climb(options, config_argv):
             except RuntimeError as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {what}: {error}")
-            tables.write(folder, results)
+            write_results(folder, results)
     pictures.draw(results, options.mode, folder / f"{options.mode}.png")
     print(tables.table(results, options.mode))
     print(f"written: {folder}/results.json, table.md and {options.mode}.png")
@@ -114,8 +110,8 @@ def open_results(options, config_argv):
     folder = Path(options.out_dir or Path("results", machine_name(conditions["machine"]), names or "defaults"))
     path = folder / "results.json"
     if not path.exists():
-        return folder, {"format_version": tables.FORMAT_VERSION, "commit": commit(), **conditions, "modes": {}}
-    results = tables.read(path)
+        return folder, {"format_version": FORMAT_VERSION, "commit": commit(), **conditions, "modes": {}}
+    results = read_results(path)
     if different := [key for key in conditions if results[key] != conditions[key]]:
         what = " and ".join(different)
         raise BadInput(f"{path} was measured under another {what}; choose another --out_dir, or remove it")
@@ -136,7 +132,7 @@ def open_mode(options, config_argv, folder, results, rows):
     for name, words in rows.items():
         part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # what failed is tried again
     try:
-        tables.write(folder, results)
+        write_results(folder, results)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
     return part
@@ -150,7 +146,7 @@ def tasks(options, rows):
     scaling = options.mode == "scaling"
     found = [] if scaling else [(name, "examine", 1) for name in rows]
     if options.mode == "optimizers":
-        most = len(options.grid) + tables.BEYOND
+        most = len(options.grid) + summary.BEYOND
         found += [(name, "curve", count) for name in rows for count in range(1, 1 + most)]
     for count in range(1, options.repeats + 1):
         found.append((None, "limits", count))
@@ -176,23 +172,3 @@ def run_alone(what, words, processes=1):
     said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
     reasons = [line for line in said if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
     raise RuntimeError((reasons or said)[-1])
-
-
-def machine_name(machine):
-    """A folder's name for the machine, such as intel-xeon-2-threads-bf16 or nvidia-h200."""
-    cpu = f"{tables.processor(machine)} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
-    name = machine["gpu"] or cpu
-    return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
-
-
-def commit():
-    """The commit that is checked out, with -dirty if files differ from it; None where that is not known."""
-    with contextlib.suppress(OSError):
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-
-
-def code_hash():
-    """Changes when the code that is measured changes."""
-    files = [path for pattern in MEASURED for path in sorted(ROOT.glob(pattern))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]

@@ -2,7 +2,8 @@
 
 import itertools
 
-from lab.tables import KINDS, KNEE, UNCHANGED, gain, milliseconds, summarize
+from lab.summary import UNCHANGED, gain, summarize
+from lab.tables import KINDS, KNEE, milliseconds
 
 COLORS = {  # of KINDS
     "gemm": "tab:blue",

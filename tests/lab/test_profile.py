@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import ROOT, flags
 
-from lab import climb, measure, pages, plan, tables
+from lab import climb, measure, pages, plan, summary, tables
+from lab.results import read_results
 from nanoladder.config import TYPES, load_config
 from nanoladder.errors import BadInput
 
@@ -352,8 +353,8 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
     assert rows["sgd"]["at 1×"] == "diverged"
     assert rows["sgd"]["validation loss"] == ""
     assert rows["sgd"]["state, bytes per parameter"] == "8"
-    results = tables.read(tmp_path / "results.json")
-    [adafactor] = [row for row in tables.summarize(results, "optimizers") if row["name"] == "adafactor"]
+    results = read_results(tmp_path / "results.json")
+    [adafactor] = [row for row in summary.summarize(results, "optimizers") if row["name"] == "adafactor"]
     assert list(adafactor["curves"]) == [0.01, 0.1, 1, 10]  # as they are drawn
     assert rows["galore"]["best learning rate"] == "not available"
     assert "after 300 steps, 0.0192 million tokens" in (tmp_path / "table.md").read_text()
@@ -379,7 +380,7 @@ def test_every_optimizer_trains_at_every_learning_rate_and_goes_on_where_it_was(
     ],
 )
 def test_learning_rates_go_on_beyond_the_end_that_is_best(grid, losses, more):
-    assert tables.factors(grid, losses) == grid + more
+    assert summary.factors(grid, losses) == grid + more
 
 
 def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
@@ -397,7 +398,7 @@ def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
     argv = [*flags(dataset=dense), "--mode=optimizers", "--train_steps=6", "--grid=1,3", "--repeats=1", "--steps=1"]
     monkeypatch.setattr(measure, "WINDOW", 0)
     climb.main([*argv, f"--out_dir={tmp_path}"])
-    trained = {row["name"]: row for row in tables.summarize(tables.read(tmp_path / "results.json"), "optimizers")}
+    trained = {row["name"]: row for row in summary.summarize(read_results(tmp_path / "results.json"), "optimizers")}
     for name in ("adamw", "sgd", "adafactor"):
         first, second = (trained[name]["curves"][factor] for factor in (1, 3))
         assert len(first["losses"]) == 6
@@ -455,7 +456,7 @@ def test_modes_share_a_folder(dense, tmp_path, measured):
     argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=naive,flash", f"--out_dir={tmp_path}"]
     for mode in ("ladder", "each", "without"):
         climb.main([*argv, f"--mode={mode}"])
-    results = tables.read(tmp_path / "results.json")
+    results = read_results(tmp_path / "results.json")
     assert list(results["modes"]) == ["ladder", "each", "without"]
     assert all((tmp_path / f"{mode}.png").exists() for mode in results["modes"])
     assert "all applied" in (tmp_path / "table.md").read_text()
@@ -466,7 +467,7 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
         measured(lambda what, words, seconds=seconds: usual(what, words) | {"seconds": seconds})
         argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path / name}", f"--steps={1 + len(name)}"]
         climb.main([*argv, "--stages=naive"])
-    results = tables.read(tmp_path / "b/results.json")
+    results = read_results(tmp_path / "b/results.json")
     (tmp_path / "b/results.json").write_text(json.dumps(results | {"commit": "another"}))
     capsys.readouterr()
     climb.main(["--compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
