@@ -16,6 +16,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from lab import summary, tables
+from lab.results import read_results
 from nanoladder.config import DEFAULTS, stage_files, stage_names
 from nanoladder.errors import BadInput
 
@@ -154,15 +156,13 @@ def page():
 
 def measured(before, name):
     """What a stage gained on each machine in results/, in Markdown; nothing where none has measured it."""
-    from lab import tables
-
     rows = []
     for where, found in summaries("ladder"):
         if all("seconds" in found.get(stage, {}) for stage in (before, name)):
             rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
     columns = {
         "ms/step": lambda row: " → ".join(tables.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
-        "speed": lambda row: tables.gain(row["before"], row["after"]),
+        "speed": lambda row: summary.gain(row["before"], row["after"]),
         "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
     }
     return tables.markdown(columns, rows) + "\n\n" if rows else ""
@@ -170,8 +170,6 @@ def measured(before, name):
 
 def scaled():
     """How the throughput grew with the processes on each machine in results/, in Markdown."""
-    from lab import tables
-
     found_tables = []
     for where, found in summaries("scaling"):
         rows = list(found.values())
@@ -183,14 +181,12 @@ def scaled():
 @cache
 def summaries(mode):
     """[(where it was measured, {row: summary})] of every results.json that holds a mode."""
-    from lab import tables
-
     found = []
     for path in sorted(RESULTS.glob("*/*/results.json")):
-        results = tables.read(path)
+        results = read_results(path)
         if mode in results["modes"]:
             where = f"{tables.device(results)}: `{' '.join(results['config'])}`"
-            found.append((where, {row["name"]: row for row in tables.summarize(results, mode)}))
+            found.append((where, {row["name"]: row for row in summary.summarize(results, mode)}))
     return found
 
 
