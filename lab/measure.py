@@ -7,18 +7,17 @@ import contextlib
 import dataclasses
 import json
 import math
-import platform
-import statistics
 import sys
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_leaves
 
 import train
 from lab import predict
-from nanoladder import machine, optim, parallel
+from lab.anatomy import anatomy, product_dtype, seconds_by_kind
+from lab.limits import describe, limits
+from nanoladder import machine, parallel
 from nanoladder.config import load_config
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
@@ -211,164 +210,6 @@ def keep_trace(this, profiler, folder):
         torch.cuda.memory._record_memory_history()
         this.step()
         torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
-
-
-def anatomy(this, profiler):
-    """Bytes of what the last step held, by what it was for; the parts add up to the peak of all tensors.
-
-    activations: what lives at the end of the first forward beyond weights, optimizer state, kept gradients and cuBLAS's
-    workspaces, the batch included. rest: what the peak has beyond that end; gradients are part of it where they are
-    dropped between steps. On CUDA the peak is the allocator's; on a CPU it is the highest sum of allocations less
-    releases that torch.profiler saw. reserved: what CUDA's allocator holds. context: what else is taken of the GPU's
-    memory.
-    """
-    on_gpu = this.device.type == "cuda"
-    events = profiler.profiler.kineto_results.events()
-    step_start = max(event.start_ns() for event in events if event.name() == "step")
-    backward = "autograd::engine::evaluate_function"
-    starts = (event.start_ns() for event in events if event.name().startswith(backward))
-    backward_start = min(start for start in starts if start > step_start)
-    now = peak = forward_end = 0
-    device_type = torch._C._autograd.DeviceType.CUDA if on_gpu else torch._C._autograd.DeviceType.CPU
-    changes = (event for event in events if event.name() == "[memory]" and event.device_type() == device_type)
-    for change in sorted(changes, key=lambda event: event.start_ns()):
-        now += change.nbytes()
-        if change.start_ns() > step_start:
-            peak = max(peak, now)
-        if change.start_ns() < backward_start:
-            forward_end = now
-
-    def size(tensors):
-        return sum(part.nbytes for tensor in tensors for part in plain(tensor))
-
-    parameters = list(this.model.parameters())
-    state = [value for values in this.optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
-    held = {
-        "weights": size([*parameters, *this.model.buffers()]),
-        "gradients": size(parameter.grad for parameter in parameters if parameter.grad is not None),
-        "optimizer": size(state),
-    }
-    kept = held["weights"] + held["optimizer"] + (0 if this.config.set_to_none else held["gradients"])
-    if on_gpu:
-        free, total = torch.cuda.mem_get_info(this.device)
-        peak = torch.cuda.max_memory_allocated(this.device)
-        forward_end -= predict.cublas_workspaces()
-        held["reserved"] = torch.cuda.max_memory_reserved(this.device)
-        held["context"] = total - free - torch.cuda.memory_reserved(this.device)
-    return held | {"activations": forward_end - kept, "rest": peak - forward_end, "peak": peak}
-
-
-def plain(tensor):
-    """The tensors that hold a tensor's numbers: itself; of an 8-bit one, which says it is float32, its parts."""
-    return [part for part in tree_leaves(optim.plain_parts(tensor)) if torch.is_tensor(part)]
-
-
-# Where a step's time goes. The first kind wins of which a word is in the name of an operator or of what called it.
-KINDS = {
-    "data": ["data wait"],
-    "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm"],  # clipping included
-    "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax"],
-    "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "ChunkedLoss", "_mul_ne_"],
-}
-# Python, autograd and the compiler's wrappers between the operators: what no operator accounts for is the host's.
-BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
-
-
-def kind_of(event, config):
-    """Which of KINDS an event of torch.profiler is, or elementwise: norms, activations, residuals, copies, dropout."""
-    names, ancestor = [], event
-    while ancestor is not None:
-        names.append(ancestor.name)
-        ancestor = ancestor.cpu_parent
-    for kind, words in KINDS.items():
-        if any(word in name for word in words for name in names):
-            return kind
-    T, N = config.context_length, (config.micro_batch_size or config.batch_size) * config.context_length
-    rows = range(config.vocab_size, config.vocab_size + config.pad_vocab_to)
-    for shape in event.input_shapes or []:
-        if len(shape) == 4 and shape[2] == shape[3] == T:
-            return "attention"
-        if len(shape) == 2 and shape[0] == N and shape[1] in rows and config.n_embd not in rows:
-            return "loss"
-    return "elementwise"
-
-
-def seconds_by_kind(events, config, on_gpu):
-    """Seconds of a step by KINDS, of the operators on a CPU, of their kernels on a GPU; data is the host's wait."""
-    seconds = dict.fromkeys([*KINDS, "elementwise"], 0.0)
-    for event in events:
-        if event.device_type != torch.autograd.DeviceType.CPU:
-            continue  # a kernel: it counts with the operator that launched it
-        kind = kind_of(event, config)
-        if not on_gpu:
-            microseconds = 0 if event.name.startswith(BETWEEN) else event.self_cpu_time_total
-        elif kind == "data":
-            microseconds = event.cpu_time_total if event.name == "data wait" else 0
-        else:
-            microseconds = event.self_device_time_total
-        seconds[kind] += microseconds / 1e6
-    return seconds
-
-
-def product_dtype(config, device):
-    """What the matrix products multiply: float32, tf32, bfloat16 or float16."""
-    dtype = machine.choose_dtype(config.dtype, device)
-    if dtype == torch.float32 and device.type == "cuda" and config.matmul_precision != "highest":
-        return "tf32"
-    return str(dtype).removeprefix("torch.")
-
-
-def limits(device):
-    """What the machine itself can do: FLOP/s of a large square matrix product by dtype, bytes/s of a copy."""
-    on_gpu = device.type == "cuda"
-    n = 8192 if on_gpu else 2048
-    rates = {}
-    for name in ["float32", "bfloat16"] + ["tf32", "float16"] * on_gpu:
-        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        dtype = torch.float32 if name == "tf32" else getattr(torch, name)
-        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        rates[name] = 2 * n**3 / fastest(lambda a=a, b=b: a @ b, device)
-    source = torch.ones(2**30 // 4 if on_gpu else 2**28 // 4, device=device)  # 1 GiB, 256 MiB
-    target = torch.empty_like(source)
-    return {"flops": rates, "copy_bytes": 2 * source.nbytes / fastest(lambda: target.copy_(source), device)}
-
-
-def fastest(action, device):
-    """Seconds of an action: the median of seven windows of a fifth of a second, after two actions to warm up."""
-
-    clock = report.StepClock(device)
-
-    def window(count):
-        start = clock.synchronize()
-        for _ in range(count):
-            action()
-        return (clock.synchronize() - start) / count
-
-    window(1)
-    count = math.ceil(0.2 / window(1))
-    return statistics.median(window(count) for _ in range(7))
-
-
-def describe(device):
-    """What the figures depend on: processor, device, versions."""
-    on_gpu = device.type == "cuda"
-    cpu = platform.processor()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line for line in lines if line.startswith("model name")).partition(": ")[2]
-    return {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
-        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
-        "gpus": torch.cuda.device_count() if on_gpu else 0,
-        "datasheet_flops": report.peak_flops(device),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if on_gpu else None,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # from 9.15 on its attention comes before flash
-        "python": platform.python_version(),
-    }
 
 
 def resident_bytes(field):

@@ -14,7 +14,15 @@ ROOT = Path(__file__).parents[1]
 FORMAT_VERSION = 2
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
 # What a figure depends on
-MEASURED = ("*.py", "nanoladder/**/*.py", "lab/measure.py", "lab/predict.py", "config/stages/*.py")
+MEASURED = (
+    "*.py",
+    "nanoladder/**/*.py",
+    "lab/measure.py",
+    "lab/anatomy.py",
+    "lab/limits.py",
+    "lab/predict.py",
+    "config/stages/*.py",
+)
 
 
 def read_results(path):

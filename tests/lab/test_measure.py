@@ -8,7 +8,7 @@ import torch
 from conftest import flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
-from lab import measure, pages
+from lab import anatomy, limits, measure, pages
 from nanoladder.config import load_config
 
 LADDER = pages.fields("naive")
@@ -54,7 +54,7 @@ def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU"):
     ],
 )
 def test_every_operator_has_its_kind(found, kind):
-    assert measure.kind_of(found, tiny(context_length=T, batch_size=N // T, vocab_size=V)) == kind
+    assert anatomy.kind_of(found, tiny(context_length=T, batch_size=N // T, vocab_size=V)) == kind
 
 
 def test_time_is_the_operators_on_a_cpu_and_their_kernels_on_a_gpu():
@@ -63,8 +63,8 @@ def test_time_is_the_operators_on_a_cpu_and_their_kernels_on_a_gpu():
     events += [event("data wait", microseconds=50_000), event("aten::copy_", ["data wait"], microseconds=1_000)]
     events += [event("step", microseconds=9_000), event("Torch-Compiled Region: 0/0", microseconds=9_000)]
     config = tiny(vocab_size=V)
-    on_cpu = measure.seconds_by_kind(events, config, on_gpu=False)
-    on_gpu = measure.seconds_by_kind(events, config, on_gpu=True)
+    on_cpu = anatomy.seconds_by_kind(events, config, on_gpu=False)
+    on_gpu = anatomy.seconds_by_kind(events, config, on_gpu=True)
     assert (on_cpu["gemm"], on_cpu["elementwise"], on_cpu["data"]) == (0.25, 0.125, pytest.approx(0.051))
     assert on_gpu["gemm"] == 0.5
     assert on_gpu["data"] == 0.15  # what the host waited, copies and all
@@ -75,7 +75,7 @@ def test_python_is_the_host_s_time(dense):
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         this.optimizer.zero_grad = lambda **_: time.sleep(0.2)
         this.step()
-    assert sum(measure.seconds_by_kind(profiler.events(), this.config, on_gpu=False).values()) < 0.2
+    assert sum(anatomy.seconds_by_kind(profiler.events(), this.config, on_gpu=False).values()) < 0.2
 
 
 def memory_of(config, before_the_steps=lambda this: None):
@@ -84,7 +84,7 @@ def memory_of(config, before_the_steps=lambda this: None):
         before_the_steps(this)
         this.step()
         this.step()
-    return measure.anatomy(this, profiler)
+    return anatomy.anatomy(this, profiler)
 
 
 def test_the_parts_add_up_and_the_peak_counts_every_allocation_once(dense):
@@ -117,8 +117,8 @@ def test_an_8_bit_tensor_counts_its_parts():
         optimizer.step()
     mean = optimizer.state[layer.weight]["exp_avg"]
     codes, scales, table = 64 * 128, 4 * 64 * 128 // 256, 4 * 256
-    assert sum(part.nbytes for part in measure.plain(mean)) == codes + scales + table < mean.nbytes / 3
-    assert measure.plain(layer.weight) == [layer.weight]
+    assert sum(part.nbytes for part in anatomy.plain(mean)) == codes + scales + table < mean.nbytes / 3
+    assert anatomy.plain(layer.weight) == [layer.weight]
 
 
 def test_a_run_that_diverges_ends_there(dense):
@@ -128,7 +128,7 @@ def test_a_run_that_diverges_ends_there(dense):
 
 
 def test_the_machine_s_limits_are_positive_rates():
-    found = measure.limits(torch.device("cpu"))
+    found = limits.limits(torch.device("cpu"))
     assert found["flops"]["float32"] > 1e9
     assert found["flops"]["bfloat16"] > 1e8
     assert found["copy_bytes"] > 1e8
@@ -136,9 +136,9 @@ def test_the_machine_s_limits_are_positive_rates():
 
 def test_products_in_tf32_only_on_a_gpu():
     config = tiny(matmul_precision="high")
-    assert measure.product_dtype(config, torch.device("cpu")) == "float32"
-    assert measure.product_dtype(config, torch.device("cuda")) == "tf32"
-    assert measure.product_dtype(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
+    assert anatomy.product_dtype(config, torch.device("cpu")) == "float32"
+    assert anatomy.product_dtype(config, torch.device("cuda")) == "tf32"
+    assert anatomy.product_dtype(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
 
 
 @needs_gpu
