@@ -1,159 +1,250 @@
-"""The options of profile.py, and the rows that each mode measures."""
+"""The command line of profile.py, and the rows that each mode measures."""
 
+import argparse
 import ast
 import contextlib
 import dataclasses
 import math
 import os
-from typing import get_args
+import textwrap
+from collections.abc import Callable
+from typing import NamedTuple, get_args
 
 from lab import pages, predict
 from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
+MODES = {
+    "ladder": "each stage on top of all stages before it (the default)",
+    "each": "naive with one stage added, for every stage, and with every optimizer",
+    "without": "the config as it is, with one stage removed",
+    "optimizers": "whole training runs with every optimizer, each at several learning rates",
+    "sweep": "the same batch, cut into micro-batches of every size",
+    "scaling": "one batch per process, on 1, 2, 4, ... processes of this machine",
+    "predict": "no measurement: what the run will cost and the memory of each stage, on a GPU or with --device=cpu",
+    "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
+}
+MEASURING = ("ladder", "each", "without", "optimizers", "sweep", "scaling")
+FORMER = {"--fit": "--mode=predict", "--sweep": "--mode=sweep", "--compare": "--mode=compare A B"}
+
+
+def at_least(least):
+    """A parser of whole numbers from `least` up."""
+
+    def whole_number(text):
+        with contextlib.suppress(ValueError):
+            if (number := int(text)) >= least:
+                return number
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least {least}")
+
+    return whole_number
+
+
+def positive(text):
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text}: expected a positive number")
+
+
+def learning_rate_factors(text):
+    """Parses "0.3,1,3" into its numbers in ascending order, each once."""
+    try:
+        return sorted({positive(word) for word in text.split(",")})
+    except argparse.ArgumentTypeError:
+        message = f"{text}: expected positive numbers, separated by commas, such as 0.3,1,3"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def stages(text):
+    """Parses "amp,flash" into these stages in the ladder's order, naive first."""
+    asked = text.split(",")
+    if unknown := [stage for stage in asked if stage not in stage_names()]:
+        raise argparse.ArgumentTypeError(f"{','.join(unknown)}: no such stage; `python ladder.py` lists them")
+    return [stage for stage in stage_names() if stage in ["naive", *asked]]
+
+
+class Option(NamedTuple):
+    """An option of profile.py: the modes that use it, the parser of its text (None: a switch), and its default text."""
+
+    modes: tuple
+    parse: Callable | None
+    default: str | None
+    meaning: str
+
+
+OPTIONS = {
+    "stages": Option(
+        ("ladder", "each", "without", "predict"),
+        stages,
+        None,
+        "comma-separated names (default: all stages, and with --mode=each all optimizers)",
+    ),
+    "steps": Option(MEASURING, at_least(1), "4", "least number of steps that a process times"),
+    "repeats": Option(MEASURING, at_least(1), "3", "processes that time each row"),
+    "trace": Option(MEASURING[:-1], None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
+    "out_dir": Option(MEASURING, str, None, "folder of the results (default: results/<machine>/<config>)"),
+    "train_steps": Option(("optimizers",), at_least(1), "300", "length of each training run"),
+    "grid": Option(
+        ("optimizers",),
+        learning_rate_factors,
+        "0.3,1,3",
+        "multiples of each optimizer's learning rate to try; extended beyond an end that does best",
+    ),
+    "processes": Option(("scaling",), at_least(2), None, "largest number of processes"),
+    "memory_gb": Option(("predict",), positive, None, "also find the largest micro-batch that fits into this many GB"),
+    "world_size": Option(("predict",), at_least(1), "1", "processes of the predicted run"),
+    "mfu": Option(("predict",), positive, "0.4", "fraction of --peak_tflops that the run is assumed to reach"),
+    "peak_tflops": Option(("predict",), positive, "989", "peak of one device (989: an H200 in bfloat16)"),
+}
+
 
 def parse(argv):
-    """The options, and the rest of the command line, which is the config's."""
-    usage = "python profile.py config/x.py [more.py ...] [--key=value ...] [options]"
-    parser = Parser(usage=usage, description="Measures the ladder on this machine.", allow_abbrev=False)
-    parser.add_argument(
-        "--mode",
-        choices=["ladder", "each", "without", "optimizers"],
-        default="ladder",
-        help="ladder: each stage on top of those before; each: every stage and optimizer alone over naive; "
-        "without: the config as it is, less one stage; optimizers: train with each, learning rates by --grid "
-        "(default: %(default)s)",
+    """Splits a command line into the options of profile.py and the rest: the config's words, or the paths to compare.
+
+    Raises BadInput for options that are wrong or that the mode does not use, and for a config that cannot be measured.
+    """
+    if "WORLD_SIZE" in os.environ:
+        raise BadInput(
+            "profile.py starts its processes itself, and torchrun (which sets WORLD_SIZE) started this one; expected "
+            "`python profile.py config/x.py --mode=scaling --processes=N`"
+        )
+    options, words = split(argv)
+    if options.mode == "compare":
+        if len(words) != 2 or any(word.startswith("-") for word in words):
+            raise BadInput(
+                f"--mode=compare {' '.join(words)}: expected the paths of two results.json, and nothing else"
+            )
+        return options, words
+    if options.mode == "scaling" and options.processes is None:
+        raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
+    return options, measurable(options, words)
+
+
+def split(argv):
+    """The options, defaults filled in, and the words that are none. Raises BadInput if the mode does not use one."""
+    parser = Parser(
+        usage="python profile.py config/x.py [more.py ...] [--mode=MODE] [options] [--key=value ...]",
+        description=description(),
+        epilog="The keys of the config are options too: `python train.py --help` lists them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--train_steps", type=int, default=300, help="of --mode=optimizers (default: %(default)s)")
-    parser.add_argument(
-        "--grid",
-        default="0.3,1,3",
-        help="of --mode=optimizers: times an optimizer's own rate, on beyond a best end (default: %(default)s)",
-    )
-    parser.add_argument("--sweep", action="store_true", help="instead: the batch in micro-batches of every size")
-    parser.add_argument(
-        "--fit", action="store_true", help="instead: predict the stages' memory on a GPU, or with --device=cpu on a CPU"
-    )
-    parser.add_argument("--memory_gb", type=float, default=0.0, help="of --fit: find the largest micro-batch for it")
-    parser.add_argument("--world_size", type=int, default=1, help="of --fit: processes (default: %(default)s)")
-    parser.add_argument("--mfu", type=float, default=0.4, help="of --fit: share of PEAK_TFLOPS (default: %(default)s)")
-    parser.add_argument("--peak_tflops", type=float, default=989, help="of --fit: of a device (default: an H200's 989)")
-    parser.add_argument("--compare", nargs=2, metavar="RESULTS", help="instead: set two results.json side by side")
-    parser.add_argument("--stages", help="names, separated by commas (default: all, and in --mode=each the optimizers)")
-    parser.add_argument("--steps", type=int, default=4, help="timed at least in one process (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="timed processes of each row (default: %(default)s)")
-    parser.add_argument("--trace", action="store_true", help="keep a Chrome trace of each row, in OUT_DIR/traces")
-    parser.add_argument("--out_dir", help="default: results/<machine>/<config>")
-    options, rest = parser.parse_known_args(argv)
-    of_torchrun = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
-    options.rank, options.processes, local = (int(os.environ.get(key, default)) for key, default in of_torchrun)
-    if options.processes != local:
-        raise BadInput(f"{options.processes} processes, {local} of them here; expected all on one machine")
-    if options.processes > 1:
-        os.environ.pop("OMP_NUM_THREADS", None)  # torchrun's 1
-    options.mode = "scaling" if options.processes > 1 else "sweep" if options.sweep else options.mode
-    chosen = options.stages and options.mode == "each"  # the stages only
-    options.optimizers = [] if chosen else get_args(TYPES["optimizer"])
-    asked = options.stages.split(",") if options.stages else stage_names()
-    if unknown := [stage for stage in asked if stage not in stage_names()]:
-        raise BadInput(f"--stages={','.join(unknown)}: no such stage; `python pages.py` lists them")
-    options.stages = [stage for stage in stage_names() if stage in ["naive", *asked]]
-    if min(options.steps, options.repeats, options.train_steps) < 1:
-        raise BadInput("--steps, --repeats and --train_steps: expected at least 1")
-    options.grid = parse_grid(options.grid)
-    config = load_config(rest)
+    parser.add_argument("--mode", choices=MODES, default="ladder", metavar="MODE", help="see above")
+    for name, option in OPTIONS.items():
+        default = f" (default: {option.default})" if option.default else ""
+        of = "" if option.modes == MEASURING else f"{', '.join(option.modes)}: "
+        kind = {"type": option.parse} if option.parse else {"action": "store_true"}
+        parser.add_argument(f"--{name}", help=of + option.meaning + default, **kind)
+    options, words = parser.parse_known_args(argv)
+    for word in words:
+        if word in FORMER:
+            raise BadInput(f"{word}: no such option; expected {FORMER[word]}")
+    for name, option in OPTIONS.items():
+        if name not in options:
+            setattr(options, name, option.parse(option.default) if option.default else None)
+        elif options.mode not in option.modes:
+            modes = "|".join(option.modes)
+            raise BadInput(f"--{name}: --mode={options.mode} does not use it; expected --mode={modes}, or no --{name}")
+    return options, words
+
+
+def description():
+    """The head of --help: the modes."""
+    head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
+    lines = [textwrap.fill(meaning, 100, subsequent_indent=" " * 14) for meaning in MODES.values()]
+    return "\n".join([head, *(f"  {mode:<12}{line}" for mode, line in zip(MODES, lines, strict=True))])
+
+
+def measurable(options, config_words):
+    """The config's words with what measuring adds to them. Raises BadInput for a config that the mode cannot take."""
+    config = load_config(config_words)
     if config.micro_batch_size == "auto":
-        raise BadInput("micro_batch_size=auto is for training; expected a number, or --sweep, which measures each")
-    options.replicated = config.shard == "none"
-    if config.batch_warmup_steps:
-        rest.append("--batch_warmup_steps=0")  # what is measured is the whole batch
+        raise BadInput(
+            "micro_batch_size=auto is found when training starts; expected a number, or --mode=sweep, which measures "
+            "every size"
+        )
     if config.stage and options.mode in ("ladder", "each"):
         raise BadInput(f"stage={config.stage}: --mode={options.mode} sets it; choose rows with --stages=a,b,c")
-    if min(options.memory_gb, options.world_size - 1, options.mfu - 1e-9, options.peak_tflops - 1e-9) < 0:
-        raise BadInput("--memory_gb, --world_size, --mfu and --peak_tflops: expected positive numbers")
-    whole = options.sweep or options.fit or options.mode == "optimizers"
-    if config.micro_batch_size and not whole and not any(word.startswith("--batch_size") for word in rest):
-        rest.append(f"--batch_size={config.micro_batch_size}")  # a step is one micro-batch: large presets run too
-    return options, rest
+    added = []
+    if config.batch_warmup_steps:
+        added.append("--batch_warmup_steps=0")  # the whole batch is measured
+    one_micro_batch = config.micro_batch_size and options.mode in ("ladder", "each", "without", "scaling")
+    if one_micro_batch and not any(word.startswith("--batch_size") for word in config_words):
+        added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too
+    return [*config_words, *added]
 
 
-def parse_grid(text):
-    """The numbers of --grid in order."""
-    with contextlib.suppress(ValueError):
-        grid = sorted({float(word) for word in text.split(",")})
-        if all(0 < factor < math.inf for factor in grid):
-            return grid
-    raise BadInput(f"--grid={text}: expected positive numbers, separated by commas, such as 0.3,1,3")
-
-
-def plan(options, config_argv):
-    """{row: the words that make its config of the base's}; the first row is what the others are compared with."""
+def rows(options, config_words):
+    """{row: the words that make its config of the base's}. The others are compared with the first."""
 
     def file(stage):
         return os.path.relpath(stage_files(stage)[-1])
 
-    above = [stage for stage in options.stages if stage != "naive"]
+    chosen = options.stages or stage_names()
+    above = chosen[1:]
+    optimizers = get_args(TYPES["optimizer"])
     match options.mode:
         case "ladder":
-            rows = {stage: [f"--stage={stage}"] for stage in options.stages}
-            return rows if is_a_stage(config_argv) else rows | {"as configured": []}
+            found = {stage: [f"--stage={stage}"] for stage in chosen}
+            return found if is_a_stage(config_words) else found | {"as configured": []}
         case "each":
-            rows = {stage: [file("naive"), file(stage)] for stage in above}
-            rows = {"naive": [file("naive")], **rows, "all applied": [file("naive"), *map(file, above)]}
-            measured = [load_config([*config_argv, *words]).optimizer for words in rows.values()]
-            others = [name for name in options.optimizers if name not in measured]
-            return rows | {name: [file("naive"), f"--optimizer={name}"] for name in others}
+            found = {stage: [file("naive"), file(stage)] for stage in above}
+            found = {"naive": [file("naive")], **found, "all applied": [file("naive"), *map(file, above)]}
+            measured = [load_config([*config_words, *words]).optimizer for words in found.values()]
+            others = [name for name in optimizers if name not in measured and not options.stages]
+            return found | {name: [file("naive"), f"--optimizer={name}"] for name in others}
         case "without":
             return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}
         case "optimizers":
-            return {name: [f"--optimizer={name}"] for name in options.optimizers}
+            return {name: [f"--optimizer={name}"] for name in optimizers}
         case "sweep":
-            total = load_config(config_argv).batch_size
+            total = load_config(config_words).batch_size
             return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in predict.divisors(total)}
         case "scaling":
-            share = load_config(config_argv).batch_size
+            share = load_config(config_words).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
             return {str(n): [f"--batch_size={n * share}"] for n in counts}
 
 
-def schedule(options, config_argv, factor):
-    """The words of a whole run of --train_steps, with the learning rates times a factor."""
-    config, steps = load_config(config_argv), options.train_steps
+def training_run(options, config_words, factor):
+    """The words of a run of --train_steps steps whose learning rates are multiplied by a factor."""
+    config, steps = load_config(config_words), options.train_steps
     rates = [f"--{key}={factor * getattr(config, key)!r}" for key in ("learning_rate", "min_lr")]
     warmup_steps = min(config.warmup_steps, steps // 10)
     return [f"--max_steps={steps}", f"--warmup_steps={warmup_steps}", "--lr_decay_steps=0", *rates]
 
 
 def turned_off(stage):
-    """The words that set a stage's fields back to what naive has."""
+    """The words that give a stage's fields their values in naive."""
     naive = pages.fields("naive")
     return [f"--{field}={ast.literal_eval(naive[field])}" for field in pages.fields(stage)]
 
 
-def is_a_stage(config_argv):
-    """Whether the config as it is trains like a stage of its ladder."""
+def is_a_stage(config_words):
+    """True if the config trains as one of the ladder's stages does, so that it needs no row of its own."""
+    config = in_one_process(load_config(config_words))
     for stage in stage_names():
         with contextlib.suppress(BadInput):
-            if in_one_process(load_config([*config_argv, f"--stage={stage}"])) == in_one_process(
-                load_config(config_argv)
-            ):
+            if in_one_process(load_config([*config_words, f"--stage={stage}"])) == config:
                 return True
     return False
 
 
 def in_one_process(config):
-    """The config, alike for all that trains alike in one process."""
+    """The config in a normal form: two configs that train alike in one process have the same."""
     micro_batch_size = config.micro_batch_size % config.batch_size
     return dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, ddp=True, shard="none")
 
 
-def not_applicable(rows, mode, config_argv):
-    """{row: why it is not measured}, for a config that cannot be and one that is no other than the row's before."""
+def not_applicable(rows, mode, config_words):
+    """{row: reason} of the rows not to be measured: no valid config, or that of the row they are compared with."""
     reasons, configs = {}, []
     for name, words in rows.items():
         try:
-            config = load_config([*config_argv, *words])
+            config = load_config([*config_words, *words])
         except BadInput as error:
             reasons[name] = str(error)
             continue

@@ -1,4 +1,4 @@
-"""results.json: what was measured, process by process, and the conditions under which it was."""
+"""results.json: everything that was measured, process by process, and the conditions under which it was."""
 
 import contextlib
 import hashlib
@@ -26,16 +26,16 @@ MEASURED = (
 
 
 def read_results(path):
-    """A results.json. Raises BadInput if it is none of this version."""
+    """The contents of a results.json. Raises BadInput if the file is not one, or has another format."""
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
         version = results["format_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not a results.json of profile.py ({error!r}); expected one") from None
-    if version == FORMAT_VERSION and (missing := [key for key in (*CONDITIONS, "modes") if key not in results]):
-        raise BadInput(f"{path} is damaged: it has no {' and no '.join(missing)}; measure again")
     if version != FORMAT_VERSION:
         raise BadInput(f"{path} has format {version}; expected format {FORMAT_VERSION}: measure again")
+    if missing := [key for key in (*CONDITIONS, "modes") if key not in results]:
+        raise BadInput(f"{path} is damaged: it has no {' and no '.join(missing)}; measure again")
     return results
 
 
@@ -46,15 +46,47 @@ def write_results(folder, results):
     files.write(folder / "table.md", "\n\n".join(tables.table(results, mode) for mode in results["modes"]) + "\n")
 
 
+def open_results(folder, conditions):
+    """The results in a folder, or new ones. Raises BadInput if those were measured under other conditions."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {"format_version": FORMAT_VERSION, "commit": commit(), **conditions, "modes": {}}
+    results = read_results(path)
+    if different := " and ".join(key for key in conditions if results[key] != conditions[key]):
+        raise BadInput(f"{path} was measured under another {different}; choose another --out_dir, or remove it")
+    return results
+
+
+def open_mode(folder, results, mode, rows, reasons, training):
+    """The part of the results that holds a mode, its rows {name: words} in it, the file written.
+
+    reasons: {row: why it is not measured}. training: the options that every training run depends on.
+    Raises BadInput if the folder holds other rows of the mode, or cannot be written.
+    """
+    part = results["modes"].setdefault(mode, {**training, "limits": [], "rows": {}})
+    part.pop("note", None)
+    if different := " and ".join(f"--{key}" for key in training if part[key] != training[key]):
+        raise BadInput(f"{folder} was measured with another {different}; choose another --out_dir, or remove it")
+    if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
+        raise BadInput(f"{folder} holds other rows of --mode={mode}; choose another --out_dir, or remove it")
+    for name, words in rows.items():
+        part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # rows that failed are tried again
+    try:
+        write_results(folder, results)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+    return part
+
+
 def machine_name(machine):
-    """A folder's name for the machine, such as intel-xeon-2-threads-bf16 or nvidia-h200."""
+    """A folder's name for a machine, such as intel-xeon-2-threads-bf16 or nvidia-h200."""
     cpu = f"{tables.processor(machine)} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
     name = machine["gpu"] or cpu
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
 
 
 def commit():
-    """The commit that is checked out, with -dirty if files differ from it; None where that is not known."""
+    """The commit that is checked out, with -dirty if files differ from it; None if git does not know."""
     with contextlib.suppress(OSError):
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

@@ -14,6 +14,7 @@ from conftest import ROOT, flags
 
 from lab import climb, measure, pages, plan, summary, tables
 from lab.results import read_results
+from model import GPT
 from nanoladder.config import TYPES, load_config
 from nanoladder.errors import BadInput
 
@@ -31,6 +32,15 @@ EXAMINED = {
 TIMED = {"seconds": 1.0, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64}
 LIMITS = {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10}
 MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of this repository's code."""
+    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab"))]:
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / source.name)
+    return tmp_path
 
 
 @pytest.fixture
@@ -169,7 +179,7 @@ def test_other_rows_are_not_mixed_in(dense, tmp_path, measured):
         climb.main([*argv, "--stages=naive,amp,compile"])
 
 
-def test_torchrun_measures_how_the_loop_scales(dense, tmp_path, measured, monkeypatch, capsys):
+def test_scaling_starts_1_to_n_processes(dense, tmp_path, measured):
     def answer(what, words):
         n = int([word for word in words if word.startswith("--batch_size=")][-1][13:]) // 4
         assert "--threads=1" in words
@@ -177,22 +187,29 @@ def test_torchrun_measures_how_the_loop_scales(dense, tmp_path, measured, monkey
         return TIMED | {"seconds": seconds, "tokens": 64 * n, "bytes": 4e6}
 
     asked = measured(answer)
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "4")
-    climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", "--repeats=2"])
+    words = ["--mode=scaling", "--processes=4", "--repeats=2"]
+    climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", *words])
     assert [processes for *_, processes in asked] == [1, 2, 2, 4, 4, 4, 4, 2, 2, 1]
     rows = rows_of(tmp_path / "table.md")
     assert rows["4"]["efficiency"] == "80%"
     assert rows["4"]["reducing gradients, not hidden, ms"] == "250.0"
     assert rows["2"]["gradients MB"] == "4.0"
     assert (tmp_path / "scaling.png").exists()
-    monkeypatch.setenv("RANK", "1")
-    asked.clear()
-    climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", "--repeats=3"])
-    assert not asked  # the others leave it to the first
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(BadInput, match="expected all on one machine"):
-        climb.main(TINY_MODEL)
+
+
+def test_two_processes_are_measured_for_real(dense):
+    words = [*flags(dataset=dense, ddp=True, n_layer=1), "--steps=1", "--threads=1"]
+    vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
+    found = climb.run_alone("silent", words, processes=2)
+    assert found["seconds"] > 0
+    assert found["bytes"] == 4 * GPT(load_config([*words[:-2], f"--vocab_size={vocab_size}"])).n_params()
+
+
+@pytest.mark.parametrize("processes", ["1", "4"])
+def test_torchrun_is_refused_in_one_line(processes, refused, monkeypatch):
+    monkeypatch.setattr(climb, "run_alone", only_the_machine)
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    assert "expected `python profile.py config/x.py --mode=scaling --processes=N`" in refused(climb.main)
 
 
 @pytest.mark.parametrize(
@@ -201,25 +218,47 @@ def test_torchrun_measures_how_the_loop_scales(dense, tmp_path, measured, monkey
         ["--stages=naive,flsh"],
         ["--repeats=0"],
         ["--steps=x"],
-        ["--train_steps=0"],
-        ["--grid=1,x"],
-        ["--grid=0,1"],
-        ["--grid=inf"],
-        ["--grid="],
+        ["--mode=optimizers", "--train_steps=0"],
+        ["--mode=optimizers", "--grid=1,x"],
+        ["--mode=optimizers", "--grid=0,1"],
+        ["--mode=optimizers", "--grid=inf"],
+        ["--mode=optimizers", "--grid="],
+        ["--mode=scaling"],
+        ["--mode=scaling", "--processes=1"],
         ["--no_such_key=1"],
         ["--mode=all"],
         ["--stage=amp"],
         ["--dataset=nowhere"],
-        ["--fit", "--memory_gb=-1"],
-        ["--fit", "--world_size=0"],
-        ["--compare", "a.json"],
-        ["--compare", "README.md", "README.md"],
+        ["--mode=predict", "--memory_gb=-1"],
+        ["--mode=predict", "--world_size=0"],
+        ["--mode=predict", "--mfu=nan"],
+        ["--mode=compare", "a.json"],
+        ["--mode=compare", "README.md", "README.md"],
+        ["--mode=compare", "--n_layer=1", "README.md"],
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(words, monkeypatch):
     monkeypatch.setattr(climb, "run_alone", only_the_machine)
     with pytest.raises(BadInput):
         climb.main(words)
+
+
+@pytest.mark.parametrize("name", plan.OPTIONS)
+@pytest.mark.parametrize("mode", plan.MODES)
+def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
+    option = plan.OPTIONS[name]
+    text = {"stages": "amp", "out_dir": "x"}.get(name, "2")
+    given = [f"--mode={mode}", f"--{name}={text}" if option.parse else f"--{name}"]
+    if mode in option.modes:
+        assert getattr(plan.split(given)[0], name)
+    else:
+        with pytest.raises(BadInput, match=rf"--{name}: --mode={mode} does not use it; expected --mode="):
+            plan.split(given)
+
+
+@pytest.mark.parametrize("word, instead", [("--fit", "predict"), ("--sweep", "sweep"), ("--compare", "compare A B")])
+def test_a_former_option_is_refused_with_its_mode(word, instead, refused):
+    assert refused(climb.main, word, "a") == f"error: {word}: no such option; expected --mode={instead}\n"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(dense, monkeypatch):
@@ -230,7 +269,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 def test_fit_predicts_every_stage_for_a_device_that_is_not_there(capsys):
     model = ["--n_layer=1", "--n_head=2", "--n_embd=64", "--context_length=64", "--batch_size=8", "--vocab_size=512"]
-    climb.main([*model, "--fit", "--device=cuda", "--memory_gb=0.01", "--stages=naive,flash"])
+    climb.main([*model, "--mode=predict", "--device=cuda", "--memory_gb=0.01", "--stages=naive,flash"])
     out = capsys.readouterr().out
     assert "on cuda" in out
     assert "fits 0.01 GB" in out
@@ -239,7 +278,7 @@ def test_fit_predicts_every_stage_for_a_device_that_is_not_there(capsys):
 
 def planned(*argv):
     options, config_argv = plan.parse(list(argv))
-    rows = plan.plan(options, config_argv)
+    rows = plan.rows(options, config_argv)
     configs = {name: load_config([*config_argv, *words]) for name, words in rows.items()}
     return configs, plan.not_applicable(rows, options.mode, config_argv)
 
@@ -294,7 +333,7 @@ def test_another_optimizer_s_losses_are_its_own_unless_they_are_no_numbers(dense
 
 
 def test_optimizers_are_rows_of_the_config_as_it_is_adamw_first():
-    configs, reasons = planned(*TINY_MODEL, "--mode=optimizers", "--micro_batch_size=2", "--stages=flash")
+    configs, reasons = planned(*TINY_MODEL, "--mode=optimizers", "--micro_batch_size=2")
     base = load_config([*TINY_MODEL, "--micro_batch_size=2"])
     assert not reasons
     assert list(configs) == list(OPTIMIZERS)
@@ -304,9 +343,9 @@ def test_optimizers_are_rows_of_the_config_as_it_is_adamw_first():
 
 def test_a_run_has_its_schedule_within_its_steps():
     words = [*TINY_MODEL, "--learning_rate=1e-3", "--min_lr=1e-4", "--warmup_steps=50", "--lr_decay_steps=9"]
-    options, config_argv = plan.parse([*words, "--train_steps=200", "--grid=3,0.5"])
+    options, config_argv = plan.parse([*words, "--mode=optimizers", "--train_steps=200", "--grid=3,0.5"])
     assert options.grid == [0.5, 3]
-    config = load_config([*config_argv, *plan.schedule(options, config_argv, 0.5)])
+    config = load_config([*config_argv, *plan.training_run(options, config_argv, 0.5)])
     assert (config.max_steps, config.warmup_steps, config.lr_decay_steps) == (200, 20, 0)
     assert (config.learning_rate, config.min_lr) == (5e-4, 5e-5)
 
@@ -443,7 +482,7 @@ def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
         return EXAMINED | peak if what == "examine" else TIMED | {"seconds": seconds[size]}
 
     measured(answer)
-    climb.main([*TINY_MODEL, f"--dataset={dense}", "--sweep", f"--out_dir={tmp_path}"])
+    climb.main([*TINY_MODEL, f"--dataset={dense}", "--mode=sweep", f"--out_dir={tmp_path}"])
     out = capsys.readouterr().out
     assert "The knee is at 2 × 2" in out
     assert "50% of the memory of 1 × 4" in out
@@ -470,7 +509,7 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
     results = read_results(tmp_path / "b/results.json")
     (tmp_path / "b/results.json").write_text(json.dumps(results | {"commit": "another"}))
     capsys.readouterr()
-    climb.main(["--compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
+    climb.main(["--mode=compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
     out = capsys.readouterr().out
     row = out.splitlines()[-1]
     assert "B  commit: another" in out
@@ -505,22 +544,19 @@ def test_a_failing_process_says_why():
         climb.run_alone("time", ["--dataset=nowhere"])
 
 
-def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, tmp_path):
-    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab"))]:
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, tmp_path / source.name)
-    code = (tmp_path / "train.py").read_text()
+def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, copied):
+    code = (copied / "train.py").read_text()
     start = "    n_tokens = (batch[1] != IGNORE).sum()\n"
     assert code.count(start) == 1
     slow, wrong = "__import__('time').sleep(0.2)", "optimizer.param_groups[0]['lr'] *= 2"
     planted = f"    if config.set_to_none:\n        {slow}\n        {wrong}\n"
-    (tmp_path / "train.py").write_text(code.replace(start, start + planted))
+    (copied / "train.py").write_text(code.replace(start, start + planted))
     argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=2", "--steps=1", "--trace"]
-    command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={tmp_path / 'out'}"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={copied / 'out'}"]
+    result = subprocess.run(command, cwd=copied, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    rows = rows_of(tmp_path / "out" / "table.md")
+    rows = rows_of(copied / "out" / "table.md")
     assert float(rows["set_to_none"]["against naive"].partition("×")[0]) < 0.5
     assert rows["set_to_none"]["losses against naive"].startswith("WRONG by")
-    assert (tmp_path / "out/traces/naive/trace.json.gz").stat().st_size > 1000
-    assert json.loads((tmp_path / "out/results.json").read_text())["machine"]["torch"] == torch.__version__
+    assert (copied / "out/traces/naive/trace.json.gz").stat().st_size > 1000
+    assert json.loads((copied / "out/results.json").read_text())["machine"]["torch"] == torch.__version__
