@@ -13,15 +13,15 @@ from nanoladder.errors import BadInput
 ROOT = Path(__file__).parents[1]
 FORMAT_VERSION = 2
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
-# What a figure depends on
-MEASURED = (
-    "*.py",
+MEASURED_CODE = (  # a figure depends on it: a change makes results of another code
+    "train.py",
+    "model.py",
     "nanoladder/**/*.py",
+    "config/stages/*.py",
     "lab/measure.py",
     "lab/anatomy.py",
     "lab/limits.py",
     "lab/predict.py",
-    "config/stages/*.py",
 )
 
 
@@ -92,7 +92,9 @@ def commit():
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
-def code_hash():
-    """Changes when the code that is measured changes."""
-    files = [path for pattern in MEASURED for path in sorted(ROOT.glob(pattern))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
+def code_hash(root=ROOT):
+    """Eight hexadecimal digits of the names and contents of MEASURED_CODE."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in MEASURED_CODE for path in root.glob(pattern)}):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:8]

@@ -1,5 +1,6 @@
 """profile.py measures what it says, and is not in the way of the standard library's module of that name."""
 
+import ast
 import dataclasses
 import json
 import math
@@ -13,7 +14,7 @@ import torch
 from conftest import ROOT, flags
 
 from lab import climb, measure, pages, plan, summary, tables
-from lab.results import read_results
+from lab.results import MEASURED_CODE, code_hash, read_results
 from model import GPT
 from nanoladder.config import TYPES, load_config
 from nanoladder.errors import BadInput
@@ -157,6 +158,44 @@ def test_results_of_other_conditions_are_not_mixed(dense, tmp_path, measured, mo
     monkeypatch.setattr(climb, "code_hash", lambda: "other")
     with pytest.raises(BadInput, match="another code"):
         climb.main(argv)
+
+
+ROOMS = ["checkpoint", "config", "data", "machine", "optim", "parallel", "run"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train.py", "model.py", "config/stages/06_amp.py", "nanoladder/files.py", "lab/measure.py"]
+    + [f"nanoladder/{room}/__init__.py" for room in ROOMS],
+)
+def test_a_change_of_the_code_that_is_measured_changes_its_hash(name, copied):
+    before = code_hash(copied)
+    assert before == code_hash()
+    (copied / name).write_text((copied / name).read_text() + "\n")
+    assert code_hash(copied) != before
+
+
+def test_a_new_file_in_a_room_changes_the_hash(copied):
+    before = code_hash(copied)
+    (copied / "nanoladder/run/new.py").touch()
+    assert code_hash(copied) != before
+
+
+def test_code_and_text_that_no_figure_depends_on_leave_the_hash_as_it_is(copied):
+    before = code_hash(copied)
+    (copied / "docs").mkdir()
+    for name in ("docs/measuring.md", "README.md", "amp.py", "lab/tables.py", "config/gpt2.py", "nanoladder/notes.txt"):
+        (copied / name).write_text("changed")
+    assert code_hash(copied) == before
+
+
+def test_the_hash_covers_all_of_lab_that_measure_imports():
+    covered = {path.stem for pattern in MEASURED_CODE for path in ROOT.glob(pattern) if path.parent.name == "lab"}
+    for name in covered:
+        for node in ast.walk(ast.parse((ROOT / "lab" / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "lab":
+                below = node.module.partition(".")[2]
+                assert {below} if below else {alias.name for alias in node.names} <= covered
 
 
 def test_a_loss_that_is_not_a_number_is_wrong(dense, tmp_path, measured):
