@@ -17,8 +17,8 @@ from nanoladder.config import DEFAULTS, TYPES, load_config
 from nanoladder.errors import BadInput
 
 N_CASES = 1000
-MODES = ["--mode=ladder", "--mode=each", "--mode=without", "--sweep"]
-COMMANDS = [["train.py"]] * 4 + [["profile.py", mode] for mode in MODES] * 5  # train.py loads torch first, 2 s
+MODES = ["--mode=ladder", "--mode=each", "--mode=without", "--mode=sweep"]
+COMMANDS = [["train.py"]] * 4 + [["profile.py", mode] for mode in MODES] * 5
 KEYS = sorted(DEFAULTS)
 PRESETS_AND_STAGES = sorted(config.STAGES_DIR.parent.rglob("*.py"))
 ODD_VALUES = [
