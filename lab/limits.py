@@ -1,4 +1,4 @@
-"""What figures depend on: the machine, and the most that it can do."""
+"""The machine that is measured on: its description, and the limits that no training step can exceed."""
 
 import contextlib
 import math
@@ -8,27 +8,61 @@ from pathlib import Path
 
 import torch
 
+from nanoladder import machine
 from nanoladder.run import report
+
+SMALLEST, LARGEST = 128, {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that are multiplied
+LONGEST_PRODUCT = 0.5  # seconds: matrices grow until the next product would take longer
+COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes
+WINDOW, WINDOWS, BUDGET = 0.2, 7, 1.5  # seconds that one window times, how many there are, seconds for all of them
 
 
 def limits(device):
-    """What the machine itself can do: FLOP/s of a large square matrix product by dtype, bytes/s of a copy."""
-    on_gpu = device.type == "cuda"
-    n = 8192 if on_gpu else 2048
+    """The most that the machine can do: FLOP/s of a large matrix product by dtype, bytes/s of a copy.
+
+    Takes a few seconds on any machine: where products are slow, as in emulated bfloat16, the matrices are smaller.
+    """
     rates = {}
-    for name in ["float32", "bfloat16"] + ["tf32", "float16"] * on_gpu:
+    for name in ["float32", "bfloat16"] + ["tf32", "float16"] * (device.type == "cuda"):
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         dtype = torch.float32 if name == "tf32" else getattr(torch, name)
-        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        rates[name] = 2 * n**3 / fastest(lambda a=a, b=b: a @ b, device)
-    source = torch.ones(2**30 // 4 if on_gpu else 2**28 // 4, device=device)  # 1 GiB, 256 MiB
+        n = largest_product(dtype, device)
+        rates[name] = 2 * n**3 / median_seconds(product(n, dtype, device), device)
+    size = COPIED[device.type]
+    return {"flops": rates, "copy_bytes": 2 * size / median_seconds(copy(size, device), device)}  # read and written
+
+
+def product(n, dtype, device):
+    """An action that multiplies two (n, n) matrices."""
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    return lambda: a @ b
+
+
+def copy(size, device):
+    """An action that copies `size` bytes."""
+    source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    return {"flops": rates, "copy_bytes": 2 * source.nbytes / fastest(lambda: target.copy_(source), device)}
+    return lambda: target.copy_(source)
 
 
-def fastest(action, device):
-    """Seconds of an action: the median of seven windows of a fifth of a second, after two actions to warm up."""
+def largest_product(dtype, device):
+    """Rows of the largest square matrices whose product takes LONGEST_PRODUCT at most, in doublings up to LARGEST."""
+    clock = report.StepClock(device)
+    n = SMALLEST
+    while n < LARGEST[device.type]:
+        action, trials = product(n, dtype, device), []
+        for _ in range(3):
+            start = clock.synchronize()
+            action()
+            trials.append(clock.synchronize() - start)
+        if 8 * min(trials) > LONGEST_PRODUCT:  # twice the rows take eight times as long
+            break
+        n *= 2
+    return n
 
+
+def median_seconds(action, device):
+    """Seconds of an action: the median of WINDOWS windows, of fewer if they exceed the BUDGET, after a warm-up."""
     clock = report.StepClock(device)
 
     def window(count):
@@ -38,12 +72,15 @@ def fastest(action, device):
         return (clock.synchronize() - start) / count
 
     window(1)
-    count = math.ceil(0.2 / window(1))
-    return statistics.median(window(count) for _ in range(7))
+    count = math.ceil(WINDOW / window(1))
+    start, timed = clock.synchronize(), []
+    while len(timed) < WINDOWS and clock.synchronize() - start < BUDGET:
+        timed.append(window(count))
+    return statistics.median(timed)
 
 
 def describe(device):
-    """What the figures depend on: processor, device, versions."""
+    """The machine that figures are measured on: processor, device and versions."""
     on_gpu = device.type == "cuda"
     cpu = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
@@ -52,7 +89,7 @@ def describe(device):
     return {
         "cpu": cpu,
         "threads": torch.get_num_threads(),
-        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
+        "native_bfloat16": machine.choose_dtype("auto", device) == torch.bfloat16,
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "gpus": torch.cuda.device_count() if on_gpu else 0,
         "datasheet_flops": report.peak_flops(device),

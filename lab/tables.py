@@ -46,13 +46,23 @@ def table(results, mode):
         text += ["Where a step's time goes, from one step under torch.profiler:", markdown(kinds, examined)]
         text += ["What the memory of a step is, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
-        rates = [
-            f"{name} {statistics.median(limit['flops'][name] for limit in limits) / 1e12:.3g} TFLOP/s"
-            for name in limits[0]["flops"]
-        ]
-        copy = statistics.median(limit["copy_bytes"] for limit in limits)
-        text.append(f"The machine itself: a large matrix product {', '.join(rates)}; a copy {copy / 1e9:.3g} GB/s.")
+        text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
     return "\n\n".join(text)
+
+
+def machine_limits(limits, native_bfloat16):
+    """The line of the machine's own rates. bfloat16 is emulated if it is neither native nor as fast as float32."""
+    rates = {name: statistics.median(limit["flops"][name] for limit in limits) for name in limits[0]["flops"]}
+    texts = {name: f"{name} {flops_per_second(rate)}" for name, rate in rates.items()}
+    if not native_bfloat16 and rates["bfloat16"] < rates["float32"]:
+        texts["bfloat16"] += " (emulated)"
+    copy = statistics.median(limit["copy_bytes"] for limit in limits)
+    return f"The machine itself: matrix products {', '.join(texts.values())}; a copy {copy / 1e9:.3g} GB/s."
+
+
+def flops_per_second(rate):
+    """A rate in TFLOP/s, or below 0.1 of them in GFLOP/s."""
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e11 else f"{rate / 1e9:.3g} GFLOP/s"
 
 
 def device(results):

@@ -134,6 +134,77 @@ def test_the_machine_s_limits_are_positive_rates():
     assert found["copy_bytes"] > 1e8
 
 
+@pytest.fixture
+def planted(monkeypatch):
+    """planted(rates) gives products these FLOP/s by dtype, on a clock that only they and copies, of 0.3 s, move."""
+    this = SimpleNamespace(now=0.0, rows=[])
+
+    def plant(rates):
+        def wait(seconds):
+            this.now += seconds
+
+        def product(n, dtype, device):
+            this.rows.append(n)
+            return lambda: wait(2 * n**3 / rates[dtype])
+
+        monkeypatch.setattr(limits, "product", product)
+        monkeypatch.setattr(limits, "copy", lambda size, device: lambda: wait(0.3))
+        monkeypatch.setattr(limits.report, "StepClock", lambda device: SimpleNamespace(synchronize=lambda: this.now))
+        return this
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    "device, flops, rows",
+    [
+        ("cpu", 5e7, 128),  # slower than any
+        ("cpu", 0.5e9, 256),  # bfloat16 emulated with AVX2
+        ("cpu", 3e9, 512),
+        ("cpu", 40e9, 2048),  # one core in float32
+        ("cpu", 2.5e12, 2048),  # AMX
+        ("cuda", 2e12, 4096),
+        ("cuda", 800e12, 8192),
+    ],
+)
+def test_matrices_are_as_large_as_the_machine_is_fast(device, flops, rows, planted):
+    planted({torch.bfloat16: flops})
+    assert limits.largest_product(torch.bfloat16, torch.device(device)) == rows
+
+
+def test_limits_take_a_few_seconds_where_bfloat16_is_emulated(planted):
+    this = planted({torch.float32: 90e9, torch.bfloat16: 0.5e9})
+    found = limits.limits(torch.device("cpu"))
+    assert found["flops"] == {"float32": pytest.approx(90e9), "bfloat16": pytest.approx(0.5e9)}
+    assert found["copy_bytes"] == pytest.approx(2 * 2**28 / 0.3)
+    assert this.now < 8  # 2048 rows in bfloat16 took over ten minutes
+
+
+@pytest.mark.parametrize("flops", [10.0**power for power in range(8, 16)])
+def test_limits_take_a_few_seconds_on_any_machine(flops, planted):
+    this = planted(dict.fromkeys([torch.float32, torch.bfloat16], flops))
+    limits.limits(torch.device("cpu"))
+    assert this.now < 10
+
+
+def test_one_hiccup_does_not_make_the_matrices_smaller(planted):
+    slow_once = iter([2.0])
+    this = planted({torch.float32: 1e12})
+    product = limits.product
+
+    def hiccup(n, dtype, device):
+        action = product(n, dtype, device)
+
+        def run():
+            action()
+            this.now += next(slow_once, 0.0) if n == 1024 else 0.0
+
+        return run
+
+    limits.product = hiccup  # which the fixture sets back
+    assert limits.largest_product(torch.float32, torch.device("cpu")) == 2048
+
+
 def test_products_in_tf32_only_on_a_gpu():
     config = tiny(matmul_precision="high")
     assert anatomy.product_dtype(config, torch.device("cpu")) == "float32"

@@ -556,6 +556,19 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
     assert "| 2.00 " in row
 
 
+@pytest.mark.parametrize(
+    "native, bfloat16, line",
+    [
+        (False, 0.5e9, "bfloat16 0.5 GFLOP/s (emulated); a copy 10 GB/s."),
+        (False, 2e12, "bfloat16 2 TFLOP/s; a copy 10 GB/s."),
+        (True, 0.5e12, "bfloat16 0.5 TFLOP/s; a copy 10 GB/s."),
+    ],
+)
+def test_the_table_names_emulated_bfloat16(native, bfloat16, line):
+    limits = [{"flops": {"float32": 1e12, "bfloat16": bfloat16}, "copy_bytes": 1e10}]
+    assert tables.machine_limits(limits, native) == f"The machine itself: matrix products float32 1 TFLOP/s, {line}"
+
+
 @pytest.mark.parametrize("what", ["examine", "time", "curve"])
 def test_one_process_measures_one_row(dense, what):
     words = [*TINY_MODEL, f"--dataset={dense}", "--stage=set_to_none", "--steps=2", "--max_steps=60"]
