@@ -1,7 +1,7 @@
 """Two results.json side by side."""
 
 from lab.results import CONDITIONS
-from lab.summary import gain, summarize
+from lab.summary import speedup, summarize
 from lab.tables import markdown, milliseconds
 
 
@@ -33,7 +33,7 @@ def side_by_side(ours, theirs):
         columns[f"{side} ms/step"] = lambda pair, side=side: milliseconds(pair[side]["seconds"])
     columns["A/B"] = lambda pair: f"{pair['A']['seconds'] / pair['B']['seconds']:.2f}"
     for side in "AB":
-        columns[f"{side} against {first['name']}"] = lambda pair, side=side: gain(first[side], pair[side])
+        columns[f"{side} against {first['name']}"] = lambda pair, side=side: speedup(first[side], pair[side])
     for side in "AB":
         columns[f"{side} tensors GB"] = lambda pair, side=side: f"{pair[side]['peak'] / 1e9:.3f}"
     return markdown(columns, pairs)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from lab.summary import UNCHANGED, gain, summarize
+from lab.summary import UNCHANGED, speedup, summarize
 from lab.tables import KINDS, KNEE, milliseconds
 
 COLORS = {  # of KINDS
@@ -44,7 +44,7 @@ def bars(plt, rows):
         1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
     )
     times = {kind: [1e3 * row["seconds"] * row["shares"][kind] for row in rows] for kind in KINDS}
-    speeds = [gain(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
+    speeds = [speedup(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
     labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
     stack(left, names, times, {kind: (label, COLORS[kind]) for kind, label in KINDS.items()}, labels)
     left.set(title=f"time of a step, ms, and speed against {names[0]}")

@@ -1,48 +1,69 @@
-"""The rows of a mode: medians over the processes that results.json holds, and what follows from them."""
+"""The rows of a mode as figures: medians over the processes in results.json, and what follows from them."""
 
 import math
 import statistics
 
+FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
+    "seconds": "of a step: the median of the rounds",
+    "rounds": "seconds of a step in each round",
+    "iqr": "interquartile range of the rounds, in seconds",
+    "first": "seconds of the first process's first step, which may compile",
+    "later": "seconds of the later processes' first steps: the median",
+    "tokens_per_s": "throughput",
+    "resident": "peak resident memory above the start's: the median",
+    "exposed": "seconds of a step that go into communication and are not hidden by computation",
+    "gradient_bytes": "bytes of gradients that a process averages in a step",
+    "loss": "of the last examined step",
+    "gap": "largest difference of a loss from the first row's",
+    "memory": "a step's memory by part (anatomy.py)",
+    **dict.fromkeys(["weights", "gradients", "optimizer", "activations", "rest"], "part of memory"),
+    **dict.fromkeys(["reserved", "context"], "part of memory, on a GPU"),
+    "peak": "of the bytes of all tensors; part of memory too",
+    "predicted": "the predicted peak",
+    "parameters": "number of them",
+    "shares": "share of a step's time by kind",
+    "dropout": "the config's",
+    "another_update": "true if the row has an optimizer of its own, and so other losses",
+    "mfu": "share of the measured rate of a matrix product",
+    "datasheet_mfu": "share of the datasheet's rate",
+    "curves": "{multiple of the optimizer's learning rate: its training run}",
+    "best": "the multiple with the lowest validation loss",
+    "val_loss": "its validation loss",
+    "edge": "true if it is the lowest or the highest that was tried",
+}
 UNCHANGED = "no measurable change"
 BEYOND = 2  # learning rates that are tried beyond the ends of a grid
 
 
+class NotMeasured(Exception):
+    """A figure that a row could have and does not."""
+
+
+class Row(dict):
+    """Figures by name. One that was not measured raises NotMeasured; a name that is none of FIGURES, KeyError."""
+
+    def __missing__(self, name):
+        raise NotMeasured(name) if name in FIGURES else KeyError(name)
+
+
 def summarize(results, mode):
-    """A dict a row, in the order measured; what is not measured (yet) is absent. Bytes, seconds, nats, FLOP/s."""
+    """A Row for each row of a mode, in the order of measurement, with its name and the note if it failed."""
     part = results["modes"][mode]
     examined = [measured["examine"][0] for measured in part["rows"].values() if measured.get("examine")]
     rows = []
     for name, measured in part["rows"].items():
-        row = {"name": name, "note": measured["note"]}
+        row = Row(name=name, note=measured["note"])
         if timed := measured.get("time"):
             row |= timing(timed)
         if silent := measured.get("silent"):
             row["exposed"] = row["seconds"] - statistics.median(process["seconds"] for process in silent)
             row["gradient_bytes"] = silent[0]["bytes"]
         if found := (measured.get("examine") or [None])[0]:
-            gaps = [abs(ours - theirs) for ours, theirs in zip(found["losses"], examined[0]["losses"], strict=True)]
-            row |= {
-                "loss": found["losses"][-1],
-                "memory": found["memory"],
-                "peak": found["memory"]["peak"],
-                "parameters": found["parameters"],
-                "shares": shares(found, row, results["machine"]["gpu"]),
-                "dropout": results["keys"]["dropout"],
-            }
-            chosen = any(word.startswith("--optimizer=") for word in measured["words"])
-            configured = not measured["words"] and results["keys"].get("optimizer", "adamw") != "adamw"
-            row["another update"] = chosen or configured
-            if found is not examined[0]:
-                row["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
-            if "predicted" in found:
-                row["predicted"] = found["predicted"]
+            row |= examination(found, examined[0], row, results["machine"]["gpu"])
+            row["dropout"] = results["keys"]["dropout"]
+            row["another_update"] = has_own_optimizer(measured["words"], results["keys"])
             if timed:
-                flops = row["tokens_per_s"] * found["flops_per_token"]
-                dtype = found["product_dtype"]
-                if rates := [limit["flops"][dtype] for limit in part["limits"] if dtype in limit["flops"]]:
-                    row["mfu"] = flops / statistics.median(rates)
-                if results["machine"]["datasheet_flops"] and dtype in ("bfloat16", "float16"):
-                    row["datasheet_mfu"] = flops / results["machine"]["datasheet_flops"]
+                row |= utilization(found, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
         if trained := measured.get("curve"):
             losses = [curve["val_loss"] for curve in trained]
             row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))
@@ -50,34 +71,8 @@ def summarize(results, mode):
     return rows
 
 
-def ranking(curves):
-    """Of {times the optimizer's own learning rate: its curve} the best, if one has not diverged."""
-    losses = {factor: curve["val_loss"] for factor, curve in curves.items() if curve["val_loss"] is not None}
-    if not losses:
-        return {"curves": curves}
-    best = min(losses, key=losses.get)
-    return {"curves": curves, "best": best, "val_loss": losses[best], "edge": best in (min(curves), max(curves))}
-
-
-def factors(grid, losses):
-    """What the learning rate is multiplied by in each run and, if there is one, in the next.
-
-    The grid comes first; then, while the best loss is at an end, a further step beyond it, BEYOND times at most.
-    losses: of the runs that have ended; None where one diverged.
-    """
-    tried = list(grid)
-    while len(grid) > 1 and len(tried) <= len(losses) and len(tried) < len(grid) + BEYOND:
-        _, best = min(zip((math.inf if loss is None else loss for loss in losses), tried, strict=False))
-        lowest, second, *_ = ascending = sorted(tried)
-        if best not in (lowest, ascending[-1]):
-            break
-        further = best * best / (second if best == lowest else ascending[-2])
-        tried.append(float(f"{further:.3g}"))  # as it is printed
-    return tried
-
-
 def timing(processes):
-    """Median and spread of the processes that timed a row."""
+    """Figures from the processes that timed a row."""
     seconds = [process["seconds"] for process in processes]
     first, *later = [process["first_step_seconds"] for process in processes]
     row = {
@@ -94,9 +89,43 @@ def timing(processes):
     return row
 
 
+def examination(found, first, row, gpu):
+    """Figures from the process that examined a row; `first` is what was found of the first row."""
+    figures = {
+        "loss": found["losses"][-1],
+        "memory": Row(found["memory"]),
+        "peak": found["memory"]["peak"],
+        "parameters": found["parameters"],
+        "shares": shares(found, row, gpu),
+    }
+    if found is not first:
+        gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
+        figures["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+    if "predicted" in found:
+        figures["predicted"] = found["predicted"]
+    return figures
+
+
+def has_own_optimizer(words, keys):
+    """True if a row's words choose its optimizer, or if it is the config as it is, with another one than AdamW."""
+    chosen = any(word.startswith("--optimizer=") for word in words)
+    return chosen or (not words and keys.get("optimizer", "adamw") != "adamw")
+
+
+def utilization(found, tokens_per_s, limits, datasheet_flops):
+    """Shares of the FLOP/s that the machine reaches in a matrix product and of those in its datasheet, where known."""
+    flops, dtype = tokens_per_s * found["flops_per_token"], found["product_dtype"]
+    figures = {}
+    if rates := [limit["flops"][dtype] for limit in limits if dtype in limit["flops"]]:
+        figures["mfu"] = flops / statistics.median(rates)
+    if datasheet_flops and dtype in ("bfloat16", "float16"):
+        figures["datasheet_mfu"] = flops / datasheet_flops
+    return figures
+
+
 def shares(found, row, gpu):
-    """Shares of a step's time by KINDS: of the profiled step on a CPU; on a GPU its kernels' of the usual step."""
-    step = row.get("seconds", found["profiled_seconds"]) if gpu else found["profiled_seconds"]
+    """{kind: share of a step's time}: on a CPU of the profiled step, on a GPU its kernels' of the usual step."""
+    step = row["seconds"] if gpu and "seconds" in row else found["profiled_seconds"]
     parts = {kind: seconds / step for kind, seconds in found["seconds_by_kind"].items()}
     waited = parts.pop("data")
     idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
@@ -104,16 +133,42 @@ def shares(found, row, gpu):
     return parts | {"host": idle - parts["data"]}
 
 
-def gain(before, after):
-    """How many times as fast `after` is as `before`: the median over the rounds, and their range.
+def ranking(curves):
+    """The best of {multiple of the optimizer's learning rate: its training run}, if one has not diverged."""
+    losses = {factor: curve["val_loss"] for factor, curve in curves.items() if curve["val_loss"] is not None}
+    if not losses:
+        return {"curves": curves}
+    best = min(losses, key=losses.get)
+    return {"curves": curves, "best": best, "val_loss": losses[best], "edge": best in (min(curves), max(curves))}
 
-    Only what was measured in the same round is divided: a drift of the machine from round to round cancels out. A
-    median that is no further from 1 than the range is wide is no measurable change.
+
+def factors(grid, losses):
+    """The multiples of the learning rate of all runs so far and, if there is one, of the next.
+
+    The grid comes first. Then, as long as the best loss is at an end, one step beyond that end, BEYOND steps at most.
+    losses: validation losses of the finished runs; None for one that diverged.
     """
-    pairs = list(zip(before.get("rounds", []), after.get("rounds", []), strict=False))
+    tried = list(grid)
+    while len(grid) > 1 and len(tried) <= len(losses) and len(tried) < len(grid) + BEYOND:
+        _, best = min(zip((math.inf if loss is None else loss for loss in losses), tried, strict=False))
+        lowest, second, *_ = ascending = sorted(tried)
+        if best not in (lowest, ascending[-1]):
+            break
+        further = best * best / (second if best == lowest else ascending[-2])
+        tried.append(float(f"{further:.3g}"))  # as it is printed
+    return tried
+
+
+def speedup(before, after):
+    """The text of how many times as fast `after` is as `before`: the median over the rounds, and their range.
+
+    Ratios are taken within a round, so that a drift of the machine from round to round cancels out. A median that is no
+    further from 1 than the range is wide is no measurable change.
+    """
+    pairs = list(zip(before["rounds"], after["rounds"], strict=False))
     if before is after or len(pairs) < 2:
         return ""
-    ratios = [ours / theirs for ours, theirs in pairs]
+    ratios = [a / b for a, b in pairs]
     if abs(statistics.median(ratios) - 1) <= max(ratios) - min(ratios):
         return UNCHANGED
     return f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"

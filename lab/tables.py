@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from lab.summary import BEYOND, UNCHANGED, gain, summarize
+from lab.summary import BEYOND, UNCHANGED, NotMeasured, speedup, summarize
 
 SAME = 0.01  # nats: a loss further from naive's than this is another model's
 KNEE = 0.95  # of the best throughput of a sweep
@@ -23,7 +23,7 @@ def table(results, mode):
     """The measurements of a mode in Markdown, below the conditions they were made under."""
     keys = results["keys"]
     rows = summarize(results, mode)
-    repeats = max(len(row.get("rounds", [])) for row in rows)
+    repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
     batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + ", for each process" * (mode == "scaling")
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
@@ -92,8 +92,8 @@ def conditions_of_training(results):
 def optimizer_columns(rows):
     """{heading: row -> text} of the main table of the optimizers, against the first."""
     first = rows[0]
-    grid = sorted({factor for row in rows for factor in row.get("curves", [])})
-    tried = {f"at {factor:g}×": lambda row, factor=factor: last_loss(row["curves"][factor]) for factor in grid}
+    grid = sorted({factor for row in rows if "curves" in row for factor in row["curves"]})
+    tried = {f"at {factor:g}×": lambda row, factor=factor: last_loss(row["curves"], factor) for factor in grid}
     return {
         "best learning rate": best_learning_rate,
         "validation loss": lambda row: f"{row['val_loss']:.4f}",
@@ -101,7 +101,7 @@ def optimizer_columns(rows):
         **tried,
         "ms/step": lambda row: milliseconds(row["seconds"]),
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
-        "speed": lambda row: gain(first, row),
+        "speed": lambda row: speedup(first, row),
         "state, bytes per parameter": lambda row: f"{row['memory']['optimizer'] / row['parameters']:.3g}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
         "first step s, then": first_steps,
@@ -113,8 +113,11 @@ def best_learning_rate(row):
     return f"{row['curves'][best]['learning_rate']:.2g} ({best:g}×{', edge' * row['edge']})"
 
 
-def last_loss(curve):
-    return "diverged" if curve["val_loss"] is None else f"{curve['val_loss']:.4f}"
+def last_loss(curves, factor):
+    """The validation loss of the run at a multiple of the learning rate, empty if that was not tried."""
+    if factor not in curves:
+        return ""
+    return "diverged" if curves[factor]["val_loss"] is None else f"{curves[factor]['val_loss']:.4f}"
 
 
 def columns(rows, mode):
@@ -127,22 +130,22 @@ def columns(rows, mode):
         last = row if "seconds" in row else last
     relative = {
         "ladder": {
-            "against the one before": lambda row: gain(before[row["name"]], row),
-            "against naive": lambda row: gain(first, row),
+            "against the one before": lambda row: speedup(before[row["name"]], row),
+            "against naive": lambda row: speedup(first, row),
             "memory, times less": lambda row: f"{first['peak'] / row['peak']:.2f}×",
         },
         "each": {
             "time": lambda row: f"{row['seconds'] / first['seconds']:.0%}",
-            "speed": lambda row: gain(first, row),
+            "speed": lambda row: speedup(first, row),
             "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
         },
         "without": {
-            "time it saves": lambda row: gain(row, first),
+            "time it saves": lambda row: speedup(row, first),
             "memory it saves": lambda row: f"{row['peak'] / first['peak']:.2f}×",
         },
         "sweep": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
-            "against whole": lambda row: gain(rows[-1], row),
+            "against whole": lambda row: speedup(rows[-1], row),
         },
         "scaling": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
@@ -158,7 +161,7 @@ def columns(rows, mode):
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's half": lambda row: f"{row['datasheet_mfu']:.0%}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
-        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}" if "reserved" not in row.get("memory", {}) else "",
+        "resident GB": resident_gb,
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
         "first step s, then": first_steps,
@@ -172,6 +175,12 @@ def milliseconds(seconds, of=None):
     return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
 
 
+def resident_gb(row):
+    """Resident memory; empty on a GPU, whose memory it is not."""
+    on_gpu = "memory" in row and "reserved" in row["memory"]
+    return "" if on_gpu else f"{row['resident'] / 1e9:.2f}"
+
+
 def first_steps(row):
     return f"{row['first']:.1f}, {row['later']:.1f}"
 
@@ -179,7 +188,7 @@ def first_steps(row):
 def losses(row):
     if row["gap"] == 0:
         return "bit-equal"
-    if row["another update"] and row["gap"] < math.inf:
+    if row["another_update"] and row["gap"] < math.inf:
         return "another update"
     if row["gap"] > SAME and row["dropout"]:
         return f"{row['gap']:.2g} apart (dropout)"
@@ -199,12 +208,12 @@ def memory_columns():
 
 
 def markdown(columns, rows):
-    """A table whose source reads well too. A cell that lacks its measurement is empty, an empty column left out."""
+    """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go."""
 
     def cell(text, row):
         try:
             return text(row)
-        except KeyError:
+        except NotMeasured:
             return ""
 
     lines = {row["name"]: {heading: cell(text, row) for heading, text in columns.items()} for row in rows}
@@ -232,6 +241,6 @@ def knee(rows):
     if found is whole:
         return f"The knee is not reached: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
     text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
-    if gain(whole, best) not in ("", UNCHANGED):
-        text += f"; {best['name']} beats {whole['name']}, {gain(whole, best)} as fast"
+    if speedup(whole, best) not in ("", UNCHANGED):
+        text += f"; {best['name']} beats {whole['name']}, {speedup(whole, best)} as fast"
     return f"{text}, and {found['peak'] / whole['peak']:.0%} of the memory of {whole['name']}."

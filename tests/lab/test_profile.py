@@ -81,7 +81,12 @@ def stage_of(words):
 
 def rows_of(path):
     """{row: {column: cell}} of the first table in a table.md."""
-    lines = [line for line in path.read_text().split("\n\n")[2].splitlines() if line.startswith("|")]
+    return rows_in(path.read_text())
+
+
+def rows_in(text):
+    """{row: {column: cell}} of the first table in a text."""
+    lines = [line for line in text.split("\n\n")[2].splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     return {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
 
@@ -554,6 +559,47 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
     assert "B  commit: another" in out
     assert "| 1000 " in row
     assert "| 2.00 " in row
+
+
+def test_a_cell_is_empty_if_its_figure_was_not_measured_and_a_typo_raises():
+    rows = [
+        summary.Row(name="a", note=None, seconds=1.0, memory=summary.Row(peak=1e9)),
+        summary.Row(name="b", note=None),
+    ]
+    columns = {
+        "s": lambda row: f"{row['seconds']:g}",
+        "IQR": lambda row: f"{row['iqr']:g}",
+        "GB": lambda row: f"{row['memory']['peak'] / 1e9:g}",
+        "reserved": lambda row: f"{row['memory']['reserved']}",
+    }
+    first, _, *body = tables.markdown(columns, rows).splitlines()
+    assert first.split() == ["|", "|", "s", "|", "GB", "|"]
+    assert [line.split() for line in body] == [["|", "a", "|", "1", "|", "1", "|"], ["|", "b", "|", "|", "|"]]
+    for typo in (lambda row: row["secnds"], lambda row: row["memory"]["reservd"], lambda row: {}["seconds"]):
+        with pytest.raises(KeyError):
+            tables.markdown(columns | {"typo": typo}, rows)
+
+
+def test_every_figure_of_a_row_has_a_name_in_the_list():
+    for path in ROOT.glob("results/*/*/results.json"):
+        stored = read_results(path)
+        for mode in stored["modes"]:
+            for row in summary.summarize(stored, mode):
+                named = row.keys() | (row["memory"].keys() if "memory" in row else set())
+                assert named - {"name", "note"} <= summary.FIGURES.keys()
+
+
+def test_stored_results_still_have_their_tables():
+    paths = list(ROOT.glob("results/*/*/results.json"))
+    assert paths
+    for path in paths:
+        stored = read_results(path)
+        for mode in stored["modes"]:
+            written = rows_in(path.with_name("table.md").read_text().partition(f"## {mode}:")[2])
+            again = rows_in(tables.table(stored, mode))
+            assert [(row, cells["ms/step"]) for row, cells in again.items()] == [
+                (row, cells["ms/step"]) for row, cells in written.items()
+            ]
 
 
 @pytest.mark.parametrize(
