@@ -162,7 +162,7 @@ def measured(before, name):
             rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
     columns = {
         "ms/step": lambda row: " → ".join(tables.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
-        "speed": lambda row: summary.gain(row["before"], row["after"]),
+        "speed": lambda row: summary.speedup(row["before"], row["after"]),
         "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
     }
     return tables.markdown(columns, rows) + "\n\n" if rows else ""
