@@ -1,4 +1,4 @@
-"""Where the memory and the time of a step go."""
+"""The memory of a step by purpose, and its time by kind of work."""
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 from lab import predict
 from nanoladder import machine, optim
 
-# Where a step's time goes. The first kind wins of which a word is in the name of an operator or of what called it.
+# Kinds of work. An operator is of the first kind with a word in its name or in that of one of its callers.
 KINDS = {
     "data": ["data wait"],
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm"],  # clipping included
@@ -14,20 +14,21 @@ KINDS = {
     "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
     "loss": ["log_softmax", "nll_loss", "logsumexp", "ChunkedLoss", "_mul_ne_"],
 }
-# Python, autograd and the compiler's wrappers between the operators: what no operator accounts for is the host's.
+# Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
 
 
-def anatomy(this, profiler):
-    """Bytes of what the last step held, by what it was for; the parts add up to the peak of all tensors.
+def anatomy(loop, profiler):
+    """Bytes of the last step's memory by purpose: weights, optimizer, activations, rest and kept gradients add up to peak.
 
-    activations: what lives at the end of the first forward beyond weights, optimizer state, kept gradients and cuBLAS's
-    workspaces, the batch included. rest: what the peak has beyond that end; gradients are part of it where they are
-    dropped between steps. On CUDA the peak is the allocator's; on a CPU it is the highest sum of allocations less
-    releases that torch.profiler saw. reserved: what CUDA's allocator holds. context: what else is taken of the GPU's
-    memory.
+    loop: a measure.Loop that has taken the step. profiler: torch.profiler's, with profile_memory, of all its steps.
+    activations: alive at the end of the first forward, the batch included, without weights, optimizer state, kept
+    gradients and cuBLAS's workspaces. rest: the peak less the end of the first forward; if gradients are dropped
+    between steps, they are in the rest. On CUDA the peak is the allocator's; on a CPU it is the highest sum of the
+    allocations and releases that torch.profiler saw. reserved: held by CUDA's allocator. context: the rest of the
+    GPU's memory in use.
     """
-    on_gpu = this.device.type == "cuda"
+    on_gpu = loop.device.type == "cuda"
     events = profiler.profiler.kineto_results.events()
     step_start = max(event.start_ns() for event in events if event.name() == "step")
     backward = "autograd::engine::evaluate_function"
@@ -46,30 +47,30 @@ def anatomy(this, profiler):
     def size(tensors):
         return sum(part.nbytes for tensor in tensors for part in plain(tensor))
 
-    parameters = list(this.model.parameters())
-    state = [value for values in this.optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
+    parameters = list(loop.model.parameters())
+    state = [value for values in loop.optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
     held = {
-        "weights": size([*parameters, *this.model.buffers()]),
+        "weights": size([*parameters, *loop.model.buffers()]),
         "gradients": size(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer": size(state),
     }
-    kept = held["weights"] + held["optimizer"] + (0 if this.config.set_to_none else held["gradients"])
+    kept = held["weights"] + held["optimizer"] + (0 if loop.config.set_to_none else held["gradients"])
     if on_gpu:
-        free, total = torch.cuda.mem_get_info(this.device)
-        peak = torch.cuda.max_memory_allocated(this.device)
+        free, total = torch.cuda.mem_get_info(loop.device)
+        peak = torch.cuda.max_memory_allocated(loop.device)
         forward_end -= predict.cublas_workspaces()
-        held["reserved"] = torch.cuda.max_memory_reserved(this.device)
-        held["context"] = total - free - torch.cuda.memory_reserved(this.device)
+        held["reserved"] = torch.cuda.max_memory_reserved(loop.device)
+        held["context"] = total - free - torch.cuda.memory_reserved(loop.device)
     return held | {"activations": forward_end - kept, "rest": peak - forward_end, "peak": peak}
 
 
 def plain(tensor):
-    """The tensors that hold a tensor's numbers: itself; of an 8-bit one, which says it is float32, its parts."""
+    """The tensors that store a tensor's numbers: its parts if it has 8 bits (and claims float32), else itself."""
     return [part for part in tree_leaves(optim.plain_parts(tensor)) if torch.is_tensor(part)]
 
 
 def kind_of(event, config):
-    """Which of KINDS an event of torch.profiler is, or elementwise: norms, activations, residuals, copies, dropout."""
+    """The kind of an event of torch.profiler. Norms, activations, residuals, copies and dropout are "elementwise"."""
     names, ancestor = [], event
     while ancestor is not None:
         names.append(ancestor.name)
@@ -88,7 +89,7 @@ def kind_of(event, config):
 
 
 def seconds_by_kind(events, config, on_gpu):
-    """Seconds of a step by KINDS, of the operators on a CPU, of their kernels on a GPU; data is the host's wait."""
+    """Seconds of a step by kind: of operators on a CPU, of their kernels on a GPU. Data is the time the host waits."""
     seconds = dict.fromkeys([*KINDS, "elementwise"], 0.0)
     for event in events:
         if event.device_type != torch.autograd.DeviceType.CPU:
@@ -105,7 +106,7 @@ def seconds_by_kind(events, config, on_gpu):
 
 
 def product_dtype(config, device):
-    """What the matrix products multiply: float32, tf32, bfloat16 or float16."""
+    """The format of the matrix products' inputs: float32, tf32, bfloat16 or float16."""
     dtype = machine.choose_dtype(config.dtype, device)
     if dtype == torch.float32 and device.type == "cuda" and config.matmul_precision != "highest":
         return "tf32"

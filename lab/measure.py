@@ -1,6 +1,14 @@
-"""What one process measures: python measure.py machine|examine|curve|time|silent|limits|trial config/x.py
+"""Takes one measurement, in a process of its own: python -m lab.measure MEASUREMENT config/x.py [--key=value ...]
 
-Each measurement prints one line of JSON. All of them train with train.py's own train_step on real batches.
+Prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
+
+    machine   processor, device and versions
+    limits    the most that the machine can do, in a matrix product and in a copy
+    examine   the losses of the first steps, and where the memory and the time of a step go
+    time      seconds of a step
+    silent    seconds of a step in which processes do not communicate
+    curve     the losses of a whole training run
+    trial     the peak memory of two steps
 """
 
 import contextlib
@@ -25,27 +33,28 @@ from nanoladder.run import report
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
-WINDOW = 1.0  # seconds that are timed at least
+WINDOW = 1.0  # seconds: the least that is timed
 POINTS = 50  # of a curve of losses
 
 
 def main(argv):
-    parser = Parser(prog="measure.py", allow_abbrev=False)
-    parser.add_argument("what", choices=["machine", "limits", "examine", "curve", "time", "silent", "trial"])
-    parser.add_argument("--steps", type=int, default=4, help="timed at least")
-    parser.add_argument("--threads", type=int, help="of each process")
-    parser.add_argument("--trace", help="folder for a Chrome trace, and a snapshot of CUDA's memory")
-    options, config_argv = parser.parse_known_args(argv)
-    # The learning rate rises to its height within the steps that are compared: a wrong update shows in their losses.
-    schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.what != "curve" else []
-    config = load_config([*config_argv, *schedule])
+    parser = Parser(prog="lab.measure", allow_abbrev=False)
+    choices = ["machine", "limits", "examine", "time", "silent", "curve", "trial"]
+    parser.add_argument("measurement", choices=choices)
+    parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
+    parser.add_argument("--threads", type=int, help="threads of each process")
+    parser.add_argument("--trace", help="folder for a Chrome trace and, on CUDA, a snapshot of the memory")
+    options, config_words = parser.parse_known_args(argv)
+    # The learning rate reaches its peak within the steps that are compared, so that a wrong update shows in the losses.
+    schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.measurement != "curve" else []
+    config = load_config([*config_words, *schedule])
     try:
         with machine.compiler_errors():
-            match options.what:
+            match options.measurement:
                 case "machine":
-                    measured = describe(train.set_up(config))
+                    measured = describe(Loop.set_up(config))
                 case "limits":
-                    measured = limits(train.set_up(config))
+                    measured = limits(Loop.set_up(config))
                 case "examine":
                     measured = examine(config, options.trace)
                 case "curve":
@@ -62,11 +71,11 @@ def main(argv):
     parallel.stop()
 
 
-class Run:
-    """A run as train.py sets it up, of which only steps are taken."""
+class Loop:
+    """The training loop of train.py, set up from a config and advanced step by step; all that is called of train.py."""
 
     def __init__(self, config, threads=None):
-        self.device = train.set_up(config)
+        self.device = self.set_up(config)
         self.clock = report.StepClock(self.device)
         if threads:
             torch.set_num_threads(threads)
@@ -74,72 +83,83 @@ class Run:
         self.config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
         self.resident_before = resident_bytes("VmRSS")
         self.model, self.optimizer = train.build(self.config, self.device)
-        machine.choices(self.config, self.device)  # refuses what cannot run here
+        machine.choices(self.config, self.device)  # raises BadInput for what cannot run here
         self.batches = enumerate(train.training_batches(split, self.config, 0, self.device), 1)
 
+    @staticmethod
+    def set_up(config):
+        """Sets up the process as training does. Returns the device."""
+        return train.set_up(config)
+
+    def learning_rate(self, step):
+        return train.learning_rate(step, self.config)
+
     def step(self):
-        """Takes the next step and returns its loss, which may be on the device."""
+        """Takes the next step. Returns its loss, which may be a tensor on the device."""
         with record_function("data wait"):
             number, batch = next(self.batches)
-        lr = train.learning_rate(number, self.config)
+        lr = self.learning_rate(number)
         with record_function("step"):
             return train.train_step(self.model, self.optimizer, batch, lr, self.config)[0]
 
-    def agreed(self, seconds):
-        """The mean over the processes: all take the same number of steps."""
+    def val_loss(self):
+        return train.evaluate(self.model, self.val_split, self.config, self.device)
+
+    def all_reduce_mean(self, seconds):
+        """The mean over the processes, so that all of them take the same number of steps."""
         return float(parallel.mean(torch.tensor(seconds, device=self.device)))
 
     def seconds(self, steps, window=WINDOW):
-        """Mean seconds of the next steps, of more if that many take less than the window.
+        """Mean seconds of a step over the next steps: as many as given, or more if those take less than the window.
 
-        The clock is read at both ends only, when the device has finished: a host that runs ahead gains.
+        The clock is read only before and after all steps, when the device has finished: a host that runs ahead gains.
         """
         start = self.clock.synchronize()
         for _ in range(steps):
             self.step()
-        elapsed = self.agreed(self.clock.synchronize() - start)
+        elapsed = self.all_reduce_mean(self.clock.synchronize() - start)
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
 def time_steps(config, steps, threads):
-    """Seconds of a step after the warm-up and of the first one, and the peak of resident memory above the start's."""
-    this = Run(config, threads)
-    first = this.seconds(1, window=0)
+    """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
+    loop = Loop(config, threads)
+    first = loop.seconds(1, window=0)
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak, which may be the compiler's
-    this.seconds(WARMUP - 1, window=0)
-    seconds = this.seconds(steps)
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which may be the compiler's
+    loop.seconds(WARMUP - 1, window=0)
+    seconds = loop.seconds(steps)
     peak = resident_bytes("VmHWM")
     return {
         "seconds": seconds,
         "first_step_seconds": first,
-        "resident_bytes": peak and peak - this.resident_before,
+        "resident_bytes": peak and peak - loop.resident_before,
         "tokens": config.batch_size * config.context_length,
     }
 
 
 def curve(config):
-    """The losses of the config's whole run, each the mean of a POINTS-th of its steps, and the last validation loss.
+    """Losses of the config's whole run, each the mean over a POINTS-th of its steps, and the final validation loss.
 
-    A run whose loss is not finite ends there, with no such loss and no validation loss.
+    A run whose loss is not finite ends there, without that loss and without a validation loss.
     """
-    this = Run(config)
+    loop = Loop(config)
     width = math.ceil(config.max_steps / POINTS)
-    learning_rate = max(train.learning_rate(step, config) for step in range(1, config.max_steps + 1))
+    learning_rate = max(loop.learning_rate(step) for step in range(1, config.max_steps + 1))
     found = {"learning_rate": learning_rate, "tokens": [], "losses": [], "val_loss": None}
     for start in range(0, config.max_steps, width):
         steps = min(width, config.max_steps - start)
-        loss = float(sum(this.step() for _ in range(steps))) / steps
+        loss = float(sum(loop.step() for _ in range(steps))) / steps
         if not math.isfinite(loss):
             return found
         found["tokens"].append((start + steps) * config.batch_size * config.context_length)
         found["losses"].append(loss)
-    val_loss = train.evaluate(this.model, this.val_split, this.config, this.device)
+    val_loss = loop.val_loss()
     return found | {"val_loss": val_loss if math.isfinite(val_loss) else None}
 
 
 def time_without_communication(config, steps, threads):
-    """Seconds of a step whose gradients stay each process's own, and the bytes of gradients that it would average."""
+    """Seconds of a step in which no gradient is averaged, and the bytes of gradients that a step would average."""
     sent = {}
 
     def keep(_, bucket):
@@ -148,72 +168,72 @@ def time_without_communication(config, steps, threads):
         future.set_result(bucket.buffer())
         return future
 
-    this = Run(config, threads)
-    this.model.register_comm_hook(None, keep)
-    this.seconds(WARMUP, window=0)
+    loop = Loop(config, threads)
+    loop.model.register_comm_hook(None, keep)
+    loop.seconds(WARMUP, window=0)
     sent.clear()  # the first step had other buckets
-    return {"seconds": this.seconds(steps), "bytes": sum(sent.values())}
+    return {"seconds": loop.seconds(steps), "bytes": sum(sent.values())}
 
 
 def trial(config):
-    """The peak of the bytes that two steps take, where no more than config.memory_gb can be had."""
+    """Peak bytes of two steps that may take config.memory_gb at most."""
     machine.limit_memory(machine.choose_device(config.device), config.memory_gb * 1e9)
-    this = Run(config)
-    this.seconds(WARMUP, window=0)
-    if this.device.type == "cuda":
-        return {"bytes": torch.cuda.max_memory_reserved(this.device)}
-    peak = resident_bytes("VmHWM") or report.peak_memory_gb(this.device) * 1e9
-    return {"bytes": peak - (this.resident_before or 0)}
+    loop = Loop(config)
+    loop.seconds(WARMUP, window=0)
+    if loop.device.type == "cuda":
+        return {"bytes": torch.cuda.max_memory_reserved(loop.device)}
+    peak = resident_bytes("VmHWM") or report.peak_memory_gb(loop.device) * 1e9
+    return {"bytes": peak - (loop.resident_before or 0)}
 
 
 def examine(config, trace=None):
-    """The first losses, the memory that the second step takes, and where the time of the last one goes."""
+    """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind."""
     on_gpu = machine.choose_device(config.device).type == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:
-        this = Run(config)
-        losses = [float(this.step()) for _ in range(WARMUP - 1)]
+        loop = Loop(config)
+        losses = [float(loop.step()) for _ in range(WARMUP - 1)]
         if on_gpu:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(this.device)  # without what the compiler tried out
-        losses.append(float(this.step()))
-    memory = anatomy(this, memory_profiler)
-    losses += [float(this.step()) for _ in range(COMPARED - WARMUP - 1)]
+            torch.cuda.reset_peak_memory_stats(loop.device)  # the compiler's trials do not count
+        losses.append(float(loop.step()))
+    memory = anatomy(loop, memory_profiler)
+    losses += [float(loop.step()) for _ in range(COMPARED - WARMUP - 1)]
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities, record_shapes=True) as profiler:
-        start = this.clock.synchronize()
-        losses.append(float(this.step()))
-        seconds = this.clock.synchronize() - start
+        start = loop.clock.synchronize()
+        losses.append(float(loop.step()))
+        seconds = loop.clock.synchronize() - start
     if trace:
-        keep_trace(this, profiler, Path(trace))
+        keep_trace(loop, profiler, Path(trace))
     found = {
         "losses": losses,
         "memory": memory,
-        "seconds_by_kind": seconds_by_kind(profiler.events(), this.config, on_gpu),
+        "seconds_by_kind": seconds_by_kind(profiler.events(), loop.config, on_gpu),
         "profiled_seconds": seconds,
-        "product_dtype": product_dtype(this.config, this.device),
-        "parameters": this.model.n_params(),
-        "flops_per_token": this.model.flops_per_token(),
-        "attention_kernel": machine.attention_kernel(this.config, this.device),
+        "product_dtype": product_dtype(loop.config, loop.device),
+        "parameters": loop.model.n_params(),
+        "flops_per_token": loop.model.flops_per_token(),
+        "attention_kernel": machine.attention_kernel(loop.config, loop.device),
     }
     with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
-        found["predicted"] = predict.predict_memory(this.config, this.device.type).peak
+        found["predicted"] = predict.predict_memory(loop.config, loop.device.type).peak
     return found
 
 
-def keep_trace(this, profiler, folder):
-    """Writes trace.json.gz for a browser's tracing page, and on CUDA memory.pickle of one more step."""
+def keep_trace(loop, profiler, folder):
+    """Writes trace.json.gz, for a browser's tracing page, and on CUDA the memory of one more step to memory.pickle."""
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / "trace.json.gz"))
-    if this.device.type == "cuda":
+    if loop.device.type == "cuda":
         torch.cuda.memory._record_memory_history()
-        this.step()
+        loop.step()
         torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
 
 
 def resident_bytes(field):
-    """Resident memory of this process, now (VmRSS) or at its peak (VmHWM); None where there is no /proc."""
+    """Resident memory of loop process, now (VmRSS) or at its peak (VmHWM); None without /proc."""
     with contextlib.suppress(OSError):
         return machine.proc_bytes("/proc/self/status", field)
 

@@ -71,20 +71,20 @@ def test_time_is_the_operators_on_a_cpu_and_their_kernels_on_a_gpu():
 
 
 def test_python_is_the_host_s_time(dense):
-    this = measure.Run(tiny(dataset=str(dense)))
+    loop = measure.Loop(tiny(dataset=str(dense)))
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        this.optimizer.zero_grad = lambda **_: time.sleep(0.2)
-        this.step()
-    assert sum(anatomy.seconds_by_kind(profiler.events(), this.config, on_gpu=False).values()) < 0.2
+        loop.optimizer.zero_grad = lambda **_: time.sleep(0.2)
+        loop.step()
+    assert sum(anatomy.seconds_by_kind(profiler.events(), loop.config, on_gpu=False).values()) < 0.2
 
 
-def memory_of(config, before_the_steps=lambda this: None):
+def memory_of(config, before_the_steps=lambda loop: None):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        this = measure.Run(config)
-        before_the_steps(this)
-        this.step()
-        this.step()
-    return anatomy.anatomy(this, profiler)
+        loop = measure.Loop(config)
+        before_the_steps(loop)
+        loop.step()
+        loop.step()
+    return anatomy.anatomy(loop, profiler)
 
 
 def test_the_parts_add_up_and_the_peak_counts_every_allocation_once(dense):
@@ -94,7 +94,7 @@ def test_the_parts_add_up_and_the_peak_counts_every_allocation_once(dense):
         assert len(kept) == 1_000_000
 
     config = tiny(dataset=str(dense), set_to_none=True)
-    memory = memory_of(config, lambda this: this.optimizer.register_step_pre_hook(two_tensors))
+    memory = memory_of(config, lambda loop: loop.optimizer.register_step_pre_hook(two_tensors))
     held = memory["weights"] + memory["optimizer"]
     assert held + memory["activations"] + memory["rest"] == memory["peak"]
     assert 0 < memory["peak"] - 24_000_000 - held - memory["gradients"] < 20_000  # a batch and a few scalars
@@ -187,7 +187,7 @@ def test_limits_take_a_few_seconds_on_any_machine(flops, planted):
     assert this.now < 10
 
 
-def test_one_hiccup_does_not_make_the_matrices_smaller(planted):
+def test_one_hiccup_does_not_make_the_matrices_smaller(planted, monkeypatch):
     slow_once = iter([2.0])
     this = planted({torch.float32: 1e12})
     product = limits.product
@@ -201,7 +201,7 @@ def test_one_hiccup_does_not_make_the_matrices_smaller(planted):
 
         return run
 
-    limits.product = hiccup  # which the fixture sets back
+    monkeypatch.setattr(limits, "product", hiccup)
     assert limits.largest_product(torch.float32, torch.device("cpu")) == 2048
 
 
