@@ -3,7 +3,7 @@
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py --shard=full
 
-Each of eight GPUs needs 13.7 GB of tensors then, CUDA's context apart: predicted by
+Each of the eight GPUs then needs 13.7 GB for tensors, without CUDA's context, as predicted by
 `python profile.py config/gpt2_xl.py --mode=predict --shard=full --world_size=8`.
 """
 

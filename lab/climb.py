@@ -30,7 +30,7 @@ from lab.results import (
 )
 from lab.summary import BEYOND, factors
 from nanoladder.config import load_config
-from nanoladder.data.batches import open_dataset
+from nanoladder.data import open_dataset
 
 
 def main(argv):
@@ -49,8 +49,7 @@ def prediction(options, config_words):
     config = load_config(config_words)
     words = list(config_words)
     if not config.vocab_size:
-        vocab_size = open_dataset(config.dataset, 0, config.context_length)[0]["vocab_size"]
-        words.append(f"--vocab_size={vocab_size}")
+        words.append(f"--vocab_size={open_dataset(config).vocab_size}")
     config = load_config(words)
     stages = [] if config.stage else options.stages or plan.stage_names()
     rows = [(stage, load_config([*words, f"--stage={stage}"])) for stage in stages]
@@ -102,12 +101,11 @@ def climb(options, config_words):
 
 def conditions_of(options, config_words, config):
     """What must be equal for two measurements to share a results.json."""
-    _, *splits = open_dataset(config.dataset, config.vocab_size, config.context_length)
     return {
         "machine": run_alone("machine", config_words),
         "config": config_words,
         "keys": dataclasses.asdict(config),
-        "data": [split.fingerprint() for split in splits],
+        "data": open_dataset(config).fingerprint(),
         "steps": options.steps,
         "code": code_hash(),
     }

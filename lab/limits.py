@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import machine
-from nanoladder.run import report
+from nanoladder.run.clock import synchronized_time
 
 SMALLEST, LARGEST = 128, {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that are multiplied
 LONGEST_PRODUCT = 0.5  # seconds: matrices grow until the next product would take longer
@@ -47,14 +47,13 @@ def copy(size, device):
 
 def largest_product(dtype, device):
     """Rows of the largest square matrices whose product takes LONGEST_PRODUCT at most, in doublings up to LARGEST."""
-    clock = report.StepClock(device)
     n = SMALLEST
     while n < LARGEST[device.type]:
         action, trials = product(n, dtype, device), []
         for _ in range(3):
-            start = clock.synchronize()
+            start = synchronized_time(device)
             action()
-            trials.append(clock.synchronize() - start)
+            trials.append(synchronized_time(device) - start)
         if 8 * min(trials) > LONGEST_PRODUCT:  # twice the rows take eight times as long
             break
         n *= 2
@@ -63,18 +62,17 @@ def largest_product(dtype, device):
 
 def median_seconds(action, device):
     """Seconds of an action: the median of WINDOWS windows, of fewer if they exceed the BUDGET, after a warm-up."""
-    clock = report.StepClock(device)
 
     def window(count):
-        start = clock.synchronize()
+        start = synchronized_time(device)
         for _ in range(count):
             action()
-        return (clock.synchronize() - start) / count
+        return (synchronized_time(device) - start) / count
 
     window(1)
     count = math.ceil(WINDOW / window(1))
-    start, timed = clock.synchronize(), []
-    while len(timed) < WINDOWS and clock.synchronize() - start < BUDGET:
+    start, timed = synchronized_time(device), []
+    while len(timed) < WINDOWS and synchronized_time(device) - start < BUDGET:
         timed.append(window(count))
     return statistics.median(timed)
 
@@ -92,7 +90,7 @@ def describe(device):
         "native_bfloat16": machine.choose_dtype("auto", device) == torch.bfloat16,
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "gpus": torch.cuda.device_count() if on_gpu else 0,
-        "datasheet_flops": report.peak_flops(device),
+        "datasheet_flops": machine.peak_flops(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # from 9.15 on its attention comes before flash

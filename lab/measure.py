@@ -25,11 +25,12 @@ import train
 from lab import predict
 from lab.anatomy import anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
-from nanoladder import machine, parallel
+from nanoladder import data, machine, parallel
 from nanoladder.config import load_config
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.run import report
+from nanoladder.run.clock import synchronized_time
+from nanoladder.run.failures import explain_compiler_failure
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
@@ -49,24 +50,26 @@ def main(argv):
     schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.measurement != "curve" else []
     config = load_config([*config_words, *schedule])
     try:
-        with machine.compiler_errors():
-            match options.measurement:
-                case "machine":
-                    measured = describe(Loop.set_up(config))
-                case "limits":
-                    measured = limits(Loop.set_up(config))
-                case "examine":
-                    measured = examine(config, options.trace)
-                case "curve":
-                    measured = curve(config)
-                case "time":
-                    measured = time_steps(config, options.steps, options.threads)
-                case "silent":
-                    measured = time_without_communication(config, options.steps, options.threads)
-                case "trial":
-                    measured = trial(config)
+        match options.measurement:
+            case "machine":
+                measured = describe(Loop.set_up(config))
+            case "limits":
+                measured = limits(Loop.set_up(config))
+            case "examine":
+                measured = examine(config, options.trace)
+            case "curve":
+                measured = curve(config)
+            case "time":
+                measured = time_steps(config, options.steps, options.threads)
+            case "silent":
+                measured = time_without_communication(config, options.steps, options.threads)
+            case "trial":
+                measured = trial(config)
     except torch.OutOfMemoryError:
         sys.exit("error: out of memory")
+    except RuntimeError as error:
+        explain_compiler_failure(error, config)
+        raise
     print(json.dumps(measured))
     parallel.stop()
 
@@ -76,15 +79,16 @@ class Loop:
 
     def __init__(self, config, threads=None):
         self.device = self.set_up(config)
-        self.clock = report.StepClock(self.device)
         if threads:
             torch.set_num_threads(threads)
-        meta, split, self.val_split = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
-        self.config = dataclasses.replace(config, vocab_size=meta["vocab_size"])
+        self.dataset = data.open_dataset(config)
+        self.config = config = dataclasses.replace(config, vocab_size=self.dataset.vocab_size)
+        machine.check(config, self.device)
         self.resident_before = resident_bytes("VmRSS")
-        self.model, self.optimizer = train.build(self.config, self.device)
-        machine.choices(self.config, self.device)  # raises BadInput for what cannot run here
-        self.batches = enumerate(train.training_batches(split, self.config, 0, self.device), 1)
+        self.model = train.build_model(config, self.device)
+        self.optimizer = train.build_optimizer(self.model, config)
+        self.scaler = machine.gradient_scaler(config.dtype, self.device)
+        self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
 
     @staticmethod
     def set_up(config):
@@ -100,24 +104,24 @@ class Loop:
             number, batch = next(self.batches)
         lr = self.learning_rate(number)
         with record_function("step"):
-            return train.train_step(self.model, self.optimizer, batch, lr, self.config)[0]
+            return train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)[0]
 
     def val_loss(self):
-        return train.evaluate(self.model, self.val_split, self.config, self.device)
+        return train.evaluate(self.model, self.dataset.val, self.config, self.device)
 
     def all_reduce_mean(self, seconds):
         """The mean over the processes, so that all of them take the same number of steps."""
-        return float(parallel.mean(torch.tensor(seconds, device=self.device)))
+        return float(parallel.all_reduce_mean(torch.tensor(seconds, device=self.device)))
 
     def seconds(self, steps, window=WINDOW):
         """Mean seconds of a step over the next steps: as many as given, or more if those take less than the window.
 
         The clock is read only before and after all steps, when the device has finished: a host that runs ahead gains.
         """
-        start = self.clock.synchronize()
+        start = synchronized_time(self.device)
         for _ in range(steps):
             self.step()
-        elapsed = self.all_reduce_mean(self.clock.synchronize() - start)
+        elapsed = self.all_reduce_mean(synchronized_time(self.device) - start)
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
@@ -182,7 +186,7 @@ def trial(config):
     loop.seconds(WARMUP, window=0)
     if loop.device.type == "cuda":
         return {"bytes": torch.cuda.max_memory_reserved(loop.device)}
-    peak = resident_bytes("VmHWM") or report.peak_memory_gb(loop.device) * 1e9
+    peak = resident_bytes("VmHWM") or machine.peak_memory_gb(loop.device) * 1e9
     return {"bytes": peak - (loop.resident_before or 0)}
 
 
@@ -202,9 +206,9 @@ def examine(config, trace=None):
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities, record_shapes=True) as profiler:
-        start = loop.clock.synchronize()
+        start = synchronized_time(loop.device)
         losses.append(float(loop.step()))
-        seconds = loop.clock.synchronize() - start
+        seconds = synchronized_time(loop.device) - start
     if trace:
         keep_trace(loop, profiler, Path(trace))
     found = {
@@ -213,7 +217,7 @@ def examine(config, trace=None):
         "seconds_by_kind": seconds_by_kind(profiler.events(), loop.config, on_gpu),
         "profiled_seconds": seconds,
         "product_dtype": product_dtype(loop.config, loop.device),
-        "parameters": loop.model.n_params(),
+        "parameters": loop.model.n_params,
         "flops_per_token": loop.model.flops_per_token(),
         "attention_kernel": machine.attention_kernel(loop.config, loop.device),
     }

@@ -95,7 +95,7 @@ def change(name):
 
 @cache
 def script(name):
-    """model.py, optim.py and train.py as one program, with every field of the ladder folded to its value at a stage."""
+    """model.py and train.py as one program, with every field of the ladder folded to its value at a stage."""
     values = {key: repr(DEFAULTS[key]) for key in OPTIONS}
     for stage in stage_names()[: len(stage_files(name))]:
         values |= fields(stage)
@@ -134,8 +134,8 @@ INTRODUCTION = """\
 # The ladder, rung by rung
 
 A training loop that a beginner writes, and what makes it fast, one change at a time. Every section is one stage:
-why it is there, what it costs, and the lines that it changes in the whole program, which is `model.py`, `optim.py`
-and `train.py` with every choice up to that stage made. The programs are true: a test runs each, and its losses are
+why it is there, what it costs, and the lines that it changes in the whole program, which is `model.py` and
+`train.py` with every choice up to that stage made. The programs are true: a test runs each, and its losses are
 those of `python train.py --stage=NAME`, bit for bit.
 
 Lines with a minus go, lines with a plus come, and a line that begins with @@ says in which function. What a stage

@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 import train
 from model import GPT
-from nanoladder import machine, optim
+from nanoladder import machine
+from nanoladder.data import Batch
 from nanoladder.data.batches import tokens_seen
 from nanoladder.errors import BadInput
-from nanoladder.run import faults
 from nanoladder.run.memory import block_activations, divisors, product_dtype, share_of_process
 
 CUDA_BLOCK = 512  # bytes; CUDA's allocator rounds every tensor up to a multiple of this
@@ -137,10 +137,10 @@ def trace(config, device_type):
     kernels = cuda_kernels(config.attention) if ledger.on_cuda else contextlib.nullcontext()
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
-    finite = patch.object(faults, "may_update", lambda *_: True)  # there are no numbers to check
+    finite = patch.object(train, "finite", lambda *_: True)  # there are no numbers to check
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
-    with FakeTensorMode(), ledger, kernels, finite, numbers:
-        model = GPT(config)
+    with torch.random.fork_rng(devices=[]), FakeTensorMode(), ledger, kernels, finite, numbers:
+        model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
         for parameter in model.parameters():
@@ -151,13 +151,12 @@ def trace(config, device_type):
         if config.optimizer_in_backward:
             gradients = max(parameter.grad.nbytes for parameter in model.parameters())
             optimizer.zero_grad()
-            optim.update_in_backward(optimizer)
-        batch = torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind()
+        batch = Batch(*torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind())
 
         whole, block = record_forwards(model, ledger), record_forwards(model.blocks[0], ledger)
-        optimizer.scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
+        scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         ledger.peak = 0
-        train.train_step(model, optimizer, batch, config.learning_rate, config)
+        train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
     (start, end), (block_start, block_end) = whole[:2], block[:2]  # later forwards recompute
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
     return Memory(
@@ -283,7 +282,7 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
     """
     with FakeTensorMode():
         model = GPT(config)
-    n_params, flops_per_token = model.n_params(), model.flops_per_token()
+    n_params, flops_per_token = model.n_params, model.flops_per_token()
     tokens = tokens_seen(config.max_steps, config)
     return {
         "n_params": n_params,

@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 import train
-from nanoladder import checkpoint, machine, parallel
+from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.config import load_config
 from nanoladder.entry import Parser, run
 from nanoladder.errors import BadInput
-from nanoladder.run import faults, memory
+from nanoladder.run import memory
+from nanoladder.run.failures import explained
 
 SHOWN_SEQUENCES, SHOWN_NAMES = 8, 4  # at most
 
@@ -31,7 +32,7 @@ def main(argv):
     config = load_config(config_argv)
     if not 1 <= options.step <= config.max_steps:
         raise BadInput(f"--step={options.step}: not a step of this run; expected 1 to max_steps={config.max_steps}")
-    with memory.explained(config), machine.compiler_errors() if config.compile else contextlib.nullcontext():
+    with explained(config):
         replay(config, options.step)
     parallel.stop()
 
@@ -39,34 +40,35 @@ def main(argv):
 def replay(config, step):
     """Trains again up to a step, then prints the loss of its sequences and where numbers cease to be finite."""
     device = train.set_up(config)
-    meta, split, _ = train.open_dataset(config.dataset, config.vocab_size, config.context_length)
+    split = (dataset := data.open_dataset(config)).train
     decay_end = config.lr_decay_steps or config.max_steps
-    config = dataclasses.replace(config, vocab_size=meta["vocab_size"], lr_decay_steps=decay_end, max_steps=step)
+    config = dataclasses.replace(config, vocab_size=dataset.vocab_size, lr_decay_steps=decay_end, max_steps=step)
     config = memory.resolve_micro_batch(config, device)
-    model, optimizer = train.build(config, device)
-    start = resume_before(step, config, model, optimizer)
+    model = train.build_model(config, device)
+    optimizer, scaler = train.build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
+    start = resume_before(step, config, model, optimizer, scaler)
     print(f"replaying steps {start + 1} to {step}, from {f'step {start}' if start else 'the beginning'}")
-    for number, batch in enumerate(train.training_batches(split, config, start, device), start + 1):
+    for number, batch in enumerate(train.training_batches(split, config, start + 1, device), start + 1):
         lr = train.learning_rate(number, config)
         if number < step:
-            train.train_step(model, optimizer, batch, lr, config)
+            train.train_step(model, optimizer, scaler, batch, lr, config)
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
-        print_sequences(model, batch, faults.windows(split, config, step))
+        print_sequences(model, batch, data.TrainingBatches(split, config).windows(step))
         found = find_not_finite(model)
-        loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
+        loss, grad_norm = train.train_step(model, optimizer, scaler, batch, lr, config)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for stage, names in found.items():
         more = ", ..." * (len(names) > SHOWN_NAMES)
         print(f"not finite in the {stage}: {', '.join(names[:SHOWN_NAMES]) or 'nothing'}{more}")
 
 
-def resume_before(step, config, model, optimizer):
+def resume_before(step, config, model, optimizer, scaler):
     """Resumes from the newest checkpoint before a step, or starts as the run did. Returns the step resumed from."""
     for path in checkpoint.found(Path(config.out_dir)):
         with contextlib.suppress(checkpoint.Damaged):
             state = checkpoint.load(path)
             if state["progress"]["step"] < step:
-                return checkpoint.resume(model, optimizer, state, path)["step"]
+                return checkpoint.resume(model, optimizer, scaler, state, path)["step"]
     if config.init_from not in ("scratch", "resume", "auto"):
         checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
     return 0
@@ -78,9 +80,8 @@ def print_sequences(model, batch, windows):
     model.eval()
     losses = []
     for inputs, targets, (window, phase) in zip(*batch, windows, strict=False):  # rows beyond windows are padding
-        with machine.autocast(model.config.dtype, inputs.device):
-            loss_sum, n_tokens = model(inputs[None], targets[None])
-        losses.append((float(loss_sum / n_tokens), window, phase))
+        sequence = data.Batch(inputs[None], targets[None])
+        losses.append((float(model(*sequence) / sequence.n_tokens), window, phase))
     model.train()
     losses.sort(key=lambda row: math.inf if math.isnan(row[0]) else row[0], reverse=True)
     for loss, window, phase in losses[:SHOWN_SEQUENCES]:

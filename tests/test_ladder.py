@@ -422,7 +422,7 @@ ADAMW_KERNELS = [("forloop", "addcdiv_"), ("foreach", "_foreach_addcdiv_"), ("fu
 @pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
 def test_fused_adamw_calls_its_kernel_once_a_group(tiny, adamw_impl, kernel):
     config = tiny(adamw_impl=adamw_impl)
-    gpt, optimizer, scaler = build(config)
+    gpt, optimizer, _ = build(config)
     for parameter in gpt.parameters():
         parameter.grad = torch.ones_like(parameter)
     with Calls() as calls:

@@ -17,6 +17,11 @@ def explain_failure(error, config, device, available):
     if memory.is_out_of_memory(error):
         memory.explain(config, device, available, error)
         sys.exit(3)
+    explain_compiler_failure(error, config)
+
+
+def explain_compiler_failure(error, config):
+    """Ends the program in one line if the error is torch.compile's."""
     if config.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
         reason = str(error).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
@@ -24,7 +29,7 @@ def explain_failure(error, config, device, available):
 
 @contextlib.contextmanager
 def explained(config):
-    """Explains failures inside; for programs that train without a Run."""
+    """Explains failures inside, for programs that train without a Run."""
     device = machine.choose_device(config.device)
     available = memory.available_before(config, device)
     try:

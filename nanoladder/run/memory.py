@@ -36,7 +36,7 @@ def resolve_micro_batch(config, device):
     if config.memory_gb and device.type == "cuda":
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size == "auto":
-        size, reason = parallel.from_first(lambda: find_micro_batch(config, device))
+        size, reason = parallel.broadcast_from_first(lambda: find_micro_batch(config, device))
         print(f"micro_batch_size={size}: {reason}", flush=True)
         return dataclasses.replace(config, micro_batch_size=size)
     if device.type == "cpu" and parallel.rank() == 0:
@@ -92,7 +92,7 @@ def trial(config, size, device, available):
     process = run_child("lab.measure", "trial", config=tried)
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])["bytes"]
-    if process.returncode < 0 or machine.out_of_memory(process.stderr):  # below 0: killed, perhaps by the system
+    if process.returncode < 0 or machine.is_out_of_memory(process.stderr):  # below 0: killed, perhaps by the system
         return None
     reason = (process.stderr.strip().splitlines() or ["no error message"])[-1].removeprefix("error: ")
     raise BadInput(f"micro_batch_size=auto: the trial of {size} failed: {reason}; expected a step that runs")
@@ -120,7 +120,7 @@ def warn_if_too_large(config, device):
 
 def is_out_of_memory(error):
     """True if an exception says that memory ran out: a GPU's, a CPU's, or Python's."""
-    return isinstance(error, RuntimeError | MemoryError) and bool(machine.out_of_memory(summary(error)))
+    return isinstance(error, RuntimeError | MemoryError) and bool(machine.is_out_of_memory(summary(error)))
 
 
 def explain(config, device, available, error):
@@ -130,7 +130,7 @@ def explain(config, device, available, error):
     before it took any; 0: what is free now. The model's memory is released first, unless the caller refers to it.
     """
     lines = [f"error: out of memory: {summary(error)}"]
-    if parallel.world_size() > 1 and parallel.said_before("error: out of memory"):
+    if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
         return
     traceback.clear_frames(error.__traceback__)
     try:
@@ -167,21 +167,6 @@ def explanation(config, device, available):
             yield "None of them is enough alone: combine several, or choose a smaller model or context_length."
     for path in checkpoint.found(Path(config.out_dir))[:1]:
         yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
-
-
-@contextlib.contextmanager
-def explained(config, device=None, available=0):
-    """If memory runs out inside, prints explain()'s text and exits with code 3."""
-    device = device or machine.choose_device(config.device)
-    if device.type == "cpu":
-        available = available or available_bytes(config, device)
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        explain(config, device, available, error)
-        sys.exit(3)
 
 
 def summary(error):
@@ -228,6 +213,11 @@ def run_child(module, *words, config, **environment):
 def available_bytes(config, device):
     """Bytes that this process may take: memory_gb, or its share of what is free on the device."""
     return config.memory_gb * 1e9 or machine.free_memory(device)
+
+
+def available_before(config, device):
+    """Bytes that a run may take, measured before it takes any; 0 on a GPU, which can be asked later too."""
+    return available_bytes(config, device) if device.type == "cpu" else 0
 
 
 def estimate_peak(config, world_size):

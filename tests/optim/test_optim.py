@@ -187,7 +187,7 @@ def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
 def test_a_step_shrinks_the_weights_as_adamws_does(name):
     """Where gradients are zero, only the decay is left."""
     beta1 = 0.0 if name == "sgd" else 0.9  # its decay goes through the momentum
-    model, optimizer, scaler, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5, beta1=beta1)
+    model, optimizer, _, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5, beta1=beta1)
     before = model.blocks[0].mlp.fc.weight.detach().clone()
     for group in optimizer.param_groups:
         group["lr"] = optim.scale_lr(config.learning_rate, config)
@@ -198,7 +198,7 @@ def test_a_step_shrinks_the_weights_as_adamws_does(name):
 
 
 def test_momentum_does_not_multiply_the_decay_of_sgd():
-    model, optimizer, scaler, config = make(optimizer="sgd", learning_rate=1e-2, weight_decay=0.1)
+    model, optimizer, _, config = make(optimizer="sgd", learning_rate=1e-2, weight_decay=0.1)
     before = model.head.weight.detach().norm()
     for group in optimizer.param_groups:
         group["lr"] = optim.scale_lr(config.learning_rate, config)

@@ -1,4 +1,4 @@
-"""A run keeps within the memory that there is: it finds its micro-batch, it warns, it explains."""
+"""A run keeps within its memory: it finds its micro-batch, warns, and explains where memory ran out."""
 
 import json
 import resource
@@ -13,14 +13,14 @@ from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
 from processes import words, work
 
 import train
-from lab import plan, predict
+from lab import advise, plan, predict
 from nanoladder import machine
 from nanoladder.config import load_config
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 
 CPU = torch.device("cpu")
-# Of 3 MB a sequence, and 10 MB at rest; a process needs 0.12 GB more, for what its first step imports.
+# 3 MB a sequence, and 10 MB at rest; a process needs 0.12 GB more, for the libraries that its first step imports.
 SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "batch_size": 8, "max_steps": 2}
 SMALL |= {"attention": "sdpa"}
 
@@ -30,69 +30,106 @@ def config(dense, tmp_path):
     return tiny(**SMALL, dataset=str(dense), out_dir=str(tmp_path / "run"))
 
 
-def known(config):
+@pytest.fixture
+def in_process(monkeypatch):
+    """Predictions are made in this process, where a test can replace their parts; a child takes seconds to start."""
+
+    def ask(question, config, device, available):
+        config = replace(config, device=str(device), vocab_size=config.vocab_size or 17)
+        found = advise.answer(question, config, int((1 - memory.MARGIN) * available), memory.parallel.world_size())
+        return json.loads(json.dumps(found))
+
+    monkeypatch.setattr(memory, "ask", ask)
+
+
+def with_vocabulary(config):
     return replace(config, vocab_size=17)
+
+
+def explained(config, available=0):
+    """The lines that explain why memory ran out."""
+    return list(memory.explanation(config, CPU, available))
 
 
 # -- micro_batch_size=auto
 
 
 def test_auto_trains_as_the_number_that_it_finds(config, run_main):
-    """A micro-batch of 64 is predicted to fit; it does not, for what the process takes besides."""
+    """A micro-batch of 64 is predicted to fit. It does not, as the process itself takes memory too."""
     given = vars(config) | {"batch_size": 128, "micro_batch_size": "auto", "memory_gb": 0.28}
     result = run_main(train.main, *flags(**given))
     tried = [int(line.split()[-1]) for line in result.out.splitlines() if "trying" in line]
     found = json.loads(Path(config.out_dir, "config.json").read_text())["micro_batch_size"]
     assert tried[:2] == [64, 32] and tried == sorted(tried, reverse=True) and tried[-1] == found
-    assert f"\nmicro     {found} at a time, the most that fits: a trial took 0." in result.out
-    assert "of 0.280 GB, of which 10% stay free" in result.out
+    assert f"\nmicro_batch_size={found}: the most that fits; a trial took 0." in result.out
+    assert "of 0.280 GB, of which 10% stay free\n" in result.out
     by_hand = replace(config, batch_size=128, micro_batch_size=found, out_dir=f"{config.out_dir}_by_hand")
     train.train(by_hand)
     assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")
 
 
-def trials(monkeypatch, most, bytes_taken):
-    """Replaces the trials: what is at most `most` fits and takes bytes_taken(size). Returns what is tried."""
+def replace_trials(monkeypatch, largest, bytes_taken):
+    """Replaces the trials: sizes up to `largest` fit and take bytes_taken(size). Returns the list of sizes tried."""
     tried = []
 
-    def trial(config, size, device, there):
+    def trial(config, size, device, available):
         tried.append(size)
-        return bytes_taken(size) if size <= most else None
+        return bytes_taken(size) if size <= largest else None
 
     monkeypatch.setattr(memory, "trial", trial)
     return tried
 
 
 @pytest.mark.parametrize(
-    "most, share_taken, expected",
+    "largest, share_taken, expected",
     [
         (12, 1.0, [4]),  # as predicted
-        (2, 1.0, [4, 3, 2]),  # more is needed than predicted
+        (2, 1.0, [4, 3, 2]),  # more than predicted
         (12, 0.3, [4, 6, 12]),  # less, as compiled steps do
         (6, 0.3, [4, 6, 12]),  # less, but not that much
         (4, 0.3, [4, 6]),
     ],
 )
-def test_trials_begin_at_the_prediction(most, share_taken, expected, config, monkeypatch):
-    config = replace(known(config), batch_size=12, micro_batch_size="auto")
+def test_trials_start_from_the_prediction(largest, share_taken, expected, config, in_process, monkeypatch):
+    config = replace(with_vocabulary(config), batch_size=12, micro_batch_size="auto")
     peak = predict.predict_memory(replace(config, micro_batch_size=4)).peak
     config = replace(config, memory_gb=1.01 * peak / (1 - memory.MARGIN) / 1e9)
-    tried = trials(monkeypatch, most, lambda size: share_taken * peak * size / 4)
-    size, why = memory.largest_micro_batch(config, CPU)
-    assert tried == expected and size == max(size for size in expected if size <= most)
-    assert why.startswith(f"{size} at a time, {'all of the batch' if size == 12 else 'the most that fits'}: a trial")
+    tried = replace_trials(monkeypatch, largest, lambda size: share_taken * peak * size / 4)
+    size, reason = memory.find_micro_batch(config, CPU)
+    assert tried == expected and size == max(size for size in expected if size <= largest)
+    assert reason.startswith("the whole batch of a process;" if size == 12 else "the most that fits; a trial took")
 
 
-def test_where_nothing_fits_the_program_says_what_would(config, monkeypatch, run_main):
-    tried = trials(monkeypatch, 0, None)
+def test_if_nothing_fits_the_program_says_what_would(config, in_process, monkeypatch, run_main):
+    tried = replace_trials(monkeypatch, 0, None)
     result = run_main(train.main, *flags(**vars(config) | {"micro_batch_size": "auto", "memory_gb": 0.012}))
     assert result.code == 3 and tried == [1]
     assert "error: out of memory: MemoryError: micro_batch_size=auto: not one sequence fits" in result.err
     assert "--checkpointing=every:1" in result.err and not Path(config.out_dir).exists()
 
 
+def test_without_a_prediction_trials_start_from_the_whole_batch(config, monkeypatch):
+    monkeypatch.setattr(memory, "ask", lambda *_: {})
+    tried = replace_trials(monkeypatch, 2, lambda size: 1e9)
+    config = replace(with_vocabulary(config), micro_batch_size="auto", memory_gb=1.0)
+    assert memory.find_micro_batch(config, CPU)[0] == 2 and tried == [8, 4, 2]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_sharded_step_is_not_tried_by_one_process_alone(fits, config, in_process, monkeypatch):
+    monkeypatch.setattr(memory.parallel, "world_size", lambda: 2)
+    tried = replace_trials(monkeypatch, 0, None)
+    config = replace(with_vocabulary(config), shard="full", micro_batch_size="auto", memory_gb=1.0 if fits else 1e-6)
+    if fits:
+        assert memory.find_micro_batch(config, CPU)[0] == 4
+    else:
+        with pytest.raises(MemoryError, match="not one sequence is predicted to fit"):
+            memory.find_micro_batch(config, CPU)
+    assert tried == []
+
+
 @pytest.mark.parametrize(
-    "returncode, said, fits",
+    "returncode, output, expected",
     [
         (0, '{"bytes": 7}', 7),
         (-9, "", None),
@@ -101,17 +138,41 @@ def test_where_nothing_fits_the_program_says_what_would(config, monkeypatch, run
         (1, "MemoryError", None),
     ],
 )
-def test_a_trial_that_runs_out_of_memory_does_not_fit(returncode, said, fits, config, monkeypatch):
-    result = SimpleNamespace(returncode=returncode, stdout=said, stderr=said)
+def test_a_trial_that_runs_out_of_memory_does_not_fit(returncode, output, expected, config, monkeypatch):
+    result = SimpleNamespace(returncode=returncode, stdout=output, stderr=output)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: result)
-    assert memory.trial(config, 2, CPU, 1e9) == fits
+    assert memory.trial(config, 2, CPU, 1e9) == expected
 
 
-def test_a_trial_that_fails_otherwise_is_no_matter_of_memory(config, monkeypatch):
+def test_a_trial_that_fails_for_another_reason_is_bad_input(config, monkeypatch):
     result = SimpleNamespace(returncode=2, stdout="", stderr="error: torch.compile failed: no g++")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: result)
     with pytest.raises(BadInput, match=r"the trial of 2 failed: torch.compile failed: no g\+\+"):
         memory.trial(config, 2, CPU, 1e9)
+
+
+def test_a_trial_takes_the_step_of_the_run(config, monkeypatch):
+    """All keys of the run, its stage among them, reach the child; it is alone, and imports this repository's train.py.
+
+    What differs is the size of the batch and whatever has no part in a step.
+    """
+    started = {}
+
+    def start(command, env, **_):
+        started.update(command=command, env=env)
+        return SimpleNamespace(returncode=0, stdout='{"bytes": 7}')
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    keys = {"stage": "compile", "compile": True, "shard": "full", "num_workers": 2, "learning_rate": 3e-2}
+    given = replace(config, **keys, micro_batch_size="auto", batch_size=8)
+    memory.trial(given, 2, CPU, 1e9)
+    python, *start_words = started["command"][:5]
+    assert (python, start_words) == (sys.executable, ["-P", "-m", "lab.measure", "trial"])
+    tried = load_config(started["command"][5:])
+    changed = {"micro_batch_size": 2, "batch_size": 4, "num_workers": 0, "memory_gb": 0.9}
+    assert tried == replace(given, **changed)
+    assert "WORLD_SIZE" not in started["env"] and started["env"]["PYTHONPATH"].startswith(str(ROOT))
 
 
 def test_only_training_finds_a_micro_batch():
@@ -129,7 +190,7 @@ def test_two_processes_take_what_the_first_one_finds(config, tmp_path):
     both = replace(config, **given, micro_batch_size="auto", memory_gb=0.5, out_dir=str(tmp_path / "both"))
     result, seen = work(tmp_path / "work", {"auto": {"argv": words(both)}}, 2)
     assert result.returncode == 0 and len(seen) == 2, result.stderr
-    assert result.stdout.count("trying 8") == 1 and "micro     8 at a time" in result.stdout
+    assert result.stdout.count("trying 8") == 1 and result.stdout.count("\nmicro_batch_size=8: ") == 1
     ours, theirs = ([row["train_loss"] for row in rows(run)] for run in (both, alone))
     assert ours == pytest.approx(theirs, rel=1e-4)
 
@@ -137,13 +198,33 @@ def test_two_processes_take_what_the_first_one_finds(config, tmp_path):
 @needs_gpu
 def test_on_a_gpu_a_trial_leaves_nothing_behind(config):
     device = torch.device("cuda", 0)
-    config = replace(known(config), device="cuda", batch_size=256, micro_batch_size="auto", memory_gb=0.4)
+    config = replace(with_vocabulary(config), device="cuda", batch_size=256, micro_batch_size="auto", memory_gb=0.4)
     free, reserved = machine.free_memory(device), torch.cuda.memory_reserved(device)
-    size, _ = memory.largest_micro_batch(config, device)
+    size, _ = memory.find_micro_batch(config, device)
     assert 1 < size < 256
     assert machine.free_memory(device) == pytest.approx(free, rel=0.01)
     assert torch.cuda.memory_reserved(device) == reserved
     assert memory.trial(config, size, device, 0.4e9) < 0.36e9 and memory.trial(config, 256, device, 0.4e9) is None
+
+
+# -- one copy of train.py in a process
+
+AS_A_SCRIPT = """
+import runpy, sys
+runpy.run_path("train.py", run_name="__main__")
+own = {name.partition(".")[0] for name in sys.modules}
+print("imported:", sorted(own & {"train", "lab", "nanoladder"}))
+"""
+
+
+def test_training_imports_neither_train_a_second_time_nor_lab(config):
+    given = vars(config) | {"micro_batch_size": "auto", "memory_gb": 1.0}
+    result = subprocess.run(
+        [sys.executable, "-c", AS_A_SCRIPT, *flags(**given)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "micro_batch_size=8: " in result.stdout
+    assert result.stdout.endswith("imported: ['nanoladder']\n")
 
 
 # -- out of memory
@@ -152,24 +233,51 @@ LIMITED = """
 import resource, sys
 import train
 from nanoladder import machine
-from nanoladder.entry import run
+from nanoladder.entry import run_script
 most = machine.proc_bytes("/proc/self/status", "VmSize") + int(sys.argv.pop(1)) * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
-run(train.main)
+run_script(train.main)
 """
+
+
+def run_limited(mebibytes, **keys):
+    """Runs train.py in a process that may allocate no more than this many MiB after its imports."""
+    command = [sys.executable, "-c", LIMITED, str(mebibytes), *flags(**keys)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_intact(config):
     train.train(config)
     given = vars(config) | {"batch_size": 256, "max_steps": 4, "init_from": "resume"}
-    command = [sys.executable, "-c", LIMITED, "400", *flags(**given)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = run_limited(400, **given)
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stderr
     assert "can't allocate memory" in result.stderr
-    assert f"{config.out_dir}/last.pt, the last checkpoint, is intact: --init_from=resume" in result.stderr
+    assert f"{config.out_dir}/last.pt, the newest checkpoint, is intact: --init_from=resume" in result.stderr
     assert saved(config)["progress"]["step"] == 2
     fits = [line.split() for line in result.stderr.splitlines() if "the first that fits" in line]
-    assert len(fits) == 1 and fits[0][0].startswith("--micro_batch_size=")
+    assert len(fits) == 1 and fits[0][0].startswith("--micro_batch_size="), result.stderr
+
+
+def no_process(*_, **__):
+    raise MemoryError
+
+
+def killed(*_, **__):
+    return SimpleNamespace(returncode=-9, stdout="", stderr="")
+
+
+def failed(*_, **__):
+    return SimpleNamespace(returncode=1, stdout="", stderr="Traceback ...\nMemoryError")
+
+
+@pytest.mark.parametrize("run", [no_process, killed, failed])
+def test_a_prediction_that_fails_leaves_an_explanation_without_figures(run, config, run_main, monkeypatch):
+    train.train(config)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(train, "train_step", no_process)
+    result = run_main(train.main, *flags(**vars(config) | {"max_steps": 4, "init_from": "resume"}))
+    checkpoint = f"{config.out_dir}/last.pt, the newest checkpoint, is intact: --init_from=resume continues from it."
+    assert result.code == 3 and result.err.splitlines() == ["error: out of memory: MemoryError: ", checkpoint]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +285,7 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MemoryError()],
     ids=["accelerator", "python"],
 )
-def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, run_main, monkeypatch):
+def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, in_process, run_main, monkeypatch):
     def train_step(*_):
         raise error
 
@@ -186,36 +294,64 @@ def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, run_mai
     given = vars(config) | {"memory_gb": 6.0, "micro_batch_size": 8}
     result = run_main(train.main, *flags(**given))
     assert result.code == 3 and result.err.count("error: out of memory: ") == 1
-    assert type(error).__name__ in result.err and "predicted to take 8.000 GB of the 6.000 GB" in result.err
+    assert type(error).__name__ in result.err and "predicted to take 8.000 GB, of 6.000 GB available" in result.err
     assert "--micro_batch_size=4       4.000 GB  the first that fits" in result.err
 
 
-def test_what_auto_found_is_explained(config, run_main, monkeypatch):
+def test_the_micro_batch_that_auto_found_is_explained(config, in_process, run_main, monkeypatch):
     def train_step(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(train, "train_step", train_step)
     monkeypatch.setattr(predict, "trace", lambda config, _: predict.Memory(*[0] * 7, peak=10**9 * config.batch_size))
-    tried = trials(monkeypatch, 4, lambda size: 10**9 * size)
+    tried = replace_trials(monkeypatch, 4, lambda size: 10**9 * size)
     given = vars(config) | {"memory_gb": 6.0, "batch_size": 12, "micro_batch_size": "auto"}
     result = run_main(train.main, *flags(**given))
     assert result.code == 3 and tried == [4]
-    assert "predicted to take 4.000 GB of the 6.000 GB" in result.err
+    assert "predicted to take 4.000 GB, of 6.000 GB available on cpu" in result.err
     assert "--micro_batch_size=3       3.000 GB  the first that fits" in result.err
 
 
-def test_a_gpu_that_others_have_filled_is_named_in_one_line(config, run_main, monkeypatch):
+def test_a_config_that_is_not_resolved_yet_is_explained_by_a_child(config, monkeypatch, tmp_path):
+    """The vocabulary comes from the dataset; auto counts as 1. A train.py in the working directory is not imported."""
+    (tmp_path / "train.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    unresolved = replace(config, micro_batch_size="auto", vocab_size=0, attention="matmul")
+    text = "\n".join(explained(unresolved, available=1e6))
+    one = replace(config, micro_batch_size=1, vocab_size=vocabulary(config), attention="matmul")
+    assert f"A step is predicted to take {memory.gb(predict.predict_memory(one).peak)}, of 0.001 GB" in text
+    assert "--attention=sdpa" in text and "None of them is enough alone" in text
+
+
+def vocabulary(config):
+    return json.loads(Path(config.dataset, "meta.json").read_text())["vocab_size"]
+
+
+def test_a_gpu_that_others_have_filled_is_named_in_one_line(config, monkeypatch, capsys):
     def full(*_):
         raise torch.AcceleratorError("CUDA error: out of memory")
 
-    monkeypatch.setattr(train, "set_up", full)
-    monkeypatch.setattr(memory, "explanation", full)
-    result = run_main(train.main, *flags(**vars(config)))
-    assert result.code == 3 and result.err.count("\n") == 1
-    assert result.err.endswith("end what else runs on the GPU, or choose another --device\n")
+    monkeypatch.setattr(machine, "free_memory", full)
+    memory.explain(config, torch.device("cuda", 0), 0, MemoryError())
+    line = capsys.readouterr().err
+    assert line.endswith("end what else runs on the GPU, or choose another --device\n") and line.count("\n") == 1
 
 
-def test_other_errors_are_not_taken_for_memory(config, monkeypatch, run_main):
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (OSError("out of memory"), False),
+    ],
+)
+def test_only_errors_of_memory_are_taken_for_it(error, expected):
+    assert memory.is_out_of_memory(error) is expected
+
+
+def test_other_errors_pass(config, monkeypatch):
     def train_step(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -224,62 +360,35 @@ def test_other_errors_are_not_taken_for_memory(config, monkeypatch, run_main):
         train.main(flags(**vars(config)))
 
 
-def test_what_saves_memory_comes_by_its_cost_and_only_if_it_is_off(config, monkeypatch):
-    monkeypatch.setattr(machine, "choose_dtype", lambda name, device: torch.bfloat16)
-    naive = replace(known(config), attention="matmul", vocab_size=2000)
-    order = ["set_to_none", "attention", "dtype", "loss_chunks", "micro_batch_size", "checkpointing"]
-    found = list(memory.savings(naive, torch.device("cuda"), 0.05e9))
-    keys = [key for key, _, _ in found]
-    assert keys[-1] != "optimizer" or keys.pop()
-    assert keys == [key for key in order if key in keys] and set(order) - set(keys) <= {"set_to_none", "loss_chunks"}
-    now = predict.predict_memory(naive, "cuda").peak
-    for key, value, peak in found:
-        changed = replace(naive, **{key: value})
-        assert peak == predict.predict_memory(changed, "cuda").peak < now
-        assert key not in [other for other, _, _ in memory.savings(changed, torch.device("cuda"), 1e12)] or key == (
-            "micro_batch_size"
-        )
+# -- before training on a CPU, whose system kills processes that take too much
 
 
-def test_an_optimizer_that_cannot_be_predicted_is_tried_and_explained_without_figures(config, monkeypatch, capsys):
-    def predict(*_):
-        raise BadInput("it is not there")
-
-    monkeypatch.setattr(predict, "predict_memory", predict)
-    tried = trials(monkeypatch, 0, None)
-    with pytest.raises(MemoryError):
-        memory.largest_micro_batch(replace(known(config), micro_batch_size="auto", memory_gb=1.0), CPU)
-    assert tried == [8, 4, 2, 1]
-    memory.warn(replace(known(config), memory_gb=1e-3), CPU)
-    assert memory.explanation(known(config), CPU, 1e6, "why") == "why" and capsys.readouterr().err == ""
-
-
-def test_sharding_is_advised_to_several_processes_only(config, monkeypatch):
-    assert "shard" not in [key for key, _, _ in memory.savings(known(config), CPU, 1e6)]
-    monkeypatch.setattr(memory.parallel, "world_size", lambda: 4)
-    large = replace(known(config), n_embd=512)
-    assert "shard" in [key for key, _, _ in memory.savings(large, CPU, 1e6)]
-
-
-# -- before training on a CPU, whose system ends what takes too much
-
-
-def test_a_step_that_may_not_fit_is_warned_of_in_one_line(config, monkeypatch, capsys):
-    peak = predict.predict_memory(known(config)).peak
+def test_a_step_that_may_not_fit_is_warned_of_in_one_line(config, in_process, monkeypatch, capsys):
+    peak = predict.predict_memory(with_vocabulary(config)).peak
     monkeypatch.setattr(machine, "free_memory", lambda _: peak - 10**6)
     train.train(config)
     line = capsys.readouterr().err
     assert line.startswith("warning: a step is predicted to take 0.0") and line.count("\n") == 1
-    assert "is predicted to fit" in line and rows(config)[-1]["step"] == 2  # it is tried all the same
+    assert "is predicted to fit" in line and rows(config)[-1]["step"] == 2  # it runs all the same
 
 
-def test_a_step_that_fits_is_not_spoken_of_and_a_small_one_not_even_predicted(config, monkeypatch, capsys):
-    peak = predict.predict_memory(known(config)).peak
+def test_a_step_that_fits_is_not_warned_of(config, in_process, monkeypatch, capsys):
+    peak = predict.predict_memory(with_vocabulary(config)).peak
     monkeypatch.setattr(machine, "free_memory", lambda _: peak + 10**6)
-    memory.warn(known(config), CPU)
-    monkeypatch.setattr(predict, "predict_memory", None)
+    memory.warn_if_too_large(with_vocabulary(config), CPU)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_step_that_fits_easily_starts_no_process(config, monkeypatch):
+    peak = predict.predict_memory(with_vocabulary(config)).peak
+    monkeypatch.setattr(subprocess, "run", None)
     monkeypatch.setattr(machine, "free_memory", lambda _: 8 * peak)
-    memory.warn(known(config), CPU)
+    memory.warn_if_too_large(with_vocabulary(config), CPU)
+
+
+def test_without_a_prediction_nothing_is_warned_of(config, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "ask", lambda *_: {})
+    memory.warn_if_too_large(replace(with_vocabulary(config), memory_gb=1e-3), CPU)
     assert capsys.readouterr().err == ""
 
 
@@ -287,12 +396,21 @@ def test_a_step_that_fits_is_not_spoken_of_and_a_small_one_not_even_predicted(co
     "words",
     [[], ["config/gpt2.py", "--stage=naive"], ["config/gpt2.py", "--checkpointing=every:1", "--micro_batch_size=1"]],
 )
-def test_the_rough_prediction_is_below_the_precise_one_by_less_than_the_quarter_that_calls_for_it(words):
+def test_the_estimate_is_below_the_prediction_by_less_than_the_quarter_that_asks_for_one(words):
     config = load_config([*words, "--vocab_size=50257", "--n_layer=2"])
-    assert 1 < predict.predict_memory(config).peak / memory.rough(config, 1) < 4
+    assert 1 < predict.predict_memory(config).peak / memory.estimate_peak(config, 1) < 4
 
 
-def test_free_memory_is_less_where_the_process_is_limited_or_shares_it(monkeypatch):
+def test_activations_of_a_block_follow_the_paper():
+    keys = {"context_length": 128, "n_embd": 128, "n_head": 4, "batch_size": 8, "compile": False}
+    config = load_config([f"--{key}={value}" for key, value in keys.items()])
+    config = replace(config, dtype="bfloat16", dropout=0.1, attention="matmul")
+    s, b, h, a = config.context_length, config.batch_size, config.n_embd, config.n_head
+    assert memory.block_activations(config) == s * b * h * (34 + 5 * a * s / h)
+    assert memory.block_activations(replace(config, dtype="float32")) == s * b * h * (66 + 9 * a * s / h)
+
+
+def test_free_memory_is_less_if_the_process_is_limited_or_shares_it(monkeypatch):
     free = machine.free_memory(CPU)
     assert 1e8 < free < 1e14
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
