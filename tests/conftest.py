@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ settings.load_profile("quiet")
 
 ROOT = Path(__file__).parents[1]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_rustbpe = pytest.mark.skipif(find_spec("rustbpe") is None, reason="needs rustbpe: pip install rustbpe")
 LINE = "the cat sat on the mat, naïve at the café ☕\n"
 TINY = {
     "device": "cpu",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import LINE, replace, saved, tiny
+from conftest import LINE, needs_rustbpe, replace, saved, tiny
 
 import sample
 import train
@@ -133,6 +133,7 @@ def test_half_a_character_is_marked_as_such(tmp_path, monkeypatch):
     assert "".join(stream(b"\x80x", tmp_path, monkeypatch)) == "a\ufffdx\n"
 
 
+@needs_rustbpe
 def test_the_end_of_the_text_ends_the_sample(tmp_path, monkeypatch):
     tokenizer = build_tokenizer("bpe:260", [LINE * 20])
     save_tokenizer(tokenizer, tmp_path)

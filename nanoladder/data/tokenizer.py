@@ -13,7 +13,6 @@ import json
 import re
 from pathlib import Path
 
-import rustbpe
 import tiktoken
 
 from nanoladder import files
@@ -69,7 +68,14 @@ def build_tokenizer(name, texts=()):
 
 
 def train_bpe(name, texts):
-    """BPE (Sennrich et al., 2016) over bytes, trained with rustbpe."""
+    """BPE (Sennrich et al., 2016) over bytes, trained with rustbpe, which nothing else needs."""
+    try:
+        import rustbpe
+    except ImportError:
+        raise BadInput(
+            f"tokenizer {name}: needs the package rustbpe; install it (pip install rustbpe) or take another tokenizer, "
+            "such as byte"
+        ) from None
     vocab_size = int(name.removeprefix("bpe:"))
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), vocab_size=vocab_size - 1, pattern=GPT4_PATTERN)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import needs_rustbpe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +69,9 @@ def refusal(function, *args, **kwargs):
 # -- the writer
 
 
-@pytest.mark.parametrize("tokenizer, after", [("bpe:270", "<|endoftext|>"), ("char", ""), ("byte", "")])
+@pytest.mark.parametrize(
+    "tokenizer, after", [pytest.param("bpe:270", "<|endoftext|>", marks=needs_rustbpe), ("char", ""), ("byte", "")]
+)
 def test_a_stream_decodes_to_the_texts(tokenizer, after, tmp_path):
     meta = write_dataset(tmp_path, TRAIN, VAL, tokenizer, {"python_version": "3.x"})
     assert meta == read_meta(tmp_path)
@@ -91,7 +94,9 @@ def test_a_stream_decodes_to_the_texts(tokenizer, after, tmp_path):
     assert set(meta["sha256"]) == {"train.bin", "val.bin", "tokenizer.json", "tokenizer.tiktoken"}
 
 
-@pytest.mark.parametrize("tokenizer, mark", [("bpe:260", "<|endoftext|>"), ("char", "\n"), ("byte", "\n")])
+@pytest.mark.parametrize(
+    "tokenizer, mark", [pytest.param("bpe:260", "<|endoftext|>", marks=needs_rustbpe), ("char", "\n"), ("byte", "\n")]
+)
 def test_documents_lie_where_the_index_says(tokenizer, mark, tmp_path):
     names = ["emma", "zoë", "olivia"], ["ava", "noah"]
     meta = write_dataset(tmp_path, *names, tokenizer, documents=True)
@@ -119,12 +124,14 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(n_vocab, dtype, tmp_path, monke
     assert (tmp_path / "train.bin").stat().st_size == 2 * np.dtype(dtype).itemsize
 
 
+@needs_rustbpe
 def test_the_same_texts_give_the_same_files(tmp_path):
     for name in ("one", "two"):
         write_dataset(tmp_path / name, TRAIN, VAL, "bpe:270")
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
+@needs_rustbpe
 def test_bpe_learns_nothing_from_val(tmp_path):
     write_dataset(tmp_path / "one", TRAIN, ["zzzz zzzz zzzz zzzz"], "bpe:270")
     write_dataset(tmp_path / "two", TRAIN, VAL, "bpe:270")
@@ -170,6 +177,7 @@ def test_an_empty_split_is_refused(tmp_path):
 # -- all or nothing
 
 
+@needs_rustbpe
 def test_a_failure_while_encoding_leaves_the_old_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, TRAIN, VAL, "byte")
     old = contents(tmp_path)
@@ -206,6 +214,7 @@ def test_a_failure_while_replacing_never_mixes_two_datasets(failing, tmp_path, m
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
+@needs_rustbpe
 def test_a_new_dataset_takes_the_index_of_the_old_one_away(tmp_path):
     write_dataset(tmp_path, TRAIN, VAL, "byte", documents=True)
     write_dataset(tmp_path, TRAIN, VAL, "bpe:270")
@@ -263,6 +272,7 @@ def test_another_tokenizer_goes_beside_the_default():
         assert parser.out_dir(parser.parse_args(argv), script) == Path(folder)
 
 
+@needs_rustbpe
 def test_python_stdlib_end_to_end_from_any_folder(tmp_path):
     script = ROOT / "data" / "python_stdlib" / "prepare.py"
     command = [sys.executable, script, f"--out_dir={tmp_path / 'one'}"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import requests
-import rustbpe
 import tiktoken.load
 import tiktoken.registry
+from conftest import needs_rustbpe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +29,7 @@ from nanoladder.errors import BadInput
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ["the cat sat on the mat, the hat and that.\n", "naïve café: 1234 + 5678 = 6912\n\n  return None\n"]
 OTHER = ["zig zag zig zag zoo zoom zooms zooming, quick quack quock, which witch is which?\n"]
-NAMES = ["bpe:280", "char", "byte"]
-BPE = build_tokenizer("bpe:280", CORPUS)
+NAMES = [pytest.param("bpe:280", marks=needs_rustbpe), "char", "byte"]
 BYTE = build_tokenizer("byte")
 
 
@@ -42,9 +41,29 @@ def refusal(function, *args):
     return str(caught.value)
 
 
+@pytest.fixture(scope="module")
+def bpe():
+    return build_tokenizer("bpe:280", CORPUS)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """What rustbpe itself makes of the corpus."""
+    import rustbpe
+
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(iter(CORPUS), vocab_size=279, pattern=GPT4_PATTERN)
+    return trainer
+
+
+@needs_rustbpe
 @given(st.text())
-def test_bpe_and_bytes_give_any_text_back(text):
-    assert BPE.decode(encode(BPE, text)) == text
+def test_bpe_gives_any_text_back(bpe, text):
+    assert bpe.decode(encode(bpe, text)) == text
+
+
+@given(st.text())
+def test_bytes_give_any_text_back(text):
     assert BYTE.decode(encode(BYTE, text)) == text
 
 
@@ -56,13 +75,10 @@ def test_char_gives_its_own_text_back(text):
     assert len(ids) == len(text) and encoding.n_vocab == len(set(text))
 
 
+@needs_rustbpe
 @given(st.text())
-def test_tiktoken_cuts_and_merges_as_rustbpe_was_trained(text):
-    assert encode(BPE, text) == TRAINER.encode(text)
-
-
-TRAINER = rustbpe.Tokenizer()
-TRAINER.train_from_iterator(iter(CORPUS), vocab_size=279, pattern=GPT4_PATTERN)
+def test_tiktoken_cuts_and_merges_as_rustbpe_was_trained(bpe, trainer, text):
+    assert encode(bpe, text) == trainer.encode(text)
 
 
 def test_byte_ids_are_the_bytes():
@@ -76,10 +92,11 @@ def test_char_ids_are_in_sorted_order():
     assert encoding.n_vocab == 10
 
 
-def test_bpe_counts_the_end_of_text_and_puts_it_last():
-    assert BPE.n_vocab == 280
-    assert end_of_text(BPE) == 279
-    assert BPE.decode([279]) == "<|endoftext|>"
+@needs_rustbpe
+def test_bpe_counts_the_end_of_text_and_puts_it_last(bpe):
+    assert bpe.n_vocab == 280
+    assert end_of_text(bpe) == 279
+    assert bpe.decode([279]) == "<|endoftext|>"
 
 
 def test_only_bpe_and_gpt2_have_an_end_of_text():
@@ -95,11 +112,13 @@ def test_the_end_of_text_spelled_out_is_ordinary_text(name):
     assert end_of_text(encoding) not in ids and encoding.decode(ids) == text
 
 
+@needs_rustbpe
 def test_bpe_is_the_same_for_any_number_of_threads():
     code = (
-        "from tests.data.test_tokenizer import *; import hashlib; texts = (ROOT / 'data').rglob('*.py');"
-        "e = build_tokenizer('bpe:600', [p.read_text('utf-8') for p in sorted(texts)] * 3);"
-        "print(hashlib.sha256(repr(e._mergeable_ranks).encode()).hexdigest())"
+        "import hashlib, pathlib; from nanoladder.data.tokenizer import build_tokenizer;"
+        "texts = [path.read_text('utf-8') for path in sorted(pathlib.Path('data').rglob('*.py'))];"
+        "ranks = build_tokenizer('bpe:600', texts * 3)._mergeable_ranks;"
+        "print(hashlib.sha256(repr(ranks).encode()).hexdigest())"
     )
     hashes = {
         subprocess.run(
@@ -114,6 +133,7 @@ def test_bpe_is_the_same_for_any_number_of_threads():
     assert len(hashes) == 1
 
 
+@needs_rustbpe
 def test_a_text_too_small_for_the_vocabulary_names_the_largest_that_works():
     message = refusal(build_tokenizer, "bpe:4096", CORPUS)
     largest = int(re.search(r"the largest that works is bpe:(\d+)", message)[1])
@@ -121,6 +141,7 @@ def test_a_text_too_small_for_the_vocabulary_names_the_largest_that_works():
     refusal(build_tokenizer, f"bpe:{largest + 1}", CORPUS)
 
 
+@needs_rustbpe
 def test_the_smallest_bpe_has_no_merges():
     encoding = build_tokenizer("bpe:257", CORPUS)
     assert encode(encoding, "the") == list(b"the") and end_of_text(encoding) == 256
@@ -130,6 +151,20 @@ def test_the_smallest_bpe_has_no_merges():
 def test_unknown_names_are_refused(name):
     assert repr(name) in refusal(check_name, name)
     refusal(build_tokenizer, name, CORPUS)
+
+
+def test_without_rustbpe_one_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rustbpe", None)
+    message = refusal(build_tokenizer, "bpe:280", CORPUS)
+    assert "bpe:280" in message and "pip install rustbpe" in message
+
+
+def test_without_rustbpe_every_test_is_collected():
+    code = "import sys, pytest; sys.modules['rustbpe'] = None; sys.exit(pytest.main(['--collect-only', *sys.argv[1:]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, ROOT / "tests" / "data"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_char_needs_text():
@@ -161,21 +196,23 @@ def test_saved_and_loaded_is_the_same(name, tmp_path):
         assert encode(loaded, text) == encode(built, text)
 
 
-def test_the_saved_ranks_are_in_tiktokens_format(tmp_path, monkeypatch):
+@needs_rustbpe
+def test_the_saved_ranks_are_in_tiktokens_format(bpe, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # or tiktoken would keep a copy under the path's name
-    save_tokenizer(BPE, tmp_path)
-    assert tiktoken.load.load_tiktoken_bpe(str(tmp_path / "tokenizer.tiktoken")) == BPE._mergeable_ranks
+    save_tokenizer(bpe, tmp_path)
+    assert tiktoken.load.load_tiktoken_bpe(str(tmp_path / "tokenizer.tiktoken")) == bpe._mergeable_ranks
     described = json.loads((tmp_path / "tokenizer.json").read_text())
     assert described["special_tokens"] == {"<|endoftext|>": 279} and described["vocab_size"] == 280
     assert described["pattern"] == GPT4_PATTERN
 
 
-def test_a_retrained_tokenizer_is_never_stale(tmp_path):
-    save_tokenizer(BPE, tmp_path)
+@needs_rustbpe
+def test_a_retrained_tokenizer_is_never_stale(bpe, tmp_path):
+    save_tokenizer(bpe, tmp_path)
     load_tokenizer(tmp_path)
     new = build_tokenizer("bpe:280", OTHER)
     save_tokenizer(new, tmp_path)
-    assert encode(load_tokenizer(tmp_path), "zooming") == encode(new, "zooming") != encode(BPE, "zooming")
+    assert encode(load_tokenizer(tmp_path), "zooming") == encode(new, "zooming") != encode(bpe, "zooming")
 
 
 def edit_json(folder, **changes):
@@ -194,6 +231,7 @@ def other_ranks(folder):
     (folder / "tokenizer.tiktoken").write_bytes(ranks)
 
 
+@needs_rustbpe
 @pytest.mark.parametrize(
     "damage",
     [
@@ -217,15 +255,16 @@ def other_ranks(folder):
         other_ranks,
     ],
 )
-def test_damaged_files_are_refused(damage, tmp_path):
-    save_tokenizer(BPE, tmp_path)
+def test_damaged_files_are_refused(bpe, damage, tmp_path):
+    save_tokenizer(bpe, tmp_path)
     damage(tmp_path)
     message = refusal(load_tokenizer, tmp_path)
     assert str(tmp_path) in message and "prepare the dataset again" in message
 
 
-def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
-    save_tokenizer(BPE, tmp_path)
+@needs_rustbpe
+def test_an_interrupted_save_leaves_the_old_file(bpe, tmp_path, monkeypatch):
+    save_tokenizer(bpe, tmp_path)
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -233,7 +272,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError):
         save_tokenizer(build_tokenizer("bpe:280", OTHER), tmp_path)
-    assert encode(load_tokenizer(tmp_path), "the cat") == encode(BPE, "the cat")
+    assert encode(load_tokenizer(tmp_path), "the cat") == encode(bpe, "the cat")
 
 
 @pytest.fixture
