@@ -22,18 +22,18 @@ def main(argv):
     if tokenizer.n_vocab > model.config.vocab_size:
         raise BadInput(
             f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size="
-            f"{model.config.vocab_size}; expected the tokenizer that it was trained with"
+            f"{model.config.vocab_size}; expected the tokenizer that the model was trained with"
         )
     stop = end_of_text(tokenizer)
     prompt = encode(tokenizer, options.prompt)
-    if not prompt:  # begin a document, as the data does
+    if not prompt:  # begin a document as the data does
         prompt = [0] if stop is None else [stop]
     for number in range(options.num_samples):
         generator = torch.Generator(device).manual_seed(options.seed + number)
         if options.num_samples > 1:
             print(f"--- sample {number + 1}")
         print(options.prompt, end="", flush=True)
-        # A character may be spread over several tokens: decode only whole ones.
+        # A character may span several tokens: print whole ones only.
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for token in generate(model, prompt, tokenizer.n_vocab, options, generator):
             if token == stop:
@@ -44,16 +44,16 @@ def main(argv):
 
 def parse(argv):
     parser = Parser(prog="sample.py", description="Generates text from a checkpoint.")
-    parser.add_argument("--out_dir", default="out/quickstart", help="a run's folder")
-    parser.add_argument("--checkpoint", default="best", help="best or last")
-    parser.add_argument("--prompt", default="", help="text to continue; empty: begin a document")
-    parser.add_argument("--num_samples", type=int, default=1)
-    parser.add_argument("--max_new_tokens", type=int, default=500)
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
-    parser.add_argument("--top_k", type=int, default=0, help="only the k likeliest tokens; 0: all")
-    parser.add_argument("--top_p", type=float, default=0.95, help="only the likeliest tokens that sum to p")
-    parser.add_argument("--seed", type=int, default=1337)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out_dir", default="out/quickstart", help="folder of a run (default: %(default)s)")
+    parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
+    parser.add_argument("--prompt", default="", help="text to continue (default: begin a document)")
+    parser.add_argument("--num_samples", type=int, default=1, help="number of texts (default: %(default)s)")
+    parser.add_argument("--max_new_tokens", type=int, default=500, help="tokens per text (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest token (default: %(default)s)")
+    parser.add_argument("--top_k", type=int, default=0, help="draw from the k likeliest tokens (default: 0, from all)")
+    parser.add_argument("--top_p", type=float, default=0.95, help="draw from the likeliest of sum p (default: 0.95)")
+    parser.add_argument("--seed", type=int, default=1337, help="of the first text, +1 for each more (default: 1337)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     options = parser.parse_args(argv)
     for condition, message in [
         (options.num_samples >= 1, "num_samples: expected at least 1"),
@@ -68,14 +68,14 @@ def parse(argv):
 
 
 def load_model(folder, name):
-    """The model of a run's checkpoint (best or last), on the CPU."""
+    """The model of a run's best or last checkpoint, on the CPU."""
     if name not in ("best", "last"):
         raise BadInput(f"checkpoint={name}: expected best or last")
     if not folder.is_dir():
         raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
     path = folder / f"{name}.pt"
     if name == "best" and not path.exists():
-        path = folder / "last.pt"  # a run that never evaluated
+        path = folder / "last.pt"  # the run never evaluated
     state = checkpoint.load(path)
     model = GPT(checkpoint.config_of(state))
     checkpoint.load_weights(model, state, path)
@@ -84,7 +84,7 @@ def load_model(folder, name):
 
 @torch.no_grad()
 def generate(model, prompt, n_vocab, options, generator):
-    """Yields max_new_tokens ids below n_vocab that continue the prompt (ids), one at a time as they are drawn."""
+    """Yields max_new_tokens ids below n_vocab that continue the prompt (ids), each as soon as it is drawn."""
     device = next(model.parameters()).device
     tokens = torch.tensor([list(prompt)], device=device)  # (1, T)
     for _ in range(options.max_new_tokens):
@@ -103,7 +103,7 @@ def draw(logits, options, generator):
     probabilities, order = probabilities.sort(descending=True)
     if options.top_k:
         probabilities[options.top_k :] = 0
-    before = probabilities.cumsum(0) - probabilities  # the mass of the likelier tokens
+    before = probabilities.cumsum(0) - probabilities  # the probability of all likelier tokens
     probabilities[1:][before[1:] >= options.top_p * probabilities.sum()] = 0
     return order[torch.multinomial(probabilities, 1, generator=generator)]
 

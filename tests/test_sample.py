@@ -1,3 +1,5 @@
+"""sample.py draws what its options allow, reproducibly, and prints whole characters."""
+
 import io
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from nanoladder.run import metrics
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, dense):
-    """A run on characters that has seen its line often enough to begin to know it."""
+    """A run on characters, long enough to begin to know its line."""
     config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "plot", lambda *arguments: None)
@@ -27,7 +29,7 @@ def trained(tmp_path_factory, dense):
 
 @pytest.fixture
 def text(trained, run_main):
-    """text(*words) -> what sample.py prints for the trained run."""
+    """text(*words): the output of sample.py for the trained run."""
 
     def run(*words):
         result = run_main(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=40", *words)
@@ -38,7 +40,7 @@ def text(trained, run_main):
 
 
 def likeliest(config, prompt, n):
-    """What always taking the likeliest token gives, beyond the context too."""
+    """The prompt continued by the likeliest tokens, beyond the context length too."""
     state = saved(config)
     model = GPT(replace(config, vocab_size=state["config"]["vocab_size"])).eval()
     checkpoint.load_weights(model, checkpoint.load(Path(config.out_dir, "last.pt")), "last.pt")
@@ -71,7 +73,7 @@ def test_the_least_of_chance_is_the_likeliest_token(words, prompt, text, trained
 
 
 def test_the_head_sees_the_last_position_alone(trained):
-    """With the same tokens as from the logits of all positions."""
+    """The tokens are the same as with the logits of all positions."""
     model, prompt, rows = sample.load_model(Path(trained.out_dir), "last").eval(), [3, 1, 4, 1, 5], []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
     options = SimpleNamespace(temperature=1.0, top_k=0, top_p=0.95, max_new_tokens=40)
@@ -101,7 +103,7 @@ def test_the_dataset_may_be_gone(trained):
 
 
 class Pieces(io.StringIO):
-    """Keeps what is written, write by write."""
+    """Keeps the text of each write."""
 
     def __init__(self):
         self.pieces = []
@@ -111,7 +113,7 @@ class Pieces(io.StringIO):
 
 
 def stream(ids, folder, monkeypatch):
-    """What sample.py writes, write by write, for tokens that are given."""
+    """The texts that sample.py writes, one for each write, for the given ids."""
     model = torch.nn.Identity()
     model.config = tiny(vocab_size=260)
     monkeypatch.setattr(sample, "load_model", lambda *arguments: model)
@@ -232,7 +234,7 @@ def test_a_run_without_a_tokenizer(trained, tmp_path, refused):
     assert "tokenizer" in refused(sample.main, f"--out_dir={tmp_path}")
 
 
-def test_best_is_taken_where_there_is_one(trained, tmp_path, run_main):
+def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
     for name in ("last.pt", "tokenizer.json", "tokenizer.tiktoken"):
         (tmp_path / name).write_bytes(Path(trained.out_dir, name).read_bytes())
     state = torch.load(tmp_path / "last.pt", weights_only=True)

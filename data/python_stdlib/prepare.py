@@ -1,9 +1,9 @@
-"""The source code of Python's own standard library, from the Python that runs this: 10 to 12 MB, no download.
+"""Prepares the source code of the standard library of the Python that runs this: 10 to 12 MB, no download.
 
     python data/python_stdlib/prepare.py [--tokenizer=bpe:4096] [--out_dir=DIR]
 
-A tenth of the files are val, chosen by a hash of their module's or package's name: files that resemble each
-other, such as the tables of encodings/, stay together. A version of Python always gives the same dataset.
+A tenth of the files are val, chosen by a hash of the name of their module or package, so that files that resemble each
+other, such as the tables of encodings/, stay together. The same version of Python always gives the same dataset.
 """
 
 import platform
@@ -17,24 +17,24 @@ from nanoladder.data.writer import PrepareParser, split_documents, summary, writ
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
-# Tests: 19 of 31 MB, much of it data. pydoc_data: the text of help(), one file of 0.8 MB that is not code.
-# site-packages, on Debian dist-packages: not the standard library.
+# Tests are 19 of 31 MB, much of it data. pydoc_data is the text of help(), 0.8 MB that is not code. site-packages
+# (dist-packages on Debian) is not the standard library.
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages"}
-EXCLUDED_FILES = "_sysconfigdata"  # begin so: written when a Python is built, different on every machine
+EXCLUDED_PREFIX = "_sysconfigdata"  # of files written when a Python is built, different on every machine
 
 
 def read_sources(folder):
-    """{path relative to folder: text} of the library's .py files that are UTF-8, sorted by path."""
+    """{path relative to folder: text} of the .py files in UTF-8, sorted by path."""
     sources = {}
     for path in folder.rglob("*.py"):
         relative = path.relative_to(folder)
-        if EXCLUDED_FOLDERS.isdisjoint(relative.parts) and not path.name.startswith(EXCLUDED_FILES):
+        if EXCLUDED_FOLDERS.isdisjoint(relative.parts) and not path.name.startswith(EXCLUDED_PREFIX):
             try:
                 sources[relative.as_posix()] = path.read_bytes().decode("utf-8")
             except UnicodeDecodeError:
                 continue  # a handful of files in other encodings
     if not sources:
-        raise BadInput(f"no .py files in {folder}: this Python is without its sources; run another one")
+        raise BadInput(f"no .py files in {folder}: this Python was installed without its sources; run another one")
     return dict(sorted(sources.items()))
 
 

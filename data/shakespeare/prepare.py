@@ -1,4 +1,4 @@
-"""Tiny Shakespeare, 1.1 MB of plays, with GPT-2's tokenizer.
+"""Prepares tiny Shakespeare, 1.1 MB of plays, with GPT-2's tokenizer.
 
     python data/shakespeare/prepare.py [--input=FILE] [--tokenizer=gpt2] [--out_dir=DIR]
 
@@ -22,22 +22,22 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def download():
-    """The text's bytes, as they have always been. Raises BadInput: no network, or something else came."""
+    """The bytes of the text. Raises BadInput: no network, or another file than expected."""
     try:
         with urllib.request.urlopen(URL, timeout=30) as response:
             content = response.read()
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise BadInput(f"cannot download {URL} ({reason}); give a copy of it with --input=FILE") from None
+        raise BadInput(f"cannot download {URL} ({reason}); give a copy of the text with --input=FILE") from None
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise BadInput(f"{URL} sent something else than expected; give a copy of the text with --input=FILE")
+        raise BadInput(f"{URL} has changed (another SHA-256); give a copy of the text with --input=FILE")
     return content
 
 
 def prepare(argv, script, tokenizer):
-    """Prepares the text for the dataset whose prepare.py is `script`."""
+    """Prepares the text for the dataset whose prepare.py is `script`, with that tokenizer by default."""
     parser = PrepareParser("Prepare tiny Shakespeare.", tokenizer)
-    parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download it)")
+    parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download)")
     args = parser.parse_args(argv)
     try:
         text = (Path(args.input).read_bytes() if args.input else download()).decode("utf-8")

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare, 1.1 MB of plays, a token per character, 65 of them.
+"""Prepares tiny Shakespeare, 1.1 MB of plays, with one token for each of its 65 characters.
 
     python data/shakespeare_char/prepare.py [--input=FILE] [--tokenizer=char] [--out_dir=DIR]
 

@@ -1,10 +1,10 @@
-"""Your own text: files, or folders with every text file in them.
+"""Prepares your own text: files, and all text files in folders.
 
     python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--val_fraction=0.1]
                                 [--tokenizer=bpe:4096] [--out_dir=DIR]
 
-documents=none: one stream, cut anywhere into windows. lines: every line is a document of its own, such
-as a name. files: every file is. The whole text is held in memory.
+--documents=none: one stream, cut into windows anywhere. lines: each line is a document, such as a name. files: each
+file is a document. All of the text is held in memory.
 """
 
 import sys
@@ -18,9 +18,9 @@ from nanoladder.errors import BadInput
 
 
 def find_files(inputs, out_dir):
-    """The files named, and those in the folders named, sorted. Returns {path: whether it was named itself}.
+    """{path: True if the path itself is an input, False if it was found in a folder} of all files to read.
 
-    Left out: hidden files and folders, and what lies in out_dir, which may be an older dataset.
+    Leaves out hidden files, files in hidden folders, and those in out_dir, which may be an older dataset.
     """
     files = {}
     for path in map(Path, inputs):
@@ -37,7 +37,7 @@ def find_files(inputs, out_dir):
 
 
 def read_text(path):
-    """The text of a file, or None if it is not text: not UTF-8, or with zero bytes."""
+    """The text of a file; None if it is not UTF-8 or holds zero bytes."""
     content = path.read_bytes()
     try:
         return None if b"\0" in content else content.decode("utf-8")
@@ -46,7 +46,7 @@ def read_text(path):
 
 
 def read_texts(files):
-    """The non-empty texts of the files, and how many files were skipped for not being text."""
+    """The texts of the files that are not empty, and the number of files skipped because they are not text."""
     texts, skipped = [], 0
     for path, named in files.items():
         try:
@@ -63,25 +63,25 @@ def read_texts(files):
 
 
 def lines_of(texts):
-    """Every line that is not blank, without its end."""
+    """All lines that are not blank, without their line ends."""
     return [line.rstrip("\r") for text in texts for line in text.split("\n") if line.strip()]
 
 
 def main(argv):
     parser = PrepareParser("Prepare your own text.", tokenizer="bpe:4096")
-    parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files and folders")
+    parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, and folders of files")
     parser.add_argument(
         "--documents",
         choices=["none", "lines", "files"],
         default="none",
-        help="what stands alone: nothing, each line, or each file (default: %(default)s)",
+        help="what is a document of its own: nothing, each line or each file (default: %(default)s)",
     )
     parser.add_argument(
         "--val_fraction",
         type=fraction,
         default=0.1,
         metavar="F",
-        help="of the documents or files; of one file in one stream, its end (default: %(default)s)",
+        help="part of the documents or files that is val; of a single stream, its end (default: %(default)s)",
     )
     args = parser.parse_args(argv)
     folder = parser.out_dir(args, __file__)

@@ -1,13 +1,13 @@
-"""Checks of a prepared folder, which may come from anywhere and is not believed before.
+"""Checks of a prepared folder, which may come from anywhere.
 
 Sizes, indexes and the tokenizer are checked at every start. The token files are read whole only once, for their SHA-256
 and their largest id: 1 GB/s on a core with SHA instructions, 0.35 without, from the page cache. The result is kept in
-.verified.json beside them. It holds while a file's size, its times (of modification and, which no copy preserves, of
-change) and a sample of its contents stay the same; else the file is read whole again.
+.verified.json beside them and holds while a file's size, its modification time, its change time (which no copy keeps)
+and a sample of its contents stay the same.
 
-The sample cannot see everything. If a disk or a cable damages a file, neither its size nor its times change, and only
-the damage that touches a sampled block is found: certainly if it is longer than a 256th of the file, but a single wrong
-byte in 18 GB with a chance of 0.02 %. `--verify_data=True` reads everything again.
+The sample cannot see everything. A failing disk changes neither size nor times, and its damage is found only if it
+touches a sampled block: always if it is longer than a 256th of the file, but a single wrong byte in 18 GB with a
+probability of 0.02 %. `--verify_data=True` reads everything again.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ BLOCKS, BLOCK = 256, 2**14  # a sample: blocks of a file, and bytes of a block
 
 
 class Facts(NamedTuple):
-    """What a full check found out about a token file, after what tells that it is still the same file."""
+    """Result of a full check of a token file: first its identity, then what reading it showed."""
 
     size: int
     modified_ns: int
@@ -41,13 +41,13 @@ class Facts(NamedTuple):
 
 
 def check(folder, meta, context_length, verify_data):
-    """Raises BadInput unless the folder is what its meta.json describes and can serve.
+    """Raises BadInput unless the folder's files are those that meta.json describes, with a window for each split.
 
-    verify_data: read the token files whole even if that has been done. Of several processes the first one does it.
+    verify_data: read the token files whole even if that was done before. Of several processes the first one does it.
     """
     for name in SPLITS:
         check_sizes(folder, name, meta, context_length)
-    for path in (folder / name for name in TOKENIZER):  # the run takes a copy of it
+    for path in (folder / name for name in TOKENIZER):  # the run copies them
         if os.path.lexists(path) or path.name in meta.get("sha256", {}):
             check_digest(path, hashlib.sha256(contents(path)).hexdigest(), meta)
 
@@ -89,7 +89,7 @@ def check_index(path, n_tokens, meta):
     offsets = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
     within = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == offsets.max() == n_tokens
     if len(content) % 8 or not within or np.diff(offsets.astype(np.int64)).min() < 2:
-        raise BadInput(f"{path} does not fit its .bin file; prepare the dataset again")
+        raise BadInput(f"{path} does not fit the .bin file beside it; prepare the dataset again")
 
 
 def check_digest(path, sha256, meta):
@@ -109,7 +109,7 @@ def contents(path, limit=2**26):
 def verify(folder, meta, everything=False):
     """Raises BadInput unless the token files are those that meta.json describes, with ids below vocab_size.
 
-    Reads a file whole if nothing valid is remembered of it; everything: in any case.
+    Reads those files whole of which no valid check is remembered; with `everything`, all of them.
     """
     remembered = {} if everything else recall(folder)
     found = {}
@@ -131,7 +131,7 @@ def verify(folder, meta, everything=False):
 
 
 def recall(folder):
-    """{file name: Facts} of the last full check; {} if there was none, or its file is damaged."""
+    """{file name: Facts} of the last full check; {} if there was none or its record is damaged."""
     try:
         found = {name: Facts(**facts) for name, facts in json.loads(files.read(folder / VERIFIED)).items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -140,7 +140,7 @@ def recall(folder):
 
 
 def examine(path, dtype, remembered):
-    """The Facts of a token file: those remembered if it is still the same file, else from reading it whole."""
+    """Facts of a token file: the remembered ones if its identity is the same, else from reading it whole."""
     status = path.stat()
     identity = status.st_size, status.st_mtime_ns, status.st_ctime_ns, sample(path), dtype
     if remembered and remembered[: len(identity)] == identity:

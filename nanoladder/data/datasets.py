@@ -19,29 +19,29 @@ DATA_DIR = Path(__file__).parents[2] / "data"
 
 
 class Split:
-    """One split of a prepared folder: the token ids, and where its windows of at most T + 1 tokens lie.
+    """One split of a prepared folder: its token ids, and the windows of at most T + 1 tokens that it is cut into.
 
-    A dense split is cut every T tokens, from a phase that the caller gives. In a split of documents no window
-    crosses from one document into the next, and a short one is padded.
+    A dense split is one stream, cut every T tokens from a phase (an offset below T) that the caller chooses. In a split
+    of separate documents no window crosses from one document into the next, and short windows are padded.
     """
 
     def __init__(self, folder, name, meta, context_length):
         self.arguments = folder, name, meta, context_length
         self.path = folder / f"{name}.bin"
-        self.tokens = np.asarray(np.memmap(self.path, dtype=meta["dtype"], mode="r"))  # still the mapped file
+        self.tokens = np.asarray(np.memmap(self.path, dtype=meta["dtype"], mode="r"))  # still mapped, not read
         self.context_length = T = context_length
         self.documents = meta["documents"]
         if self.documents:
             offsets = np.fromfile(folder / f"{name}.idx", dtype=np.uint64).astype(np.int64)
-            targets = np.diff(offsets) - 1  # the first token of a document is given, not predicted
-            pieces = np.maximum(-(-targets // T), 0)  # windows a document
+            targets = np.diff(offsets) - 1  # a document's first token is never predicted
+            pieces = np.maximum(-(-targets // T), 0)  # windows per document
             first = np.cumsum(pieces) - pieces
             index = np.arange(pieces.sum()) - np.repeat(first, pieces)  # window within its document
             self.starts = np.repeat(offsets[:-1], pieces) + index * T
             self.lengths = np.minimum(np.repeat(targets, pieces) - index * T, T)
             self.n_windows, self.n_phases = len(self.starts), 1
         else:
-            # The same number of windows at every phase, so that an epoch has a fixed length.
+            # The same number of windows at every phase, so that all epochs are equally long.
             self.n_windows = max(1, (len(self.tokens) - T) // T)
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
 
@@ -50,7 +50,7 @@ class Split:
         return f"{len(self.tokens)} tokens, digest {checks.sample(self.path)[:8]}"
 
     def __reduce__(self):
-        return Split, self.arguments  # a worker process maps the file again rather than receive its contents
+        return Split, self.arguments  # a worker process maps the file itself
 
     def read(self, windows, phases=0):
         """Inputs and targets, two int64 arrays (len(windows), T); padding is token 0 with target IGNORE.
@@ -71,9 +71,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared folder that was checked and can serve.
+    """A prepared folder, checked and open.
 
-    meta: what meta.json says, at least vocab_size, dtype and documents.
+    meta: the entries of meta.json, at least vocab_size, dtype and documents.
     """
 
     folder: Path
@@ -83,18 +83,19 @@ class Dataset:
 
     @property
     def vocab_size(self):
-        """The model's vocabulary: the folder's own, or a larger one that the config asks for."""
+        """Number of token ids: the folder's own, or a larger number that the config asks for."""
         return self.meta["vocab_size"]
 
     def fingerprint(self):
-        """{file name: its size and a digest} of both splits, to compare with another machine's."""
+        """{file name: size and digest} of both splits, to compare with the data of another machine."""
         return {split.path.name: split.fingerprint() for split in (self.train, self.val)}
 
 
 def open_dataset(config):
     """Opens the prepared folder that config.dataset names, by its name in data/ or by its path.
 
-    Raises BadInput if it is damaged, or does not fit vocab_size (0: the folder's own) or context_length.
+    Raises BadInput if there is no such folder, if it is damaged, or if it does not fit vocab_size (0: the folder's own)
+    or context_length.
     """
     folder = find_folder(config.dataset)
     meta = read_meta(folder, config.vocab_size)
@@ -103,6 +104,7 @@ def open_dataset(config):
 
 
 def find_folder(dataset):
+    """The folder of a dataset, given by its name in data/ or by its path. Raises BadInput: says how to prepare it."""
     for folder in (DATA_DIR / dataset, Path(dataset)):
         if os.path.lexists(folder / "train.bin"):
             return folder

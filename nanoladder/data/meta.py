@@ -1,6 +1,6 @@
-"""meta.json of a prepared folder: its format, its checksum, and how it is read.
+"""meta.json, the description of a prepared folder: its format, its checksum, and reading it.
 
-A folder may come from anywhere: what its meta.json says is checked first. A folder made by nanoGPT has none.
+A folder may come from anywhere, so every entry is checked before it is used. A folder made by nanoGPT has no meta.json.
 """
 
 import hashlib
@@ -10,39 +10,47 @@ import os
 from nanoladder import files
 from nanoladder.errors import BadInput
 
-FORMAT_VERSION = 2  # of a prepared folder, which writer.py writes and meta.py reads
+FORMAT_VERSION = 2  # of a prepared folder
 SPLITS = ("train", "val")
-LARGEST_VOCABULARY = {"uint16": 2**16, "uint32": 2**32}  # by dtype
+LARGEST_VOCABULARY = {"uint16": 2**16, "uint32": 2**32}  # token ids that a dtype can hold
 
 
 def checksum(meta):
-    """SHA-256 of everything in a meta.json but its own entry "checksum"."""
+    """SHA-256 of all entries of a meta.json except "checksum" itself."""
     rest = {key: value for key, value in meta.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_meta(folder, vocab_size):
+    """The entries of a folder's meta.json, with vocab_size in place of its own unless that is 0.
+
+    For a folder made by nanoGPT, which has no meta.json: vocab_size, dtype and documents. Raises BadInput: damaged,
+    of another format, or more token ids than vocab_size.
+    """
     path = folder / "meta.json"
     if not os.path.lexists(path):
         if not vocab_size:
             raise BadInput(
-                f"{folder} has no meta.json; prepare it again, or, for headerless uint16 files as nanoGPT "
-                "writes them, say what they hold with --vocab_size=N (50257 for GPT-2's tokenizer)"
+                f"{folder} has no meta.json; prepare it again, or, if nanoGPT wrote its uint16 files, give the number "
+                "of token ids with --vocab_size=N (50257 for GPT-2's tokenizer)"
             )
         return {"vocab_size": vocab_size, "dtype": "uint16", "documents": False}
     try:
-        meta = checked(json.loads(files.read(path)))
+        meta = check_entries(json.loads(files.read(path)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} is not the meta.json of a prepared dataset ({reason}); prepare it again") from None
     own = meta["vocab_size"]
     if vocab_size and vocab_size < own:
-        raise BadInput(f"vocab_size={vocab_size} is below the {own} token ids of {folder}; expected {own} or 0 for it")
+        raise BadInput(
+            f"vocab_size={vocab_size} is less than the {own} token ids of {folder}; expected at least {own}, or 0"
+        )
     return {**meta, "vocab_size": vocab_size or own}
 
 
-def checked(meta):
-    """The entries of a meta.json that are used. Raises ValueError, KeyError or TypeError: not as writer.py writes."""
+def check_entries(meta):
+    """The entries of a meta.json that are used. Raises ValueError, KeyError or TypeError if writer.py cannot have
+    written it."""
 
     def require(condition, what):
         if not condition:
@@ -63,7 +71,7 @@ def checked(meta):
         require(whole, f"{key}: expected whole numbers from 1 to {most}")
     require(type(used["documents"]) is bool, "documents: expected true or false")
     name = used["tokenizer"]
-    require(isinstance(name, str) and name.isprintable() and len(name) < 100, "tokenizer: expected its name")
+    require(isinstance(name, str) and name.isprintable() and len(name) < 100, "tokenizer: expected a name")
     require(isinstance(used["sha256"], dict), "sha256: expected the digest of each file")
-    require(meta["checksum"] == checksum(meta), "its checksum is not that of its contents")
+    require(meta["checksum"] == checksum(meta), "the checksum does not match the entries")
     return used

@@ -1,10 +1,10 @@
-"""The tokenizers, every one a tiktoken.Encoding: GPT-2's, BPE trained on the corpus, characters, bytes.
+"""Tokenizers, each of them a tiktoken.Encoding: GPT-2's, BPE trained on the corpus, characters, bytes.
 
     encoding = build_tokenizer("bpe:4096", texts)
     ids = encode(encoding, "def main():")
     assert encoding.decode(ids) == "def main():"
 
-encode and save_tokenizer, not tiktoken's own, for what they check and for files that cannot go stale.
+encode and save_tokenizer take the place of tiktoken's own, which panics on unknown characters and caches by file name.
 """
 
 import base64
@@ -21,20 +21,20 @@ from nanoladder.errors import BadInput
 KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
 END_OF_TEXT = "<|endoftext|>"
 
-# How BPE cuts text before merging: words with the character before them, 1-3 digits, punctuation, whitespace.
-# GPT-4's, as published in tiktoken (tiktoken_ext/openai_public.py, cl100k_base).
+# BPE merges within pieces of text: words with the character before them, 1-3 digits, punctuation, whitespace.
+# This is GPT-4's pattern, as published in tiktoken (tiktoken_ext/openai_public.py, cl100k_base).
 GPT4_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 EVERY_CHARACTER = r"[\s\S]"
-# GPT-2's as tiktoken has it (r50k_base), and as it was first written.
+# GPT-2's pattern as tiktoken has it (r50k_base), and as it was first written.
 GPT2_PATTERNS = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 )
 
-GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # where tiktoken gets them
+GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # tiktoken's source
 RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
 
 
@@ -47,12 +47,12 @@ def check_name(name):
 
 
 def build_tokenizer(name, texts=()):
-    """The tokenizer of that name.
+    """Builds the tokenizer of that name.
 
-    name: gpt2 | bpe:N | char | byte. N counts everything: 256 bytes, N - 257 merges, and <|endoftext|> last.
-    texts: iterable of str: what bpe is trained on; all the characters of char; not used by gpt2 and byte.
+    name: gpt2 | bpe:N | char | byte. N counts all tokens: 256 bytes, N - 257 merges, and <|endoftext|> last.
+    texts: iterable of str. bpe is trained on them, char knows their characters, gpt2 and byte do not read them.
     The same texts give the same tokenizer, whatever the number of threads.
-    Raises BadInput: unknown name, too little text for N, GPT-2's files out of reach.
+    Raises BadInput: unknown name, too little text for N, no rustbpe, GPT-2's files out of reach.
     """
     check_name(name)
     if name == "gpt2":
@@ -79,17 +79,17 @@ def train_bpe(name, texts):
     vocab_size = int(name.removeprefix("bpe:"))
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), vocab_size=vocab_size - 1, pattern=GPT4_PATTERN)
-    tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()]  # in the order of their ranks
+    tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()]  # by rank
     if len(tokens) < vocab_size - 1:
         raise BadInput(
             f"tokenizer {name}: the text has too few pairs to merge for {vocab_size} tokens; "
-            f"the largest that works is bpe:{len(tokens) + 1}, or give it more text"
+            f"give it more text, or take a smaller vocabulary: the largest that works is bpe:{len(tokens) + 1}"
         )
     return make_encoding(name, GPT4_PATTERN, tokens, {END_OF_TEXT: len(tokens)})
 
 
 def download_gpt2():
-    """GPT-2's tokenizer (Radford et al., 2019), from tiktoken's cache or else from the network."""
+    """GPT-2's tokenizer (Radford et al., 2019), from tiktoken's cache or the network."""
     try:
         return tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a wrong hash
@@ -98,12 +98,12 @@ def download_gpt2():
         names = " and ".join(f"{url} as {hashlib.sha1(url.encode()).hexdigest()}" for url in urls)
         raise BadInput(
             f"tokenizer gpt2: its files cannot be downloaded ({type(error).__name__}); "
-            f"save {names} in one folder and set TIKTOKEN_CACHE_DIR to that folder, or take another tokenizer"
+            f"save {names} in one folder and set TIKTOKEN_CACHE_DIR to it, or take another tokenizer"
         ) from None
 
 
 def make_encoding(name, pattern, tokens, special_tokens=None):
-    """tokens: list of bytes, the place is the rank, which is the id."""
+    """A tiktoken.Encoding. tokens: list of bytes, in the order of their ranks, which are their ids."""
     return tiktoken.Encoding(
         name,
         pat_str=pattern,
@@ -114,9 +114,9 @@ def make_encoding(name, pattern, tokens, special_tokens=None):
 
 
 def encode(encoding, text):
-    """Text -> list of ids, each in [0, encoding.n_vocab). `<|endoftext|>` in the text is ordinary text.
+    """List of the text's ids, each in [0, encoding.n_vocab). `<|endoftext|>` in the text is ordinary text.
 
-    Raises BadInput for a character that a char tokenizer does not know (tiktoken would panic).
+    Raises BadInput for a character that a char tokenizer does not know.
     """
     if encoding.name == "char":
         known = encoding._mergeable_ranks
@@ -125,14 +125,14 @@ def encode(encoding, text):
             place = min(text.index(char) for char in unknown)
             line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
             raise BadInput(
-                f"character {text[place]!r} (U+{ord(text[place]):04X}) at line {line}, column {column}: not "
-                f"among the {len(known)} that the char tokenizer knows; leave it out or use another tokenizer"
+                f"character {text[place]!r} (U+{ord(text[place]):04X}) at line {line}, column {column}: not one of "
+                f"the {len(known)} that the char tokenizer knows; leave it out or use another tokenizer"
             )
     return encoding.encode_ordinary(text)
 
 
 def end_of_text(encoding):
-    """The id of `<|endoftext|>`, or None where the tokenizer has none (char, byte)."""
+    """The id of `<|endoftext|>`; None if the tokenizer has no such token (char, byte)."""
     return encoding.encode_single_token(END_OF_TEXT) if END_OF_TEXT in encoding.special_tokens_set else None
 
 
@@ -152,7 +152,7 @@ def save_tokenizer(encoding, folder):
 
 
 def load_tokenizer(folder):
-    """The tokenizer that save_tokenizer wrote in folder. Raises BadInput if a file is missing, damaged or foreign."""
+    """Loads what save_tokenizer wrote. Raises BadInput if a file is missing, damaged or foreign."""
     try:
         description = json.loads(files.read(Path(folder) / DESCRIPTION))
         lines = files.read(Path(folder) / RANKS, limit=2**26)
@@ -171,18 +171,18 @@ def load_tokenizer(folder):
 
 
 def check_description(description, tokens):
-    """Raises ValueError, KeyError or TypeError unless tiktoken can encode any text with it: elsewhere it may panic."""
+    """Raises ValueError, KeyError or TypeError unless tiktoken can encode any text with the tokenizer: it may panic."""
     name, pattern, special_tokens = (description[key] for key in ("name", "pattern", "special_tokens"))
     n_tokens = len(tokens) + len(special_tokens)
     if n_tokens != description["vocab_size"]:
         raise ValueError(f"{n_tokens} tokens, expected {description['vocab_size']!r:.40}")
     if not isinstance(name, str) or pattern not in (GPT4_PATTERN, EVERY_CHARACTER, *GPT2_PATTERNS):
-        raise ValueError("its name or its pattern is none of ours")
+        raise ValueError("unknown name or pattern")
     if not len(set(tokens)) == len(tokens) > 0 or special_tokens not in ({}, {END_OF_TEXT: len(tokens)}):
-        raise ValueError("the ids have holes, or a token comes twice")
+        raise ValueError("ids have gaps, or a token comes twice")
     if name == "char":
         complete = pattern == EVERY_CHARACTER and all(len(token.decode()) == 1 for token in tokens)
     else:
         complete = {bytes([value]) for value in range(256)} <= set(tokens)
     if not complete:
-        raise ValueError("there are characters that it cannot encode")
+        raise ValueError("some characters cannot be encoded")

@@ -1,10 +1,11 @@
-"""Writes a prepared dataset: train.bin, val.bin, meta.json and the tokenizer. Shared by every prepare.py.
+"""Writes a prepared dataset. Every data/*/prepare.py calls it.
 
-train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 tokens.
-train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, where each document begins
-in the .bin, then the number of tokens: documents + 1 entries.
-meta.json: what is in them, with the SHA-256 of every file and of itself. Where it is, the other files are whole and
-belong to it.
+train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids.
+train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place in the .bin at which each
+document begins, and last the number of tokens: documents + 1 entries.
+tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
+meta.json: a description, with the SHA-256 of every file and of itself. It is written last: if it is there, the other
+files are whole and belong to it.
 """
 
 import argparse
@@ -27,12 +28,12 @@ from nanoladder.errors import BadInput
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 BLOCK = 2**20  # characters encoded at a time
 
-# A newline between two characters that are not space: every tokenizer here cuts there by itself.
+# After a newline between two characters that are not space: every tokenizer here cuts the text there anyway.
 SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)")
 
 
 class PrepareParser(Parser):
-    """The options of every prepare.py."""
+    """A command line with the options that every prepare.py has."""
 
     def __init__(self, description, tokenizer):
         super().__init__(description=description, allow_abbrev=False)
@@ -40,12 +41,12 @@ class PrepareParser(Parser):
             "--tokenizer",
             default=tokenizer,
             metavar="NAME",
-            help="gpt2, bpe:N (trained on this text, N tokens), char or byte (default: %(default)s)",
+            help="gpt2, char, byte, or bpe:N, trained on this text to N tokens (default: %(default)s)",
         )
         self.add_argument(
             "--out_dir",
             metavar="DIR",
-            help="folder to write (default: this script's, or with another tokenizer one beside it)",
+            help="folder to write to (default: this script's own; with another tokenizer, one beside it)",
         )
 
     def parse_args(self, argv):
@@ -54,7 +55,7 @@ class PrepareParser(Parser):
         return args
 
     def out_dir(self, args, script):
-        """data/<dataset>, or for another tokenizer than the default data/<dataset>_<tokenizer>, beside it."""
+        """The folder to write to: data/<dataset>, or data/<dataset>_<tokenizer> if the tokenizer is not the default."""
         home = Path(script).resolve().parent
         if args.out_dir:
             return Path(args.out_dir)
@@ -64,7 +65,7 @@ class PrepareParser(Parser):
 
 
 def fraction(text):
-    """An option's text -> a fraction strictly between 0 and 1."""
+    """Converts an option's text to a number strictly between 0 and 1."""
     value = float(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a number between 0 and 1, such as 0.1")
@@ -72,13 +73,13 @@ def fraction(text):
 
 
 def split_documents(documents, val_fraction, keys=None):
-    """Puts val_fraction of the documents (at least one) in val, the ones whose keys hash lowest.
+    """Splits documents into (train, val), each in the given order; val gets those whose keys hash lowest.
 
-    documents: list of str. keys: list of str that identify them (default: the documents themselves).
-    Returns (train, val), in the order given. Equal keys land on the same side, but for those at the edge.
+    documents: list of str. val_fraction: the part of their number that val gets, at least one document.
+    keys: list of str, one for each (default: the documents). Equal keys land on the same side, except at the edge.
     """
     if len(documents) < 2:
-        raise BadInput(f"{len(documents)} document found, and train and val need one each; give more text")
+        raise BadInput(f"{len(documents)} document found, but train and val need one each; give more text")
     n_val = min(max(1, round(len(documents) * val_fraction)), len(documents) - 1)
     hashes = [hashlib.sha256(key.encode()).digest() for key in keys or documents]
     val = set(sorted(range(len(documents)), key=hashes.__getitem__)[:n_val])
@@ -87,21 +88,21 @@ def split_documents(documents, val_fraction, keys=None):
 
 
 def split_text(text, val_fraction):
-    """The last val_fraction of the characters is val. Returns ([train], [val])."""
+    """Splits a text into ([train], [val]); val is the last val_fraction of its characters."""
     cut = int(len(text) * (1 - val_fraction))
     return [text[:cut]], [text[cut:]]
 
 
 def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
-    """Builds the tokenizer, encodes both splits and writes them, all or nothing.
+    """Builds the tokenizer, encodes both splits and writes them, all or nothing. Returns the entries of meta.json.
 
-    folder: made if it is not there; an older dataset in it gives way only once the new one is complete.
+    folder: made if needed; an older dataset in it is replaced only once the new one is complete.
     train, val: lists of str. bpe is trained on train alone; char knows the characters of both.
-    tokenizer: a name that build_tokenizer knows. extra: dict added to meta.json.
-    documents: False: one stream of tokens, with `<|endoftext|>` after each text where the tokenizer has it.
-        True: separate documents and their .idx, each one separator + text + separator; the separator is
-        `<|endoftext|>`, or "\n" where the tokenizer has none.
-    Returns the contents of meta.json. Raises BadInput: an empty split, a folder that cannot be written.
+    tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
+    documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it.
+        True: separate documents and their .idx, each of them separator + text + separator; the separator is
+        `<|endoftext|>`, or "\n" if the tokenizer has none.
+    Raises BadInput: an empty split, a folder that cannot be written.
     """
     for split, texts in (("train", train), ("val", val)):
         if not any(texts):
@@ -145,7 +146,7 @@ def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
 
 
 def write_tokens(path, texts, encoding, dtype, before, after):
-    """Writes before + ids + after of each text. Returns where each begins, in tokens, and the total last."""
+    """Writes before + ids + after for each text. Returns the place, in tokens, at which each begins; the total last."""
     offsets = [0]
     with (
         open(path, "wb") as file,
@@ -164,7 +165,7 @@ def write_tokens(path, texts, encoding, dtype, before, after):
 
 
 def blocks(text):
-    """Cuts a text where its tokens do not change: encoding the blocks is encoding the text."""
+    """Cuts a text into blocks of about BLOCK characters, whose ids one after the other are those of the text."""
     start = 0
     while start < len(text):
         cut = SAFE_CUT.search(text, start + BLOCK)
@@ -174,9 +175,9 @@ def blocks(text):
 
 
 def move_into_place(temporary, folder):
-    """Replaces the dataset in folder. Interrupted anywhere, it leaves no meta.json beside another's files."""
+    """Replaces the dataset in folder. Interrupted at any point, it leaves no meta.json beside files of another."""
     (folder / "meta.json").unlink(missing_ok=True)
-    for split in ("train", "val"):  # an older dataset may have been one of documents
+    for split in ("train", "val"):  # the older dataset may have been one of documents
         (folder / f"{split}.idx").unlink(missing_ok=True)
     for path in sorted(temporary.iterdir(), key=lambda path: path.name == "meta.json"):  # meta.json last
         os.replace(path, folder / path.name)
@@ -192,7 +193,7 @@ def sha256(path):
 
 
 def summary(folder, meta):
-    """One line: what was written, and how to train on it."""
+    """One line that says what was written and how to train on it."""
     folder = Path(folder).resolve()
     dataset = folder.name if folder.parent == DATA_DIR else folder
     splits = ", ".join(

@@ -36,12 +36,12 @@ def open_ids(folder, train_ids, val_ids=None, dtype="uint16"):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Rewritten by every example that hypothesis tries."""
+    """A folder that every example of hypothesis writes anew."""
     return tmp_path_factory.mktemp("data") / "ids"
 
 
 def counted(lengths):
-    """Documents of these lengths, of ids 0, 1, 2, ..."""
+    """Documents of these lengths that hold the ids 0, 1, 2, ... in order."""
     edges = np.cumsum([0, *lengths]).tolist()
     return [list(range(start, end)) for start, end in pairwise(edges)]
 
@@ -281,7 +281,7 @@ def test_the_validation_windows_do_not_depend_on_the_batch_size(folder):
 )
 @pytest.mark.parametrize("n_windows", [1, 3, 8, 37])
 def test_every_process_validates_as_many_batches(folder, world_size, micro_batch_size, n_rows, n_windows):
-    """Each window once, whoever has it: a process without a batch would leave the others waiting."""
+    """Every process needs the same number of batches: one without a batch would leave the others waiting."""
     split = open_ids(folder, list(range(50 * T))).val
     config = tiny(batch_size=8, micro_batch_size=micro_batch_size, eval_windows=n_windows)
     whole = ValidationBatches(split, config)
@@ -336,7 +336,7 @@ def test_reads_what_the_writer_writes(tmp_path, documents):
 
 
 def rewrite_meta(folder, **changes):
-    """As someone would who knows what the checksum is."""
+    """Changes entries and corrects the checksum."""
     write_meta(folder, {**json.loads((folder / "meta.json").read_text()), **changes})
 
 
@@ -348,7 +348,7 @@ def truncate(path, n_bytes):
     path.write_bytes(path.read_bytes()[:-n_bytes])
 
 
-# What happened to a good folder (d: the dense one, D: the one of documents), and what the line must name.
+# {damage: (d: a dense folder or D: one of documents, the damage itself, words that the line must hold)}
 BROKEN = {
     "no training file": ("d", lambda f: (f / "train.bin").unlink(), ["prepare"]),
     "no validation file": ("d", lambda f: (f / "val.bin").unlink(), ["val.bin", "missing"]),

@@ -42,7 +42,7 @@ def folder(prepared, tmp_path):
 
 @pytest.fixture
 def scanned(monkeypatch):
-    """The names of the files that are read whole, as it happens."""
+    """List of the names of the files that are read whole, added to as it happens."""
     names, scan = [], checks.scan
     monkeypatch.setattr(checks, "scan", lambda path, dtype: names.append(path.name) or scan(path, dtype))
     return names
@@ -59,7 +59,7 @@ def overwrite(path, place, content=b"\1"):
 
 
 def bytes_read():
-    """By this process so far, from files and the page cache."""
+    """Bytes that this process has read so far, from disks or the page cache."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
@@ -111,7 +111,7 @@ def test_setting_the_modification_time_back_hides_nothing(folder):
 
 
 def test_a_copy_is_checked_for_itself(folder, tmp_path, scanned):
-    """The copy has the same times of modification, and the memory of a check comes with it."""
+    """The copy has the same modification times, and the record of the check comes with it."""
     start(folder)
     copy = shutil.copytree(folder, tmp_path / "copy")
     assert (copy / checks.VERIFIED).exists()
@@ -120,7 +120,7 @@ def test_a_copy_is_checked_for_itself(folder, tmp_path, scanned):
 
 
 def damage_silently(folder, place, length=1):
-    """As a failing disk does: other bytes, while the size and the times stay as they are remembered."""
+    """Does as a failing disk: changes bytes but neither the size nor the remembered times."""
     path = folder / "train.bin"
     overwrite(path, place, b"\1" * length)
     memory = json.loads((folder / checks.VERIFIED).read_text())
@@ -137,7 +137,7 @@ def test_silent_damage_is_found_in_a_sampled_block(place, length, folder):
 
 
 def test_silent_damage_between_the_sampled_blocks_is_found_by_verify_data_alone(folder):
-    """The limit that the docstring of checks.py states."""
+    """States the limit that the docstring of checks.py tells."""
     start(folder)
     damage_silently(folder, UNSEEN)
     start(folder)

@@ -1,4 +1,4 @@
-"""Damaged, swapped and forged data: one line and exit code 2, whatever the files hold, and nothing is written."""
+"""Damaged, swapped and forged data ends in one line and exit code 2, and nothing is written."""
 
 import base64
 import hashlib
@@ -44,7 +44,7 @@ def twins(dense, documents, tmp_path_factory):
 
 
 def seal(folder, **changes):
-    """Makes meta.json true to the files again, as someone would who means harm."""
+    """Makes meta.json match the files again, as an attacker would."""
     meta = {**json.loads((folder / "meta.json").read_text()), **changes}
     digests = {path.name: sha256(path) for path in folder.iterdir() if path.name != "meta.json"}
     write_meta(folder, {**meta, "sha256": digests, **changes})
@@ -63,7 +63,7 @@ def flip(path, place):
 
 
 def swap(path):
-    """With the file of val."""
+    """Swaps a file of train with that of val."""
     other = path.with_name(path.name.replace("train", "val"))
     ours, theirs = path.read_bytes(), other.read_bytes()
     assume(ours != theirs)
@@ -71,7 +71,7 @@ def swap(path):
     other.write_bytes(ours)
 
 
-# What stands in the place of a file.
+# Ways to replace a file: {name: function of its path}.
 KINDS = {
     "nothing": lambda path: None,
     "an empty file": lambda path: path.touch(),
@@ -92,7 +92,7 @@ places = st.integers(0, 2**30)
 
 
 def attacks(kind, files):
-    """(kind of dataset, what, and to what)."""
+    """Strategy of attacks: (kind of dataset, kind of attack, its arguments)."""
     names, splits = st.sampled_from(files), [name for name in files if name.startswith("train")]
     return st.one_of(
         st.tuples(st.just(kind), st.just("truncate"), names, places),
@@ -132,7 +132,7 @@ def test_400_attacks_on_the_files_are_refused_and_nothing_is_written(twins, tmp_
         folder, out_dir = tmp_path / "attacked", tmp_path / "out"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(twins[kind][0], folder)
-        open_dataset(tiny(dataset=str(folder)))  # it is remembered as whole
+        open_dataset(tiny(dataset=str(folder)))  # from now on it is remembered as whole
         assert (folder / VERIFIED).exists()
         attack_folder(folder, twins[kind][1], attack)
         assume(contents(folder) not in [contents(twin) for twin in twins[kind]])
@@ -148,7 +148,7 @@ def test_400_attacks_on_the_files_are_refused_and_nothing_is_written(twins, tmp_
 @pytest.mark.parametrize("name", ["meta.json", "val.bin", "val.idx", "tokenizer.json"])
 def test_no_bit_of_a_file_can_flip(name, documents, tmp_path):
     folder = shutil.copytree(documents, tmp_path / "flipped")
-    open_dataset(tiny(dataset=str(folder)))  # it is remembered as whole
+    open_dataset(tiny(dataset=str(folder)))  # from now on it is remembered as whole
     whole = (folder / name).read_bytes()
     for bit in range(0, 8 * len(whole), 7):
         content = bytearray(whole)
@@ -277,14 +277,14 @@ def test_a_dataset_that_is_no_folder(dataset, tmp_path, refused):
 
 @pytest.fixture(scope="session")
 def run(dense, tmp_path_factory):
-    """The folder of a run."""
+    """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("run") / "out"
     train.main(flags(dataset=dense, out_dir=folder, max_steps=1, vocab_size=300))
     return folder
 
 
 def forge(folder, tokens, **changes):
-    """Writes a tokenizer whose two files fit each other. tokens: bytes, their ids are their places."""
+    """Writes a tokenizer whose two files match. tokens: list of bytes in the order of their ids."""
     lines = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
     description = {
         "name": "bpe:257",

@@ -1,4 +1,4 @@
-"""What prepare.py writes is whole, true to its meta.json and the same every time, or is not there at all."""
+"""A prepared dataset is whole, matches its meta.json and is the same every time, or it is not there at all."""
 
 import hashlib
 import io
@@ -49,7 +49,7 @@ def contents(folder):
 
 
 def assert_whole(folder):
-    """Every file is the one that meta.json describes, and nothing else lies about."""
+    """Asserts that the folder holds the files that meta.json describes, and no others."""
     meta = read_meta(folder)
     for name, digest in meta["sha256"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
@@ -59,7 +59,7 @@ def assert_whole(folder):
 
 
 def refusal(function, *args, **kwargs):
-    """The message of the BadInput that the call raises; it is one line."""
+    """The message of the BadInput that the call raises, one line."""
     with pytest.raises(BadInput) as caught:
         function(*args, **kwargs)
     assert "\n" not in str(caught.value)
@@ -151,7 +151,7 @@ ENCODINGS = [make_encoding("test", pattern, TOKENS) for pattern in PATTERNS]
 
 
 def test_encoding_in_blocks_changes_nothing(monkeypatch):
-    """On every text of six of these characters; \\x1c is space for Python and not for tiktoken."""
+    """Tries every text of six of these characters; \\x1c is a space for Python but not for tiktoken."""
     monkeypatch.setattr(writer, "BLOCK", 1)
     n_cut = 0
     for text in map("".join, product("a. \n\x1c", repeat=6)):
@@ -307,7 +307,7 @@ def test_python_without_sources_is_refused(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three text files, one of them hidden below, and two that are not text."""
+    """Three text files, one of them in a hidden folder, and two files that are not text."""
     folder = tmp_path / "input"
     (folder / "below" / ".git").mkdir(parents=True)
     (folder / "one.txt").write_text("first line\r\n\nsecond line\n", newline="")

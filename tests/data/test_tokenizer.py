@@ -1,4 +1,4 @@
-"""Every tokenizer gives back the text it was given, is the same every time, and refuses what it cannot do."""
+"""Every tokenizer decodes what it encodes, is the same each time it is built, and refuses what it cannot do."""
 
 import json
 import os
@@ -34,7 +34,7 @@ BYTE = build_tokenizer("byte")
 
 
 def refusal(function, *args):
-    """The message of the BadInput that function(*args) raises; it is one line."""
+    """The message of the BadInput that function(*args) raises, one line."""
     with pytest.raises(BadInput) as caught:
         function(*args)
     assert "\n" not in str(caught.value)
@@ -48,7 +48,7 @@ def bpe():
 
 @pytest.fixture(scope="module")
 def trainer():
-    """What rustbpe itself makes of the corpus."""
+    """rustbpe's own tokenizer, trained on the same corpus."""
     import rustbpe
 
     trainer = rustbpe.Tokenizer()
@@ -277,7 +277,7 @@ def test_an_interrupted_save_leaves_the_old_file(bpe, tmp_path, monkeypatch):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """An empty cache, no network, and no gpt2 that tiktoken has loaded before. Returns the cache's folder."""
+    """No network, an empty cache, no gpt2 loaded before. Returns the folder of the cache."""
 
     def get(url):
         raise requests.exceptions.ConnectionError("no network")
@@ -294,7 +294,7 @@ def test_gpt2_offline_says_how_to_supply_the_files(offline):
 
 
 def test_gpt2_is_read_from_files_named_as_the_message_says(offline, monkeypatch):
-    """With a made-up vocabulary of GPT-2's size: 256 bytes and 50,000 pairs of them."""
+    """Takes a made-up vocabulary of GPT-2's size: 256 bytes and 50,000 pairs of them."""
     words = refusal(build_tokenizer, "gpt2").replace(",", " ").split()
     name = {url.rpartition("/")[2]: words[words.index(url) + 2] for url in words if url.startswith("https")}
 
