@@ -6,8 +6,9 @@ and their largest id: 1 GB/s on a core with SHA instructions, 0.35 without, from
 and a sample of its contents stay the same.
 
 The sample cannot see everything. A failing disk changes neither size nor times, and its damage is found only if it
-touches a sampled block: always if it is longer than a 256th of the file, but a single wrong byte in 18 GB with a
-probability of 0.02 %. `--verify_data=True` reads everything again.
+touches a sampled block: always if it is longer than a 255th of the file, but a single wrong byte in 18 GB with a
+probability of 0.02 %. `--verify_data=True` reads everything again. Of several processes the first one reads for all; a
+copy on another machine is compared with its sample (Dataset.fingerprint).
 """
 
 import contextlib
