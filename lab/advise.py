@@ -13,7 +13,7 @@ import torch
 from lab import predict
 from nanoladder import machine
 from nanoladder.config import check, load_config
-from nanoladder.data.batches import find_folder, read_meta
+from nanoladder.data import find_folder, read_meta
 from nanoladder.entry import Parser, run
 from nanoladder.errors import BadInput
 from nanoladder.run.memory import divisors, share_of_process

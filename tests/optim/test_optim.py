@@ -96,7 +96,7 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
         update = mean / (1 - 0.9**step) / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
         change = basis @ update if wide else update @ basis.T
         assert torch.linalg.matrix_rank(change) == 2
-        expected = expected - 0.01 * 0.3 * expected - 0.01 * optim.GALORE_SCALE * change
+        expected = expected - 0.01 * 0.3 * expected - 0.01 * galore.SCALE * change
     torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -153,7 +153,7 @@ class ProductDtypes(TorchDispatchMode):
 def test_muon_multiplies_in_bfloat16_only_if_that_is_native(native, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     model, optimizer, _, _ = make(optimizer="muon")
-    gradients = with_gradients(model.parameters(), 0)
+    gradients = with_gradients(list(model.parameters()), 0)
     with ProductDtypes() as products:
         optimizer.step()
     assert products.seen == {torch.bfloat16 if native else torch.float32}
@@ -494,7 +494,7 @@ def test_what_needs_all_gradients_refuses_updates_in_the_backward(keys, reason):
 
 
 def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
-    monkeypatch.setattr(machine, "choose_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr(machine.device, "choose_dtype", lambda *_: torch.float16)
     with pytest.raises(BadInput, match="--dtype=float32"):
         machine.check(tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto"), CPU)
 
