@@ -19,7 +19,9 @@ BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "Compile
 
 
 def anatomy(loop, profiler):
-    """Bytes of a step's memory by purpose; weights, optimizer, activations, rest and kept gradients are the peak.
+    """Bytes of the last step's memory by purpose.
+
+    Weights, optimizer state, kept gradients, activations and rest add up to the peak.
 
     loop: a measure.Loop that has taken the step. profiler: torch.profiler's, with profile_memory, of all its steps.
     activations: alive at the end of the first forward, the batch included, without weights, optimizer state, kept

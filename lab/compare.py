@@ -1,4 +1,4 @@
-"""Two results.json side by side."""
+"""Compares two results.json."""
 
 from lab.results import CONDITIONS
 from lab.summary import speedup, summarize
@@ -6,25 +6,30 @@ from lab.tables import markdown, milliseconds
 
 
 def compare(a, b):
-    """Two results side by side, machines, versions or commits: what differs in their conditions, then the rows."""
+    """The text that compares two results, of two machines, versions or commits: their conditions, then their rows.
+
+    Of the conditions only those that differ are shown, and of the modes those that both have.
+    """
     text = []
     for key in ("commit", *CONDITIONS):
-        ours, theirs = a.get(key), b.get(key)
-        if isinstance(ours, dict):
-            changed_keys = [name for name in ours if ours[name] != theirs.get(name)]
-            ours, theirs = ({name: side.get(name) for name in changed_keys} for side in (ours, theirs))
-        if ours != theirs:
-            text += [f"A  {key}: {ours}", f"B  {key}: {theirs}"]
+        in_a, in_b = a.get(key), b.get(key)
+        if isinstance(in_a, dict):
+            differing = [name for name in in_a | in_b if in_a.get(name) != in_b.get(name)]
+            in_a, in_b = ({name: side.get(name) for name in differing} for side in (in_a, in_b))
+        if in_a != in_b:
+            text += [f"A  {key}: {in_a}", f"B  {key}: {in_b}"]
     for mode in a["modes"]:
         if mode in b["modes"]:
-            text += ["", f"## {mode}", "", side_by_side(summarize(a, mode), summarize(b, mode))]
+            text += ["", f"## {mode}", "", table_of_pairs(summarize(a, mode), summarize(b, mode))]
     return "\n".join(text)
 
 
-def side_by_side(ours, theirs):
-    theirs = {row["name"]: row for row in theirs}
-    shared = [(row["name"], row) for row in ours if row["name"] in theirs]
-    pairs = [{"name": name, "note": None, "A": row, "B": theirs[name]} for name, row in shared]
+def table_of_pairs(rows_a, rows_b):
+    """The Markdown table of the rows that two results have in common."""
+    of_b = {row["name"]: row for row in rows_b}
+    pairs = [
+        {"name": row["name"], "note": None, "A": row, "B": of_b[row["name"]]} for row in rows_a if row["name"] in of_b
+    ]
     if not pairs:
         return "no row in common"
     first = pairs[0]

@@ -1,11 +1,11 @@
-"""What profile.py measured, as pictures."""
+"""Draws results: a picture for each mode."""
 
 import itertools
 
 from lab.summary import UNCHANGED, speedup, summarize
 from lab.tables import KINDS, KNEE, milliseconds
 
-COLORS = {  # of KINDS
+COLORS = {  # kind of work: color
     "gemm": "tab:blue",
     "attention": "tab:purple",
     "loss": "tab:red",
@@ -15,7 +15,7 @@ COLORS = {  # of KINDS
     "host": "tab:gray",
 }
 LINES = ["black", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"]  # for every eye (Okabe & Ito 2008)
-PARTS = {  # of the peak of memory
+PARTS = {  # part of the peak memory: label, color
     "weights": ("weights", "tab:blue"),
     "kept gradients": ("kept gradients", "tab:cyan"),
     "optimizer": ("optimizer state", "tab:olive"),
@@ -25,7 +25,7 @@ PARTS = {  # of the peak of memory
 
 
 def draw(results, mode, path):
-    """Time and memory of each row, side by side, in what they consist of; of a sweep and of training, as curves."""
+    """Draws a mode's rows: bars of time and memory with their parts; curves for sweep, scaling and optimizers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,19 +51,19 @@ def bars(plt, rows):
     sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
     labels = [f"{row['peak'] / 1e9:.3g} GB  {rows[0]['peak'] / row['peak']:.3g}×" for row in rows]
     stack(right, names, sizes, PARTS, labels)
-    right.set(title="peak memory of all tensors, GB, and times less")
+    right.set(title="peak memory of all tensors, GB, and its reduction")
     left.invert_yaxis()
     return figure
 
 
 def parts_of_peak(memory):
-    """The parts that add up to the peak: gradients count where they are there in the forward."""
+    """The memory with the gradients that are kept through the forward, so that PARTS add up to the peak."""
     kept = memory["peak"] - memory["weights"] - memory["optimizer"] - memory["activations"] - memory["rest"]
     return memory | {"kept gradients": kept}
 
 
 def stack(axis, names, values, styles, labels):
-    """Horizontal bars, each of several parts, with a label at their ends."""
+    """Draws horizontal bars of several parts each, with a label at the end."""
     from matplotlib.transforms import ScaledTranslation
 
     start = [0.0] * len(names)
@@ -90,7 +90,7 @@ def curves(plt, rows):
 
 
 def efficiency(plt, rows):
-    """Throughput over the number of processes, beside as many times that of one."""
+    """Draws throughput over the number of processes, beside linear scaling."""
     counts = [int(row["name"]) for row in rows]
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
@@ -101,7 +101,7 @@ def efficiency(plt, rows):
 
 
 def training(plt, rows):
-    """The training loss of each row at its best learning rate, and how much the learning rate matters."""
+    """Draws each row's training loss at its best learning rate, and its sensitivity to the learning rate."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", width_ratios=[3, 2])
     styles = [{"color": color, "linewidth": 1.5, "zorder": 2} for color, _ in zip(itertools.cycle(LINES), rows)]
     styles[0] |= {"linestyle": "--", "zorder": 3}  # the first, which the others are compared with
@@ -115,7 +115,7 @@ def training(plt, rows):
 
 
 def learning_curves(axis, rows, styles):
-    """Losses over tokens, named where they end. Returns the top of the axis, below the first steep fall."""
+    """Draws losses over tokens, named at their ends. Returns the top of the axis, below the first steep fall."""
     curves = [row["curves"][row["best"]] for row in rows]
     for curve, style in zip(curves, styles, strict=True):
         axis.plot([tokens / 1e6 for tokens in curve["tokens"]], curve["losses"], **style)
@@ -131,11 +131,11 @@ def learning_curves(axis, rows, styles):
 
 
 def sensitivity(axis, rows, styles):
-    """Last validation losses over learning rates, the best ones large; a cross at the top for a run that diverged."""
+    """Draws final validation losses over learning rates, the best ones larger; a cross marks a diverged run."""
     grid = sorted({factor for row in rows for factor in row["curves"]})
     crosses = dict.fromkeys(grid, 0)
     for row, style in zip(rows, styles, strict=True):
-        losses = {factor: curve["val_loss"] for factor, curve in row["curves"].items()}  # None where it diverged
+        losses = {factor: curve["val_loss"] for factor, curve in row["curves"].items()}  # None if it diverged
         axis.plot(losses.keys(), losses.values(), marker="o", ms=4, **style)
         axis.plot(row["best"], row["val_loss"], "o", ms=9, **style)
         for factor in (factor for factor in losses if losses[factor] is None):
@@ -148,7 +148,7 @@ def sensitivity(axis, rows, styles):
 
 
 def spread(values, gap):
-    """The values, moved apart until neighbours are a gap apart."""
+    """The values, moved until neighbours are at least a gap apart."""
     order, moved = sorted(range(len(values)), key=values.__getitem__), list(values)
     for _ in range(100):
         for low, high in itertools.pairwise(order):

@@ -1,14 +1,14 @@
-"""What profile.py measured, as tables. results.json holds every process; this takes the medians."""
+"""Renders results as Markdown: a table of the rows of a mode, and of where the time and memory of a step go."""
 
 import math
 import statistics
 
 from lab.summary import BEYOND, UNCHANGED, NotMeasured, speedup, summarize
 
-SAME = 0.01  # nats: a loss further from naive's than this is another model's
-KNEE = 0.95  # of the best throughput of a sweep
-BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # of differences in normal noise pass for a change
-KINDS = {  # of a step's time, with what each is called
+SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
+KNEE = 0.95  # share of a sweep's best throughput that its knee has
+BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # {rounds: how often normal noise looks like a change}
+KINDS = {  # kind of work: heading
     "gemm": "matrix products",
     "attention": "attention",
     "loss": "loss",
@@ -20,21 +20,21 @@ KINDS = {  # of a step's time, with what each is called
 
 
 def table(results, mode):
-    """The measurements of a mode in Markdown, below the conditions they were made under."""
+    """A mode's measurements in Markdown: the conditions, the rows, and how to read them."""
     keys = results["keys"]
     rows = summarize(results, mode)
     repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
-    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + ", for each process" * (mode == "scaling")
+    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode == "scaling")
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians of up to {repeats} "
-        f"processes of at least {results['steps']} steps.",
+        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians over up to {repeats} "
+        f"processes, each of which times at least {results['steps']} steps.",
         markdown(columns(rows, mode), rows),
     ]
     if repeats > 1:
         text.append(
-            f'Speeds are medians of the rounds\' ratios, and their range. "{UNCHANGED}": no further from 1 than the '
-            f"range is wide. With {repeats} rounds noise alone passes for a change in "
+            f'A speed is the median of the ratios within the rounds, and their range. "{UNCHANGED}": the median is no '
+            f"further from 1 than the range is wide. With {repeats} rounds, noise alone looks like a change in "
             f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )
     if mode == "sweep":
@@ -43,8 +43,8 @@ def table(results, mode):
         text.append(conditions_of_training(results))
     if examined := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
-        text += ["Where a step's time goes, from one step under torch.profiler:", markdown(kinds, examined)]
-        text += ["What the memory of a step is, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
+        text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, examined)]
+        text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
         text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
     return "\n\n".join(text)
@@ -66,31 +66,31 @@ def flops_per_second(rate):
 
 
 def device(results):
-    """What was measured on, in words."""
+    """The machine in words: its GPU, or its CPU with what matters for speed."""
     on = results["machine"]
     return on["gpu"] or f"{processor(on)}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
 
 
 def processor(machine):
-    """The name of the CPU without what every one has in its name."""
+    """The CPU's name, without the words that every CPU's name has."""
     return machine["cpu"].replace("(R)", "").replace(" Processor", "")
 
 
 def conditions_of_training(results):
-    """How the optimizers of a table were trained, in words."""
+    """The paragraph on how the optimizers were trained."""
     part, keys = results["modes"]["optimizers"], results["keys"]
     tokens = part["train_steps"] * keys["batch_size"] * keys["context_length"]
     grid = ", ".join(f"{factor:g}" for factor in part["grid"])
     return (
-        f"Losses on the validation data after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the "
-        f"same weights (seed {keys['seed']}) on the same batches: a warm-up of at most a tenth of the steps, then a "
-        f"cosine. The grid is {grid} times the learning rate that the config gives each optimizer. Where the best is "
-        f'at an end, {BEYOND} more at most are tried beyond; "edge": it still is, and a better one may lie further.'
+        f"Validation losses after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the same "
+        f"weights (seed {keys['seed']}) on the same batches; warm-up for at most a tenth of the steps, then cosine "
+        f"decay. Each optimizer is tried at {grid} times its own learning rate. If the best is at an end, up to {BEYOND} "
+        f'more are tried beyond it; "edge": the best is still at an end, and a better one may lie beyond.'
     )
 
 
 def optimizer_columns(rows):
-    """{heading: row -> text} of the main table of the optimizers, against the first."""
+    """{heading: row -> text} of the main table of --mode=optimizers; the first row is the reference."""
     first = rows[0]
     grid = sorted({factor for row in rows if "curves" in row for factor in row["curves"]})
     tried = {f"at {factor:g}×": lambda row, factor=factor: last_loss(row["curves"], factor) for factor in grid}
@@ -104,7 +104,7 @@ def optimizer_columns(rows):
         "speed": lambda row: speedup(first, row),
         "state, bytes per parameter": lambda row: f"{row['memory']['optimizer'] / row['parameters']:.3g}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
-        "first step s, then": first_steps,
+        "first step s (later processes)": first_steps,
     }
 
 
@@ -121,7 +121,7 @@ def last_loss(curves, factor):
 
 
 def columns(rows, mode):
-    """{heading: row -> text} of the main table."""
+    """{heading: row -> text} of the main table of a mode; the first row is the reference."""
     if mode == "optimizers":
         return optimizer_columns(rows)
     first, before, last = rows[0], {}, rows[0]
@@ -130,9 +130,9 @@ def columns(rows, mode):
         last = row if "seconds" in row else last
     relative = {
         "ladder": {
-            "against the one before": lambda row: speedup(before[row["name"]], row),
+            "against the stage before": lambda row: speedup(before[row["name"]], row),
             "against naive": lambda row: speedup(first, row),
-            "memory, times less": lambda row: f"{first['peak'] / row['peak']:.2f}×",
+            "memory reduction": lambda row: f"{first['peak'] / row['peak']:.2f}×",
         },
         "each": {
             "time": lambda row: f"{row['seconds'] / first['seconds']:.0%}",
@@ -145,12 +145,12 @@ def columns(rows, mode):
         },
         "sweep": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
-            "against whole": lambda row: speedup(rows[-1], row),
+            "against the whole batch": lambda row: speedup(rows[-1], row),
         },
         "scaling": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
             "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
-            "reducing gradients, not hidden, ms": lambda row: f"{1e3 * row['exposed']:.1f}",
+            "exposed communication ms": lambda row: f"{1e3 * row['exposed']:.1f}",
             "gradients MB": lambda row: f"{row['gradient_bytes'] / 1e6:.1f}",
         },
     }
@@ -159,19 +159,19 @@ def columns(rows, mode):
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         **relative[mode],
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
-        "of the datasheet's half": lambda row: f"{row['datasheet_mfu']:.0%}",
+        "of the datasheet's rate": lambda row: f"{row['datasheet_mfu']:.0%}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
         "resident GB": resident_gb,
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
-        "first step s, then": first_steps,
+        "first step s (later processes)": first_steps,
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
     }
 
 
 def milliseconds(seconds, of=None):
-    """Seconds in ms, with a decimal below 100, or below 100 of what they are a part `of`."""
+    """Seconds as ms, with a decimal if they, or the seconds that they are a part `of`, are below 100 ms."""
     return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
 
 
@@ -182,7 +182,8 @@ def resident_gb(row):
 
 
 def first_steps(row):
-    return f"{row['first']:.1f}, {row['later']:.1f}"
+    """Seconds of the first process's first step, and of the later ones', which find compiled code in the cache."""
+    return f"{row['first']:.1f} ({row['later']:.1f})"
 
 
 def losses(row):
@@ -231,7 +232,7 @@ def markdown(columns, rows):
 
 
 def knee(rows):
-    """Where larger micro-batches stop paying, and whether the whole batch at once is the fastest."""
+    """The sentence on the knee of a sweep: the smallest micro-batch whose throughput is close to the best."""
     measured = [row for row in rows if "tokens_per_s" in row]
     if not measured:
         return ""
@@ -239,7 +240,7 @@ def knee(rows):
     found = next(row for row in measured if row["tokens_per_s"] >= KNEE * best["tokens_per_s"])
     whole = measured[-1]
     if found is whole:
-        return f"The knee is not reached: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
+        return f"No knee: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
     text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
     if speedup(whole, best) not in ("", UNCHANGED):
         text += f"; {best['name']} beats {whole['name']}, {speedup(whole, best)} as fast"

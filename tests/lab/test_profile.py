@@ -128,7 +128,7 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(dense
     assert order[6:] == turn + turn[::-1]
 
     rows = rows_of(tmp_path / "table.md")
-    assert rows["amp"]["against naive"] == rows["amp"]["against the one before"] == "no measurable change"
+    assert rows["amp"]["against naive"] == rows["amp"]["against the stage before"] == "no measurable change"
     assert rows["compile"]["against naive"] == "1.84× (1.81–1.87)"  # 107 / 59 and 112 / 60 ms, with those of `asked`
     assert rows["compile"]["losses against naive"] == "WRONG by 0.25"
     assert rows["amp"]["losses against naive"] == "bit-equal"
@@ -236,7 +236,7 @@ def test_scaling_starts_1_to_n_processes(dense, tmp_path, measured):
     assert [processes for *_, processes in asked] == [1, 2, 2, 4, 4, 4, 4, 2, 2, 1]
     rows = rows_of(tmp_path / "table.md")
     assert rows["4"]["efficiency"] == "80%"
-    assert rows["4"]["reducing gradients, not hidden, ms"] == "250.0"
+    assert rows["4"]["exposed communication ms"] == "250.0"
     assert rows["2"]["gradients MB"] == "4.0"
     assert (tmp_path / "scaling.png").exists()
 
@@ -530,7 +530,7 @@ def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
     out = capsys.readouterr().out
     assert "The knee is at 2 × 2" in out
     assert "50% of the memory of 1 × 4" in out
-    assert rows_of(tmp_path / "table.md")["4 × 1"]["against whole"] == "0.50× (0.50–0.50)"
+    assert rows_of(tmp_path / "table.md")["4 × 1"]["against the whole batch"] == "0.50× (0.50–0.50)"
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -551,12 +551,15 @@ def test_two_results_are_set_side_by_side(dense, tmp_path, measured, capsys):
         argv = [*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path / name}", f"--steps={1 + len(name)}"]
         climb.main([*argv, "--stages=naive"])
     results = read_results(tmp_path / "b/results.json")
-    (tmp_path / "b/results.json").write_text(json.dumps(results | {"commit": "another"}))
+    (tmp_path / "b/results.json").write_text(
+        json.dumps(results | {"commit": "another", "keys": results["keys"] | {"new_key": 1}})
+    )
     capsys.readouterr()
     climb.main(["--mode=compare", str(tmp_path / "a/results.json"), str(tmp_path / "b/results.json")])
     out = capsys.readouterr().out
     row = out.splitlines()[-1]
     assert "B  commit: another" in out
+    assert "A  keys: {'new_key': None}\nB  keys: {'new_key': 1}\n" in out
     assert "| 1000 " in row
     assert "| 2.00 " in row
 
