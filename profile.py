@@ -1,4 +1,4 @@
-"""Measures what each stage of the ladder is worth on this machine: python profile.py config/x.py [options]"""
+"""Measures on this machine what each stage of the ladder gains: python profile.py config/x.py [--mode=MODE] ..."""
 
 import importlib.util
 import sys

@@ -29,7 +29,7 @@ from lab.results import (
     write_results,
 )
 from lab.summary import BEYOND, factors
-from nanoladder.config import load_config
+from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
 
 
@@ -51,7 +51,7 @@ def prediction(options, config_words):
     if not config.vocab_size:
         words.append(f"--vocab_size={open_dataset(config).vocab_size}")
     config = load_config(words)
-    stages = [] if config.stage else options.stages or plan.stage_names()
+    stages = [] if config.stage else options.stages or stage_names()
     rows = [(stage, load_config([*words, f"--stage={stage}"])) for stage in stages]
     rows.append((config.stage or "as configured", config))
     return predict.report(

@@ -84,8 +84,8 @@ def conditions_of_training(results):
     return (
         f"Validation losses after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the same "
         f"weights (seed {keys['seed']}) on the same batches; warm-up for at most a tenth of the steps, then cosine "
-        f"decay. Each optimizer is tried at {grid} times its own learning rate. If the best is at an end, up to {BEYOND} "
-        f'more are tried beyond it; "edge": the best is still at an end, and a better one may lie beyond.'
+        f"decay. Each optimizer is tried at {grid} times its own learning rate. If the best is at an end, up to "
+        f'{BEYOND} more are tried beyond it; "edge": the best is still at an end, and a better one may lie beyond.'
     )
 
 

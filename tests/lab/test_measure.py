@@ -1,4 +1,4 @@
-"""What one process of profile.py measures."""
+"""Each measurement of lab/measure.py counts the right bytes, seconds and operations."""
 
 import time
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ T, N, V = 16, 64, 40  # context, tokens of a batch, vocabulary
 
 
 def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU"):
-    """What kind_of and time_by_kind read of one event of torch.profiler."""
+    """An event of torch.profiler, as far as kind_of and seconds_by_kind read it."""
     above = None
     for parent in parents:
         above = SimpleNamespace(name=parent, cpu_parent=above)
