@@ -149,7 +149,7 @@ def planted(monkeypatch):
 
         monkeypatch.setattr(limits, "product", product)
         monkeypatch.setattr(limits, "copy", lambda size, device: lambda: wait(0.3))
-        monkeypatch.setattr(limits.report, "StepClock", lambda device: SimpleNamespace(synchronize=lambda: this.now))
+        monkeypatch.setattr(limits, "synchronized_time", lambda device: this.now)
         return this
 
     return plant
