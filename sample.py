@@ -73,9 +73,9 @@ def load_model(folder, name):
         raise BadInput(f"checkpoint={name}: expected best or last")
     if not folder.is_dir():
         raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
-    path = folder / f"{name}.pt"
+    path = folder / f"{name}.safetensors"
     if name == "best" and not path.exists():
-        path = folder / "last.pt"  # the run never evaluated
+        path = folder / checkpoint.LAST  # a run that never evaluated
     state = checkpoint.load(path)
     model = GPT(checkpoint.config_of(state))
     checkpoint.load_weights(model, state, path)

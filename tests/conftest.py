@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import train
 from nanoladder import config, entry, machine, optim
+from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import Config
 from nanoladder.data.meta import checksum
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
@@ -162,12 +163,15 @@ def rows(config, *keys):
 
 
 def weights(config, name="last"):
-    """The weights in a run's checkpoint."""
-    return saved(config, name)["model"]
+    """The weights in a run's checkpoint, as a model's load_state_dict takes them."""
+    found = saved(config, name)["model"]
+    return {**found, "head.weight": found["token_embedding.weight"]}  # tied: once in the file
 
 
 def saved(config, name="last"):
-    return torch.load(Path(config.out_dir) / f"{name}.pt", weights_only=True)
+    """A run's checkpoint as a nested dict, read whole."""
+    state = checkpoint.load(Path(config.out_dir) / f"{name}.safetensors")
+    return tree_map_only(torch.Tensor, torch.clone, state)
 
 
 def same(ours, theirs):
@@ -179,7 +183,7 @@ def same(ours, theirs):
 
 def state_bytes(optimizer):
     """Bytes of the tensors of an optimizer's state, of 8-bit ones those of their parts."""
-    leaves = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
+    leaves = tree_leaves(list(to_plain(optimizer.state_dict()["state"]).values()))
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 

@@ -53,7 +53,7 @@ def test_a_second_name_replaces_what_was_there(links, tmp_path, monkeypatch):
 
 
 def test_only_temporaries_of_ours_are_removed(tmp_path):
-    for name in (".last.pt.123.tmp", ".hidden", "x.tmp", "last.pt"):
+    for name in (".last.safetensors.123.tmp", ".hidden", "x.tmp", "last.safetensors"):
         (tmp_path / name).write_bytes(b"")
     files.remove_temporaries(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".hidden", "last.pt", "x.tmp"]
+    assert sorted(os.listdir(tmp_path)) == [".hidden", "last.safetensors", "x.tmp"]

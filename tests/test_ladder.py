@@ -22,6 +22,7 @@ import model
 import train
 from lab import pages
 from nanoladder import checkpoint, data, machine, optim
+from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import load_config, stage_files, stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -458,13 +459,14 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
     source, optimizer, scaler = build(padded, train.set_up(padded))
     progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": 0.0, "interval_steps": 0}
-    checkpoint.save(tmp_path / "a.pt", checkpoint.snapshot(padded, source, optimizer, scaler, progress))
+    state = checkpoint.snapshot(padded, source, optimizer, scaler, progress)
+    checkpoint.write_file(tmp_path / "a.safetensors", state)
     target = model.GPT(plain)
-    checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.pt"), "a.pt")
+    checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.safetensors"), "a.safetensors")
     assert torch.equal(target.head.weight, source.head.weight[:60])
     assert target.head.weight is target.token_embedding.weight
     with pytest.raises(BadInput, match="pad_vocab_to=64"):
-        checkpoint.resume(*build(plain), checkpoint.load(tmp_path / "a.pt"), "a.pt")
+        checkpoint.resume(*build(plain), state, "a.safetensors")
 
 
 @pytest.mark.parametrize("scope, compiled", [("model", "GPT"), ("block", "Block")])
@@ -670,7 +672,7 @@ def test_low_memory_optimizer_keeps_8_bits_a_number(tiny, stage, bits):
     gpt, optimizer, scaler = build(config)
     tokens = torch.randint(60, (8, 16))
     train.train_step(gpt, optimizer, scaler, Batch(tokens, tokens), 1e-3, config)
-    state = tree_leaves(list(optim.to_plain(optimizer.state_dict()["state"]).values()))
+    state = tree_leaves(list(to_plain(optimizer.state_dict()["state"]).values()))
     state = [leaf for leaf in state if isinstance(leaf, torch.Tensor)]
     matrices = [parameter.numel() for parameter in gpt.parameters() if parameter.numel() >= 4096]
     assert sum(leaf.numel() for leaf in state if 8 * leaf.itemsize == bits) >= 2 * sum(matrices)
@@ -723,18 +725,18 @@ def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, keys
         pass
 
     def stop_after_first_save(path, *state):
-        save(path, *state)
+        write_file(path, *state)
         raise Stopped
 
-    save = checkpoint.save
+    write_file = checkpoint.save.write_file
     train.train(tiny(out_dir=tmp_path / "whole", **keys))
-    monkeypatch.setattr(checkpoint, "save", stop_after_first_save)
+    monkeypatch.setattr(checkpoint.save, "write_file", stop_after_first_save)
     with pytest.raises(Stopped):
         train.train(tiny(out_dir=tmp_path / "parts", **keys))
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint.save, "write_file", write_file)
     train.train(tiny(out_dir=tmp_path / "parts", init_from="resume", **keys))
 
-    whole, parts = (checkpoint.load(tmp_path / run / "last.pt") for run in ("whole", "parts"))
+    whole, parts = (checkpoint.load(tmp_path / run / "last.safetensors") for run in ("whole", "parts"))
     for part in ("model", "optimizer", "scaler", "generators", "progress"):
         torch.testing.assert_close(whole[part], parts[part], rtol=0, atol=0)
     rows = [metrics.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("whole", "parts")]
@@ -817,4 +819,4 @@ def test_on_a_gpu_a_run_resumes_between_logs(tiny, tmp_path):
     keys = {"device": "cuda", "compile": False, "dropout": 0.2, "log_interval": 7, "out_dir": tmp_path}
     train.train(tiny(**keys, save_interval=STEPS, max_steps=STEPS - 1, lr_decay_steps=STEPS))
     train.train(tiny(**keys, init_from="resume"))
-    assert checkpoint.load(tmp_path / "last.pt")["progress"]["step"] == STEPS
+    assert checkpoint.load(tmp_path / "last.safetensors")["progress"]["step"] == STEPS

@@ -43,7 +43,7 @@ def likeliest(config, prompt, n):
     """The prompt continued by the likeliest tokens, beyond the context length too."""
     state = saved(config)
     model = GPT(replace(config, vocab_size=state["config"]["vocab_size"])).eval()
-    checkpoint.load_weights(model, checkpoint.load(Path(config.out_dir, "last.pt")), "last.pt")
+    checkpoint.load_weights(model, checkpoint.load(Path(config.out_dir, "last.safetensors")), "last.safetensors")
     tokenizer = load_tokenizer(config.out_dir)
     tokens = list(encode(tokenizer, prompt))
     with torch.no_grad():
@@ -225,21 +225,21 @@ def test_a_folder_without_a_run(tmp_path, refused):
 
 
 def test_a_damaged_checkpoint(trained, tmp_path, refused):
-    (tmp_path / "last.pt").write_bytes(Path(trained.out_dir, "last.pt").read_bytes()[:-100])
+    (tmp_path / "last.safetensors").write_bytes(Path(trained.out_dir, "last.safetensors").read_bytes()[:-100])
     assert "damaged" in refused(sample.main, f"--out_dir={tmp_path}")
 
 
 def test_a_run_without_a_tokenizer(trained, tmp_path, refused):
-    (tmp_path / "last.pt").write_bytes(Path(trained.out_dir, "last.pt").read_bytes())
+    (tmp_path / "last.safetensors").write_bytes(Path(trained.out_dir, "last.safetensors").read_bytes())
     assert "tokenizer" in refused(sample.main, f"--out_dir={tmp_path}")
 
 
 def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
-    for name in ("last.pt", "tokenizer.json", "tokenizer.tiktoken"):
+    for name in ("last.safetensors", "tokenizer.json", "tokenizer.tiktoken"):
         (tmp_path / name).write_bytes(Path(trained.out_dir, name).read_bytes())
-    state = torch.load(tmp_path / "last.pt", weights_only=True)
+    state = saved(trained)
     state["model"]["norm.weight"].zero_()  # every logit is 0: the first token, a newline, is the likeliest
-    torch.save(state, tmp_path / "best.pt")
+    checkpoint.write_file(tmp_path / "best.safetensors", state)
     words = [f"--out_dir={tmp_path}", "--temperature=0", "--prompt=the", "--max_new_tokens=4", "--device=cpu"]
     assert run_main(sample.main, *words).out == "the" + "\n" * 4 + "\n"
     assert run_main(sample.main, *words, "--checkpoint=last").out == likeliest(trained, "the", 4) + "\n"

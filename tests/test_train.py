@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import train
 from model import GPT, IGNORE
+from nanoladder import checkpoint
 from nanoladder.config import Config
 from nanoladder.data.batches import TrainingBatches
 from nanoladder.data.datasets import open_dataset
@@ -140,7 +141,7 @@ def test_evaluation_is_the_mean_over_every_target_without_dropout(kind, request,
 
 def test_evaluation_does_not_depend_on_the_batch_size(config):
     start = run(config)
-    given = {"init_from": f"{start.out_dir}/last.pt", "learning_rate": 0.0, "min_lr": 0.0, "max_steps": 1}
+    given = {"init_from": f"{start.out_dir}/last.safetensors", "learning_rate": 0.0, "min_lr": 0.0, "max_steps": 1}
     losses = [rows(run(config, **given, eval_interval=1, batch_size=n))[0]["val_loss"] for n in (1, 5, 64)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
@@ -322,20 +323,20 @@ def test_config_json_is_the_config_of_the_run(config):
 def test_out_dir_holds_what_the_design_says(config):
     done = run(config, eval_interval=3)
     names = {path.name for path in Path(done.out_dir).iterdir()}
-    checkpoints = {"last.pt", "best.pt", "step_00000003.pt", "step_00000006.pt"}
+    checkpoints = {f"{name}.safetensors" for name in ("last", "best", "step_00000003", "step_00000006")}
     assert names == {"config.json", "metrics.jsonl", "tokenizer.json", "tokenizer.tiktoken"} | checkpoints
 
 
 @pytest.mark.parametrize("save_interval", [0, 2, 100])
 def test_checkpoints_at_their_interval_and_at_the_end(save_interval, config, monkeypatch):
     steps = []
-    original = checkpoint.save
+    write_file = checkpoint.save.write_file
 
-    def save(path, *arguments):
-        original(path, *arguments)
-        steps.append(torch.load(path, weights_only=True)["progress"]["step"])
+    def write_and_read(path, state):
+        write_file(path, state)
+        steps.append(checkpoint.load(path)["progress"]["step"])
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint.save, "write_file", write_and_read)
     run(config, max_steps=5, save_interval=save_interval)
     assert steps == {0: [], 2: [2, 4, 5], 100: [5]}[save_interval]
 

@@ -59,7 +59,7 @@ def child(argv, shared, log):
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         report.plot = lambda *_: None
         train.train_step = during(STEP, train.train_step, shared)
-        checkpoint.save = during(WRITE, checkpoint.save, shared)
+        checkpoint.save.write_file = during(WRITE, checkpoint.save.write_file, shared)
         files.os.replace = during(RENAME, os.replace, shared, 0.002)
         train.train(load_config(argv))
         code = 0
@@ -86,7 +86,7 @@ def main(path):
     job = json.loads(path.read_text())
     rng = random.Random(job["seed"])
     torch.set_num_threads(1)
-    checkpoint.first_state(torch.optim.AdamW([torch.zeros(1)]))  # its first step imports much
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).step()  # the first step imports much
     found = []
     while True:
         shared = mmap.mmap(-1, mmap.PAGESIZE)

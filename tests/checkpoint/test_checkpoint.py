@@ -1,4 +1,6 @@
 import contextlib
+import json
+import math
 import os
 import pickle
 import shutil
@@ -6,12 +8,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from conftest import flags, replace, rows, same, saved, tiny, weights
 
 import train
 from model import GPT
 from nanoladder import checkpoint
+from nanoladder.config import Config
 from nanoladder.errors import BadInput
 from nanoladder.run import report
 
@@ -89,7 +93,7 @@ def test_dropout_makes_the_resumed_run_depend_on_the_generators(dense, tmp_path,
     """The test above would notice generators that were not restored."""
     one = tiny(dataset=str(dense), out_dir=str(tmp_path / "one"), dropout=0.2, max_steps=4, save_interval=2)
     train.train(one)
-    monkeypatch.setattr(checkpoint, "set_generator_states", lambda states: None)
+    monkeypatch.setattr(torch, "set_rng_state", lambda state: None)
     two = replace(one, out_dir=str(tmp_path / "two"), max_steps=2, lr_decay_steps=4)
     train.train(two)
     train.train(replace(two, init_from="resume", max_steps=4))
@@ -97,15 +101,14 @@ def test_dropout_makes_the_resumed_run_depend_on_the_generators(dense, tmp_path,
     assert rows(two, "train_loss")[2:] != rows(one, "train_loss")[2:]
 
 
-def test_a_checkpoint_from_before_there_were_several_processes_is_resumed(dense, tmp_path):
+def test_a_checkpoint_from_before_there_was_a_key_is_resumed(dense, tmp_path):
     one = tiny(dataset=str(dense), out_dir=str(tmp_path / "one"), dropout=0.2, max_steps=4, save_interval=2)
     train.train(one)
     two = replace(one, out_dir=str(tmp_path / "two"), max_steps=2, lr_decay_steps=4)
     train.train(two)
     state = saved(two)
-    state["generators"]["cpu"] = state["generators"]["cpu"][0].clone()  # without a row a process
     del state["config"]["keep_checkpoints"]
-    torch.save(state, Path(two.out_dir, "last.pt"))
+    checkpoint.write_file(Path(two.out_dir, "last.safetensors"), state)
     train.train(replace(two, init_from="resume", max_steps=4))
     assert rows(two, "train_loss") == rows(one, "train_loss")
 
@@ -117,10 +120,10 @@ def test_a_longer_run_continues_where_the_shorter_one_ended(copy, run_main):
 
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(copy, run_main):
-    before = Path(copy.out_dir, "last.pt").read_bytes(), rows(copy)
+    before = Path(copy.out_dir, "last.safetensors").read_bytes(), rows(copy)
     result = run_main(train.main, *words(copy, init_from="resume"))
     assert result.code == 0 and "nothing is left to train" in result.out
-    assert (Path(copy.out_dir, "last.pt").read_bytes(), rows(copy)) == before
+    assert (Path(copy.out_dir, "last.safetensors").read_bytes(), rows(copy)) == before
 
 
 def test_hyperparameters_come_from_the_config_not_from_the_file(copy, run_main):
@@ -145,12 +148,13 @@ def test_auto_starts_from_scratch_where_there_is_no_run(trained, tmp_path):
 
 def test_resume_needs_a_run(trained, tmp_path, refused):
     line = refused(train.main, *words(trained, out_dir=tmp_path / "new", init_from="resume"))
-    assert "last.pt" in line and not (tmp_path / "new").exists()
+    assert "last.safetensors" in line and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("init_from", ["scratch", "PATH"])
 def test_a_run_is_replaced_only_when_asked_to(init_from, trained, copy, refused, run_main):
-    given = words(copy, seed=2, eval_interval=0, init_from=init_from.replace("PATH", f"{trained.out_dir}/last.pt"))
+    init_from = init_from.replace("PATH", f"{trained.out_dir}/last.safetensors")
+    given = words(copy, seed=2, eval_interval=0, init_from=init_from)
     files = {path: path.read_bytes() for path in Path(copy.out_dir).iterdir()}
     line = refused(train.main, *given)
     assert "--init_from=resume" in line and "--overwrite=True" in line
@@ -162,18 +166,18 @@ def test_a_run_is_replaced_only_when_asked_to(init_from, trained, copy, refused,
 def test_a_replaced_run_leaves_no_best_checkpoint_behind(dense, tmp_path):
     config = tiny(dataset=str(dense), out_dir=str(tmp_path), eval_interval=3)
     train.train(config)
-    assert (tmp_path / "best.pt").exists()
+    assert (tmp_path / "best.safetensors").exists()
     train.train(replace(config, eval_interval=0, overwrite=True))
-    assert not (tmp_path / "best.pt").exists()
+    assert not (tmp_path / "best.safetensors").exists()
 
 
 def test_a_run_stopped_before_its_first_last_checkpoint_is_not_lost(dense, tmp_path, refused):
     config = tiny(dataset=str(dense), out_dir=str(tmp_path), eval_interval=2)
     with stopped_at(3):
         train.train(config)
-    before = (tmp_path / "best.pt").read_bytes()
+    before = (tmp_path / "best.safetensors").read_bytes()
     refused(train.main, *words(config))
-    assert (tmp_path / "best.pt").read_bytes() == before
+    assert (tmp_path / "best.safetensors").read_bytes() == before
 
 
 def test_resuming_needs_the_same_context(copy, refused):
@@ -184,31 +188,91 @@ def test_resuming_needs_the_same_context(copy, refused):
 # -- saving
 
 
-def test_a_checkpoint_holds_what_its_module_says(trained):
-    state = saved(trained)
-    assert {"format_version", "config", "model", "optimizer", "generators", "progress"} <= set(state)
-    assert state["config"]["n_embd"] == 32 and state["progress"]["step"] == 6
-    model = GPT(replace(trained, vocab_size=state["config"]["vocab_size"]))
-    assert state["model"].keys() == model.state_dict().keys()
+def test_any_tool_for_safetensors_reads_a_checkpoint(trained):
+    """What the docstring of nanoladder/checkpoint says a file holds, read by the library alone."""
+    path = Path(trained.out_dir, "last.safetensors")
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = {key: json.loads(text) for key, text in file.metadata().items() if key != "sha256"}
+    assert metadata.keys() == {"format_version", "config", "progress", "scaler", "optimizer"}
+    assert metadata["format_version"] == 2 and metadata["progress"]["step"] == 6 and metadata["scaler"] == {}
+    model = GPT(Config(**metadata["config"]))
+    names = dict(model.named_parameters()).keys()
+    states = {f"optimizer.{name}.{state}" for name in names for state in ("step", "exp_avg", "exp_avg_sq")}
+    assert tensors.keys() == names | states | {"generators.cpu"}
+    assert all(tensor.is_contiguous() and tensor.data_ptr() % tensor.itemsize == 0 for tensor in tensors.values())
+    missing, unexpected = model.load_state_dict({name: tensors[name] for name in names}, strict=False)
+    assert missing == ["head.weight"] and not unexpected  # tied: it has the embedding's
+    assert same(model.state_dict(), weights(trained))
 
 
-@pytest.mark.parametrize("failing", ["save", "fsync", "replace"])
+VALUES = [
+    *(True, False, None, 3, -(2**70), 2.0, 0.1, 1e-300, math.inf),
+    *("text", "naïve ☕\n", {"part": 1.0, "more": False}),
+]
+
+
+def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path):
+    state, path = saved(trained), tmp_path / "x.safetensors"
+    dtypes = checkpoint.format.DTYPES
+    values = {f"value{n}": value for n, value in enumerate(VALUES)}
+    values |= {f"tensor{n}": torch.arange(-3, 3).to(dtype).reshape(2, 3) for n, dtype in enumerate(dtypes)}
+    values |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "transposed": torch.rand(3, 5).T}
+    values |= {"parts": {"codes": torch.arange(7, dtype=torch.uint8), "signed": True}, "empty": {}}
+    state["optimizer"] = {"norm.weight": values, "token_embedding.weight": {}}
+    checkpoint.write_file(path, state)
+    assert same(checkpoint.load(path), state)
+    found = checkpoint.load(path)["optimizer"]["norm.weight"]
+    assert {name: type(value) for name, value in found.items()} == {name: type(value) for name, value in values.items()}
+    assert all(found[f"tensor{n}"].dtype == dtype for n, dtype in enumerate(dtypes))
+
+
+def test_a_checkpoint_may_be_read_by_whom_the_umask_lets(trained):
+    expected = Path(trained.out_dir, "metrics.jsonl").stat().st_mode
+    assert Path(trained.out_dir, "last.safetensors").stat().st_mode == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_a_loaded_checkpoint_takes_no_memory(trained):
+    """Its tensors lie in the mapped file."""
+    path = Path(trained.out_dir, "last.safetensors")
+    state = checkpoint.load(path)
+    mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    spans = [[int(end, 16) for end in ends.split("-")] for ends in mapped]
+    tensors = [*state["model"].values(), *state["generators"].values(), *state["optimizer"]["norm.weight"].values()]
+    assert all(any(begin <= tensor.data_ptr() < end for begin, end in spans) for tensor in tensors)
+
+
+def test_bytes_moved_by_another_tool_leave_a_checkpoint_whole(trained, tmp_path):
+    """The digest covers what a file says, not where it says it."""
+    path, other = Path(trained.out_dir, "last.safetensors"), tmp_path / "x.safetensors"
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    safetensors.torch.save_file(safetensors.torch.load_file(path), other, metadata)
+    assert same(checkpoint.load(other), saved(trained))
+    safetensors.torch.save_file(safetensors.torch.load_file(path), other, metadata | {"progress": "{}"})
+    with pytest.raises(checkpoint.Damaged, match="SHA-256"):
+        checkpoint.load(other)
+
+
+@pytest.mark.parametrize("failing", ["serialize", "fsync", "replace"])
 def test_a_save_that_fails_leaves_the_old_checkpoint_whole(failing, dense, tmp_path, monkeypatch, capsys):
     config = tiny(dataset=str(dense), out_dir=str(tmp_path), save_interval=2)
     train.train(replace(config, max_steps=4, lr_decay_steps=6))
 
-    original = {"save": torch.save, "fsync": os.fsync, "replace": os.replace}[failing]
+    serialize = checkpoint.save.serialize
+    original = {"serialize": serialize, "fsync": os.fsync, "replace": os.replace}[failing]
 
     def fail(*arguments, **options):
         if threading.current_thread() is threading.main_thread():  # a file of the report's
             return original(*arguments, **options)
-        if failing == "save":
+        if failing == "serialize":
             arguments[1].write(b"half a checkpoint")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch if failing == "save" else os, failing, fail)
-        with pytest.raises(SystemExit, match=r"lacks last\.pt of step 6"):
+        patch.setattr(checkpoint.save if failing == "serialize" else os, failing, fail)
+        with pytest.raises(SystemExit, match=r"lacks last\.safetensors of step 6"):
             train.train(replace(config, init_from="resume"))
     assert saved(config)["progress"]["step"] == 4 and not list(tmp_path.glob(".*"))
     assert "warning: the checkpoint of step 6 is not saved: [Errno 28]" in capsys.readouterr().err
@@ -242,12 +306,15 @@ def truncate(path, part):
 
 
 def change(path, **changes):
-    torch.save({**torch.load(path, weights_only=True), **changes}, path)
+    checkpoint.write_file(path, {**checkpoint.load(path), **changes})
 
 
-def keep(path, *keys):
-    state = torch.load(path, weights_only=True)
-    torch.save({key: state[key] for key in keys}, path)
+def drop(path, key):
+    """The file without an entry of its metadata, and with the digest that it then has."""
+    metadata, tensors = checkpoint.format.read(path)
+    del metadata[key]
+    metadata["sha256"] = checkpoint.format.digest(metadata, tensors)
+    safetensors.torch.save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata)
 
 
 DAMAGE = {
@@ -259,9 +326,9 @@ DAMAGE = {
     "zeros at its head": lambda path: path.write_bytes(bytes(2000) + path.read_bytes()[2000:]),
     "code": write_malice,
     "plain pickle": write_pickle,
-    "list": lambda path: torch.save([1, 2], path),
-    "tensor": lambda path: torch.save(torch.ones(3), path),
-    "another program's": lambda path: torch.save({"model": {}, "iter_num": 3}, path),
+    "format 1": lambda path: torch.save({"format_version": 1, "model": {}}, path),
+    "tensor": lambda path: safetensors.torch.save_file({"weight": torch.ones(3)}, path),
+    "another program's": lambda path: safetensors.torch.save_file({"x": torch.ones(3)}, path, {"format": "pt"}),
     "later format": lambda path: change(path, format_version=99),
 }
 
@@ -269,8 +336,8 @@ DAMAGE = {
 @pytest.mark.parametrize("how", ["resume", "PATH"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_file_that_is_no_checkpoint_of_ours_is_refused(damage, how, copy, tmp_path, refused):
-    path = Path(copy.out_dir, "last.pt")
-    for older in path.parent.glob("step_*.pt"):
+    path = Path(copy.out_dir, "last.safetensors")
+    for older in path.parent.glob("step_*.safetensors"):
         older.unlink()
     DAMAGE[damage](path)
     files = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
@@ -280,15 +347,15 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused(damage, how, copy, tmp_
     assert not list(tmp_path.rglob("executed"))
 
 
-@pytest.mark.parametrize("path", ["nowhere/last.pt", "."])
+@pytest.mark.parametrize("path", ["nowhere/last.safetensors", "."])
 def test_a_checkpoint_that_is_not_there(path, trained, tmp_path, refused):
     line = refused(train.main, *words(trained, init_from=path, out_dir=tmp_path / "new"))
     assert "no checkpoint at" in line and not (tmp_path / "new").exists()
 
 
 REWRITTEN = {
-    "a part missing": lambda path: keep(path, "format_version", "config"),
-    "a part of another type": lambda path: change(path, model=[1, 2]),
+    "a part missing": lambda path: drop(path, "progress"),
+    "a part of another type": lambda path: change(path, progress=[1, 2]),
     "a weight missing": lambda path: change(path, model={"norm.weight": torch.ones(32)}),
     "a flipped bit": lambda path: path.write_bytes(flip(path.read_bytes(), 0.5)),
 }
@@ -301,7 +368,7 @@ def flip(content, place):
 
 @pytest.mark.parametrize("damage", REWRITTEN)
 def test_a_checkpoint_with_damaged_contents_is_refused(damage, copy, tmp_path, refused):
-    path = Path(copy.out_dir, "last.pt")
+    path = Path(copy.out_dir, "last.safetensors")
     REWRITTEN[damage](path)
     assert str(path) in refused(train.main, *words(copy, init_from=path, out_dir=tmp_path / "new"))
 
@@ -313,7 +380,7 @@ def test_init_from_a_path_takes_the_weights_and_nothing_else(trained, tmp_path):
     other = replace(
         trained,
         out_dir=str(tmp_path / "new"),
-        init_from=f"{trained.out_dir}/last.pt",
+        init_from=f"{trained.out_dir}/last.safetensors",
         max_steps=1,
         warmup_steps=0,
         learning_rate=0.0,
@@ -330,7 +397,7 @@ def test_a_shorter_context_takes_the_first_positions(trained, tmp_path):
     shorter = replace(
         trained,
         out_dir=str(tmp_path / "new"),
-        init_from=f"{trained.out_dir}/last.pt",
+        init_from=f"{trained.out_dir}/last.safetensors",
         context_length=5,
         max_steps=1,
         learning_rate=0.0,
@@ -343,7 +410,7 @@ def test_a_shorter_context_takes_the_first_positions(trained, tmp_path):
     config = replace(trained, vocab_size=saved(trained)["config"]["vocab_size"])
     models = GPT(config).eval(), GPT(replace(config, context_length=5)).eval()
     for model in models:
-        checkpoint.load_weights(model, checkpoint.load(f"{trained.out_dir}/last.pt"), "last.pt")
+        checkpoint.load_weights(model, checkpoint.load(f"{trained.out_dir}/last.safetensors"), "last.safetensors")
     inputs = torch.arange(5)[None]
     torch.testing.assert_close(models[0].logits(inputs), models[1].logits(inputs))
 
@@ -363,7 +430,7 @@ def test_a_shorter_context_takes_the_first_positions(trained, tmp_path):
 )
 @pytest.mark.parametrize("how", ["resume", "PATH"])
 def test_a_model_of_another_shape_is_refused_by_key(given, named, how, trained, tmp_path, refused):
-    path = Path(trained.out_dir, "last.pt")
+    path = Path(trained.out_dir, "last.safetensors")
     start = {"init_from": "resume"} if how == "resume" else {"init_from": path, "out_dir": tmp_path / "new"}
     line = refused(train.main, *words(trained, **start, **given))
     expected = named if how == "PATH" or "context_length" not in given else ["context_length=16"]
@@ -372,6 +439,6 @@ def test_a_model_of_another_shape_is_refused_by_key(given, named, how, trained, 
 
 
 def test_load_names_the_file(tmp_path):
-    (tmp_path / "x.pt").write_text("hello")
-    with pytest.raises(BadInput, match=r"x\.pt is damaged or not a checkpoint"):
-        checkpoint.load(tmp_path / "x.pt")
+    (tmp_path / "x.safetensors").write_text("hello")
+    with pytest.raises(BadInput, match=r"x\.safetensors is damaged or not a checkpoint"):
+        checkpoint.load(tmp_path / "x.safetensors")

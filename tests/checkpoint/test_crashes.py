@@ -99,7 +99,9 @@ def saving(dense, out_dir, **keys):
 
 
 def names(config):
-    return sorted(path.name for path in Path(config.out_dir).iterdir() if path.suffix in (".pt", ".tmp"))
+    """The checkpoints in a run's folder, without their suffix, and temporary files."""
+    paths = [path for path in Path(config.out_dir).iterdir() if path.suffix in (".safetensors", ".tmp")]
+    return sorted(path.name.removesuffix(".safetensors") for path in paths)
 
 
 def test_training_goes_on_when_the_disk_is_full_and_saves_when_there_is_room(dense, tmp_path, limit, capsys):
@@ -109,7 +111,7 @@ def test_training_goes_on_when_the_disk_is_full_and_saves_when_there_is_room(den
         train.train(ours)
     assert "warning: the checkpoint of step 4 is not saved: [Errno 27]" in capsys.readouterr().err
     equal(ours, whole)
-    assert names(ours) == ["best.pt", "last.pt", "step_00000006.pt", "step_00000008.pt"]
+    assert names(ours) == ["best", "last", "step_00000006", "step_00000008"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 250_000])  # metrics.jsonl cannot grow either below its size
@@ -121,9 +123,10 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, 
     limit(None)
     assert result.code != 0 and "Traceback" not in result.err
     assert result.err.count("warning: the checkpoint of step") == 3
-    assert f"error: {ours.out_dir} lacks last.pt of step 8 and best.pt of step 8" in f"{result.err}{result.code}"
+    missing = f"error: {ours.out_dir} lacks last.safetensors of step 8 and best.safetensors of step 8"
+    assert missing in f"{result.err}{result.code}"
     assert ("lacks rows" in f"{result.err}{result.code}") == (size <= 1000)
-    assert saved(ours)["progress"]["step"] == 2 and names(ours) == ["last.pt", "step_00000002.pt"]
+    assert saved(ours)["progress"]["step"] == 2 and names(ours) == ["last", "step_00000002"]
     theirs = saving(dense, tmp_path / "whole")
     train.train(theirs)
     train.train(replace(ours, init_from="resume"))
@@ -146,7 +149,7 @@ def test_a_best_checkpoint_that_was_never_written_is_missing_at_the_end(dense, t
     monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
     with before_step({4: lambda: limit(50_000), 6: lambda: limit(None)}), pytest.raises(SystemExit) as stop:
         train.train(saving(dense, tmp_path))
-    assert stop.value.code == f"error: {tmp_path} lacks best.pt of step 4, which could not be written"
+    assert stop.value.code == f"error: {tmp_path} lacks best.safetensors of step 4, which could not be written"
 
 
 def test_training_goes_on_where_the_folder_is_gone(dense, tmp_path, capsys):
@@ -175,13 +178,13 @@ def test_a_file_system_without_links_holds_copies(dense, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", no_links)
     config = saving(dense, tmp_path)
     train.train(config)
-    assert names(config) == ["best.pt", "last.pt", "step_00000006.pt", "step_00000008.pt"]
-    assert (tmp_path / "last.pt").read_bytes() == (tmp_path / "step_00000008.pt").read_bytes()
+    assert names(config) == ["best", "last", "step_00000006", "step_00000008"]
+    assert (tmp_path / "last.safetensors").read_bytes() == (tmp_path / "step_00000008.safetensors").read_bytes()
 
 
 def test_what_goes_wrong_in_the_writing_thread_stops_the_run(dense, tmp_path, monkeypatch):
     """Only a disk that fails is put up with."""
-    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    monkeypatch.setattr(checkpoint.save, "serialize", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.train(saving(dense, tmp_path))
 
@@ -193,27 +196,35 @@ def test_what_goes_wrong_in_the_writing_thread_stops_the_run(dense, tmp_path, mo
 def test_as_many_of_the_recent_checkpoints_are_kept_as_asked_for(keep, dense, tmp_path):
     config = saving(dense, tmp_path, eval_interval=0, keep_checkpoints=keep)
     train.train(config)
-    kept = [f"step_{step:08}.pt" for step in (2, 4, 6, 8)[-keep:]]
-    assert names(config) == ["last.pt", *kept]
-    assert [checkpoint.load(tmp_path / name)["progress"]["step"] for name in kept] == [2, 4, 6, 8][-keep:]
+    kept = [f"step_{step:08}" for step in (2, 4, 6, 8)[-keep:]]
+    assert names(config) == ["last", *kept]
+    assert [checkpoint.load(tmp_path / f"{name}.safetensors")["progress"]["step"] for name in kept] == [2, 4, 6, 8][
+        -keep:
+    ]
 
 
 def test_a_state_that_is_last_and_best_is_written_once(dense, tmp_path, monkeypatch):
-    written, save = [], checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", lambda path, state: written.append(path.name) or save(path, state))
-    train.train(saving(dense, tmp_path))
-    assert written == ["last.pt"] * 4
-    inodes = [(tmp_path / name).stat().st_ino for name in ("last.pt", "best.pt", "step_00000008.pt")]
-    assert len(set(inodes)) == 1
+    written, write_file = [], checkpoint.save.write_file
+
+    def noted(path, state):
+        written.append(path.name)
+        write_file(path, state)
+
+    monkeypatch.setattr(checkpoint.save, "write_file", noted)
+    config = saving(dense, tmp_path)
+    train.train(config)
+    assert written == ["last.safetensors"] * 4
+    assert names(config) == ["best", "last", "step_00000006", "step_00000008"]
+    assert len({(tmp_path / f"{name}.safetensors").stat().st_ino for name in ("last", "best", "step_00000008")}) == 1
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(dense, tmp_path, monkeypatch):
-    events, save, step, waiting = [], checkpoint.save, train.train_step, threading.Event()
+    events, write_file, step, waiting = [], checkpoint.save.write_file, train.train_step, threading.Event()
 
-    def slow_save(path, state):
+    def write_slowly(path, state):
         events.append("write")
         waiting.wait(10)
-        save(path, state)
+        write_file(path, state)
         events.append("written")
 
     def counted_step(*arguments):
@@ -222,7 +233,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(
             waiting.set()
         return step(*arguments)
 
-    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(checkpoint.save, "write_file", write_slowly)
     monkeypatch.setattr(train, "train_step", counted_step)
     config = saving(dense, tmp_path, max_steps=4, eval_interval=0)
     train.train(config)
@@ -238,23 +249,23 @@ def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
     tokens = torch.randint(17, (4, 16))
     progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": torch.ones(()), "interval_steps": 1}
     train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
-    state = checkpoint.snapshot(config, model, optimizer, progress)
-    assert state["model"]["head.weight"] is state["model"]["token_embedding.weight"]
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    state = checkpoint.snapshot(config, model, optimizer, scaler, progress)
     before = copy.deepcopy(state)
     train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
     assert same(state, before)
-    assert not same(state["model"], checkpoint.snapshot(config, model, optimizer, progress)["model"])
+    assert not same(state["model"], checkpoint.snapshot(config, model, optimizer, scaler, progress)["model"])
 
 
 def test_a_new_start_removes_what_was_being_written_and_later_steps(dense, tmp_path):
     config = saving(dense, tmp_path)
     train.train(config)
-    (tmp_path / ".last.pt.123.tmp").write_bytes(b"half")
-    (tmp_path / "last.pt").unlink()
-    (tmp_path / "step_00000008.pt").write_bytes(b"half")
-    (tmp_path / "best.pt").unlink()
+    (tmp_path / ".last.safetensors.123.tmp").write_bytes(b"half")
+    (tmp_path / "last.safetensors").unlink()
+    (tmp_path / "step_00000008.safetensors").write_bytes(b"half")
+    (tmp_path / "best.safetensors").unlink()
     train.train(replace(config, init_from="auto", max_steps=7, lr_decay_steps=8, eval_interval=0))
-    assert names(config) == ["last.pt", "step_00000006.pt", "step_00000007.pt"]
+    assert names(config) == ["last", "step_00000006", "step_00000007"]
 
 
 # -- in another process
@@ -278,7 +289,7 @@ def test_a_new_process_resumes_bit_for_bit(keys, dense, tmp_path):
 
     program(whole)
     shutil.copytree(whole.out_dir, parts.out_dir)
-    for name in ("last.pt", "step_00000012.pt"):
+    for name in ("last.safetensors", "step_00000012.safetensors"):
         Path(parts.out_dir, name).unlink()
     program(replace(parts, init_from="auto"))
     equal(parts, whole, ["last"])

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import train
-from nanoladder import machine, optim
+from nanoladder import checkpoint, machine, optim
+from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import load_config
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -312,7 +313,7 @@ def test_a_checkpoint_from_before_there_were_others_is_adamws(dense, tmp_path):
     state = saved(older)
     for key in ("optimizer", "optimizer_in_backward"):
         del state["config"][key]
-    torch.save(state, Path(older.out_dir, "last.pt"))
+    checkpoint.write_file(Path(older.out_dir, "last.safetensors"), state)
     train.train(replace(older, init_from="resume", max_steps=4))
     assert rows(older, "train_loss") == rows(config, "train_loss")
 
@@ -411,7 +412,7 @@ def test_updates_in_the_backward_are_those_after_it_bit_for_bit(name, monkeypatc
         )
         runs.append(steps(model, optimizer, scaler, config))
         weights.append(model.state_dict())
-        kept = optim.to_plain(optimizer.state_dict()["state"])
+        kept = to_plain(optimizer.state_dict()["state"])
         weights[-1] = {"weights": weights[-1], "state": kept}
     assert torch.equal(runs[0][:, 0], runs[1][:, 0]) and same(*weights)
     torch.testing.assert_close(runs[0][:, 1], runs[1][:, 1])  # the norms, added in another order

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 import train
 from model import IGNORE
-from nanoladder import parallel
+from nanoladder import checkpoint, parallel
 from nanoladder.data import ValidationBatches, open_dataset
 from nanoladder.errors import BadInput
 
@@ -115,8 +115,9 @@ def test_gradients_are_reduced_once_a_step(together):
 def test_only_the_first_process_writes_and_prints_and_all_leave_cleanly(together):
     n, runs, result, _ = together
     for config in runs.values():
-        names = {path.name for path in Path(config.out_dir).iterdir()} - {"best.pt", "step_00000003.pt"}
-        expected = {"config.json", "metrics.jsonl", "last.pt", "step_00000006.pt"}
+        names = {path.name for path in Path(config.out_dir).iterdir()}
+        names -= {"best.safetensors", "step_00000003.safetensors"}
+        expected = {"config.json", "metrics.jsonl", "last.safetensors", "step_00000006.safetensors"}
         assert names - {"tokenizer.json", "tokenizer.tiktoken"} == expected
         assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
     assert result.stdout.count("parameters;") == len(runs)
@@ -162,10 +163,10 @@ def resumed(dense, documents, folder):
         copy = [str(folder / f"dropping_{shard}_parts"), str(folder / f"dropping_{shard}_resumed")]
         add(f"dropping_{shard}_resumed", replace(dropping, init_from="resume"), copy=copy)
     shutil.copytree(folder / "alone_first", folder / "damaged_first")
-    (folder / "damaged_first" / "last.pt").write_bytes(b"")
+    (folder / "damaged_first" / "last.safetensors").write_bytes(b"")
     damaged = replace(base, shard="full", init_from="auto")
     add("damaged", damaged, copy=[str(folder / "damaged_first"), str(folder / "damaged")])
-    add("new", replace(base, shard="full", init_from=f"{folder}/none_none/last.pt", max_steps=1))
+    add("new", replace(base, shard="full", init_from=f"{folder}/none_none/last.safetensors", max_steps=1))
     facts = {"argv": words(replace(first, out_dir=str(folder / "differing")))}
     jobs["config"] = facts | {"rank_1": {"argv": ["--learning_rate=0.5"]}}
     for number in (0, 1):
@@ -174,14 +175,14 @@ def resumed(dense, documents, folder):
     jobs["data"] = facts | {"rank_1": {"cwd": str(folder / "1")}}
     for number in (0, 1):
         copy = shutil.copytree(folder / "alone_first", folder / str(number) / "differing")
-        state = torch.load(copy / "last.pt", weights_only=True)
+        state = checkpoint.load(copy / "last.safetensors")
         state["progress"]["step"] -= number
-        torch.save(state, copy / "last.pt")
+        checkpoint.write_file(copy / "last.safetensors", state)
     facts = {"argv": words(replace(base, out_dir="differing", init_from="resume")), "cwd": str(folder / "0")}
     jobs["checkpoint"] = facts | {"rank_1": {"cwd": str(folder / "1")}}
     result, seen = work(folder, jobs, 2)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("damaged/last.pt is damaged") == 1
+    assert result.stdout.count("damaged/last.safetensors is damaged") == 1
     return runs, seen
 
 
@@ -196,7 +197,7 @@ def test_a_checkpoint_of_any_sharding_continues_under_any_other(source, target, 
 def test_a_checkpoint_of_several_processes_continues_in_one(source, resumed, tmp_path):
     runs, _ = resumed
     run = replace(runs["alone"], out_dir=str(tmp_path), init_from="resume")
-    for name in ("last.pt", "metrics.jsonl"):
+    for name in ("last.safetensors", "metrics.jsonl"):
         (tmp_path / name).write_bytes(Path(runs[f"{source}_first"].out_dir, name).read_bytes())
     train.train(run)
     agree(run, runs["alone"])

@@ -142,7 +142,7 @@ def test_a_fault_is_reported_in_one_line_with_its_batch_and_the_last_checkpoint(
     monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
     line = run_main(train.main, *words(config)).code
     assert line.startswith("error: stopped at step 7: loss nan, gradient norm nan, learning rate 0.0")
-    assert f"{config.out_dir}/last.pt, step 6, is the last good checkpoint" in line
+    assert f"{config.out_dir}/last.safetensors, step 6, is the last good checkpoint" in line
     assert "Likely causes" in line and "\n" not in line
     assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
     assert all(weight.isfinite().all() for weight in weights(config).values())
@@ -167,7 +167,7 @@ def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
     monkeypatch.setattr(train, "train_step", poisoned(7, lose))
     line = run_main(train.main, *words(config)).code
     assert re.search(r"stopped at step 7: loss [\d.]+, gradient norm 0\.0,", line)
-    assert "last.pt, step 6, is the last good checkpoint" in line and "--compile=False" in line
+    assert "last.safetensors, step 6, is the last good checkpoint" in line and "--compile=False" in line
 
 
 # -- float16

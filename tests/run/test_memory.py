@@ -252,7 +252,7 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     result = run_limited(400, **given)
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stderr
     assert "can't allocate memory" in result.stderr
-    assert f"{config.out_dir}/last.pt, the newest checkpoint, is intact: --init_from=resume" in result.stderr
+    assert f"{config.out_dir}/last.safetensors, the newest checkpoint, is intact: --init_from=resume" in result.stderr
     assert saved(config)["progress"]["step"] == 2
     fits = [line.split() for line in result.stderr.splitlines() if "the first that fits" in line]
     assert len(fits) == 1 and fits[0][0].startswith("--micro_batch_size="), result.stderr

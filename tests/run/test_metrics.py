@@ -53,7 +53,7 @@ def test_the_first_step_is_not_timed(config):
 def test_an_interval_of_0_is_never(config):
     train.train(replace(config, log_interval=0, eval_interval=0))
     assert rows(config) == []
-    assert not list(Path(config.out_dir).glob("*.pt"))
+    assert not list(Path(config.out_dir).glob("*.safetensors"))
 
 
 def test_train_loss_is_the_mean_over_the_interval(config):

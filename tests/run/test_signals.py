@@ -63,7 +63,7 @@ def test_a_run_that_never_saves_says_so(config, monkeypatch, run_main):
     monkeypatch.setattr(train, "train_step", signalled(3, signal.SIGTERM))
     result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
     assert result.code == 143 and "ended after step 3, not saved, as save_interval=0" in result.out
-    assert not list(Path(config.out_dir).glob("*.pt"))
+    assert not list(Path(config.out_dir).glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("minutes, steps", [(0.0, [9]), (2.0, [3, 6, 9]), (3.0, [4, 8, 9])])
@@ -135,4 +135,4 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(config):
     while "ends after this step" not in process.stderr.readline():
         assert process.poll() is None
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(20) == 130 and not list(Path(config.out_dir).glob("*.pt"))
+    assert process.wait(20) == 130 and not list(Path(config.out_dir).glob("*.safetensors"))

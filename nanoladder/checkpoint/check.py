@@ -1,0 +1,91 @@
+"""The contents of a checkpoint held against its own config, and its config against ours."""
+
+import dataclasses
+
+import torch
+
+from model import GPT
+from nanoladder.config import DEFAULTS, Config, check, typed
+from nanoladder.errors import BadInput
+
+PROGRESS = {"step": int, "best_val_loss": float, "interval_loss": float, "interval_steps": int}
+SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix the shapes of the tensors
+MODEL = {*SHAPE.split(), "context_length", "pad_vocab_to", "compile"}  # keys of the config that the model reads
+
+
+class Damaged(BadInput):
+    """A file is no whole checkpoint of nanoladder."""
+
+
+def damage(path, error):
+    """Damaged, in one line, from whatever went wrong with a file."""
+    reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    return Damaged(f"{path} is damaged or not a checkpoint of nanoladder ({reason})")
+
+
+def check_contents(state):
+    """Raises ValueError or BadInput unless a checkpoint's progress is complete and its weights are as configured."""
+    progress, weights, names = state["progress"], state["model"], set()
+    for key, kind in PROGRESS.items():
+        if type(progress.get(key)) is not kind:
+            raise ValueError(f"its progress has no {key}")
+    if progress["step"] < 1 or progress["interval_steps"] < 0:
+        raise ValueError("its progress is before the first step")
+    for name, shape in shapes(config_of(state)):
+        tensor = weights.get(name)
+        if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
+            raise ValueError(f"its {name} is not what its config says, float32 {tuple(shape)}")
+        names.add(name)
+    if unknown := weights.keys() - names:
+        raise ValueError(f"it has weights that its config's model does not have, such as {min(unknown)}")
+
+
+def config_of(state):
+    """The config of a checkpoint's model, defaults for the rest. Raises ValueError or BadInput if it is wrong."""
+    values = state["config"]
+    if values.keys() - DEFAULTS.keys():
+        raise ValueError("its config has keys that this version does not know")
+    for key, value in values.items():
+        if type(value) not in (bool, int, float, str) or len(str(value)) > 4096:
+            raise ValueError(f"its config's {key} is no value")
+        typed(key, value, "its config")
+    if missing := MODEL - values.keys():
+        raise ValueError(f"its config has no {' and no '.join(sorted(missing))}")
+    config = Config(**{key: values[key] for key in MODEL})
+    check(config)
+    return config
+
+
+def shapes(config):
+    """Yields the name and the shape of every weight of a file, from a model of one block that takes no memory."""
+    with torch.device("meta"):
+        model = GPT(dataclasses.replace(config, n_layer=1))
+    for name, parameter in model.named_parameters():  # a tied weight once
+        for n in range(config.n_layer) if name.startswith("blocks.0.") else [0]:
+            yield name.replace("blocks.0.", f"blocks.{n}."), parameter.shape
+
+
+def check_shape(ours, theirs, path):
+    """Raises BadInput unless a model of our config takes the weights of a checkpoint with the config `theirs`."""
+    for key in SHAPE.split():
+        if getattr(ours, key) != theirs[key]:
+            raise BadInput(f"{path} has {key}={theirs[key]}, the config {key}={getattr(ours, key)}; expected the same")
+    if ours.context_length > theirs["context_length"]:
+        raise BadInput(
+            f"context_length={ours.context_length} is longer than the checkpoint's ({path}); "
+            f"expected at most {theirs['context_length']}"
+        )
+
+
+def check_like(ours, theirs, where):
+    """Raises ValueError unless two trees have the same keys, types, shapes and dtypes."""
+    if isinstance(ours, dict):
+        if not isinstance(theirs, dict) or ours.keys() != theirs.keys():
+            raise ValueError(f"its {where} has other entries than this run's")
+        for key in ours:
+            check_like(ours[key], theirs[key], f"{where} {key}")
+    elif isinstance(ours, torch.Tensor):
+        if not isinstance(theirs, torch.Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise ValueError(f"its {where} is not a tensor of {ours.dtype} {tuple(ours.shape)}, as this run's is")
+    elif type(ours) is not type(theirs):
+        raise ValueError(f"its {where} is not of type {type(ours).__name__}")

@@ -1,0 +1,109 @@
+"""Loading: the newest whole checkpoint of a run, its weights alone, or all of it."""
+
+from pathlib import Path
+
+import torch
+
+from nanoladder import parallel
+from nanoladder.checkpoint.check import PROGRESS, Damaged, check_contents, check_like, check_shape, damage
+from nanoladder.checkpoint.folder import LAST, found
+from nanoladder.checkpoint.format import FORMAT_VERSION, parse, read, unflatten
+from nanoladder.checkpoint.generators import set_generator_states
+from nanoladder.checkpoint.optimizer import load_optimizer
+from nanoladder.config import DEFAULTS
+from nanoladder.errors import BadInput
+
+
+def newest(folder):
+    """The newest whole checkpoint of a run: its path and load()'s dict. Warns of newer ones that are damaged.
+
+    Raises BadInput if none is whole.
+    """
+    folder, damaged = Path(folder), []
+    for path in found(folder) or [folder / LAST]:
+        try:
+            state = load(path)
+        except Damaged as error:
+            damaged.append(str(error))
+            continue
+        for line in damaged:
+            print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
+        return path, state
+    raise BadInput("; ".join([*damaged, "--init_from=scratch --overwrite=True begins anew"]))
+
+
+def load(path):
+    """The checkpoint's dict. Its tensors are the file's, read when they are used.
+
+    Raises Damaged if the file is not a whole checkpoint of nanoladder, BadInput if its format is another.
+    """
+    path = Path(path)
+    check_file(path)
+    try:
+        metadata, tensors = read(path)
+        version = parse(metadata.get("format_version", "null"))
+        if type(version) is not int:
+            raise ValueError("it has no format_version")
+        if version == FORMAT_VERSION:
+            state = unflatten(metadata, tensors)
+            check_contents(state)
+    except Exception as error:  # a damaged file fails in many ways
+        raise damage(path, error) from None
+    if version != FORMAT_VERSION:
+        raise BadInput(f"{path} has format {version}; this version reads format {FORMAT_VERSION}")
+    return state
+
+
+def check_file(path):
+    """Raises Damaged if no file is at path, BadInput if a folder or a checkpoint of format 1 is."""
+    if path.is_dir():
+        raise BadInput(f"no checkpoint at {path}, which is a folder; expected a file such as out/x/{LAST}")
+    older = path if path.is_file() else path.with_suffix(".pt")
+    if older.is_file():
+        with open(older, "rb") as file:
+            if file.read(4) == b"PK\x03\x04":  # a zip archive, as torch.save writes it
+                raise BadInput(
+                    f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
+                    "continue with the version that wrote it, or train anew: --init_from=scratch --overwrite=True"
+                )
+    if not path.is_file():
+        raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}")
+
+
+def load_weights(model, state, path):
+    """Puts a checkpoint's weights into the model; a model with a shorter context takes the first positions."""
+    ours = model.config
+    check_shape(ours, state["config"], path)
+    weights = dict(state["model"])
+    weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
+    padding = len(model.token_embedding.weight) - ours.vocab_size  # may differ from the checkpoint's
+    tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
+    weights["token_embedding.weight"] = weights["head.weight"] = tokens
+    own = model.state_dict()
+    model.load_state_dict({name: parallel.part(weight, own.get(name)) for name, weight in weights.items()})
+
+
+def resume(model, optimizer, scaler, state, path):
+    """Continues from a checkpoint: model, optimizer, scaler and generators as they were. Returns the progress."""
+    for key in ("context_length", "pad_vocab_to", "optimizer"):
+        if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
+            raise BadInput(
+                f"{path} was trained with {key}={theirs}; expected the same to resume; "
+                f"to start anew from its weights: --init_from={path}"
+            )
+    check_shape(model.config, state["config"], path)
+    try:
+        load_optimizer(model, optimizer, state["optimizer"])
+        load_scaler(scaler, state["scaler"])
+        load_weights(model, state, path)
+        set_generator_states(state["generators"])
+    except ValueError as error:
+        raise damage(path, error) from None
+    return {key: state["progress"][key] for key in PROGRESS}
+
+
+def load_scaler(scaler, state):
+    """Sets the loss scale, if both the run and the checkpoint have one. Raises ValueError if it does not fit."""
+    if scaler.is_enabled() and state:
+        check_like(scaler.state_dict(), state, "scaler")
+        scaler.load_state_dict(state)
