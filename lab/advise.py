@@ -14,7 +14,7 @@ from lab import predict
 from nanoladder import machine
 from nanoladder.config import check, load_config
 from nanoladder.data import find_folder, read_meta
-from nanoladder.entry import Parser, run
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.memory import divisors, share_of_process
 
@@ -104,4 +104,4 @@ def smaller_micro_batch(config, available, device_type, world_size):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

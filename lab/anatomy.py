@@ -4,7 +4,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from lab import predict
-from nanoladder import machine, optim
+from nanoladder import machine
+from nanoladder.checkpoint.optimizer import plain_parts
 
 # Kinds of work. An operator is of the first kind with a word in its name or in that of one of its callers.
 KINDS = {
@@ -68,7 +69,7 @@ def anatomy(loop, profiler):
 
 def plain(tensor):
     """The tensors that store a tensor's numbers: its parts if it has 8 bits (and claims float32), else itself."""
-    return [part for part in tree_leaves(optim.plain_parts(tensor)) if torch.is_tensor(part)]
+    return [part for part in tree_leaves(plain_parts(tensor)) if torch.is_tensor(part)]
 
 
 def kind_of(event, config):

@@ -16,7 +16,7 @@ import torch
 import train
 from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.config import load_config
-from nanoladder.entry import Parser, run
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.failures import explained
@@ -111,4 +111,4 @@ def find_not_finite(model):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -14,7 +14,7 @@ from hypothesis import settings
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import train
-from nanoladder import config, entry, machine, optim
+from nanoladder import checkpoint, config, entry, machine
 from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import Config
 from nanoladder.data.meta import checksum

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import model
 import train
 from lab import pages
-from nanoladder import checkpoint, data, machine, optim
+from nanoladder import checkpoint, data, machine
 from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import load_config, stage_files, stage_names
 from nanoladder.data import Batch

@@ -7,9 +7,9 @@ from nanoladder import parallel
 
 def generator_states():
     """The states by device, each (processes, bytes). Every process has to call it."""
-    states = {"cpu": parallel.rows(torch.get_rng_state())}
+    states = {"cpu": parallel.gather_rows(torch.get_rng_state())}
     if torch.cuda.is_initialized():
-        states["cuda"] = parallel.rows(torch.cuda.get_rng_state())
+        states["cuda"] = parallel.gather_rows(torch.cuda.get_rng_state())
     return states
 
 

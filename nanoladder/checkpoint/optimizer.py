@@ -88,7 +88,7 @@ def plain_parts(value):
     local = value.to_local() if hasattr(value, "to_local") else value
     if not hasattr(local, "codes"):
         return value
-    codes, scale = parallel.shards([local.codes, local.scale], value)
+    codes, scale = parallel.as_shards([local.codes, local.scale], value)
     return {"codes": codes, "scale": scale, "qmap": local.qmap, "signed": local.signed}
 
 
@@ -98,7 +98,7 @@ def from_plain(value, parameter):
     Raises ValueError, or whatever torchao raises, if the parts of an 8-bit tensor do not belong together.
     """
     if not isinstance(value, dict):
-        return parallel.part(value, parameter)
+        return parallel.local_shard(value, parameter)
     machine.eight_bit_library(parameter.device)
     from torchao.optim.subclass_8bit import OptimState8bit
 
@@ -108,6 +108,6 @@ def from_plain(value, parameter):
         raise ValueError("its 8-bit optimizer state has parts of another kind")
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     if local.numel() % whole.block_size:  # a shard would end within a block
-        return parallel.part(whole.dequantize(), parameter)
-    own = [parallel.own_rows(value[name], parameter) for name in ("codes", "scale")]
-    return parallel.shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]
+        return parallel.local_shard(whole.dequantize(), parameter)
+    own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
+    return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]

@@ -79,8 +79,8 @@ def snapshot(config, model, optimizer, scaler, progress):
     return {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
-        "model": parallel.whole(weights),
-        "optimizer": parallel.whole(to_plain(named_state(model, optimizer))),
+        "model": parallel.gather_state(weights),
+        "optimizer": parallel.gather_state(to_plain(named_state(model, optimizer))),
         "scaler": scaler.state_dict(),  # empty if it is disabled
         "generators": generator_states(),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device

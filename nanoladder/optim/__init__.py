@@ -1,18 +1,14 @@
 """The optimizers that PyTorch lacks, and the choice among all of them. AdamW itself is built in train.py."""
 
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
-from nanoladder.optim.eight_bit import adamw8bit, from_plain, in_8_bits, plain_parts, to_plain
+from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 
 __all__ = [
     "RELATIVE_LR",
     "adamw8bit",
     "build",
-    "from_plain",
-    "in_8_bits",
     "norm_of_updates",
-    "plain_parts",
     "scale_lr",
-    "to_plain",
     "update_in_backward",
 ]
