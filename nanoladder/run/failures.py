@@ -12,7 +12,7 @@ from nanoladder.run import memory
 def explain_failure(error, config, device, available):
     """Ends the program if memory ran out (exit code 3) or torch.compile failed (1); returns for any other error.
 
-    available: bytes that the run could take, measured before it took any; 0: what is free now.
+    available: bytes that the run could take, measured before it took any; 0: whatever is free now.
     """
     if memory.is_out_of_memory(error):
         memory.explain(config, device, available, error)
@@ -31,7 +31,7 @@ def explain_compiler_failure(error, config):
 def explained(config):
     """Explains failures inside, for programs that train without a Run."""
     device = machine.choose_device(config.device)
-    available = memory.available_before(config, device)
+    available = memory.available_bytes(config, device) if device.type == "cpu" else 0
     try:
         yield
     except Exception as error:

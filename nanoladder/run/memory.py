@@ -215,11 +215,6 @@ def available_bytes(config, device):
     return config.memory_gb * 1e9 or machine.free_memory(device)
 
 
-def available_before(config, device):
-    """Bytes that a run may take, measured before it takes any; 0 on a GPU, which can be asked later too."""
-    return available_bytes(config, device) if device.type == "cpu" else 0
-
-
 def estimate_peak(config, world_size):
     """A lower estimate of a step's bytes, by arithmetic alone: weights, gradients, and most of the activations."""
     own = share_of_process(config, world_size)

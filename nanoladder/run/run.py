@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, config):
         self.config, self.device = config, machine.choose_device(config.device)
-        self.available = memory.available_before(config, self.device)
+        self.available = 0  # bytes that the run may take, once resolve has measured them
         self.contexts = contextlib.ExitStack()  # what begin opens
 
     # -- before the first step
@@ -44,6 +44,7 @@ class Run:
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
         self.dataset, self.device = dataset, device
+        self.available = memory.available_bytes(config, device)
         self.config = memory.resolve_micro_batch(config, device)
         return self.config
 

@@ -1,10 +1,15 @@
 """Folding: values put in, constants computed, branches taken or dropped, and what is then unused gone."""
 
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
+import torch
+from conftest import tiny
 
-from lab.fold import fold, merge
+from lab import pages
+from lab.fold import NO_OPS, fold, merge, no_ops
+from nanoladder import machine, optim, parallel
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
@@ -43,6 +48,7 @@ def folded(source):
         ("10 // config.half", "10 // (config.batch_size // 2)"),
         ("int('every:2'.removeprefix('every:'))", "int('every:2'.removeprefix('every:'))"),
         ("int(config.kind.replace('b', '3'))", "3"),
+        ("x.seed + config.zero", "x.seed"),
     ],
 )
 def test_expressions(expression, result):
@@ -102,6 +108,93 @@ def test_a_context_that_does_nothing_is_gone():
     assert folded("with c() if config.off else nullcontext():\n    f()") == "f()"
     assert folded("with c() if config.on else nullcontext():\n    f()") == "with c():\n    f()"
     assert folded("with d(), c() if config.off else nullcontext():\n    f()") == "with d():\n    f()"
+
+
+def test_a_name_that_is_only_returned_is_not_named():
+    assert folded("if config.on:\n    y = g(x)\nreturn y") == "return g(x)"
+    assert folded("y = g(x)\nh(y)\nreturn y") == "y = g(x)\nh(y)\nreturn y"
+
+
+# -- calls that do nothing while their stage is off
+
+OFF = {"ddp": "False", "shard": "'none'", "dtype": "'float32'", "optimizer": "'adamw'"}
+
+
+def simplified(source, values=OFF):
+    return fold(f"def f(config):\n    {source}\n\n\nf()\n", values).partition("\n    ")[2].partition("\n\n\nf(")[0]
+
+
+def test_calls_that_do_nothing_are_not_shown():
+    assert simplified("return parallel.share(g(x))") == "return g(x)"
+    assert simplified("return g(parallel.start(config, d(x)))") == "return g(d(x))"
+    assert simplified("seed(config.seed + parallel.rank())  # of dropout") == "seed(config.seed)"
+    assert simplified("scaler.step(optimizer)") == "optimizer.step()"
+    assert simplified("scaler.unscale_(optimizer)\n    g(x)") == "g(x)"
+    assert simplified("x = machine.autocast(x, config.dtype, device)  # why\n    return g(x)") == "return g(x)"
+    assert simplified("scaler = machine.gradient_scaler(d)\n    run.begin(model, scaler)") == "run.begin(model)"
+
+
+def test_calls_are_shown_where_their_stage_is_on():
+    on = OFF | {"ddp": "True", "dtype": "'auto'"}
+    for source in ("return parallel.share(x)", "scaler.step(optimizer)", "seed(config.seed + parallel.rank())  # why"):
+        assert simplified(source, on) == source
+
+
+def test_an_argument_that_is_nothing_goes_with_its_parameter():
+    step = "def step(model, scaler, x):\n    scaler.scale(model(x)).backward()\n\n\n"
+    main = "def main(model, x):\n    scaler = machine.gradient_scaler(x)\n    step(model, scaler, x)\n\n\nmain()\n"
+    expected = "def step(model, x):\n    model(x).backward()\n\n\ndef main(model, x):\n    step(model, x)\n\n\nmain()\n"
+    assert fold(step + main, OFF) == expected
+
+
+CPU = torch.device("cpu")
+X = torch.arange(3.0)
+
+
+class Batches:
+    def share(self, rank, world_size):
+        assert (rank, world_size) == (0, 1)
+        return self
+
+
+def without_scaler(method):
+    """What a method of the scaler of float32 does to an optimizer's step: nothing but the step itself."""
+    steps = []
+    optimizer = SimpleNamespace(step=lambda: steps.append(1), param_groups=[])
+    getattr(machine.gradient_scaler("float32", CPU), method)(*[optimizer] * (method != "update"))
+    return len(steps)
+
+
+batches, model = Batches(), torch.nn.Linear(1, 1)
+parts = [X, X]
+# Each call, made while its stage is off, and what the table says that it is.
+MADE = {
+    "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
+    "parallel.all_reduce_sum": lambda: parallel.all_reduce_sum(X) is X,
+    "parallel.full_tensor": lambda: parallel.full_tensor(X) is X,
+    "parallel.rank": lambda: parallel.rank() == 0,
+    "parallel.share": lambda: parallel.share(batches) is batches,
+    "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,
+    "parallel.synchronize_last": lambda: list(parallel.synchronize_last(model, parts)) == parts,
+    "machine.autocast": lambda: machine.autocast(model, "float32", CPU) is model and "forward" not in vars(model),
+    "machine.gradient_scaler": lambda: not machine.gradient_scaler("float32", CPU).is_enabled(),
+    "scaler.scale": lambda: machine.gradient_scaler("float32", CPU).scale(X) is X,
+    "scaler.step": lambda: without_scaler("step") == 1,
+    "scaler.unscale_": lambda: without_scaler("unscale_") == 0,
+    "scaler.update": lambda: without_scaler("update") == 0,
+    "optim.scale_lr": lambda: [optim.scale_lr(0.3, tiny(optimizer=n)) for n in ("adamw", "adamw8bit")] == [0.3, 0.3],
+}
+
+
+@pytest.mark.parametrize("call", sorted(no_ops(OFF)))
+def test_a_call_does_nothing_while_its_stage_is_off(call):
+    assert MADE[call]()
+
+
+def test_the_table_of_calls_has_fields_of_the_ladder_and_the_values_of_naive():
+    naive = pages.fields("naive")
+    for field, (off, calls) in NO_OPS.items():
+        assert naive[field] in map(repr, off) and set(calls) <= MADE.keys()
 
 
 BEFORE = """

@@ -1,4 +1,4 @@
-"""What pages.py shows is true: a stage's program trains as train.py does, and its diff is what it is about."""
+"""What ladder.py shows is true: a stage's program trains as train.py does, and its diff is what it is about."""
 
 import importlib.util
 import re
@@ -36,21 +36,22 @@ TINY = {
 CHANGES = {
     "set_to_none": ("zero_grad(set_to_none=True)", 2),
     "lazy_metrics": ("loss.item()", 2),
-    "loader": ("DataLoader(", 21),
-    "allocator": ("keep_freed_memory(", 2),
+    "loader": ("DataLoader(", 5),
+    "allocator": ("keep_freed_memory(", 1),
     "tf32": ('set_float32_matmul_precision("high")', 2),
-    "amp": ("machine.autocast(", 15),
+    "amp": ("machine.autocast(", 18),
     "flash": ("F.scaled_dot_product_attention(", 7),
     "fused_adamw": ("fused=True", 2),
-    "pad_vocab": ("math.ceil(rows / 64) * 64", 10),
-    "compile": ("model.compile(", 10),
-    "chunked_loss": ("ChunkedLoss.apply(", 40),
+    "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 9),
+    "compile": ("model.compile(", 4),
+    "chunked_loss": ("ChunkedLoss.apply(", 36),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
-    "grad_accumulation": ("micro_batches(batch, config.batch_size // 4)", 21),
-    "low_memory_optimizer": ("return adamw8bit(groups, config)", 30),
-    "ddp": ("parallel.DistributedDataParallel(", 45),
-    "shard": ("parallel.fully_shard(", 8),
+    "grad_accumulation": ("batch.split(config.batch_size // 4)", 11),
+    "low_memory_optimizer": ("return optim.adamw8bit(groups, config)", 10),
+    "ddp": ("parallel.DistributedDataParallel(", 20),
+    "shard": ("parallel.fully_shard(", 7),
 }
+NAIVE_LINES, DDP_HUNKS = 250, 6
 
 
 def write(stage, folder):
@@ -118,7 +119,7 @@ def test_shown_programs_are_as_tidy_as_the_project(tmp_path, command):
 
 def test_naive_shows_no_trace_of_what_comes_later():
     naive = pages.script("naive")
-    later = "autocast|scaler|compile|recompute|DataLoader|nullcontext|micro|aten|8bit|lr_factor|Lion|Muon|in_backward"
+    later = "autocast|scaler|compile|recompute|DataLoader|micro_batches|aten|8bit|scale_lr|in_backward|parallel|rank"
     assert not re.search(later, naive)
     assert "    loss.backward()\n" in naive and "    optimizer.step()\n" in naive
 
@@ -130,6 +131,15 @@ def test_a_stage_changes_few_lines_and_its_own_call_is_among_them(stage):
     added, removed = ([line for line in lines if line[0] == sign and line[1:].strip()] for sign in "+-")
     assert any(call in line for line in added + removed)
     assert len(added) + len(removed) <= budget
+
+
+def test_the_naive_program_is_short():
+    assert len(pages.script("naive").splitlines()) < NAIVE_LINES
+
+
+def test_the_diff_of_ddp_has_few_hunks():
+    lines = pages.diff(STAGES[STAGES.index("ddp") - 1], "ddp")
+    assert sum(line.startswith("@@") for line in lines) <= DDP_HUNKS
 
 
 def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
@@ -171,7 +181,7 @@ def test_what_is_no_stage_is_refused(refused, words, answer):
 
 
 def test_the_page_is_that_of_this_code():
-    """If it is not: python pages.py docs."""
+    """If it is not: python ladder.py docs."""
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
 
 
@@ -199,7 +209,8 @@ def test_a_stage_says_why_and_names_its_sources_with_links(stage):
 
 def test_without_libcst_one_line_says_how_to_install_it(monkeypatch):
     pages.script.cache_clear()
-    monkeypatch.delitem(sys.modules, "fold", raising=False)
+    monkeypatch.delitem(sys.modules, "lab.fold", raising=False)
+    monkeypatch.delattr("lab.fold", raising=False)
     monkeypatch.setitem(sys.modules, "libcst", None)
     with pytest.raises(BadInput, match="pip install libcst"):
         pages.script("amp")
