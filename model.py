@@ -207,13 +207,3 @@ class GPT(nn.Module):
             return ChunkedLoss.apply(hidden, self.head.weight, self.head.bias, flat, self.config.loss_chunks)
         logits = self.head(hidden).float()  # (BT, V)
         return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")
-
-    def flops_per_token(self):
-        """Floating-point operations to train on one token: 6 per multiplied weight, 12·L·C·T for attention.
-
-        The estimate of Chowdhery et al. 2022 (PaLM), appendix B. It ignores recomputation and the causal mask, so it
-        is the same for every stage.
-        """
-        c = self.config
-        multiplied = self.n_params - self.position_embedding.weight.numel()
-        return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length

@@ -31,6 +31,7 @@ from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.failures import explain_compiler_failure
+from nanoladder.run.metrics import flops_per_token
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
@@ -218,7 +219,7 @@ def examine(config, trace=None):
         "profiled_seconds": seconds,
         "product_dtype": product_dtype(loop.config, loop.device),
         "parameters": loop.model.n_params,
-        "flops_per_token": loop.model.flops_per_token(),
+        "flops_per_token": flops_per_token(loop.model),
         "attention_kernel": machine.attention_kernel(loop.config, loop.device),
     }
     with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted

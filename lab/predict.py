@@ -27,6 +27,7 @@ from nanoladder.data import Batch
 from nanoladder.data.batches import tokens_seen
 from nanoladder.errors import BadInput
 from nanoladder.run.memory import block_activations, divisors, product_dtype, share_of_process
+from nanoladder.run.metrics import flops_per_token
 
 CUDA_BLOCK = 512  # bytes; CUDA's allocator rounds every tensor up to a multiple of this
 aten = torch.ops.aten
@@ -139,7 +140,8 @@ def trace(config, device_type):
         build_8bit_tables()
     finite = patch.object(train, "finite", lambda *_: True)  # there are no numbers to check
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
-    with torch.random.fork_rng(devices=[]), FakeTensorMode(), ledger, kernels, finite, numbers:
+    stays = patch.object(GPT, "to", lambda model, _: model)  # fake weights cannot be moved, and are in place
+    with torch.random.fork_rng(devices=[]), FakeTensorMode(), ledger, kernels, finite, numbers, stays:
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
@@ -282,14 +284,14 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
     """
     with FakeTensorMode():
         model = GPT(config)
-    n_params, flops_per_token = model.n_params, model.flops_per_token()
+    n_params, flops = model.n_params, flops_per_token(model)
     tokens = tokens_seen(config.max_steps, config)
     return {
         "n_params": n_params,
-        "flops_per_token": flops_per_token,
+        "flops_per_token": flops,
         "tokens": tokens,
-        "pf_days": flops_per_token * tokens / (1e15 * 86400),
-        "hours": flops_per_token * tokens / (mfu * peak_flops * world_size * 3600),
+        "pf_days": flops * tokens / (1e15 * 86400),
+        "hours": flops * tokens / (mfu * peak_flops * world_size * 3600),
     }
 
 

@@ -23,7 +23,7 @@ def run_script(main):
     if several:
         from torch.distributed.elastic.multiprocessing.errors import record  # only now: torch takes seconds to load
 
-        from nanoladder.parallel import said_before
+        from nanoladder.parallel import already_printed
 
         main = record(main)  # torchrun can then tell which process failed first
     try:
@@ -31,10 +31,10 @@ def run_script(main):
     except BadInput as error:
         text = " ".join(str(error).split())  # one line and no escape sequences, whatever the values hold
         line = "error: " + "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-        if not (several and said_before(line)):
+        if not (several and already_printed(line)):
             print(line, file=sys.stderr)
         sys.exit(2)
     except SystemExit as stop:
-        if several and isinstance(stop.code, str) and said_before(stop.code):
+        if several and isinstance(stop.code, str) and already_printed(stop.code):
             sys.exit(1)
         raise

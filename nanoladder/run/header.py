@@ -6,6 +6,7 @@ import torch.distributed as dist
 from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
 from nanoladder.data import tokens_seen
+from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
     "none": "each with all of the model's state",
@@ -17,7 +18,7 @@ SHARDED = {
 def print_header(config, model, dataset, device):
     """Prints the header. model: a GPT; dataset: what data.open_dataset returned."""
     tokens = config.batch_size * config.context_length
-    flops = model.flops_per_token() * tokens_seen(config.max_steps, config)
+    flops = flops_per_token(model) * tokens_seen(config.max_steps, config)
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
     growth = f" after {config.batch_warmup_steps} steps of growth" if config.batch_warmup_steps else ""
     changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())

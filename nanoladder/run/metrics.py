@@ -29,6 +29,17 @@ COLUMNS = [  # key, label and format of what a line on the terminal shows
 ]
 
 
+def flops_per_token(model):
+    """Floating-point operations to train a GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
+
+    The estimate of Chowdhery et al. 2022 (PaLM), appendix B. It ignores recomputation and the causal mask, so it is the
+    same for every stage.
+    """
+    c = model.config
+    multiplied = model.n_params - c.context_length * c.n_embd  # without positions
+    return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
+
+
 def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):
     """Metrics of n_steps that took `seconds` over `tokens`; none if no step was timed. peak_flops: FLOP/s or None."""
     if not n_steps:

@@ -16,7 +16,7 @@ from nanoladder.run.clock import StepClock
 from nanoladder.run.failures import explain_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
-from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, throughput
+from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
 from nanoladder.run.signals import Signals
 
 
@@ -115,7 +115,7 @@ class Run:
         n_steps, self.lap_began = step - self.lap_began, step
         peak = machine.peak_flops(self.device)
         peak_flops = peak and peak * parallel.world_size()
-        return throughput(self.clock.lap(), n_steps, tokens, self.model.flops_per_token(), peak_flops)
+        return throughput(self.clock.lap(), n_steps, tokens, flops_per_token(self.model), peak_flops)
 
     def log_evaluation(self, val_loss):
         """Adds the validation loss to this step's row."""

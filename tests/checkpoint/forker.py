@@ -24,7 +24,7 @@ import torch
 import train
 from nanoladder import checkpoint, files
 from nanoladder.config import load_config
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 OTHER, STEP, WRITE, RENAME = range(4)
 NAMES = ["other", "step", "write", "rename"]
@@ -32,7 +32,7 @@ TRAINING, WRITING, COUNTS = 0, 1, 2  # places in the shared memory: two phases, 
 
 
 def during(phase, function, shared, stretch=0.0):
-    """The function, that its phase may be seen; report's files, written by the main thread, are no phase."""
+    """The function, that its phase may be seen; files that the main thread writes, such as metrics, are no phase."""
 
     def call(*args, **kwargs):
         main = threading.current_thread() is threading.main_thread()
@@ -57,7 +57,7 @@ def child(argv, shared, log):
     try:
         for stream in (1, 2):
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        report.plot = lambda *_: None
+        metrics.plot = lambda *_: None
         train.train_step = during(STEP, train.train_step, shared)
         checkpoint.save.write_file = during(WRITE, checkpoint.save.write_file, shared)
         files.os.replace = during(RENAME, os.replace, shared, 0.002)

@@ -17,7 +17,7 @@ from model import GPT
 from nanoladder import checkpoint
 from nanoladder.config import Config
 from nanoladder.errors import BadInput
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 
@@ -29,7 +29,7 @@ class PowerCut(Exception):
 @contextlib.contextmanager
 def stopped_at(step):
     """Training in here ends abruptly once it has logged a row of that step or later."""
-    original = report.Report.log
+    original = metrics.Metrics.write
 
     def log(self, row):
         original(self, row)
@@ -37,7 +37,7 @@ def stopped_at(step):
             raise PowerCut
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
-        patch.setattr(report.Report, "log", log)
+        patch.setattr(metrics.Metrics, "write", log)
         yield
 
 
@@ -46,7 +46,7 @@ def trained(tmp_path_factory, dense):
     """A finished run of 6 steps, saved at 2, 4 and 6. Not to be written to."""
     config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("trained")), save_interval=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "plot", lambda *arguments: None)
+        patch.setattr(metrics, "plot", lambda *arguments: None)
         train.train(config)
     return config
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, replace, rows, same, saved, tiny
+from conftest import ROOT, build, replace, rows, same, saved, tiny
 
 import train
 from nanoladder import checkpoint
+from nanoladder.data import Batch
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -136,7 +137,7 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, 
 def test_a_disk_that_is_full_at_the_start_is_refused(dense, tmp_path, limit, monkeypatch, run_main):
     ours = saving(dense, tmp_path / "full")
     arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
-    monkeypatch.setattr(train, "prepare_out_dir", lambda *_: Path(ours.out_dir).mkdir())
+    monkeypatch.setattr("nanoladder.run.run.prepare_out_dir", lambda *_: Path(ours.out_dir).mkdir())
     limit(0)
     result = run_main(train.main, *arguments)
     limit(None)
@@ -245,14 +246,13 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(
 
 def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
     config = replace(saving(dense, tmp_path), vocab_size=17)
-    model, optimizer = train.build(config, torch.device("cpu"))
-    tokens = torch.randint(17, (4, 16))
+    model, optimizer, scaler = build(config)
+    batch = Batch(*torch.randint(17, (2, 4, 16)).unbind())
     progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": torch.ones(()), "interval_steps": 1}
-    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    train.train_step(model, optimizer, scaler, batch, 1e-2, config)
     state = checkpoint.snapshot(config, model, optimizer, scaler, progress)
     before = copy.deepcopy(state)
-    train.train_step(model, optimizer, (tokens, tokens), 1e-2, config)
+    train.train_step(model, optimizer, scaler, batch, 1e-2, config)
     assert same(state, before)
     assert not same(state["model"], checkpoint.snapshot(config, model, optimizer, scaler, progress)["model"])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import train
 from nanoladder import checkpoint
-from nanoladder.run import report
+from nanoladder.run import metrics
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 CASES = 120
@@ -28,7 +28,7 @@ def runs(tmp_path_factory, dense):
     six = replace(whole, out_dir=str(folder / "six"), max_steps=6, lr_decay_steps=8)
     other = replace(whole, out_dir=str(folder / "other"), n_layer=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "plot", lambda *arguments: None)
+        patch.setattr(metrics, "plot", lambda *arguments: None)
         for config in (whole, six, other):
             train.train(config)
     return whole, six, other

@@ -317,7 +317,7 @@ def test_every_preset_builds_with_the_parameters_its_docstring_states(path):
         model = GPT(dataclasses.replace(preset, vocab_size=preset.vocab_size or vocab_sizes[preset.dataset]))
     stated = re.search(r"([\d.]+) ?M\b", path.read_text(encoding="utf-8"))
     if stated:
-        assert model.n_params() / 1e6 == pytest.approx(float(stated[1]), rel=0.02)
+        assert model.n_params / 1e6 == pytest.approx(float(stated[1]), rel=0.02)
     else:
         assert path.stem == "quickstart"
 

@@ -199,10 +199,10 @@ def test_a_folder_made_by_nanogpt_is_remembered_with_its_largest_id(tmp_path, sc
 
 
 def test_of_several_processes_the_first_one_reads_the_files_for_all(folder, scanned, monkeypatch):
-    monkeypatch.setattr(parallel, "from_first", lambda make: None)  # the first process found nothing
+    monkeypatch.setattr(parallel, "broadcast_from_first", lambda make: None)  # the first process found nothing
     start(folder)
     assert scanned == []
-    monkeypatch.setattr(parallel, "from_first", lambda make: "train.bin is not the file")
+    monkeypatch.setattr(parallel, "broadcast_from_first", lambda make: "train.bin is not the file")
     with pytest.raises(BadInput, match=r"train\.bin is not the file"):
         start(folder)
 

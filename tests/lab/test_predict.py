@@ -5,12 +5,13 @@ import gc
 
 import pytest
 import torch
-from conftest import needs_gpu, replace, state_bytes, tiny
+from conftest import build, needs_gpu, replace, state_bytes, tiny
 from torch.profiler import ProfilerActivity, profile
 
 import train
 from lab import predict
 from nanoladder.config import load_config, stage_names
+from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.run.memory import block_activations
 
@@ -30,8 +31,8 @@ def measured(config):
     """The peak of all tensors in the first two steps, as torch.profiler sees every allocation of the CPU."""
     gc.collect()  # garbage of other tests would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind()
-        state = train.build(config, torch.device("cpu"))
+        batch = Batch(*torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind())
+        state = build(config)
         for _ in range(2):
             train.train_step(*state, batch, 1e-3, config)
     now = peak = 0
@@ -96,9 +97,9 @@ def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name, inside):
     config = small(optimizer=name, grad_clip=0, optimizer_in_backward=inside, batch_size=4)
     predicted = predict.predict_memory(config)
     assert predicted.peak == pytest.approx(measured(config), rel=0.01)
-    model, optimizer = train.build(config, torch.device("cpu"))
-    batch = torch.randint(config.vocab_size, (2, 4, config.context_length)).unbind()
-    train.train_step(model, optimizer, batch, 1e-3, config)
+    model, optimizer, scaler = build(config)
+    batch = Batch(*torch.randint(config.vocab_size, (2, 4, config.context_length)).unbind())
+    train.train_step(model, optimizer, scaler, batch, 1e-3, config)
     assert predicted.optimizer == pytest.approx(state_bytes(optimizer), rel=0.05 if name == "adamw8bit" else 0.01)
 
 
@@ -290,8 +291,9 @@ def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
     device = train.set_up(config)
     torch._C._cuda_clearCublasWorkspaces()  # of the test before
     before = torch.cuda.memory_allocated()
-    state = train.build(config, device)
-    batch = torch.randint(config.vocab_size, (2, config.batch_size, config.context_length), device=device).unbind()
+    state = build(config, device)
+    shape = 2, config.batch_size, config.context_length
+    batch = Batch(*torch.randint(config.vocab_size, shape, device=device).unbind())
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
         train.train_step(*state, batch, 1e-3, config)

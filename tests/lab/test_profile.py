@@ -246,7 +246,7 @@ def test_two_processes_are_measured_for_real(dense):
     vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
     found = climb.run_alone("silent", words, processes=2)
     assert found["seconds"] > 0
-    assert found["bytes"] == 4 * GPT(load_config([*words[:-2], f"--vocab_size={vocab_size}"])).n_params()
+    assert found["bytes"] == 4 * GPT(load_config([*words[:-2], f"--vocab_size={vocab_size}"])).n_params
 
 
 @pytest.mark.parametrize("processes", ["1", "4"])

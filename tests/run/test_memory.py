@@ -276,7 +276,7 @@ def test_a_prediction_that_fails_leaves_an_explanation_without_figures(run, conf
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(train, "train_step", no_process)
     result = run_main(train.main, *flags(**vars(config) | {"max_steps": 4, "init_from": "resume"}))
-    checkpoint = f"{config.out_dir}/last.pt, the newest checkpoint, is intact: --init_from=resume continues from it."
+    checkpoint = f"{config.out_dir}/last.safetensors, the newest checkpoint, is intact: --init_from=resume continues from it."
     assert result.code == 3 and result.err.splitlines() == ["error: out of memory: MemoryError: ", checkpoint]
 
 

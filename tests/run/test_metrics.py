@@ -10,6 +10,7 @@ import torch
 from conftest import ROOT, flags, replace, rows, tiny
 
 import train
+from model import GPT
 from nanoladder import checkpoint, machine
 from nanoladder.run import clock as clocks
 from nanoladder.run import metrics
@@ -120,6 +121,11 @@ def test_mfu_only_for_known_devices(name, tflops, monkeypatch):
 def test_a_cpu_has_no_mfu():
     assert machine.peak_flops(torch.device("cpu")) is None
     assert "mfu" not in metrics.throughput(1.0, 1, 1000, 1e9, None)
+
+
+def test_flops_per_token_are_those_of_the_paper():
+    model = GPT(tiny(vocab_size=17))
+    assert metrics.flops_per_token(model) == 6 * (model.n_params - 16 * 32) + 12 * 2 * 32 * 16
 
 
 def test_no_step_has_no_throughput():
