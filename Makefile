@@ -1,12 +1,13 @@
 # make train: set up, prepare the default corpus, train the quickstart, print a sample.
-# make test:  set up, run every test; make test-oldest: with the oldest PyTorch that is supported.
+# make test:  set up, run every test.
+# make test-fast leaves the slow tests out; make test-oldest runs those that are left with the oldest supported PyTorch.
 
 PYTHON ?= python3
 PY = .venv/bin/python
 OUT = out/quickstart
 SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def __init__(self" --max_new_tokens=200
 
-.PHONY: train test test-oldest
+.PHONY: train test test-fast test-oldest
 .DELETE_ON_ERROR:
 
 train: $(OUT)/.finished
@@ -15,18 +16,23 @@ train: $(OUT)/.finished
 	@echo "A sample of $(OUT), trained on the Python standard library; its curves: $(OUT)/loss.png."
 	@echo "To train anew: rm -r $(OUT) && make train"
 
+PYTEST = -m pytest -n auto --maxprocesses=4
+
 test: .venv/.test
 	$(PY) -m ruff check .
-	$(PY) -m pytest -n auto --maxprocesses=4
+	$(PY) $(PYTEST)
 
-# The same tests with the oldest PyTorch that pyproject.toml claims; on Linux its package brings gigabytes of CUDA.
+test-fast: .venv/.test
+	$(PY) $(PYTEST) -m "not slow"
+
+# On Linux the package of an older PyTorch brings gigabytes of CUDA.
 test-oldest: OLDEST = $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
-test-oldest: .venv/.train
+test-oldest:
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check torch==$(OLDEST)
 	grep -hv '^torch==' requirements.txt requirements-test.txt | \
 		.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
-	.venv-oldest/bin/python -m pytest -n auto --maxprocesses=4
+	.venv-oldest/bin/python $(PYTEST) -m "not slow"
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json

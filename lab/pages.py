@@ -191,7 +191,7 @@ def summaries(mode):
 
 
 def section(before, name):
-    """One stage of the page, with its diff to the one before; for the first, the step that all others change."""
+    """One stage of the page, with its diff to the stage before; for the first, the step that the others change."""
     if before is None:
         command, language, lines = f"show {name}", "python", function(script(name), "train_step")
     else:

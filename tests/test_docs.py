@@ -101,7 +101,7 @@ def measured(folder):
         if before is None:
             found[stage] = f"{row['ms/step']} ms", f"{peak / 1e9:.3f} GB"
         else:
-            speed = row["against the one before"]
+            speed = row["against the stage before"]
             speed = "≈ 1" if speed == "no measurable change" else speed.split()[0]
             memory = "≈ 1" if abs(before / peak - 1) < 0.01 else f"{before / peak:.2f}×"
             found[stage] = speed, memory
