@@ -1,6 +1,6 @@
 # make train: set up, prepare the default corpus, train the quickstart, print a sample.
 # make test:  set up, run every test.
-# make test-fast leaves the slow tests out; make test-oldest runs those that are left with the oldest supported PyTorch.
+# make test-fast: without the slow ones; make test-oldest: these, and what compiles, with the oldest supported PyTorch.
 
 PYTHON ?= python3
 PY = .venv/bin/python
@@ -33,6 +33,7 @@ test-oldest:
 	grep -hv '^torch==' requirements.txt requirements-test.txt | \
 		.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	.venv-oldest/bin/python $(PYTEST) -m "not slow"
+	.venv-oldest/bin/python $(PYTEST) -m slow tests/test_ladder.py
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json

@@ -239,6 +239,7 @@ def gradients(config):
     return loss.item(), {name: parameter.grad for name, parameter in gpt.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_gradients_of_the_model_compiled_as_one_are_the_eager_ones(tiny, stage):
     keys = {"stage": stage, "n_layer": 1, "compile_scope": "model"}
@@ -496,12 +497,12 @@ def test_compile_without_a_compiler_is_refused(tiny, monkeypatch, tmp_path):
 
 
 def test_a_compiler_that_fails_stops_with_its_reason(tiny, monkeypatch, tmp_path):
-    def fail(config):
+    def fail(*_):
         raise torch._dynamo.exc.TorchDynamoException("no room\nand so on")
 
-    monkeypatch.setattr(train, "train", fail)
+    monkeypatch.setattr(train, "train_step", fail)
     with pytest.raises(SystemExit, match="no room; --compile=False"):
-        train.main([])
+        train.train(tiny(out_dir=tmp_path))
 
 
 @pytest.mark.parametrize("stage, stored", [("naive", True), ("chunked_loss", False)])
@@ -603,6 +604,7 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny):
     assert times["none"] == times["selective"] < times["every:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scope, checkpointing", [("model", "every:1"), ("model", "sqrt"), ("model", "selective"), ("block", "every:1")]
 )
@@ -699,6 +701,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(settings=st.fixed_dictionaries(SETTINGS))
 def test_any_combination_trains_the_same_model(tiny, settings):
@@ -770,6 +773,7 @@ def test_selective_checkpointing_of_compiled_blocks_is_refused(tiny):
         tiny(compile_scope="block", checkpointing="selective")
 
 
+@pytest.mark.slow
 def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -20,6 +20,8 @@ import train
 from nanoladder import checkpoint
 from nanoladder.data import Batch
 
+pytestmark = pytest.mark.slow
+
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 KILLS = 50

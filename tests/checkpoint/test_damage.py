@@ -83,6 +83,7 @@ def damage(folder, name, other, how, *arguments):
         path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_path, run_main):
     whole, six, other = runs
     outcomes = collections.Counter()

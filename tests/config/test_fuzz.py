@@ -226,6 +226,7 @@ def is_one_line(err):
     return err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1 and len(err) < 1000
 
 
+@pytest.mark.slow
 def test_24_real_commands_end_in_one_line(tmp_path):
     def run(command, argv):
         words = [sys.executable, *command, "--dataset=nowhere", *argv]  # profile.py has an out_dir of its own

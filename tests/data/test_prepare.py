@@ -272,6 +272,7 @@ def test_another_tokenizer_goes_beside_the_default():
         assert parser.out_dir(parser.parse_args(argv), script) == Path(folder)
 
 
+@pytest.mark.slow
 @needs_rustbpe
 def test_python_stdlib_end_to_end_from_any_folder(tmp_path):
     script = ROOT / "data" / "python_stdlib" / "prepare.py"
@@ -406,6 +407,7 @@ def test_shakespeare_refuses_another_text_than_expected(play, tmp_path, monkeypa
 # -- the command line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset, options, named",
     [

@@ -68,6 +68,7 @@ def test_the_peak_of_every_eager_stage_is_predicted(stage, shape):
     assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -91,6 +92,7 @@ def test_the_peak_of_settings_outside_the_ladder_is_predicted(keys):
 OPTIMIZERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", ["adamw", *OPTIMIZERS])
 def test_the_peak_and_the_state_of_every_optimizer_are_predicted(name, inside):
@@ -227,6 +229,7 @@ def test_predicting_leaves_the_random_numbers_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["naive", "flash", "checkpointing"])
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):

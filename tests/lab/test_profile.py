@@ -241,6 +241,7 @@ def test_scaling_starts_1_to_n_processes(dense, tmp_path, measured):
     assert (tmp_path / "scaling.png").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_are_measured_for_real(dense):
     words = [*flags(dataset=dense, ddp=True, n_layer=1), "--steps=1", "--threads=1"]
     vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
@@ -466,6 +467,7 @@ def test_learning_rates_go_on_beyond_the_end_that_is_best(grid, losses, more):
     assert summary.factors(grid, losses) == grid + more
 
 
+@pytest.mark.slow
 def test_optimizers_are_trained_for_real(dense, tmp_path, monkeypatch, capsys):
     def in_this_process(what, words):
         capsys.readouterr()
@@ -618,6 +620,7 @@ def test_the_table_names_emulated_bfloat16(native, bfloat16, line):
     assert tables.machine_limits(limits, native) == f"The machine itself: matrix products float32 1 TFLOP/s, {line}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["examine", "time", "curve"])
 def test_one_process_measures_one_row(dense, what):
     words = [*TINY_MODEL, f"--dataset={dense}", "--stage=set_to_none", "--steps=2", "--max_steps=60"]
@@ -645,6 +648,7 @@ def test_a_failing_process_says_why():
         climb.run_alone("time", ["--dataset=nowhere"])
 
 
+@pytest.mark.slow
 def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, copied):
     code = (copied / "train.py").read_text()
     start = "    optimizer.zero_grad(set_to_none=config.set_to_none)\n"

@@ -71,6 +71,7 @@ def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(conf
     assert contents(config) == files
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_shown_program_is_replayed_by_the_command_that_it_names(config, tmp_path, run_main):
     """In processes of their own: a shown program trains with its own step, the replay with train.py's at its stage."""
     program = tmp_path / "with a space" / "amp.py"

@@ -87,6 +87,7 @@ def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(dense, t
     assert same(*(saved(config)["model"] for config in configs))
 
 
+@pytest.mark.slow
 def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(dense, tmp_path):
     jobs, configs = {}, {}
     for stage in ("ddp", "shard"):

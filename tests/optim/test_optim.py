@@ -392,6 +392,7 @@ def run_8_bits(dense, out_dir, **keys):
     return rows(tiny(out_dir=str(out_dir)), "train_loss", "grad_norm")
 
 
+@pytest.mark.slow
 def test_8_bits_need_no_compiler_unless_asked_to_compile_and_say_nothing(dense, tmp_path):
     eager = run_8_bits(dense, tmp_path / "eager")
     compiled = run_8_bits(dense, tmp_path / "compiled", compile=True, deterministic=True)

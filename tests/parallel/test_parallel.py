@@ -23,6 +23,8 @@ from nanoladder import checkpoint, parallel
 from nanoladder.data import ValidationBatches, open_dataset
 from nanoladder.errors import BadInput
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4  # of losses, relative: sums in another order, in float32
 CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
 

@@ -54,6 +54,7 @@ def explained(config, available=0):
 # -- micro_batch_size=auto
 
 
+@pytest.mark.slow
 def test_auto_trains_as_the_number_that_it_finds(config, run_main):
     """A micro-batch of 64 is predicted to fit. It does not, as the process itself takes memory too."""
     given = vars(config) | {"batch_size": 128, "micro_batch_size": "auto", "memory_gb": 0.28}
@@ -183,6 +184,7 @@ def test_only_training_finds_a_micro_batch():
         predict.predict_memory(load_config(["--micro_batch_size=auto", "--vocab_size=9"]))
 
 
+@pytest.mark.slow
 def test_two_processes_take_what_the_first_one_finds(config, tmp_path):
     given = {"ddp": True, "batch_size": 16, "log_interval": 1}
     alone = replace(config, **given, micro_batch_size=8)
@@ -217,6 +219,7 @@ print("imported:", sorted(own & {"train", "lab", "nanoladder"}))
 """
 
 
+@pytest.mark.slow
 def test_training_imports_neither_train_a_second_time_nor_lab(config):
     given = vars(config) | {"micro_batch_size": "auto", "memory_gb": 1.0}
     result = subprocess.run(
@@ -246,6 +249,7 @@ def run_limited(mebibytes, **keys):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_intact(config):
     train.train(config)
     given = vars(config) | {"batch_size": 256, "max_steps": 4, "init_from": "resume"}
@@ -276,7 +280,8 @@ def test_a_prediction_that_fails_leaves_an_explanation_without_figures(run, conf
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(train, "train_step", no_process)
     result = run_main(train.main, *flags(**vars(config) | {"max_steps": 4, "init_from": "resume"}))
-    checkpoint = f"{config.out_dir}/last.safetensors, the newest checkpoint, is intact: --init_from=resume continues from it."
+    last = f"{config.out_dir}/last.safetensors"
+    checkpoint = f"{last}, the newest checkpoint, is intact: --init_from=resume continues from it."
     assert result.code == 3 and result.err.splitlines() == ["error: out of memory: MemoryError: ", checkpoint]
 
 
@@ -312,6 +317,7 @@ def test_the_micro_batch_that_auto_found_is_explained(config, in_process, run_ma
     assert "--micro_batch_size=3       3.000 GB  the first that fits" in result.err
 
 
+@pytest.mark.slow
 def test_a_config_that_is_not_resolved_yet_is_explained_by_a_child(config, monkeypatch, tmp_path):
     """The vocabulary comes from the dataset; auto counts as 1. A train.py in the working directory is not imported."""
     (tmp_path / "train.py").write_text("raise SystemExit('not this one')")

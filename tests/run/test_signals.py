@@ -112,6 +112,7 @@ def start(config, steps=5, seconds=0.05, **keys):
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_to_the_whole_group_leaves_the_loader_s_workers_to_the_end(number, config):
     """As a terminal's Ctrl-C, torchrun and SLURM send it."""
