@@ -1,4 +1,4 @@
-"""Shows the ladder's stages and what each changes: python ladder.py [list | show NAME | diff NAME | docs]"""
+"""Prints the ladder's stages, their programs and their diffs: python ladder.py [list | show NAME | diff NAME | docs]"""
 
 from lab.pages import main
 from nanoladder.entry import run_script

@@ -1,7 +1,7 @@
-"""The GPT: embeddings, attention, MLP, loss. Pure maths on tensors.
+"""GPT-2 (Radford et al. 2019): embeddings, attention, MLP, loss. Pure tensor code.
 
-The architecture is GPT-2's (Radford et al. 2019): learned positions, normalization before each sublayer,
-tanh-form GELU, the output head tied to the token embedding.
+Position embeddings are learned, blocks are pre-norm, GELU is the tanh approximation, and the output head is tied to
+the token embedding.
 
 Shapes: B sequences, T tokens each, C channels (n_embd), nh heads of hs channels, V vocabulary.
 """
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-IGNORE = -100  # the target of a padded position, which has neither loss nor gradient
+IGNORE = -100  # target of a padded position; contributes no loss and no gradient
 
 
 class Attention(nn.Module):
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers with a GELU in between, four times as wide inside, (B, T, C) -> (B, T, C)."""
+    """Linear layer to 4C, GELU, linear layer back to C, (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config):
         super().__init__()
@@ -59,7 +59,7 @@ class MLP(nn.Module):
 
     def forward(self, x):
         x = self.fc(x)
-        if self.config.compile:  # 1 + tanh(u) = 2·sigmoid(2u); compiled for a CPU, sigmoid is faster than tanh
+        if self.config.compile:  # 1 + tanh(u) = 2·sigmoid(2u); sigmoid compiles to faster CPU code than tanh
             x = x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
         else:
             x = F.gelu(x, approximate="tanh")
@@ -67,7 +67,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: each sublayer reads the normalized stream and adds to it."""
+    """Pre-norm transformer block: each sublayer adds to the residual stream, (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config):
         super().__init__()
@@ -87,7 +87,7 @@ def run_blocks(blocks, x):
     return x
 
 
-# Selective checkpointing keeps the outputs of matrix products and of attention kernels.
+# Selective checkpointing keeps the outputs of matrix products and attention kernels, and recomputes the rest.
 aten = torch.ops.aten
 KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default] + [
     getattr(aten, f"_scaled_dot_product_{kernel}").default
@@ -97,16 +97,16 @@ KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, KEPT)
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Head and summed cross-entropy, one chunk of the N tokens at a time, with the gradients computed on the way.
+    """Output head and summed cross-entropy over N tokens, chunk by chunk; forward also computes the gradients.
 
-    hidden (N, C), weight (V, C), bias (V,) without gradient or None, targets (N,) -> loss (), in float32.
-    No tensor is larger than the logits of a chunk (N / chunks, V), the head's weight or the hidden states.
+    hidden (N, C), weight (V, C), bias (V,) without gradient or None, targets (N,) -> loss () in nats, float32.
+    No temporary is larger than a chunk's logits (N / chunks, V), the weight or the hidden states.
     """
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, chunks):
         loss_sum = torch.zeros((), device=hidden.device)
-        wanted = ctx.needs_input_grad[0]  # not in evaluation
+        wanted = ctx.needs_input_grad[0]  # False in evaluation
         d_hidden, d_weight = (torch.empty_like(hidden), torch.zeros_like(weight)) if wanted else (hidden, None)
         pieces = hidden.chunk(chunks), targets.chunk(chunks), d_hidden.chunk(chunks)
         for h, target, d_h in zip(*pieces, strict=True):
@@ -114,15 +114,15 @@ class ChunkedLoss(torch.autograd.Function):
             logits = output.float()
             log_sum = logits.logsumexp(dim=-1, keepdim=True)  # (n, 1)
             valid, target = (target != IGNORE)[:, None], target.clamp(min=0)[:, None]  # (n, 1)
-            # Not in place: compiled by torch 2.11, all gradients would be 0 (pytorch issue 180642).
+            # Not +=, which torch 2.11 compiles to gradients of 0 (pytorch issue 180642).
             loss_sum = loss_sum + ((log_sum - logits.gather(1, target)) * valid).sum()
-            if wanted:  # the gradient of a logit: its probability, less 1 for the target's
+            if wanted:  # d loss / d logits = softmax(logits) - one_hot(target)
                 logits.sub_(log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum)).mul_(valid)
                 d_logits = logits.to(output.dtype)
                 d_h.copy_(d_logits @ weight)
                 d_weight += d_logits.T @ h
                 del d_logits
-            del output, logits  # before the next chunk's are made
+            del output, logits  # freed before the next chunk allocates its own
         ctx.save_for_backward(d_hidden, d_weight)
         return loss_sum
 
@@ -134,7 +134,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer. `config` gives the shape: n_layer, n_head, n_embd, context_length, vocab_size."""
+    """Decoder-only transformer of the config's n_layer, n_head, n_embd, context_length and vocab_size."""
 
     def __init__(self, config):
         super().__init__()
@@ -146,7 +146,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
-        self.n_params = sum(parameter.numel() for parameter in self.parameters())  # the tied head counts once
+        self.n_params = sum(parameter.numel() for parameter in self.parameters())  # the tied weight counts once
         self.init_weights()
         if config.pad_vocab_to > 1:
             self.pad_vocabulary(-config.vocab_size % config.pad_vocab_to)
@@ -154,8 +154,8 @@ class GPT(nn.Module):
             self.every = int(config.checkpointing.removeprefix("every:"))
 
     def init_weights(self):
-        """GPT-2's: normal(0, 0.02); projections onto the residual stream are smaller by √(number of additions)."""
-        generator = torch.Generator().manual_seed(self.config.seed)  # its own: independent of what was drawn before
+        """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream."""
+        generator = torch.Generator().manual_seed(self.config.seed)  # independent of the global random state
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight"):
@@ -166,16 +166,16 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def pad_vocabulary(self, n_rows):
-        """Adds rows of zeros to the tied embedding and head; their logits are -∞, so they never get probability."""
+        """Appends n_rows zero rows to the tied weight; their logits are -∞, so their probability is 0."""
         weight = nn.Parameter(F.pad(self.head.weight.detach(), (0, 0, 0, n_rows)))
         self.head.weight = self.token_embedding.weight = weight
         if n_rows:
             del self.head.bias
             bias = torch.zeros(len(weight)).index_fill(0, torch.arange(self.config.vocab_size, len(weight)), -math.inf)
-            self.head.register_buffer("bias", bias, persistent=False)  # no gradient, not in checkpoints
+            self.head.register_buffer("bias", bias, persistent=False)  # a constant, not saved
 
     def hidden(self, tokens):
-        """Token ids (B, T) -> the normalized last hidden states (B, T, C)."""
+        """Token ids (B, T) -> normalized final hidden states (B, T, C)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         if self.config.checkpointing == "none":
@@ -194,13 +194,13 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def logits(self, tokens):
-        """Token ids (B, T) -> scores of every next token (B, T, V)."""
+        """Token ids (B, T) -> logits of the next token at every position (B, T, V)."""
         return self.head(self.hidden(tokens))
 
     def forward(self, tokens, targets):
-        """Token ids and targets (B, T) -> summed loss in nats; a target of IGNORE does not count.
+        """Token ids and targets (B, T) -> summed loss () in nats; targets of IGNORE do not count.
 
-        A sum, not a mean, so that a loss over several batches is divided once, by the tokens of all.
+        A sum, not a mean: the caller divides once, by the token count of all batches.
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         if self.config.loss_chunks:

@@ -1,4 +1,4 @@
-"""Measures on this machine what each stage of the ladder gains: python profile.py config/x.py [--mode=MODE] ..."""
+"""Measures the gain of each ladder stage on this machine: python profile.py config/x.py [--mode=MODE] ..."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ if __name__ == "__main__":
     from nanoladder.entry import run_script
 
     run_script(main)
-elif __name__ == "profile":  # the standard library has a module of this name, which torch imports by way of cProfile
+elif __name__ == "profile":  # torch imports cProfile, which imports the standard library's module of this name
     spec = importlib.util.spec_from_file_location("profile", Path(sysconfig.get_path("stdlib")) / "profile.py")
     sys.modules["profile"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["profile"])

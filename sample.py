@@ -26,14 +26,14 @@ def main(argv):
         )
     stop = end_of_text(tokenizer)
     prompt = encode(tokenizer, options.prompt)
-    if not prompt:  # begin a document as the data does
+    if not prompt:  # start a new document, as in the training data
         prompt = [0] if stop is None else [stop]
     for number in range(options.num_samples):
         generator = torch.Generator(device).manual_seed(options.seed + number)
         if options.num_samples > 1:
             print(f"--- sample {number + 1}")
         print(options.prompt, end="", flush=True)
-        # A character may span several tokens: print whole ones only.
+        # A character may span several tokens: print complete characters only.
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for token in generate(model, prompt, tokenizer.n_vocab, options, generator):
             if token == stop:
@@ -44,15 +44,15 @@ def main(argv):
 
 def parse(argv):
     parser = Parser(prog="sample.py", description="Generates text from a checkpoint.")
-    parser.add_argument("--out_dir", default="out/quickstart", help="folder of a run (default: %(default)s)")
+    parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
-    parser.add_argument("--prompt", default="", help="text to continue (default: begin a document)")
-    parser.add_argument("--num_samples", type=int, default=1, help="number of texts (default: %(default)s)")
-    parser.add_argument("--max_new_tokens", type=int, default=500, help="tokens per text (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest token (default: %(default)s)")
-    parser.add_argument("--top_k", type=int, default=0, help="draw from the k likeliest tokens (default: 0, from all)")
-    parser.add_argument("--top_p", type=float, default=0.95, help="draw from the likeliest of sum p (default: 0.95)")
-    parser.add_argument("--seed", type=int, default=1337, help="of the first text, +1 for each more (default: 1337)")
+    parser.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
+    parser.add_argument("--num_samples", type=int, default=1, help="number of samples (default: %(default)s)")
+    parser.add_argument("--max_new_tokens", type=int, default=500, help="tokens per sample (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: most likely token (default: %(default)s)")
+    parser.add_argument("--top_k", type=int, default=0, help="sample from the k most likely tokens (default: 0, all)")
+    parser.add_argument("--top_p", type=float, default=0.95, help="nucleus sampling, total probability (default: 0.95)")
+    parser.add_argument("--seed", type=int, default=1337, help="of the first sample, then + 1 each (default: 1337)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     options = parser.parse_args(argv)
     for condition, message in [
@@ -68,7 +68,7 @@ def parse(argv):
 
 
 def load_model(folder, name):
-    """The model of a run's best or last checkpoint, on the CPU."""
+    """Loads the model of a run's best or last checkpoint, on the CPU. Raises BadInput if there is none."""
     if name not in ("best", "last"):
         raise BadInput(f"checkpoint={name}: expected best or last")
     if not folder.is_dir():
@@ -84,26 +84,26 @@ def load_model(folder, name):
 
 @torch.no_grad()
 def generate(model, prompt, n_vocab, options, generator):
-    """Yields max_new_tokens ids below n_vocab that continue the prompt (ids), each as soon as it is drawn."""
+    """Yields max_new_tokens token ids below n_vocab that continue the prompt's ids, one at a time."""
     device = next(model.parameters()).device
     tokens = torch.tensor([list(prompt)], device=device)  # (1, T)
     for _ in range(options.max_new_tokens):
         window = tokens[:, -model.config.context_length :]
-        logits = model.head(model.hidden(window)[:, -1])  # (1, V): no other position is drawn from
+        logits = model.head(model.hidden(window)[:, -1])  # (1, V), of the last position only
         token = draw(logits[0, :n_vocab], options, generator)
         tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
         yield int(token)
 
 
 def draw(logits, options, generator):
-    """Draws one token from logits (V,): temperature, then top-k, then top-p (Holtzman et al. 2020)."""
+    """Samples one token id () from logits (V,): temperature, then top-k, then top-p (Holtzman et al. 2020)."""
     if options.temperature == 0:
         return logits.argmax()
     probabilities = torch.softmax((logits.double() - logits.max()) / options.temperature, dim=-1)
     probabilities, order = probabilities.sort(descending=True)
     if options.top_k:
         probabilities[options.top_k :] = 0
-    before = probabilities.cumsum(0) - probabilities  # the probability of all likelier tokens
+    before = probabilities.cumsum(0) - probabilities  # total probability of more likely tokens
     probabilities[1:][before[1:] >= options.top_p * probabilities.sum()] = 0
     return order[torch.multinomial(probabilities, 1, generator=generator)]
 

@@ -1,7 +1,7 @@
 """Trains a GPT: python train.py config/x.py [more.py ...] [--stage=NAME] [--key=value ...]
 
-Read it from the top: everything stands in the order in which it runs. `python ladder.py show naive` prints it without
-any optimization, `python ladder.py diff amp` what one stage changes.
+Read from top to bottom: the code is in execution order. `python ladder.py show naive` prints the program without any
+optimization; `python ladder.py diff amp` prints the lines that one stage changes.
 """
 
 import math
@@ -20,7 +20,7 @@ from nanoladder.run import Run, finite
 
 
 def set_up(config):
-    """Process-wide settings, before any tensor is made. Returns the device of this process."""
+    """Applies process-wide settings, before any tensor is created. Returns this process's device."""
     torch.set_float32_matmul_precision(config.matmul_precision)
     device = parallel.start(config, machine.choose_device(config.device))
     machine.configure(config, device)
@@ -29,11 +29,11 @@ def set_up(config):
     return device
 
 
-# -- 2. The batches: a pure function of (seed, step); inputs and targets (B, T)
+# -- 2. The batches: a pure function of (seed, step); inputs and targets are (B, T)
 
 
 def training_batches(split, config, first_step, device):
-    """The batches from first_step to max_steps, on the device."""
+    """Returns an iterator over the batches of steps first_step to max_steps, on the device."""
     batches = parallel.share(data.TrainingBatches(split, config))
     steps = range(first_step, config.max_steps + 1)
     if config.num_workers == 0:
@@ -48,18 +48,18 @@ def training_batches(split, config, first_step, device):
 
 def build_model(config, device):
     model = GPT(config).to(device)
-    model = machine.autocast(model, config.dtype, device)  # first autocast, then compile, then data parallel
+    model = machine.autocast(model, config.dtype, device)  # the order: autocast, compile, data parallel
     if config.compile and config.compile_scope == "model" and config.shard == "none":
-        model.compile(mode=config.compile_mode, dynamic=False)  # in place: the weights keep their names
+        model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
     elif config.compile:
-        for block in model.blocks:  # sharding gathers the weights of one block at a time
+        for block in model.blocks:  # as sharding gathers the weights block by block
             block.compile(mode=config.compile_mode, dynamic=False)
     if config.ddp and parallel.world_size() > 1:
         if config.shard == "none":
             model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         else:
             parallel.fully_shard(model, config, device)
-    torch.manual_seed(config.seed + parallel.rank())  # for dropout
+    torch.manual_seed(config.seed + parallel.rank())  # dropout differs between processes
     return model
 
 
@@ -67,7 +67,7 @@ def build_model(config, device):
 
 
 def build_optimizer(model, config):
-    """AdamW (Loshchilov & Hutter 2019); weight decay on the matrices that are multiplied, not on norms or positions."""
+    """Builds the optimizer. Weight decay (Loshchilov & Hutter 2019) covers matrices, not norms, biases or positions."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         multiplied = parameter.dim() == 2 and not name.endswith("position_embedding.weight")
@@ -91,7 +91,7 @@ def build_optimizer(model, config):
 
 
 def learning_rate(step, config):
-    """Linear warm-up, then a cosine down to min_lr (Loshchilov & Hutter 2017). Steps count from 1."""
+    """Linear warm-up, then cosine decay to min_lr (Loshchilov & Hutter 2017). Steps count from 1."""
     if step <= config.warmup_steps:
         return optim.scale_lr(config.learning_rate * step / config.warmup_steps, config)
     end = config.lr_decay_steps or config.max_steps
@@ -100,17 +100,17 @@ def learning_rate(step, config):
     return optim.scale_lr(lr, config)
 
 
-# -- 5. The step: whoever trains, measures or replays comes through here
+# -- 5. The step: shared by training, measuring and replaying
 
 
 def train_step(model, optimizer, scaler, batch, lr, config):
-    """One update from one batch. Returns the mean loss over its valid tokens and the gradient norm before clipping."""
+    """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.zero_grad(set_to_none=config.set_to_none)
     loss = forward_backward(model, scaler, batch, config)
     scaler.unscale_(optimizer)
-    if config.optimizer_in_backward:  # nothing is left to clip
+    if config.optimizer_in_backward:  # the gradients are already applied and freed
         grad_norm = optim.norm_of_updates(optimizer)
     else:
         grad_norm = parallel.full_tensor(clip_grad_norm_(model.parameters(), config.grad_clip or math.inf))
@@ -121,8 +121,8 @@ def train_step(model, optimizer, scaler, batch, lr, config):
 
 
 def forward_backward(model, scaler, batch, config):
-    """Computes the gradients of the batch's mean loss, and returns the loss."""
-    n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, as losses and gradients are averaged afterwards
+    """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
+    n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
     if config.micro_batch_size:
         loss = 0.0
         for part in parallel.synchronize_last(model, batch.split(config.micro_batch_size)):
@@ -140,7 +140,7 @@ def forward_backward(model, scaler, batch, config):
 
 @torch.no_grad()
 def evaluate(model, split, config, device):
-    """Mean loss in nats over the fixed validation windows, without dropout."""
+    """Returns the mean loss, in nats per token, over the fixed validation windows, without dropout."""
     model.eval()
     loss_sum, n_tokens = 0.0, 0
     for batch in parallel.share(data.ValidationBatches(split, config)):
@@ -152,11 +152,11 @@ def evaluate(model, split, config, device):
 
 
 def train(config):
-    """Trains as the config says; everything the run leaves behind is in config.out_dir."""
-    with Run(config) as run:  # resumes, logs, saves, watches for faults, ends on a signal
+    """Trains a model as configured. Writes everything to config.out_dir."""
+    with Run(config) as run:  # resumes, logs, saves, watches for faults, stops on a signal
         device = set_up(config)
         dataset = data.open_dataset(config)
-        config = run.resolve(dataset, device)  # vocab_size=0 and micro_batch_size=auto become numbers
+        config = run.resolve(dataset, device)  # replaces vocab_size=0 and micro_batch_size=auto by numbers
         model = build_model(config, device)
         optimizer = build_optimizer(model, config)
         scaler = machine.gradient_scaler(config.dtype, device)
