@@ -1,1 +1,1 @@
-"""What the training loop stands on: a room for each subject, each with a docstring that says what lives in it."""
+"""Packages behind train.py, one for each subject; each package's docstring lists its contents."""

@@ -1,4 +1,4 @@
-"""The housekeeping of a run: resuming, logging, saving, faults, signals and memory. Not the training itself."""
+"""Housekeeping of a run: resuming, logging, saving, faults, signals and memory. Not here: the training itself."""
 
 from nanoladder.run.faults import finite
 from nanoladder.run.run import Run

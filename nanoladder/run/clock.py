@@ -1,4 +1,4 @@
-"""The clock of the training steps."""
+"""Clock for training steps."""
 
 import time
 
@@ -6,32 +6,32 @@ import torch
 
 
 def synchronized_time(device):
-    """Seconds on a clock, read when the device has finished all work."""
+    """Waits until the device has finished all work. Returns the time in seconds, from an arbitrary origin."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class StepClock:
-    """Measures the time that training steps take; it stands still while anything else is done."""
+    """Stopwatch for training steps; stopped during evaluation, saving and logging."""
 
     def __init__(self, device):
         self.device = device
         self.elapsed, self.started = 0.0, None
 
     def start(self):
-        """Lets the clock run, unless it does already."""
+        """Starts the clock unless it is running."""
         if self.started is None:
             self.started = synchronized_time(self.device)
 
     def stop(self):
-        """Lets the clock stand still, unless it does already."""
+        """Stops the clock if it is running."""
         if self.started is not None:
             self.elapsed += synchronized_time(self.device) - self.started
             self.started = None
 
     def lap(self):
-        """Stops the clock and sets it back to 0. Returns the seconds that it showed."""
+        """Stops the clock and resets it to 0. Returns the elapsed seconds."""
         self.stop()
         seconds, self.elapsed = self.elapsed, 0.0
         return seconds

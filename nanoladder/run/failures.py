@@ -1,4 +1,4 @@
-"""Failures of the machine that end a program in an explanation: memory that runs out, and a compiler that fails."""
+"""Explanations of machine failures that end a program: running out of memory, and torch.compile errors."""
 
 import contextlib
 import sys
@@ -10,9 +10,9 @@ from nanoladder.run import memory
 
 
 def explain_failure(error, config, device, available):
-    """Ends the program if memory ran out (exit code 3) or torch.compile failed (1); returns for any other error.
+    """Explains and exits if memory ran out (exit code 3) or torch.compile failed (1); returns for any other error.
 
-    available: bytes that the run could take, measured before it took any; 0: whatever is free now.
+    available: bytes available to the run before it allocated any; 0 for the bytes free now.
     """
     if memory.is_out_of_memory(error):
         memory.explain(config, device, available, error)
@@ -21,15 +21,15 @@ def explain_failure(error, config, device, available):
 
 
 def explain_compiler_failure(error, config):
-    """Ends the program in one line if the error is torch.compile's."""
+    """Exits with one line if the error comes from torch.compile."""
     if config.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
         reason = str(error).strip().splitlines()[0]
-        sys.exit(f"error: torch.compile failed: {reason}; --compile=False goes without it")
+        sys.exit(f"error: torch.compile failed: {reason}; --compile=False turns it off")
 
 
 @contextlib.contextmanager
 def explained(config):
-    """Explains failures inside, for programs that train without a Run."""
+    """Explains failures inside the `with` block, for programs that train without a Run."""
     device = machine.choose_device(config.device)
     available = memory.available_bytes(config, device) if device.type == "cpu" else 0
     try:

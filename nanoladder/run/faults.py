@@ -1,4 +1,4 @@
-"""Numerical faults: a step whose loss or gradients are not finite changes nothing, is named, and ends the run."""
+"""Numerical faults: a step with a non-finite loss or gradient is not applied, is reported, and ends the run."""
 
 import contextlib
 import json
@@ -13,29 +13,29 @@ from nanoladder import checkpoint, data, files, parallel
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
-LOOK = 100  # steps after which a GPU is waited for, if no interval ends before
+LOOK = 100  # most steps between two looks at the numbers on a GPU
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16
 
 
 def finite(optimizer, loss, grad_norm):
-    """True if the update may be applied: the loss and the gradient norm are finite.
+    """True if the update may be applied: the loss () and the gradient norm () are finite.
 
-    A GPU is not waited for. There a fused optimizer skips the step on the device; any other applies it, but nothing is
-    saved after such a step.
+    Always True on a GPU, to avoid a synchronization. There, a fused optimizer skips a non-finite step on the device;
+    any other optimizer applies it, and the run ends before it saves.
     """
     finite = torch.isfinite(loss + grad_norm)
     if finite.device.type == "cpu":
         return bool(finite)
     if optimizer.defaults.get("fused"):
-        optimizer.found_inf = (~finite).float()  # GradScaler tells the kernel in the same way
+        optimizer.found_inf = (~finite).float()  # read by the fused kernel, as with GradScaler
     return True
 
 
 class Watch:
-    """Keeps the losses and norms of the last steps and ends the run at the first fault among them.
+    """Collects the losses and gradient norms of recent steps and ends the run at the first fault.
 
-    A fault is a loss or a gradient norm that is not finite, a loss scale that collapsed, or a gradient norm of exactly
-    0, at which nothing would be learned. The numbers may still be on a GPU, which looking at them waits for.
+    A fault is a non-finite loss or gradient norm, a collapsed loss scale, or a gradient norm of exactly 0, at which
+    nothing is learned. The numbers may still be on a GPU; looking at them synchronizes with it.
     """
 
     def __init__(self, config, split, device, scaler, writer):
@@ -47,13 +47,13 @@ class Watch:
         self.steps.append((step, lr, loss, grad_norm))
 
     def look(self, due):
-        """Ends the run, naming the step, if one since the last look was faulty. A GPU is only asked if it is due."""
+        """Ends the run if a step since the last look was faulty. A GPU is read only if due or after LOOK steps."""
         if not (due or self.device.type == "cpu" or len(self.steps) >= LOOK):
             return
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         for step, lr, loss, grad_norm in self.steps:
             loss, grad_norm = float(loss), float(grad_norm)
-            overflowed = scale is None and not math.isfinite(grad_norm)  # with a scale, such a step is skipped
+            overflowed = scale is None and not math.isfinite(grad_norm)  # the scaler skips such a step
             if not math.isfinite(loss) or overflowed or grad_norm == 0:
                 self.stop(step, lr, loss, grad_norm, scale)
         if scale is not None and scale < SMALLEST_SCALE:
@@ -61,7 +61,7 @@ class Watch:
         self.steps.clear()
 
     def stop(self, step, lr, loss, grad_norm, scale):
-        """Ends the program with one line: the step, its batch, the last good checkpoint, likely causes, what to do."""
+        """Exits with one line: step, batch, last good checkpoint, likely causes, replay command."""
         if parallel.rank() > 0:
             sys.exit(1)  # the first process prints the line
         batch = list(data.TrainingBatches(self.split, self.config).windows(step))
@@ -74,16 +74,16 @@ class Watch:
         fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
         if scale is not None:
             fault += f", loss scale {scale:.3g}" + ", which collapsed" * (scale < SMALLEST_SCALE)
-        causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or data are damaged"
+        causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
         if grad_norm == 0:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         sys.exit(
             f"error: stopped at step {step}: {fault}; batch of windows {named} (all of them in {path}). Nothing was "
-            f"saved since: {self.last_good()}. Likely causes: {causes}. To see where it begins: {replay_command(step)}"
+            f"saved since: {self.last_good()}. Likely causes: {causes}. To find its origin: {replay_command(step)}"
         )
 
     def last_good(self):
-        """The last good checkpoint, in words."""
+        """Describes the last good checkpoint for the error message."""
         self.writer.wait()
         try:
             path, state = checkpoint.newest(self.config.out_dir)
@@ -93,6 +93,6 @@ class Watch:
 
 
 def replay_command(step):
-    """The shell command that repeats a step of this run, from this folder."""
+    """Returns the shell command that replays a step of this run from the current folder."""
     home = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} "
     return f"{home}python -m lab.replay --step={step} {shlex.join(sys.argv[1:])}".rstrip()

@@ -1,4 +1,4 @@
-"""The header of a run: what is trained, what differs from the defaults, and what was chosen and why."""
+"""Header of a run: the model, the data, the config's differences from the defaults, and each choice with its reason."""
 
 import torch
 import torch.distributed as dist
@@ -9,14 +9,14 @@ from nanoladder.data import tokens_seen
 from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
-    "none": "each with all of the model's state",
+    "none": "each with the whole model state",
     "optimizer": "each with its share of optimizer and gradients",
     "full": "each with its share of weights, gradients and optimizer",
 }
 
 
 def print_header(config, model, dataset, device):
-    """Prints the header. model: a GPT; dataset: what data.open_dataset returned."""
+    """Prints the header. model: a GPT; dataset: a Dataset."""
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(model) * tokens_seen(config.max_steps, config)
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -35,7 +35,7 @@ def print_header(config, model, dataset, device):
 
 
 def choices(config, device):
-    """{name: what was chosen on this machine, and why}."""
+    """Returns {name: choice made on this machine and its reason}."""
     chosen = {
         "device": f"CPU, {torch.get_num_threads()} threads",
         "dtype": dtype(config, device),
@@ -60,7 +60,7 @@ def choices(config, device):
 
 def dtype(config, device):
     chosen = machine.choose_dtype(config.dtype, device)
-    why = "as asked"
+    why = "as requested"
     if config.dtype == "auto":
         why = "bfloat16 is native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
     return f"{chosen} ({why})".removeprefix("torch.")
@@ -77,7 +77,7 @@ def optimizer(config, device):
 
 def memory(config, device):
     if not config.keep_memory:
-        return "freed memory goes back to the system"
+        return "freed memory returns to the system"
     if device.type == "cuda":
         return "freed memory is kept, in expandable segments"
     if machine.GLIBC:

@@ -1,7 +1,7 @@
-"""The memory of a run: finds the micro-batch that fits, warns if a step may not fit, explains where memory ran out.
+"""Memory of a run: finds the largest micro-batch that fits, warns if a step may not fit, explains out-of-memory errors.
 
-lab/advise.py predicts what a step takes, lab/measure.py tries it. Both are asked in a child process: nothing here
-imports the training step, and a child that ends leaves no memory taken.
+lab/advise.py predicts the memory of a step and lab/measure.py tries it, both in a child process, because this module
+must not import the training step and because a child returns all its memory when it exits.
 """
 
 import bisect
@@ -20,18 +20,18 @@ from nanoladder import checkpoint, machine, parallel
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
-MARGIN = 0.1  # share of the memory that stays free: for what kernels allocate, fragmentation, errors of the prediction
+MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
 
 
 # -- before training
 
 
 def resolve_micro_batch(config, device):
-    """Returns the config with micro_batch_size as a number, the same in every process.
+    """Returns the config with a numeric micro_batch_size, the same in every process. vocab_size must be known.
 
-    Given "auto", tries micro-batches in child processes, and prints what was chosen and why. Given a number on a CPU,
-    where the system may kill a process that takes too much, prints a warning if a step is predicted not to fit.
-    Raises MemoryError if not even one sequence fits. vocab_size has to be known.
+    Given "auto", tries micro-batches in child processes and prints the choice and its reason. Given a number on a CPU,
+    prints a warning if a step is predicted not to fit, because the system may kill the process without a message.
+    Raises MemoryError if not even one sequence fits.
     """
     if config.memory_gb and device.type == "cuda":
         machine.limit_memory(device, config.memory_gb * 1e9)
@@ -47,8 +47,8 @@ def resolve_micro_batch(config, device):
 def find_micro_batch(config, device):
     """Returns the largest micro_batch_size whose trial fits, and the reason as text. Raises MemoryError if none fits.
 
-    Starts from the prediction. A trial that runs out of memory is followed by the next smaller divisor of this
-    process's share of the batch; one that leaves room, as compiled steps often do, by the next larger.
+    Starts from the prediction and tries divisors of this process's share of the batch: the next smaller one while
+    trials run out of memory, the next larger one while they leave room, as compiled steps often do.
     """
     available = available_bytes(config, device)
     sizes = divisors(config.batch_size // parallel.world_size())
@@ -74,7 +74,7 @@ def find_micro_batch(config, device):
 
 
 def trial(config, size, device, available):
-    """Bytes that two steps with micro-batches of `size` take in a process of their own; None if they do not fit.
+    """Runs two steps with micro-batches of `size` in a child process. Returns the bytes they take, None if too many.
 
     Raises BadInput if they fail for another reason.
     """
@@ -83,7 +83,7 @@ def trial(config, size, device, available):
     tried = dataclasses.replace(
         config,
         micro_batch_size=size,
-        batch_size=min(2 * size, share),  # the second micro-batch adds to the gradients of the first
+        batch_size=min(2 * size, share),  # two micro-batches, so that gradients accumulate
         batch_warmup_steps=0,
         num_workers=0,
         device=str(device),
@@ -92,14 +92,14 @@ def trial(config, size, device, available):
     process = run_child("lab.measure", "trial", config=tried)
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])["bytes"]
-    if process.returncode < 0 or machine.is_out_of_memory(process.stderr):  # below 0: killed, perhaps by the system
+    if process.returncode < 0 or machine.is_out_of_memory(process.stderr):  # negative: killed by a signal
         return None
     reason = (process.stderr.strip().splitlines() or ["no error message"])[-1].removeprefix("error: ")
     raise BadInput(f"micro_batch_size=auto: the trial of {size} failed: {reason}; expected a step that runs")
 
 
 def warn_if_too_large(config, device):
-    """Prints one line if a step is predicted not to fit. Predicts, which takes seconds, only if it is a close call."""
+    """Prints one line if a step is predicted not to fit. Skips the prediction, which takes seconds, for small steps."""
     available = available_bytes(config, device)
     if estimate_peak(config, parallel.world_size()) < available / 4:
         return
@@ -119,15 +119,15 @@ def warn_if_too_large(config, device):
 
 
 def is_out_of_memory(error):
-    """True if an exception says that memory ran out: a GPU's, a CPU's, or Python's."""
+    """True if an exception reports that GPU, CPU or Python memory ran out."""
     return isinstance(error, RuntimeError | MemoryError) and bool(machine.is_out_of_memory(summary(error)))
 
 
 def explain(config, device, available, error):
-    """Prints why memory ran out, what a step's memory is made of and what to change; once over all processes.
+    """Prints why memory ran out, the parts of a step's memory and what to change. Only one process prints.
 
-    config: micro_batch_size may be "auto" and vocab_size 0 still. available: bytes that the run could take, measured
-    before it took any; 0: what is free now. The model's memory is released first, unless the caller refers to it.
+    config: micro_batch_size may still be "auto" and vocab_size 0. available: bytes available to the run before it
+    allocated any; 0 for the bytes free now. Releases the model's memory first, unless the caller holds references.
     """
     lines = [f"error: out of memory: {summary(error)}"]
     if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
@@ -141,14 +141,14 @@ def explain(config, device, available, error):
     except RuntimeError as another:
         if not is_out_of_memory(another):
             raise
-        lines[0] += "; not even CUDA's context fits: end what else runs on the GPU, or choose another --device"
+        lines[0] += "; not even CUDA's context fits: end other processes on the GPU, or choose another --device"
     print("\n".join(lines), file=sys.stderr)
 
 
 def explanation(config, device, available):
-    """Yields lines: the parts of a step's peak, what to change (the cheapest first), where the run can go on from.
+    """Yields lines: the parts of a step's peak, what to change (cheapest first), the checkpoint to resume from.
 
-    The first two are missing if nothing can be predicted, for want of memory or of the optimizer's package.
+    Omits the first two if the prediction fails for lack of memory or of the optimizer's package.
     """
     advice = ask("savings", config, device, available)
     if advice:
@@ -159,18 +159,18 @@ def explanation(config, device, available):
         if peak < available:
             yield "That should fit: another process may have taken memory, or the free memory is fragmented."
         if savings:
-            yield "What to change, the cheapest first, each with the peak that it is predicted to lead to alone:"
+            yield "What to change, cheapest first, each with the predicted peak of that change alone:"
         fits = next((change for change, less in savings if less < (1 - MARGIN) * available), None)
         for change, less in savings:
             yield f"  {change:<26}{gb(less):>9}{'  the first that fits' * (change == fits)}"
         if savings and not fits:
-            yield "None of them is enough alone: combine several, or choose a smaller model or context_length."
+            yield "No single change is enough: combine several, or choose a smaller model or context_length."
     for path in checkpoint.found(Path(config.out_dir))[:1]:
         yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
 
 
 def summary(error):
-    """The type and the first line of an exception."""
+    """Returns the type and the first line of an exception."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -178,9 +178,9 @@ def summary(error):
 
 
 def ask(question, config, device, available):
-    """The answer of lab/advise.py, a dict, about steps that leave MARGIN of the memory free; {} if it fails.
+    """Returns the answer of lab/advise.py, a dict, for steps that leave MARGIN of the memory free; {} if it fails.
 
-    No failure is reported: every caller can do without a prediction, which needs one thread and no GPU.
+    Ignores failures, because every caller can proceed without a prediction. Uses one thread and no GPU.
     """
     options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
     config = dataclasses.replace(config, device=str(device))
@@ -192,9 +192,9 @@ def ask(question, config, device, available):
 
 
 def run_child(module, *words, config, **environment):
-    """Runs `python -m module words --key=value ...`, given every key of the config, outside torchrun's group.
+    """Runs `python -m module words --key=value ...` with every key of the config, outside torchrun's process group.
 
-    -P keeps the working directory off the path: a train.py in it is not ours.
+    -P keeps the working directory off sys.path, in case it contains another train.py.
     """
     keys = [f"--{key}={value}" for key, value in dataclasses.asdict(config).items()]
     inherited = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
@@ -211,12 +211,12 @@ def run_child(module, *words, config, **environment):
 
 
 def available_bytes(config, device):
-    """Bytes that this process may take: memory_gb, or its share of what is free on the device."""
+    """Bytes that this process may allocate: memory_gb, or its share of the device's free memory."""
     return config.memory_gb * 1e9 or machine.free_memory(device)
 
 
 def estimate_peak(config, world_size):
-    """A lower estimate of a step's bytes, by arithmetic alone: weights, gradients, and most of the activations."""
+    """Lower estimate of a step's peak bytes, by arithmetic alone: weights, gradients and most activations."""
     own = share_of_process(config, world_size)
     n_params = 12 * own.n_layer * own.n_embd**2 + (own.vocab_size + own.context_length) * own.n_embd
     n_blocks = own.n_layer if own.checkpointing == "none" else 1
@@ -225,22 +225,22 @@ def estimate_peak(config, world_size):
 
 
 def block_activations(config, device_type="cpu"):
-    """Bytes of activations that one block keeps for a micro-batch: equation 2 of Korthikanti et al. 2022.
+    """Activation bytes that one block keeps for a micro-batch (Korthikanti et al. 2022, equation 2).
 
-    That is s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads, in half precision with dropout.
-    The 34 and the 5 count two bytes a number and one byte an element of a dropout mask; without dropout there are no
-    masks, in float32 a number has four bytes, and fused attention keeps no a·s/h. A real block keeps more under
-    autocast, whose residual stream is float32 and which also copies the weights, and less if it is recomputed.
+    In half precision with dropout: s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads. The 34
+    and the 5 count two bytes per number and one byte per element of a dropout mask. Without dropout there are no masks,
+    in float32 a number takes four bytes, and fused attention drops the a·s/h term. A real block keeps more under
+    autocast, which has a float32 residual stream and also copies the weights, and less if it is recomputed.
     """
     s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
     number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
-    linear = 16 * number + 2 * mask  # inputs of the norms, the products and GELU
+    linear = 16 * number + 2 * mask  # inputs of the norms, the matrix products and GELU
     quadratic = number + mask * (number + 1) if config.attention == "matmul" else 0  # softmax, then its dropout
     return s * b * h * linear + a * s * s * b * quadratic
 
 
 def product_dtype(config, device_type):
-    """The name of the dtype of matrix products. On a GPU "auto" counts as bfloat16: float16 has as many bytes."""
+    """Name of the dtype of matrix products. On a GPU, "auto" counts as bfloat16; float16 has the same size."""
     if config.dtype != "auto":
         return config.dtype
     if device_type == "cuda":
@@ -249,14 +249,14 @@ def product_dtype(config, device_type):
 
 
 def share_of_process(config, world_size):
-    """The config with batch_size and micro_batch_size of one of world_size processes."""
+    """Returns the config with the batch_size and micro_batch_size of one of world_size processes."""
     batch_size = config.batch_size // world_size
     micro_batch_size = min(config.micro_batch_size or batch_size, batch_size)
     return dataclasses.replace(config, batch_size=batch_size, micro_batch_size=micro_batch_size)
 
 
 def divisors(n):
-    """The divisors of n, ascending."""
+    """Divisors of n, ascending."""
     return [size for size in range(1, n + 1) if n % size == 0]
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a run: metrics.jsonl, the progress bar and the lines on the terminal."""
+"""Metrics of a run: metrics.jsonl, the progress bar and the lines on the terminal."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from nanoladder.errors import BadInput
 from nanoladder.run.plot import plot
 from nanoladder.run.trackers import Tracker
 
-COLUMNS = [  # key, label and format of what a line on the terminal shows
+COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("step", "step", "5d"),
     ("train_loss", "train", ".4f"),
     ("val_loss", "val", ".4f"),
@@ -32,16 +32,19 @@ COLUMNS = [  # key, label and format of what a line on the terminal shows
 def flops_per_token(model):
     """Floating-point operations to train a GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
-    The estimate of Chowdhery et al. 2022 (PaLM), appendix B. It ignores recomputation and the causal mask, so it is the
-    same for every stage.
+    Follows Chowdhery et al. 2022 (PaLM), appendix B. Ignores recomputation and the causal mask, so every stage has the
+    same count.
     """
     c = model.config
-    multiplied = model.n_params - c.context_length * c.n_embd  # without positions
+    multiplied = model.n_params - c.context_length * c.n_embd  # all but the position embedding
     return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
 
 
 def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):
-    """Metrics of n_steps that took `seconds` over `tokens`; none if no step was timed. peak_flops: FLOP/s or None."""
+    """Returns step_ms, tokens_per_s and mfu of n_steps that took `seconds` for `tokens` tokens; {} for 0 steps.
+
+    peak_flops: FLOP/s of all devices, or None to omit mfu.
+    """
     if not n_steps:
         return {}
     rate = tokens / seconds
@@ -50,9 +53,9 @@ def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):
 
 
 def bits_per_byte(loss, meta):
-    """Nats per token -> {"val_bpb": bits per byte of the validation text}, comparable across tokenizers.
+    """Converts nats per token to {"val_bpb": bits per byte of the validation text}, comparable across tokenizers.
 
-    Empty if the dataset does not record the size of its text.
+    Returns {} if the dataset does not record its size in bytes.
     """
     if "bytes" not in meta:
         return {}
@@ -60,7 +63,7 @@ def bits_per_byte(loss, meta):
 
 
 def read_metrics(path):
-    """Rows of a metrics.jsonl, without a last line that was cut off; none if there is no file."""
+    """Returns the rows of a metrics.jsonl, skipping a truncated last line; [] if there is no file."""
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -70,7 +73,10 @@ def read_metrics(path):
 
 
 class Metrics:
-    """Writes the metrics of a run to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and, if asked, wandb."""
+    """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and, if enabled, wandb.
+
+    Raises BadInput if out_dir cannot be written.
+    """
 
     def __init__(self, config, start_step):
         self.config = config
@@ -87,7 +93,7 @@ class Metrics:
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
     def first_step(self, seconds):
-        """Prints the time of the first step, which no metric counts: it touches new memory and compiles."""
+        """Prints the time of the first step, which is excluded from the metrics: it touches new memory and compiles."""
         text = f"first step: {seconds:.1f} s"
         if self.config.compile:
             cache = torch._dynamo.utils.counters["inductor"]
@@ -96,8 +102,8 @@ class Metrics:
         tqdm.write(text)
 
     def write(self, row):
-        """Keeps one row of metrics and shows it: in the bar on a terminal, as a line elsewhere."""
-        row = {key: value for key, value in row.items() if math.isfinite(value)}  # float16 may skip a step
+        """Stores one row of metrics and shows it: in the progress bar on a terminal, else as a line."""
+        row = {key: value for key, value in row.items() if math.isfinite(value)}  # inf in a skipped float16 step
         self.rows.append(row)
         self.append(row)
         self.tracker.log(row)
@@ -108,7 +114,7 @@ class Metrics:
         self.bar.set_postfix_str(line.partition("  ")[2])
 
     def append(self, row):
-        """Adds a row to the file. If that fails, training goes on, and the next row brings all that are missing."""
+        """Appends a row to the file. If that fails, training continues and the next call writes all missing rows."""
         try:
             if self.behind:
                 self.write_all()
@@ -129,19 +135,19 @@ class Metrics:
 
     def __exit__(self, failure, *_):
         self.bar.close()
-        crashed = failure and issubclass(failure, Exception)  # perhaps out of memory, and drawing takes some
+        crashed = failure and issubclass(failure, Exception)  # possibly out of memory, which plotting needs
         if self.rows and not crashed:
             try:
                 plot(self.rows, self.folder / "loss.png", self.folder.name)
             except OSError as error:
-                print(f"warning: loss.png is not drawn: {error}", file=sys.stderr)
+                print(f"warning: cannot write loss.png: {error}", file=sys.stderr)
         self.tracker.finish()
         if self.behind and failure is None:
             sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
 
 
 class NoMetrics:
-    """Stands in for Metrics in every process but the first: does nothing."""
+    """Does nothing; replaces Metrics in every process but the first."""
 
     def first_step(self, seconds):
         pass

@@ -1,10 +1,10 @@
-"""The curves of a run as a picture, loss.png."""
+"""Curves of a run, loss.png."""
 
 from nanoladder import files
 
 
 def plot(rows, path, title):
-    """Draws loss, learning rate and throughput over the steps into a PNG. rows: metrics, a dict a step."""
+    """Plots loss, learning rate and throughput over steps to a PNG. rows: one dict of metrics per logged step."""
     import matplotlib
 
     matplotlib.use("Agg")

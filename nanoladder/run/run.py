@@ -1,4 +1,4 @@
-"""The housekeeping of a training run in one object."""
+"""Run, the object that does the housekeeping of a training run."""
 
 import contextlib
 import dataclasses
@@ -21,21 +21,21 @@ from nanoladder.run.signals import Signals
 
 
 class Run:
-    """Everything a training run does besides training: resumes, logs, saves, watches for faults, ends on a signal.
+    """Housekeeping of a training run: resumes, logs, saves, watches for faults, stops on a signal.
 
-    In the order of use: `with Run(config)`, `resolve`, `begin`, `steps`, and in every step `log_step`,
-    `log_evaluation` if `due`, `save_if_due`. If memory runs out or the compiler fails, `with` ends in an explanation.
+    Call order: `with Run(config)`, `resolve`, `begin`, `steps`; in every step `log_step`, `log_evaluation` if `due`,
+    `save_if_due`. Leaving the `with` block explains running out of memory and torch.compile errors.
     """
 
     def __init__(self, config):
         self.config, self.device = config, machine.choose_device(config.device)
-        self.available = 0  # bytes that the run may take, once resolve has measured them
-        self.contexts = contextlib.ExitStack()  # what begin opens
+        self.available = 0  # bytes available to the run, set by resolve
+        self.contexts = contextlib.ExitStack()  # opened by begin
 
     # -- before the first step
 
     def resolve(self, dataset, device):
-        """The config with every choice made: vocab_size from the dataset, and micro_batch_size=auto as a number.
+        """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
         Raises BadInput if the config cannot run on the device, or if processes differ in their config or data.
         """
@@ -49,7 +49,10 @@ class Run:
         return self.config
 
     def begin(self, model, optimizer, scaler=None):
-        """Resumes or starts as init_from says, prints the header, and opens what the run writes to."""
+        """Resumes or starts according to init_from, prints the header, opens metrics and checkpoints.
+
+        Raises BadInput if there is nothing to resume, or out_dir holds another run or cannot be written.
+        """
         config = self.config
         self.model, self.optimizer = model, optimizer
         self.scaler = scaler or torch.amp.GradScaler(enabled=False)
@@ -80,12 +83,12 @@ class Run:
                 return
 
     def due(self, interval):
-        """True if an interval ends at this step. The last step ends every interval but 0, which means never."""
+        """True if this step ends an interval of `interval` steps (0: never). The last step ends every interval."""
         step = self.progress["step"]
         return interval > 0 and (step % interval == 0 or step == self.config.max_steps)
 
     def log_step(self, lr, loss, grad_norm):
-        """Keeps the numbers of a training step, which may still be on the device; makes a row of them if one is due."""
+        """Records a training step, whose loss and grad_norm may still be on the device. Fills a row if one is due."""
         config, progress = self.config, self.progress
         step = progress["step"]
         progress["interval_loss"] += loss.double() if torch.is_tensor(loss) else loss
@@ -110,7 +113,7 @@ class Run:
             self.clock.stop()
 
     def throughput(self, step):
-        """Metrics of the lap that ends with this step."""
+        """Returns the throughput metrics of the lap that ends with this step."""
         tokens = data.tokens_seen(step, self.config) - data.tokens_seen(self.lap_began, self.config)
         n_steps, self.lap_began = step - self.lap_began, step
         peak = machine.peak_flops(self.device)
@@ -122,7 +125,7 @@ class Run:
         self.row |= {"val_loss": val_loss, **bits_per_byte(val_loss, self.dataset.meta)}
 
     def save_if_due(self):
-        """Writes this step's row, if there is one, and a checkpoint if it is due or the best so far."""
+        """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best."""
         progress = self.progress
         best = self.row.get("val_loss", math.inf) < progress["best_val_loss"]
         if best:
@@ -147,7 +150,7 @@ class Run:
             explain_failure(error, self.config, self.device, self.available)
 
     def end_on_signal(self):
-        """Ends the program with exit code 128 + n if signal n ended the run before its last step."""
+        """Exits with code 128 + n if signal n ended the run before its last step."""
         received, step = self.signals.received, self.progress["step"]
         if received and step < self.config.max_steps:
             saved = f"saved in {self.config.out_dir}" if self.config.save_interval else "not saved, as save_interval=0"
@@ -156,7 +159,10 @@ class Run:
 
 
 def start_from(config, model, optimizer, scaler):
-    """Fills model, optimizer and scaler as init_from says. Returns the progress, a dict: how far the run has come."""
+    """Loads model, optimizer and scaler according to init_from. Returns the progress dict.
+
+    Raises BadInput if there is nothing to resume, or out_dir holds a run and neither init_from nor overwrite allows it.
+    """
     progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
     saved = checkpoint.found(Path(config.out_dir))
     if config.init_from == "resume" or (config.init_from == "auto" and saved):
@@ -175,8 +181,11 @@ def start_from(config, model, optimizer, scaler):
 
 
 def prepare_out_dir(config, start_step, dataset):
-    """Makes out_dir, with a copy of the dataset's tokenizer; a new run removes the one that it replaces."""
-    if parallel.rank():  # the first process does
+    """Creates out_dir and copies the dataset's tokenizer; removes checkpoints that the run replaces.
+
+    Raises BadInput if out_dir cannot be written.
+    """
+    if parallel.rank():  # rank 0 does this
         return
     folder = Path(config.out_dir)
     try:

@@ -1,4 +1,4 @@
-"""What asks a run to save, or to save and end: the minutes between checkpoints, and signals."""
+"""Triggers to save, or to save and end: a timer and signals."""
 
 import os
 import signal
@@ -6,13 +6,13 @@ import time
 
 from nanoladder import parallel
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM can be told to send SIGUSR1 before a job's end
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM can send SIGUSR1 before a job's time limit
 
 
 class Signals:
-    """Lets a signal wait for the end of a step, on which all processes agree; a second SIGINT ends at once.
+    """Defers a signal to the end of a step, the same in all processes; a second SIGINT exits at once.
 
-    received: the signal that ends the run, once all processes agree; None so far.
+    received: the signal that ends the run, None until all processes agree on one.
     """
 
     def __init__(self, save_every_minutes):
@@ -30,14 +30,14 @@ class Signals:
 
     def receive(self, number, _):
         if number == self.number == signal.SIGINT:
-            os._exit(128 + number)  # files are whole at every instant
+            os._exit(128 + number)  # safe: file writes are atomic
         self.number = number
         if parallel.rank() == 0:
             text = f"\n{signal.Signals(number).name} received: the run ends after this step\n"
-            os.write(2, text.encode())  # a print may be what was interrupted
+            os.write(2, text.encode())  # print is not reentrant
 
     def save_due(self):
-        """True if the run should save after this step: the minutes are over, or a signal came. Call it every step."""
+        """True if the run should save after this step: the timer expired or a signal arrived. Call it every step."""
         now = time.monotonic()
         due = parallel.rank() == 0 and now - self.due_since >= self.seconds
         if due:

@@ -1,4 +1,4 @@
-"""Experiment trackers: wandb. Whatever goes wrong in a tracker, training goes on."""
+"""Experiment trackers: wandb. A failing tracker never stops training."""
 
 import dataclasses
 import sys
@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 
 class Tracker:
-    """Sends metrics to wandb if the config asks for it; else does nothing."""
+    """Sends metrics to wandb if config.wandb enables it; else does nothing."""
 
     def __init__(self, config):
         self.run = None
@@ -36,7 +36,7 @@ class Tracker:
         self.attempt(lambda run: run.finish())
 
     def attempt(self, action):
-        """Calls action(run); after an error the tracker is no longer used."""
+        """Calls action(run). Disables the tracker after an error."""
         try:
             if self.run:
                 action(self.run)

@@ -48,7 +48,7 @@ def contents(config):
 
 def command_of(line):
     """The words of the command that a fault names."""
-    *_, python, m, module = (words := shlex.split(line.rpartition("To see where it begins: ")[2]))[:3]
+    *_, python, m, module = (words := shlex.split(line.rpartition("To find its origin: ")[2]))[:3]
     assert (python, m, module) == ("python", "-m", "lab.replay")
     return words[3:]
 

@@ -326,7 +326,7 @@ def test_a_config_that_is_not_resolved_yet_is_explained_by_a_child(config, monke
     text = "\n".join(explained(unresolved, available=1e6))
     one = replace(config, micro_batch_size=1, vocab_size=vocabulary(config), attention="matmul")
     assert f"A step is predicted to take {memory.gb(predict.predict_memory(one).peak)}, of 0.001 GB" in text
-    assert "--attention=sdpa" in text and "None of them is enough alone" in text
+    assert "--attention=sdpa" in text and "No single change is enough" in text
 
 
 def vocabulary(config):
@@ -340,7 +340,7 @@ def test_a_gpu_that_others_have_filled_is_named_in_one_line(config, monkeypatch,
     monkeypatch.setattr(machine, "free_memory", full)
     memory.explain(config, torch.device("cuda", 0), 0, MemoryError())
     line = capsys.readouterr().err
-    assert line.endswith("end what else runs on the GPU, or choose another --device\n") and line.count("\n") == 1
+    assert line.endswith("end other processes on the GPU, or choose another --device\n") and line.count("\n") == 1
 
 
 @pytest.mark.parametrize(
