@@ -1,4 +1,4 @@
-"""The machine that trains: its device, its precision, its memory. Nothing in this room knows of models or runs."""
+"""Hardware and its settings: device, precision, memory. Not here: anything that depends on a model or a run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,

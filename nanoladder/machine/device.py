@@ -1,4 +1,4 @@
-"""The device of this process, and which kernels and compilers it has."""
+"""Device of this process, with its attention kernels, its compiler and its peak FLOP/s."""
 
 import contextlib
 import importlib.util
@@ -21,8 +21,8 @@ ATTENTION_KERNELS = {
     "math": torch.backends.cuda.enable_math_sdp,
 }
 
-# Dense peaks in TFLOP/s of bfloat16 (of float16 on GPUs without it), from NVIDIA's datasheets. The first entry whose
-# name is part of the device's name counts; an unlisted device has no MFU rather than a wrong one.
+# Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), from NVIDIA's datasheets. The first entry contained in
+# the device's name applies; an unlisted device reports no MFU.
 PEAK_TFLOPS = {
     "H200 NVL": 835,
     "H200": 989,
@@ -42,7 +42,7 @@ PEAK_TFLOPS = {
 
 
 def choose_device(name):
-    """The device of that name; auto is the GPU if there is one, else the CPU. Raises BadInput if it is missing."""
+    """Returns the named device; "auto" is the GPU if there is one, else the CPU. Raises BadInput if it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -60,41 +60,41 @@ def choose_device(name):
 
 
 def find_compiler(device):
-    """The compiler behind torch.compile on this device. Raises BadInput if it is not installed."""
+    """Returns the name of the compiler behind torch.compile on this device. Raises BadInput if it is not installed."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise BadInput("compile=True needs triton on a GPU; install it, or go without: --compile=False")
+            raise BadInput("compile=True needs triton on a GPU; install it, or use --compile=False")
         found = next((c for c in (os.environ.get("CC"), "gcc", "clang") if c and shutil.which(c)), None)
         if found is None:
-            raise BadInput("compile=True needs a C compiler for triton; install gcc, or go without: --compile=False")
+            raise BadInput("compile=True needs a C compiler for triton; install gcc, or use --compile=False")
         return f"triton and {found}"
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        raise BadInput(f"compile=True needs a C++ compiler and {compiler} is missing; install g++, or --compile=False")
+        raise BadInput(f"compile=True needs a C++ compiler, but {compiler} is missing; install g++, or --compile=False")
     return compiler
 
 
 def attention_kernel(config, device):
-    """The kernel that computes attention here. Raises BadInput if the requested one cannot."""
+    """Describes the attention kernel that this config uses. Raises BadInput if none supports it."""
     if config.attention == "matmul":
         return "matmul, the (T, T) matrix in memory"
     shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
     kernel = SDPBackend.ERROR
     q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
-    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # a CPU raises if no kernel is left
-        warnings.simplefilter("ignore")  # they say why a kernel was passed over
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # on a CPU, raises if no kernel is enabled
+        warnings.simplefilter("ignore")  # PyTorch warns about each kernel that it rejects
         kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
     if kernel == SDPBackend.ERROR:
         raise BadInput(
             f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
-            f"dropout={config.dropout} on {device.type}; expected one that has, such as attention=sdpa"
+            f"dropout={config.dropout} on {device.type}; expected one that does, such as attention=sdpa"
         )
     return f"{kernel.name.lower()} kernel"
 
 
 def configure(config, device):
-    """Process-wide settings of PyTorch that are no stage of the ladder: determinism, denormals, attention kernels."""
-    torch.set_flush_denormal(True)  # gradients fade into denormals, up to 20 times slower on a CPU
+    """Applies process-wide PyTorch settings outside the ladder: denormals, determinism, attention kernels."""
+    torch.set_flush_denormal(True)  # denormal gradients are up to 20 times slower on a CPU
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(config.deterministic)
@@ -118,10 +118,10 @@ def check(config, device):
 
 
 def peak_flops(device):
-    """Dense half-precision FLOP/s of a CUDA device by its datasheet, None for any other device."""
+    """Dense half-precision FLOP/s of a CUDA device from its datasheet; None for unlisted devices and CPUs."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    other = "(?! Laptop| D\\b|.* MIG )"  # smaller variants, and slices of a GPU
+    other = "(?! Laptop| D\\b|.* MIG )"  # smaller variants and MIG slices do not match
     matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b{other}", name))
     return next((peak * 1e12 for peak in matches), None)

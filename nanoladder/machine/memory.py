@@ -1,4 +1,4 @@
-"""The memory of this machine: what is free, what a process may take, and keeping what was freed."""
+"""Memory of this machine: free bytes, limits for a process, peak usage, and the allocators."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 
 
 def keep_freed_memory(device):
-    """Lets later allocations reuse freed memory, in this whole process, from now on."""
+    """Makes this process keep freed memory for later allocations instead of returning it to the system."""
     if device.type == "cuda":
         set_allocator("expandable_segments:True")
     elif GLIBC:
@@ -26,20 +26,20 @@ def keep_freed_memory(device):
 
 
 def set_allocator(settings):
-    """Configures CUDA's allocator, under the name that this PyTorch has for it."""
+    """Configures PyTorch's CUDA allocator, through whichever function this version has."""
     newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (newer or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def free_memory(device):
-    """Bytes that this process can take: of the GPU's memory, or its share of the machine's."""
+    """Bytes that this process can still allocate: GPU memory, or its share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     try:
         free = proc_bytes("/proc/meminfo", "MemAvailable")
     except OSError:  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # of a container; "max" is no limit
+    with contextlib.suppress(OSError, ValueError):  # a container's limit; "max" means none
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
         free = min(free, most - int(used[1]))
@@ -52,7 +52,7 @@ def free_memory(device):
 
 
 def limit_memory(device, size):
-    """Limits this process to `size` more bytes of GPU memory, or of memory on Linux; does nothing elsewhere."""
+    """Limits this process to `size` bytes of GPU memory, or to `size` more bytes of memory on Linux; else a no-op."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
@@ -64,20 +64,20 @@ def limit_memory(device, size):
 
 
 def proc_bytes(path, field):
-    """A field of a /proc file in bytes (the file counts in KiB). Raises OSError if there is no such file."""
+    """Returns a field of a /proc file, converted from KiB to bytes. Raises OSError if there is no such file."""
     lines = Path(path).read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def is_out_of_memory(text):
-    """True if an error's text says that memory ran out: a GPU's, a CPU's, Python's or a thread's."""
+    """True if an error message reports that GPU, CPU, Python or thread memory ran out."""
     causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError"
     return re.search(causes, text) is not None
 
 
 def peak_memory_gb(device):
-    """Peak memory so far in GB (1e9 bytes): allocated on a GPU, resident in the process on a CPU."""
+    """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

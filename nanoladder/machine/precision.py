@@ -1,4 +1,4 @@
-"""The dtypes of this machine: what matrix products are computed in, autocast, and the scaling that float16 needs."""
+"""Precision: the dtype of matrix products, autocast, gradient scaling for float16, and 8-bit libraries."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ from nanoladder.errors import BadInput
 
 
 def choose_dtype(name, device):
-    """The dtype of matrix products. auto: bfloat16 if it is native, else float16 on a GPU and float32 on a CPU."""
+    """Returns the dtype of matrix products. "auto": bfloat16 if native, else float16 on a GPU and float32 on a CPU."""
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
@@ -21,7 +21,7 @@ def choose_dtype(name, device):
 
 
 def autocast(model, name, device):
-    """The model with a forward that computes its matrix products in the chosen dtype; in float32 as it is."""
+    """Makes the model's forward run matrix products in the chosen dtype. Returns the model, unchanged for float32."""
     dtype = choose_dtype(name, device)
     if dtype != torch.float32:
         model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
@@ -29,25 +29,24 @@ def autocast(model, name, device):
 
 
 def gradient_scaler(name, device):
-    """Scales the loss so that small float16 gradients do not vanish, and skips steps that overflow.
+    """Returns a GradScaler, which keeps small float16 gradients from underflowing and skips steps that overflow.
 
-    In any other dtype the scaler is disabled: its methods pass everything through.
+    For any other dtype the scaler is disabled: its methods are no-ops.
     """
     return torch.amp.GradScaler(device.type, enabled=choose_dtype(name, device) == torch.float16)
 
 
 def eight_bit_library(device):
-    """The package that implements 8-bit optimizers here, torchao or bitsandbytes. Raises BadInput if none is."""
-    logging.disable(logging.WARNING)  # torchao lists the kernels that this machine lacks
-    warnings.filterwarnings("ignore", "OptimState8bit does not implement _stable_hash")  # it compiles all the same
+    """Returns the installed library of 8-bit optimizers, torchao or bitsandbytes. Raises BadInput if there is none."""
+    logging.disable(logging.WARNING)  # torchao warns about kernels that this machine lacks
+    warnings.filterwarnings("ignore", "OptimState8bit does not implement _stable_hash")  # compiles anyway
     try:
         importlib.import_module("torchao.optim")
     except ImportError:
         if device.type == "cuda" and importlib.util.find_spec("bitsandbytes"):
             return "bitsandbytes"
         raise BadInput(
-            "optimizer=adamw8bit needs torchao; install it: python -m pip install torchao, or go without: "
-            "--optimizer=adamw"
+            "optimizer=adamw8bit needs torchao; install it: python -m pip install torchao, or use --optimizer=adamw"
         ) from None
     finally:
         logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""The optimizers that PyTorch lacks, and the choice among all of them. AdamW itself is built in train.py."""
+"""Optimizers other than AdamW, and their choice by name. Not here: AdamW, which train.py builds."""
 
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
 from nanoladder.optim.eight_bit import adamw8bit

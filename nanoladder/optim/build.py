@@ -1,4 +1,4 @@
-"""Optimizers by name: PyTorch's, and the ones in this room."""
+"""Optimizers by name: PyTorch's and this package's."""
 
 from unittest.mock import patch
 
@@ -8,35 +8,35 @@ from nanoladder import machine
 from nanoladder.optim import lion
 from nanoladder.optim.galore import GaLore
 
-# The learning rate that suits an optimizer, as a multiple of AdamW's: from its paper if that names one, else from
-# `profile.py --mode=optimizers`, whose table in results/ brackets every optimizer.
+# Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
+# `profile.py --mode=optimizers`, whose table in results/ shows a lower and a higher one as well.
 RELATIVE_LR = {
     "sgd": 100.0,
-    "adafactor": 30.0,  # relative to the scale of a matrix, about 0.02
-    "muon": 2.0,  # Liu et al. 2025 scale updates for 1; over 0.6 million tokens 6 is better
-    "lion": 0.3,  # Chen et al. 2023 take 0.1 to 0.3
-    "galore": 1.0,  # with galore.SCALE; over 0.6 million tokens 3 is better
+    "adafactor": 30.0,  # Adafactor multiplies by a matrix's RMS, about 0.02
+    "muon": 2.0,  # Liu et al. 2025 scale updates to suit 1; over 0.6 million tokens, 6 is better
+    "lion": 0.3,  # Chen et al. 2023 use 0.1 to 0.3
+    "galore": 1.0,  # with galore.SCALE; over 0.6 million tokens, 3 is better
 }
 
 
 def scale_lr(lr, config):
-    """The learning rate of the config's optimizer that corresponds to AdamW's."""
+    """Converts AdamW's learning rate to that of the config's optimizer."""
     return lr * RELATIVE_LR.get(config.optimizer, 1.0)
 
 
 def build(groups, model, config):
-    """The optimizer named by the config, over two groups: decayed matrices, and the rest.
+    """Builds the optimizer named by the config. groups: two parameter groups, decayed matrices and the rest.
 
-    A step shrinks the weights as much as AdamW's would, whatever the multiple of the learning rate.
+    Weight decay is rescaled so that a step shrinks the weights as much as AdamW would, at any relative learning rate.
     """
     factor = RELATIVE_LR.get(config.optimizer, 1.0)
     groups = [{**group, "weight_decay": group["weight_decay"] / factor} for group in groups]
     device = groups[0]["params"][0].device
     if config.optimizer == "sgd":
         for group in groups:
-            group["weight_decay"] *= 1 - config.beta1  # the momentum adds up the decay, too
+            group["weight_decay"] *= 1 - config.beta1  # momentum accumulates the decay too
         momentum = {"momentum": config.beta1, "nesterov": config.beta1 > 0}
-        # foreach=False, here and below: one update in memory at a time
+        # foreach=False, here and below, keeps only one update in memory at a time
         return torch.optim.SGD(groups, lr=config.learning_rate, **momentum, foreach=False)
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=config.learning_rate, foreach=False)
@@ -45,7 +45,7 @@ def build(groups, model, config):
     hidden, rest = hidden_and_rest(groups, model.blocks)
     betas = config.beta1, config.beta2
     if config.optimizer == "muon":
-        # Updates as large as AdamW's usually are (Liu et al. 2025): one learning rate for both
+        # Updates of AdamW's usual size (Liu et al. 2025), so that both optimizers share a learning rate
         kind = torch.optim.Muon if machine.choose_dtype("auto", device) == torch.bfloat16 else Float32Muon
         first = kind(hidden, lr=config.learning_rate, adjust_lr_fn="match_rms_adamw")
     else:
@@ -55,7 +55,7 @@ def build(groups, model, config):
 
 
 class Float32Muon(torch.optim.Muon):
-    """PyTorch's Muon with its matrix products in float32: emulated bfloat16 takes a hundred times longer."""
+    """Muon with float32 matrix products, for CPUs on which bfloat16 is emulated and a hundred times slower."""
 
     def step(self, closure=None):
         with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
@@ -63,7 +63,7 @@ class Float32Muon(torch.optim.Muon):
 
 
 def hidden_and_rest(groups, blocks):
-    """Splits the groups into two lists: the matrices of the blocks, and everything else."""
+    """Splits the parameter groups into two lists: matrices inside the blocks, and all other parameters."""
     inside = set(blocks.parameters())
     decayed, others = groups
     hidden = [parameter for parameter in decayed["params"] if parameter in inside]
@@ -72,7 +72,7 @@ def hidden_and_rest(groups, blocks):
 
 
 class Combined(torch.optim.Optimizer):
-    """Several optimizers that act as one, each on its own groups."""
+    """Several optimizers combined into one; each updates its own parameter groups."""
 
     def __init__(self, *optimizers):
         for number, optimizer in enumerate(optimizers):

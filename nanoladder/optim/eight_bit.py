@@ -1,4 +1,4 @@
-"""AdamW with its state in 8 bits, by torchao or bitsandbytes."""
+"""8-bit AdamW, from torchao or bitsandbytes."""
 
 import torch
 
@@ -6,9 +6,9 @@ from nanoladder import machine
 
 
 def adamw8bit(groups, config):
-    """AdamW whose two averages take 8 bits a number, scaled in blocks of 256 (Dettmers et al. 2022).
+    """Builds AdamW with both moments quantized to 8 bits in blocks of 256 (Dettmers et al. 2022).
 
-    groups: parameter groups, a list of dicts. Raises BadInput if neither library is installed.
+    groups: list of parameter groups. Raises BadInput if neither library is installed.
     """
     options = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
     if machine.eight_bit_library(groups[0]["params"][0].device) == "bitsandbytes":
@@ -25,6 +25,6 @@ def adamw8bit(groups, config):
 
 
 def lr_to_tensor(optimizer, *_):
-    """Makes the learning rate a tensor: a compiled update would treat a number as a constant."""
+    """Converts the learning rate to a tensor, because a compiled update would treat a float as a constant."""
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)

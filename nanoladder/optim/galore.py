@@ -1,16 +1,16 @@
-"""GaLore."""
+"""GaLore (Zhao et al. 2024)."""
 
 import torch
 
-RANK = 1 / 4  # of a matrix's smaller side; Zhao et al. 2024 take a quarter to a half
-GAP = 200  # steps between new subspaces
-SCALE = 1.0  # of the update; the paper's 0.25 goes with a learning rate about four times AdamW's
+RANK = 1 / 4  # rank as a fraction of a matrix's smaller side; the paper uses a quarter to a half
+GAP = 200  # steps between subspace changes
+SCALE = 1.0  # factor of the update; the paper's 0.25 goes with a learning rate about four times AdamW's
 
 
 class GaLore(torch.optim.Optimizer):
-    """AdamW in the subspace of a matrix's largest singular vectors (Zhao et al. 2024, algorithm 2). Experimental.
+    """AdamW in the subspace of the gradient's top singular vectors (Zhao et al. 2024, algorithm 2). Experimental.
 
-    The state of a matrix (m, n), m <= n, is the basis (m, r) and two averages (r, n); if m > n, of its transpose.
+    State of a matrix (m, n) with m <= n: the basis (m, r) and two moments (r, n). If m > n: those of its transpose.
     """
 
     def __init__(self, groups, lr, betas):
@@ -30,9 +30,9 @@ class GaLore(torch.optim.Optimizer):
         step = state["step"] = state.get("step", 0) + 1
         if step % GAP == 1:
             rank = max(1, round(RANK * len(gradient)))
-            finite = gradient.nan_to_num()  # a GPU takes such a step anyway; run/faults.py names it
+            finite = gradient.nan_to_num()  # SVD rejects NaN; run/faults.py reports such a step on a GPU later
             left, _, _ = torch.linalg.svd(finite, full_matrices=False)
-            state["basis"] = left[:, :rank].clone()  # (m, r); the rest of left is freed
+            state["basis"] = left[:, :rank].clone()  # (m, r); the copy lets the rest of `left` be freed
         projected = state["basis"].T @ gradient  # (r, n)
         if step == 1:
             state["mean"], state["square"] = torch.zeros_like(projected), torch.zeros_like(projected)

@@ -1,12 +1,12 @@
-"""Updates in the backward: each parameter as soon as its gradient is there."""
+"""Optimizer updates during the backward pass."""
 
 import torch
 
 
 def update_in_backward(optimizer):
-    """Makes the backward update each parameter as soon as its gradient is there, then free it (Lv et al. 2023).
+    """Makes the backward update each parameter when its gradient is ready, then free the gradient (Lv et al. 2023).
 
-    The optimizer and its state stay the same. optimizer.norms collects the norm of each gradient.
+    The optimizer's state does not change. optimizer.norms collects the norm () of each gradient.
     """
     optimizer.norms = []
     for number, group in enumerate(optimizer.param_groups):
@@ -15,7 +15,7 @@ def update_in_backward(optimizer):
 
 
 def update_one(optimizer, number, parameter):
-    """Runs the optimizer's step on one parameter of the group with that number."""
+    """Runs the optimizer's step on one parameter of group `number`."""
     optimizer.norms.append(torch.linalg.vector_norm(parameter.grad))
     groups = optimizer.param_groups
     optimizer.param_groups = [{**groups[number], "params": [parameter]}]
@@ -25,7 +25,7 @@ def update_one(optimizer, number, parameter):
 
 
 def norm_of_updates(optimizer):
-    """Global norm of the gradients used since the last call."""
+    """Global norm () of the gradients applied since the last call."""
     norm = torch.linalg.vector_norm(torch.stack(optimizer.norms))
     optimizer.norms.clear()
     return norm

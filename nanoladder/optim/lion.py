@@ -1,4 +1,4 @@
-"""Lion."""
+"""Lion (Chen et al. 2023)."""
 
 import torch
 
@@ -6,7 +6,7 @@ BETA2 = 0.99  # Chen et al. 2023, table 12
 
 
 class Lion(torch.optim.Optimizer):
-    """Updates by the sign of an average of gradients (Chen et al. 2023, algorithm 2); state: one number a parameter."""
+    """Updates by the sign of the averaged gradient (Chen et al. 2023, algorithm 2). State: one average per weight."""
 
     def __init__(self, groups, lr, betas):
         super().__init__(groups, {"lr": lr, "betas": betas})

@@ -1,6 +1,6 @@
-"""Several processes, one a device: the group, data parallelism, sharding. Alone, nothing in this room does anything.
+"""Several processes, one per device: the process group, data parallelism, sharding. No-ops in a single process.
 
-Every process holds its share of the batch; gradients and losses are averaged over all.
+Each process trains on its share of the batch; gradients and losses are averaged over all processes.
 """
 
 from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last

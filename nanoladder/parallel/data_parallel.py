@@ -1,4 +1,4 @@
-"""Data parallelism: every process holds the model and trains on its share of each batch."""
+"""Data parallelism: every process trains a replica of the model on its share of each batch."""
 
 from torch import nn
 
@@ -6,16 +6,16 @@ from nanoladder.parallel.group import rank, world_size
 
 
 def share(batches):
-    """This process's share of every batch."""
+    """Returns this process's share of the batches, which have a method share(rank, world_size)."""
     return batches.share(rank(), world_size())
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):
-    """DDP (Li et al. 2020) that passes on the attributes of the model it wraps, and its plain weight names."""
+    """DDP (Li et al. 2020) that exposes the wrapped model's attributes and its state dict without a prefix."""
 
     def __init__(self, model, **options):
         super().__init__(model, **options)
-        self.broadcast_buffers = False  # constants
+        self.broadcast_buffers = False  # they are constants
 
     def __getattr__(self, name):
         try:
@@ -31,7 +31,7 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
 
 
 def synchronize_last(model, micro_batches):
-    """Yields the micro-batches; only the backward of the last one averages the gradients over the processes."""
+    """Yields the micro-batches. Only the last one's backward averages the gradients over processes."""
     *others, last = micro_batches
     synchronize(model, False)
     yield from others
@@ -40,7 +40,7 @@ def synchronize_last(model, micro_batches):
 
 
 def synchronize(model, on):
-    """Switches, before a forward, if its backward averages the gradients over the processes."""
+    """Turns gradient averaging over processes on or off. Call it before the forward."""
     if world_size() == 1:
         return
     if model.config.shard == "none":

@@ -1,7 +1,7 @@
-"""The process group: starting and leaving it, what its processes must agree on, and sums over all of them.
+"""Process group: joining and leaving it, agreement checks, and collective operations.
 
-`torchrun` starts the processes and tells each its place in environment variables. A single process needs no group:
-every function here then returns at once what it would have returned anyway.
+`torchrun` starts the processes and passes each its rank in environment variables. A single process needs no group:
+there, every function is a no-op or returns its input.
 """
 
 import dataclasses
@@ -21,14 +21,15 @@ def world_size():
 
 
 def rank():
-    """Number of this process, from 0."""
+    """Rank of this process, counted from 0; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def start(config, device):
-    """Joins the process group if torchrun started several processes. Returns the device of this process.
+    """Joins the process group if torchrun started several processes. Returns this process's device.
 
-    Raises BadInput if the config forbids it, or the batch or the devices cannot be divided among the processes.
+    Raises BadInput if the config does not support several processes, or if the batch or the devices do not divide
+    among them.
     """
     n, local_rank, local_n = (
         int(os.environ.get(name, default))
@@ -57,11 +58,11 @@ def start(config, device):
         torch.set_num_threads(max(1, n_cores // local_n))
     if not dist.is_initialized():
         store, number, _ = next(dist.rendezvous("env://"))
-        if local_n == n:  # a node's store survives restarts, with the addresses of dead processes
+        if local_n == n:  # on one node the store survives restarts and keeps addresses of dead processes
             store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         dist.init_process_group(backend, store=store, rank=number, world_size=n, device_id=device_id)
-    if rank() > 0:  # only the first process prints
+    if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return device
 
@@ -69,7 +70,7 @@ def start(config, device):
 def check_batch(config, n):
     """Raises BadInput unless each of n processes gets an equal share of the batch, in whole micro-batches."""
     if config.micro_batch_size == "auto":
-        config = dataclasses.replace(config, micro_batch_size=1)  # whatever auto finds will divide
+        config = dataclasses.replace(config, micro_batch_size=1)  # auto chooses a divisor
 
     def divides(batch_size):
         share, left_over = divmod(batch_size, n)
@@ -89,14 +90,14 @@ def check_batch(config, n):
 
 
 def stop():
-    """Leaves the group once every process has finished."""
+    """Waits for every process, then leaves the group."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
 def already_printed(line):
-    """True if another process has printed this line, as counted in the store where processes meet."""
+    """True if another process has printed this line, according to a counter in the rendezvous store."""
     try:
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))
         return store.add(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}: {line}", 1) > 1
@@ -105,7 +106,7 @@ def already_printed(line):
 
 
 def require_agreement(facts, what):
-    """Raises BadInput on every process if any process's facts, {name: value}, differ from the first one's."""
+    """Raises BadInput in every process if the facts, {name: value}, of any process differ from rank 0's. Collective."""
     if world_size() == 1:
         return
     everyone = [None] * world_size()
@@ -120,23 +121,23 @@ def require_agreement(facts, what):
 
 
 def broadcast_from_first(make):
-    """Calls make() in the first process and returns its result in all. Collective."""
+    """Calls make() in rank 0 and returns its result in every process. Collective."""
     values = [make() if rank() == 0 else None]
-    if world_size() > 1:  # over gloo, whose timeout can be raised: trials take long
+    if world_size() > 1:  # over gloo, with a long timeout: make() may take minutes
         group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
         dist.broadcast_object_list(values, group=group)
     return values[0]
 
 
 class LaggedMax:
-    """Maximum over all processes of the numbers passed to the previous call, which travel while a step runs.
+    """Maximum over all processes of the numbers passed to the previous call, reduced while a step runs. Collective.
 
-    In a single process: the numbers passed to this call.
+    A single process gets back the numbers passed to this call.
     """
 
     def __init__(self):
         several_gpus = world_size() > 1 and dist.get_backend() == "nccl"
-        self.group = dist.new_group(backend="gloo") if several_gpus else None  # the numbers stay on the host
+        self.group = dist.new_group(backend="gloo") if several_gpus else None  # the numbers are on the host
         self.in_flight = None
 
     def __call__(self, *numbers):
@@ -151,12 +152,12 @@ class LaggedMax:
 
 
 def all_reduce_mean(tensor):
-    """Mean of a tensor over all processes, on its device: the host does not wait."""
+    """Mean of a tensor over all processes, on its device, without a host synchronization. Collective."""
     return all_reduce_sum(tensor) / world_size() if world_size() > 1 else tensor
 
 
 def all_reduce_sum(tensor):
-    """Sum of a tensor over all processes, on its device."""
+    """Sum of a tensor over all processes, on its device. Collective."""
     if world_size() > 1:
         tensor = tensor.clone()
         dist.all_reduce(tensor)
@@ -164,7 +165,7 @@ def all_reduce_sum(tensor):
 
 
 def gather_rows(tensor):
-    """The tensors (n,) of all processes, stacked on the CPU: (world_size, n)."""
+    """Stacks the CPU tensors (n,) of all processes into (world_size, n). Collective."""
     everyone = [tensor]
     if world_size() > 1:
         everyone = [None] * world_size()

@@ -1,4 +1,4 @@
-"""Sharding (FSDP2): each process keeps its part of every tensor; and tensors that move between whole and sharded."""
+"""Sharding (FSDP2), and conversions between whole and sharded tensors."""
 
 import torch
 import torch.distributed as dist
@@ -10,18 +10,19 @@ from nanoladder.parallel.group import rank, world_size
 
 
 def fully_shard(model, config, device):
-    """Shards the model in place (FSDP2, Zhao et al. 2023): each process keeps its part of every tensor.
+    """Shards the model in place (FSDP2, Zhao et al. 2023): each process keeps its shard of every tensor.
 
-    A block is gathered before its forward and reduced after its backward. The rest belongs to the root and stays whole
-    until the backward is over: the token embedding with the head, so that they stay tied, positions and last norm.
+    FSDP gathers a block's weights before its forward and reduce-scatters its gradients after its backward. The root
+    group stays gathered until the backward ends: the tied token embedding and head, the position embedding and the
+    final norm. Raises BadInput if the 8-bit optimizer cannot be sharded.
     """
-    from torch.distributed import fsdp  # imported here, as is DTensor: a second that other runs need not wait
+    from torch.distributed import fsdp  # imported here, as DTensor is below: it takes a second that other runs save
 
     if config.optimizer == "adamw8bit":
         check_8_bits(model, config, device)
     mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
     dtype = choose_dtype(config.dtype, device)
-    # On a GPU a block is gathered in autocast's dtype; the norms of a CPU do not take half-precision weights.
+    # On a GPU, weights are gathered in autocast's dtype; on a CPU, LayerNorm does not support half-precision weights.
     half = dtype if device.type == "cuda" and dtype != torch.float32 else None
     policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
@@ -43,17 +44,17 @@ def check_8_bits(model, config, device):
 
 
 def full_tensor(tensor):
-    """The whole tensor, gathered if it is sharded. Collective."""
+    """Returns the whole tensor, gathered if it is sharded. Collective."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def gather_state(state):
-    """A copy of a state dict on the first process's CPU, sharded tensors gathered one by one. Collective."""
-    copies = {}  # one for each tensor, though tied ones occur twice
+    """Copies a state dict to rank 0's CPU, gathering sharded tensors; other ranks get None for tensors. Collective."""
+    copies = {}  # {id: copy}, so that tied tensors are copied once
 
     def copy(tensor):
         if id(tensor) not in copies:
-            whole = full_tensor(tensor.detach())  # one at a time on the device
+            whole = full_tensor(tensor.detach())  # only one whole tensor is on the device at a time
             copies[id(tensor)] = whole.to("cpu", copy=True) if rank() == 0 else None
         return copies[id(tensor)]
 
@@ -61,7 +62,7 @@ def gather_state(state):
 
 
 def local_shard(tensor, like):
-    """A whole tensor sharded as `like` is, if that is a shard of the same shape; else the tensor."""
+    """Shards a whole tensor as `like` if `like` is sharded and of the same shape; else returns the tensor."""
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -70,12 +71,12 @@ def local_shard(tensor, like):
 
 
 def local_rows(tensor, like):
-    """This process's rows of a whole tensor if `like` is sharded, else the tensor."""
+    """Returns this process's rows of a whole tensor if `like` is sharded, else the tensor."""
     return tensor.chunk(world_size())[rank()].clone() if hasattr(like, "placements") else tensor
 
 
 def as_shards(tensors, like):
-    """Local tensors, of as many rows in each process, as shards of whole ones if `like` is sharded."""
+    """Wraps local tensors, with equally many rows in each process, as DTensors if `like` is sharded."""
     if not hasattr(like, "placements"):
         return tensors
     from torch.distributed.tensor import DTensor
