@@ -1,27 +1,27 @@
-"""Checkpoints: saved whole or not at all, while training goes on; loaded exactly, or refused in one line.
+"""Checkpoints: saved atomically in the background; loaded exactly, or refused in one line.
 
-A checkpoint is one safetensors file, which any tool for that format reads. Its tensors:
+A checkpoint is one safetensors file, readable by any tool for that format. Its tensors:
 
-    <weight>                      a weight under its plain name; a tied one once, as token_embedding.weight
-    optimizer.<weight>.<state>    the optimizer's state of that weight; of an 8-bit tensor its parts: <state>.codes, ...
-    generators.<device>           random states, one row per process
+    <weight>                      a weight under its plain name; a tied weight once, as token_embedding.weight
+    optimizer.<weight>.<state>    optimizer state of that weight; an 8-bit tensor is stored as parts: <state>.codes, ...
+    generators.<device>           random generator states, one row per process
 
-Its metadata, each entry JSON but the last:
+Its metadata, all entries but the last in JSON:
 
     format_version                2
     config                        every key
     progress                      step, best_val_loss, interval_loss, interval_steps
-    scaler                        the loss scale of float16 and its history; else empty
-    optimizer                     the optimizer's state that is not a tensor, {weight: {state: value}}
-    sha256                        of everything else in the file, by format.digest
+    scaler                        state of float16's gradient scaler; else empty
+    optimizer                     non-tensor optimizer state, {weight: {state: value}}
+    sha256                        digest of everything else in the file, by format.digest
 
-Tensors are whole, however many processes trained: any number of processes, sharded or not, continues from a file.
-A run's folder holds last.safetensors (the newest), best.safetensors, and the most recent ones as
-step_00000250.safetensors and so on: up to three names of one file.
+Tensors are stored whole, so any number of processes, sharded or not, can resume from a file. A run's folder holds
+last.safetensors (the newest), best.safetensors (the lowest validation loss) and the most recent checkpoints as
+step_00000250.safetensors and so on. These are hard links: one file may have up to three names.
 
-Files: save.py writes, load.py reads, format.py is the layout above, check.py refuses what is not ours, folder.py knows
-a run's files, optimizer.py and generators.py turn what they are named after into plain tensors and back. Atomic writing
-is nanoladder/files.py; gathering shards is nanoladder/parallel.
+Files: save.py writes, load.py reads, format.py defines the layout, check.py validates, folder.py lists a run's files,
+optimizer.py and generators.py convert their state to plain tensors and back. Not here: atomic writes
+(nanoladder/files.py) and gathering shards (nanoladder/parallel).
 """
 
 from nanoladder.checkpoint.check import Damaged, config_of

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint held against its own config, and its config against ours."""
+"""Validation of a checkpoint against its own config, and of its config against the run's."""
 
 import dataclasses
 
@@ -9,22 +9,22 @@ from nanoladder.config import DEFAULTS, Config, check, typed
 from nanoladder.errors import BadInput
 
 PROGRESS = {"step": int, "best_val_loss": float, "interval_loss": float, "interval_steps": int}
-SHAPE = "n_layer n_head n_embd vocab_size bias"  # keys of the config that fix the shapes of the tensors
-MODEL = {*SHAPE.split(), "context_length", "pad_vocab_to", "compile"}  # keys of the config that the model reads
+SHAPE = "n_layer n_head n_embd vocab_size bias"  # config keys that determine tensor shapes
+MODEL = {*SHAPE.split(), "context_length", "pad_vocab_to", "compile"}  # config keys that the model reads
 
 
 class Damaged(BadInput):
-    """A file is no whole checkpoint of nanoladder."""
+    """Raised for a file that is not a complete nanoladder checkpoint."""
 
 
 def damage(path, error):
-    """Damaged, in one line, from whatever went wrong with a file."""
+    """Returns a Damaged exception, of one line, for an error while reading the file."""
     reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     return Damaged(f"{path} is damaged or not a checkpoint of nanoladder ({reason})")
 
 
 def check_contents(state):
-    """Raises ValueError or BadInput unless a checkpoint's progress is complete and its weights are as configured."""
+    """Raises ValueError or BadInput unless a checkpoint's progress is complete and its weights match its config."""
     progress, weights, names = state["progress"], state["model"], set()
     for key, kind in PROGRESS.items():
         if type(progress.get(key)) is not kind:
@@ -34,20 +34,20 @@ def check_contents(state):
     for name, shape in shapes(config_of(state)):
         tensor = weights.get(name)
         if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
-            raise ValueError(f"its {name} is not what its config says, float32 {tuple(shape)}")
+            raise ValueError(f"its {name} is not float32 {tuple(shape)}, as its config requires")
         names.add(name)
     if unknown := weights.keys() - names:
         raise ValueError(f"it has weights that its config's model does not have, such as {min(unknown)}")
 
 
 def config_of(state):
-    """The config of a checkpoint's model, defaults for the rest. Raises ValueError or BadInput if it is wrong."""
+    """Returns the config of a checkpoint's model, with defaults for other keys. Raises ValueError or BadInput."""
     values = state["config"]
     if values.keys() - DEFAULTS.keys():
         raise ValueError("its config has keys that this version does not know")
     for key, value in values.items():
         if type(value) not in (bool, int, float, str) or len(str(value)) > 4096:
-            raise ValueError(f"its config's {key} is no value")
+            raise ValueError(f"its config's {key} is not a valid value")
         typed(key, value, "its config")
     if missing := MODEL - values.keys():
         raise ValueError(f"its config has no {' and no '.join(sorted(missing))}")
@@ -57,7 +57,7 @@ def config_of(state):
 
 
 def shapes(config):
-    """Yields the name and the shape of every weight of a file, from a model of one block that takes no memory."""
+    """Yields (name, shape) of every weight in a file. Builds one block on the meta device, which takes no memory."""
     with torch.device("meta"):
         model = GPT(dataclasses.replace(config, n_layer=1))
     for name, parameter in model.named_parameters():  # a tied weight once
@@ -66,7 +66,7 @@ def shapes(config):
 
 
 def check_shape(ours, theirs, path):
-    """Raises BadInput unless a model of our config takes the weights of a checkpoint with the config `theirs`."""
+    """Raises BadInput unless weights of a checkpoint with config `theirs` fit a model with config `ours`."""
     for key in SHAPE.split():
         if getattr(ours, key) != theirs[key]:
             raise BadInput(f"{path} has {key}={theirs[key]}, the config {key}={getattr(ours, key)}; expected the same")

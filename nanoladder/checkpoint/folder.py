@@ -1,4 +1,4 @@
-"""The checkpoints in a run's folder: their names, their order, and their removal."""
+"""Checkpoints in a run's folder: names, order and removal."""
 
 import os
 
@@ -12,7 +12,7 @@ def step_name(step):
 
 
 def found(folder):
-    """A run's checkpoints in the order in which resuming tries them; if there are none, those of an older version."""
+    """Lists a run's checkpoints in the order in which resuming tries them; without any, those of format 1."""
     return current(folder) or outdated(folder)
 
 
@@ -21,7 +21,7 @@ def current(folder):
 
 
 def outdated(folder):
-    """Checkpoints of format 1, by the names that they had. Loading refuses them."""
+    """Lists checkpoints of format 1, which loading refuses."""
     return existing([folder / "last.pt", *sorted(folder.glob("step_*.pt")), folder / "best.pt"])
 
 
@@ -30,13 +30,13 @@ def existing(paths):
 
 
 def history(folder):
-    """The most recent checkpoints, {step: path}, the newest first."""
+    """Returns {step: path} of the most recent checkpoints, newest first."""
     paths = {path.stem.removeprefix("step_"): path for path in folder.glob("step_*.safetensors")}
     return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int, reverse=True)}
 
 
 def clear(folder, step):
-    """Removes what a run that begins after `step` replaces (at 0, everything) and what killed processes left half."""
+    """Removes checkpoints later than `step`, or all of them if it is 0, and temporary files of killed processes."""
     files.remove_temporaries(folder)
     later = [path for number, path in history(folder).items() if number > step]
     for path in later if step else current(folder) + outdated(folder):

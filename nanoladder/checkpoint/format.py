@@ -1,7 +1,7 @@
-"""The layout of a checkpoint file: a nested dict as safetensors and back, with a digest over everything.
+"""Layout of a checkpoint file: converts a nested dict to safetensors and back, with a digest over everything.
 
-Reading is the library's. Writing is not: its save_file() leaves a temporary file of its own behind when it is killed,
-makes files that only their owner may read, and reports a full disk without an errno.
+The safetensors library reads files but does not write them: when killed, its save_file() leaves a temporary file
+behind; it creates files that only their owner can read; and it reports a full disk without an errno.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 FORMAT_VERSION = 2
-TEXTS = ("config", "progress", "scaler", "optimizer")  # parts that are JSON in the metadata
+TEXTS = ("config", "progress", "scaler", "optimizer")  # parts stored as JSON in the metadata
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -24,15 +24,15 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-HEADER_LIMIT = 2**22  # bytes of JSON; a tensor takes about 150
+HEADER_LIMIT = 2**22  # bytes of JSON; about 150 per tensor
 
 
 def serialize(state, file):
-    """Writes a checkpoint's dict to an open file."""
+    """Writes a checkpoint's dict to an open binary file. Raises OSError."""
     tensors, metadata = flatten(state)
     metadata["sha256"] = digest(metadata, tensors)
     header, end = {"__metadata__": metadata}, 0
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps all aligned
     for name in order:
         begin, end = end, end + tensors[name].nbytes
         entry = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
@@ -45,29 +45,29 @@ def serialize(state, file):
 
 
 def read(path):
-    """A file's metadata, {name: text}, and tensors, which are mapped: their pages are read when they are used.
+    """Returns a file's metadata, {name: text}, and its memory-mapped tensors, {name: tensor}.
 
-    Raises ValueError or SafetensorError if it is no safetensors file or not as it was written.
+    Raises OSError, or ValueError or SafetensorError if the file is not valid safetensors or its digest is wrong.
     """
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > min(HEADER_LIMIT, path.stat().st_size - 8):
             raise ValueError(f"its header would be {size:,} bytes")
         header = file.read(size)
-    with safe_open(path, framework="pt") as file:  # holds the header against the format and the size of the file
-        parse(header)  # names nothing twice
+    with safe_open(path, framework="pt") as file:  # validates the header against the format and the file's size
+        parse(header)  # rejects duplicate names
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     expected = metadata.pop("sha256", None)
     if expected is None:
         raise ValueError("it has no sha256")
     if digest(metadata, tensors) != expected:
-        raise ValueError("its contents do not have the SHA-256 that it states")
+        raise ValueError("its contents do not match its SHA-256")
     return metadata, tensors
 
 
 def parse(text):
-    """The value of a JSON text. Raises ValueError or RecursionError if it is none, or an object has a key twice."""
+    """Parses JSON. Raises ValueError for invalid JSON or a duplicate key, RecursionError for deep nesting."""
 
     def unique(pairs):
         if len(found := dict(pairs)) < len(pairs):
@@ -78,9 +78,9 @@ def parse(text):
 
 
 def digest(metadata, tensors):
-    """SHA-256, in hexadecimal, of all that a file says: metadata, then names, dtypes, shapes and bytes of the tensors.
+    """Hexadecimal SHA-256 of a file's contents: metadata, then the tensors' names, dtypes, shapes and bytes.
 
-    Neither the order nor the place of anything in the file counts.
+    It does not depend on the order or offsets of entries in the file.
     """
     names = sorted(tensors)
     facts = [sorted(metadata.items()), [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]]
@@ -91,15 +91,15 @@ def digest(metadata, tensors):
 
 
 def raw(tensor):
-    """The bytes of a tensor on the CPU, as an array; not copied if it is contiguous."""
+    """Returns the bytes of a CPU tensor as a NumPy array, without a copy if the tensor is contiguous."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy()
 
 
-# -- a nested dict, and tensors by name with texts
+# -- conversion between a nested dict, and tensors by name with JSON texts
 
 
 def flatten(state):
-    """The tensors of a checkpoint's dict by their names in the file, and its metadata without sha256."""
+    """Splits a checkpoint's dict into the file's tensors, {name: tensor}, and its metadata without sha256."""
     tensors = dict(state["model"])
     values = {**state, "optimizer": split(state["optimizer"], "optimizer", tensors)}
     split(state["generators"], "generators", tensors)
@@ -107,7 +107,7 @@ def flatten(state):
 
 
 def split(tree, path, tensors):
-    """Adds the tensors of nested dicts to `tensors`, named by their paths. Returns what is left of the dicts."""
+    """Moves the tensors of nested dicts to `tensors`, named by their paths. Returns the dicts without them."""
     left = {}
     for key, value in tree.items():
         name = f"{path}.{key}"
@@ -119,7 +119,7 @@ def split(tree, path, tensors):
 
 
 def unflatten(metadata, tensors):
-    """The dict that flatten() took apart. Raises ValueError if a part is missing or a tensor has no place."""
+    """Inverts flatten(). Raises ValueError if a part is missing or a tensor's name is invalid."""
     if missing := [key for key in TEXTS if key not in metadata]:
         raise ValueError(f"it has no {' and no '.join(missing)}")
     state = {"format_version": FORMAT_VERSION, **{key: parse(metadata[key]) for key in TEXTS}}
@@ -141,9 +141,9 @@ def unflatten(metadata, tensors):
 
 
 def put(tree, path, tensor, weights):
-    """Puts a tensor of path <weight>.<state> or <weight>.<state>.<part> into {weight: {state: value or {part: value}}}.
+    """Inserts a tensor of path <weight>.<state>[.<part>] into {weight: {state: value or {part: value}}}.
 
-    Raises ValueError if there is no such weight, or the place is taken.
+    Raises ValueError if there is no such weight, or the entry already exists.
     """
     keys = path.split(".")
     for depth in (1, 2):
@@ -151,12 +151,12 @@ def put(tree, path, tensor, weights):
         if weight in weights:
             break
     else:
-        raise ValueError(f"its optimizer.{path} is of no weight")
+        raise ValueError(f"its optimizer.{path} belongs to no weight")
     node = tree
     for key in [weight, *keys[-depth:-1]]:
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
-            raise ValueError(f"its optimizer.{path} has no place")
+            raise ValueError(f"its optimizer.{path} conflicts with another entry")
     if keys[-1] in node:
-        raise ValueError(f"its optimizer.{path} is there twice")
+        raise ValueError(f"its optimizer.{path} occurs twice")
     node[keys[-1]] = tensor

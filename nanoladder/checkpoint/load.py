@@ -1,4 +1,4 @@
-"""Loading: the newest whole checkpoint of a run, its weights alone, or all of it."""
+"""Loading: the newest intact checkpoint of a run, its weights alone, or its full state."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from nanoladder.errors import BadInput
 
 
 def newest(folder):
-    """The newest whole checkpoint of a run: its path and load()'s dict. Warns of newer ones that are damaged.
+    """Returns the path and the dict of a run's newest intact checkpoint. Warns about newer ones that are damaged.
 
-    Raises BadInput if none is whole.
+    Raises BadInput if there is none.
     """
     folder, damaged = Path(folder), []
     for path in found(folder) or [folder / LAST]:
@@ -29,13 +29,13 @@ def newest(folder):
         for line in damaged:
             print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
         return path, state
-    raise BadInput("; ".join([*damaged, "--init_from=scratch --overwrite=True begins anew"]))
+    raise BadInput("; ".join([*damaged, "--init_from=scratch --overwrite=True starts over"]))
 
 
 def load(path):
-    """The checkpoint's dict. Its tensors are the file's, read when they are used.
+    """Returns the checkpoint's dict. Its tensors are memory-mapped.
 
-    Raises Damaged if the file is not a whole checkpoint of nanoladder, BadInput if its format is another.
+    Raises Damaged if the file is not a complete nanoladder checkpoint, BadInput if it has another format version.
     """
     path = Path(path)
     check_file(path)
@@ -55,28 +55,31 @@ def load(path):
 
 
 def check_file(path):
-    """Raises Damaged if no file is at path, BadInput if a folder or a checkpoint of format 1 is."""
+    """Raises Damaged if path does not exist, BadInput if it is a folder or a checkpoint of format 1."""
     if path.is_dir():
         raise BadInput(f"no checkpoint at {path}, which is a folder; expected a file such as out/x/{LAST}")
     older = path if path.is_file() else path.with_suffix(".pt")
     if older.is_file():
         with open(older, "rb") as file:
-            if file.read(4) == b"PK\x03\x04":  # a zip archive, as torch.save writes it
+            if file.read(4) == b"PK\x03\x04":  # a zip archive, as written by torch.save
                 raise BadInput(
                     f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
-                    "continue with the version that wrote it, or train anew: --init_from=scratch --overwrite=True"
+                    "continue with the version that wrote it, or start over: --init_from=scratch --overwrite=True"
                 )
     if not path.is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}")
 
 
 def load_weights(model, state, path):
-    """Puts a checkpoint's weights into the model; a model with a shorter context takes the first positions."""
+    """Loads a checkpoint's weights into the model; a shorter context_length takes the first positions. Collective.
+
+    Raises BadInput if shapes differ otherwise.
+    """
     ours = model.config
     check_shape(ours, state["config"], path)
     weights = dict(state["model"])
     weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
-    padding = len(model.token_embedding.weight) - ours.vocab_size  # may differ from the checkpoint's
+    padding = len(model.token_embedding.weight) - ours.vocab_size  # the checkpoint's padding may differ
     tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
     weights["token_embedding.weight"] = weights["head.weight"] = tokens
     own = model.state_dict()
@@ -84,12 +87,15 @@ def load_weights(model, state, path):
 
 
 def resume(model, optimizer, scaler, state, path):
-    """Continues from a checkpoint: model, optimizer, scaler and generators as they were. Returns the progress."""
+    """Restores model, optimizer, scaler and generators from a checkpoint. Returns the progress dict.
+
+    Raises BadInput if the run's config does not match the checkpoint's, Damaged if its state is invalid.
+    """
     for key in ("context_length", "pad_vocab_to", "optimizer"):
         if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
                 f"{path} was trained with {key}={theirs}; expected the same to resume; "
-                f"to start anew from its weights: --init_from={path}"
+                f"to start a new run from its weights: --init_from={path}"
             )
     check_shape(model.config, state["config"], path)
     try:
@@ -103,7 +109,7 @@ def resume(model, optimizer, scaler, state, path):
 
 
 def load_scaler(scaler, state):
-    """Sets the loss scale, if both the run and the checkpoint have one. Raises ValueError if it does not fit."""
+    """Restores the loss scale if both the run and the checkpoint have one. Raises ValueError if it is invalid."""
     if scaler.is_enabled() and state:
         check_like(scaler.state_dict(), state, "scaler")
         scaler.load_state_dict(state)

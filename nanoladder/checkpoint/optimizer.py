@@ -1,4 +1,4 @@
-"""An optimizer's state as a file holds it: by parameter name, whole, as plain tensors and values; and back."""
+"""Conversion of optimizer state to and from its form in a file: whole, plain tensors and values by parameter name."""
 
 import torch
 
@@ -7,7 +7,7 @@ from nanoladder.checkpoint.check import check_like
 
 
 def names(model):
-    """{parameter: its plain name}; a tied weight has the first of its names."""
+    """Returns {parameter: plain name}; a tied weight gets the first of its names."""
     found = {}
     for name, parameter in model.state_dict(keep_vars=True).items():
         found.setdefault(parameter, name)
@@ -15,20 +15,20 @@ def names(model):
 
 
 def parameters(optimizer):
-    """The parameters in the order in which an optimizer's state_dict() numbers them."""
+    """Lists an optimizer's parameters in the order of their numbers in state_dict()."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def named_state(model, optimizer):
-    """{parameter name: {state name: value}}: what the optimizer has learned, this process's part if it is sharded."""
+    """Returns the optimizer's state, {parameter name: {state name: value}}; values may be shards."""
     name_of, order = names(model), parameters(optimizer)
     return {name_of[order[index]]: values for index, values in optimizer.state_dict()["state"].items()}
 
 
 def load_optimizer(model, optimizer, state):
-    """Puts in what an optimizer has learned, as a file has it. Raises ValueError if it is not this optimizer's.
+    """Loads optimizer state in a file's form. Hyperparameters keep the config's values.
 
-    Hyperparameters stay as the config has them.
+    Raises ValueError if the state does not belong to this optimizer and model.
     """
     name_of, order = names(model), parameters(optimizer)
     index_of = {name_of[parameter]: index for index, parameter in enumerate(order)}
@@ -43,14 +43,14 @@ def load_optimizer(model, optimizer, state):
     except (ArithmeticError, AssertionError, AttributeError, IndexError, RuntimeError, TypeError) as error:
         raise ValueError(f"its optimizer's state is not this run's: {error}") from None
     expected = first_state(model, optimizer)
-    # Which matrices are in 8 bits depends on the number of processes: they are compared as they are here.
+    # The set of 8-bit matrices depends on the number of processes, so compare them after conversion.
     check_like(expected, learned if in_8_bits(expected) else state, "optimizer")
     numbered = {index_of[name]: values for name, values in learned.items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": groups})
 
 
 def first_state(model, optimizer):
-    """The state that a first step makes, from gradients of 0 at a learning rate of 0, one parameter at a time."""
+    """Returns the state that a first step creates. Steps with zero gradients and lr 0, one parameter at a time."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
@@ -63,7 +63,7 @@ def first_state(model, optimizer):
 
 
 def own(value):
-    """A copy of a tensor, or of a dict of tensors, in memory of its own; any other value as it is."""
+    """Copies a tensor, or a dict of tensors, out of the mapped file; returns any other value unchanged."""
     if isinstance(value, dict):
         return {name: own(part) for name, part in value.items()}
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
@@ -73,18 +73,18 @@ def own(value):
 
 
 def to_plain(state):
-    """Optimizer state, {parameter: {state name: value}}, each 8-bit tensor as a dict of its plain parts."""
+    """Converts optimizer state, {parameter: {state name: value}}: each 8-bit tensor to a dict of plain parts."""
     return {key: {name: plain_parts(value) for name, value in values.items()} for key, values in state.items()}
 
 
 def in_8_bits(state):
-    """True if any tensor of an optimizer's state is in 8 bits."""
+    """True if an optimizer's state contains an 8-bit tensor."""
     return any(isinstance(value, dict) for values in to_plain(state).values() for value in values.values())
 
 
 @torch.no_grad()
 def plain_parts(value):
-    """{codes, scale, qmap, signed} of an 8-bit tensor, sharded if the tensor is; any other value as it is."""
+    """Returns {codes, scale, qmap, signed} of an 8-bit tensor, sharded like it; any other value unchanged."""
     local = value.to_local() if hasattr(value, "to_local") else value
     if not hasattr(local, "codes"):
         return value
@@ -93,9 +93,9 @@ def plain_parts(value):
 
 
 def from_plain(value, parameter):
-    """This process's part of a value of a parameter's state, given whole and plain as in a file.
+    """Converts a value of a parameter's state from its whole, plain form in a file to this process's shard.
 
-    Raises ValueError, or whatever torchao raises, if the parts of an 8-bit tensor do not belong together.
+    Raises ValueError, or an exception from torchao, if the parts of an 8-bit tensor are inconsistent.
     """
     if not isinstance(value, dict):
         return parallel.local_shard(value, parameter)
@@ -105,9 +105,9 @@ def from_plain(value, parameter):
     whole = OptimState8bit(**value)
     float32 = whole.scale.dtype == whole.qmap.dtype == torch.float32
     if not float32 or whole.qmap.shape != (256,) or type(whole.signed) is not bool:
-        raise ValueError("its 8-bit optimizer state has parts of another kind")
+        raise ValueError("its 8-bit optimizer state has parts of an unexpected dtype or shape")
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    if local.numel() % whole.block_size:  # a shard would end within a block
+    if local.numel() % whole.block_size:  # a shard would end inside a quantization block
         return parallel.local_shard(whole.dequantize(), parameter)
     own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
     return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]

@@ -1,4 +1,4 @@
-"""Saving: a copy of the state, written by a thread while training goes on."""
+"""Saving: copies the state, then writes it in a background thread."""
 
 import dataclasses
 import sys
@@ -16,23 +16,23 @@ from nanoladder.checkpoint.optimizer import named_state, names, to_plain
 
 
 class Writer:
-    """Saves a run's checkpoints, each while training goes on. A context manager: leaving it waits for the last one.
+    """Saves a run's checkpoints in the background. A context manager, which waits for pending writes on exit.
 
-    A checkpoint that cannot be written, to a full disk say, is warned of, and the next save tries again. If the last or
-    the best one is still missing at the end, the program exits with 1.
+    If a checkpoint cannot be written, for example because the disk is full, prints a warning, and the next save tries
+    again. Exits with code 1 if the last or the best checkpoint is still missing at the end.
     """
 
     def __init__(self, config):
         self.config = config
         self.folder = Path(config.out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.pending = None  # the checkpoint that is being written
-        self.missing = {}  # {name: the step that should be there}
+        self.pending = None  # future of the checkpoint being written
+        self.missing = {}  # {file name: step that it should hold}
 
     def save(self, model, optimizer, scaler, progress, best):
-        """Copies the state and leaves it to be written, also as the best one if `best`. Every process has to call it.
+        """Copies the state and starts writing it, also as best.safetensors if `best`. Collective.
 
-        Waits until the previous one is written: there is never more than one copy.
+        Waits for the previous write first, so that there is never more than one copy.
         """
         self.wait()
         state = snapshot(self.config, model, optimizer, scaler, progress)
@@ -74,19 +74,19 @@ class Writer:
 
 
 def snapshot(config, model, optimizer, scaler, progress):
-    """All that continuing needs, on the CPU and in memory of its own. Every process has to call it."""
+    """Copies everything that resuming needs to the CPU. Returns a dict. Collective."""
     weights = {name: weight for weight, name in names(model).items()}
     return {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
         "model": parallel.gather_state(weights),
         "optimizer": parallel.gather_state(to_plain(named_state(model, optimizer))),
-        "scaler": scaler.state_dict(),  # empty if it is disabled
+        "scaler": scaler.state_dict(),  # empty if disabled
         "generators": generator_states(),
-        "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # it may be on the device
+        "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
     }
 
 
 def write_file(path, state):
-    """Writes a snapshot. The file at path is at every instant the old one or the new one, whole. Raises OSError."""
+    """Writes a snapshot atomically. Raises OSError; the old file then remains."""
     files.write(path, partial(serialize, state))

@@ -285,7 +285,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_unread(name, six, tmp_path,
     for init_from in ("resume", "auto", str(path)):
         run = replace(config, init_from=init_from, overwrite=init_from == str(path))
         line = refused(train.main, *words(run))
-        assert f"{path} was written by an older version" in line and "train anew" in line
+        assert f"{path} was written by an older version" in line and "start over" in line
     assert "--overwrite=True" in refused(train.main, *words(config))
     assert not Path("executed").exists() and path.exists()
     train.train(replace(config, overwrite=True))
