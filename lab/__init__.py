@@ -1,1 +1,1 @@
-"""What looks at the loop from outside: measures it, predicts it, shows it. Nothing of it is needed to train."""
+"""Tools that measure, predict, replay and show the training loop. Not here: anything that training needs."""

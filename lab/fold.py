@@ -1,4 +1,4 @@
-"""Folds fields of the config to their values and drops what is then unused: the program one would have written."""
+"""Partial evaluation of a program: replaces config fields by their values and removes the code that becomes unused."""
 
 import ast
 import json
@@ -10,8 +10,8 @@ from libcst import matchers
 
 from nanoladder.config import DEFAULTS
 
-# Calls that do nothing while their stage is off: {field: (values that turn it off, {call: what it becomes})}. {0} is
-# the first argument; None drops the statement. train.py makes the calls at every stage; a shown program need not.
+# Calls that are no-ops while their stage is off: {field: (values that turn it off, {call: replacement})}. {0} is the
+# first argument; None drops the statement. train.py makes these calls at every stage; a shown program omits them.
 NO_OPS = {
     "ddp": (
         (False,),
@@ -42,7 +42,7 @@ RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
 
 
 def merge(modules):
-    """Merges modules, {name: source}, into one program. The last one is the script, the others what it imports."""
+    """Merges modules, {name: source}, into one program. The last module is the script, which imports the others."""
     docstrings, imports, bodies = [], set(), []
     for source in modules.values():
         tree = ast.parse(source)
@@ -60,7 +60,7 @@ def module_of(node):
 
 
 def import_order(line):
-    """Sort key of an import: the standard library, torch, our own; `import x` before `from x`."""
+    """Sort key of an import line: standard library, torch, then this project; `import x` before `from x`."""
     kind, name = line.split()[:2]
     package = name.partition(".")[0]
     section = 0 if package in sys.stdlib_module_names else 1 if package == "torch" else 2
@@ -68,7 +68,7 @@ def import_order(line):
 
 
 def fold(source, values):
-    """Replaces every `config.field` by its expression in values, {field: expression}, and simplifies what follows."""
+    """Replaces every `config.field` by its expression in values, {field: expression}, and simplifies the result."""
     module, before = cst.parse_module(source), None
     while before is None or not module.deep_equals(before):
         before, module = module, module.visit(Fold(values, module))
@@ -81,17 +81,17 @@ def code(node):
 
 
 class Fold(cst.CSTTransformer):
-    """Puts in the values, drops calls that do nothing, computes constants, and takes or drops branches."""
+    """Substitutes values, drops no-op calls, folds constants and resolves branches."""
 
     def __init__(self, values, module):
         self.values = values
         self.no_ops = no_ops(values)
         self.functions = {node.name.value for node in module.body if isinstance(node, cst.FunctionDef)}
-        self.computed = set()  # code of values that depend on other keys: unknown, but not 0
-        self.dropped = set()  # names whose value was dropped
-        self.simplified = False  # True if a call in this statement did nothing
+        self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
+        self.dropped = set()  # variables whose assignment was dropped
+        self.simplified = False  # True if a no-op call was replaced in this statement
         self.elifs = set()
-        self.assigned = {}  # {name: its value} of the function so far, None where there are several
+        self.assigned = {}  # {variable: value} in this function so far; None if assigned twice
 
     def leave_Attribute(self, original, updated):
         field, owner = original.attr.value, code(original.value)
@@ -107,7 +107,7 @@ class Fold(cst.CSTTransformer):
         return cst.parse_expression(ast.unparse(tree))
 
     def truth(self, node):
-        """True or False if the condition is known, None if not."""
+        """Returns True or False if the condition is known, else None."""
         if code(node) in self.computed:
             return True
         try:
@@ -116,25 +116,25 @@ class Fold(cst.CSTTransformer):
             return None
 
     def compute(self, original, updated):
-        """The value of an expression in which something was folded, if only constants are left in it."""
+        """Evaluates an expression that changed and now contains only constants; returns others unchanged."""
         names = {node.id for node in ast.walk(ast.parse(code(updated), mode="eval")) if isinstance(node, ast.Name)}
         if names - {"int"} or updated.deep_equals(original):
             return updated
         try:
             return literal(eval(code(updated), {"__builtins__": {"int": int}}))
-        except (TypeError, ValueError):  # in a branch that is about to be dropped
+        except (TypeError, ValueError):  # in a branch that will be dropped
             return updated
 
     leave_Comparison = compute
 
     def leave_Call(self, original, updated):
-        """Replaces a call that does nothing. Elsewhere drops the arguments whose value was dropped."""
+        """Replaces a no-op call. In other calls, drops arguments whose assignment was dropped."""
         name = code(updated.func)
         if name in self.no_ops:
             self.simplified = True
             form = self.no_ops[name]
             return cst.parse_expression(str(form).format(*(code(argument.value) for argument in updated.args)))
-        if name in self.functions:  # Prune drops the parameter too
+        if name in self.functions:  # Prune drops the argument with its parameter
             return self.compute(original, updated)
         dropped = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.dropped]
         return self.compute(original, updated.with_changes(args=without(updated.args, dropped)))
@@ -143,7 +143,7 @@ class Fold(cst.CSTTransformer):
         self.simplified = False
 
     def leave_SimpleStatementLine(self, original, updated):
-        """Drops a statement that does nothing: `None`, `x = x`, `x = None` from a call. And comments on such calls."""
+        """Drops `None`, `x = x` and `x = None` left by a no-op call, and any trailing comment on such a statement."""
         if not self.simplified:
             return updated
         match updated.body[0]:
@@ -218,13 +218,13 @@ class Fold(cst.CSTTransformer):
         return cst.FlattenSentinel([first, *updated.body.body])
 
     def leave_With(self, original, updated):
-        """Drops contexts that do nothing."""
+        """Drops `nullcontext()`."""
         nothing = [n for n, item in enumerate(updated.items) if code(item.item) == "nullcontext()"]
         items = without(updated.items, nothing)
         return updated.with_changes(items=items) if items else splice(updated.leading_lines, updated.body)
 
     def leave_IndentedBlock(self, original, updated):
-        """Drops what follows a return, and a name that is only returned."""
+        """Drops code after a return, and a variable that is only assigned and returned."""
         ends = (n for n, line in enumerate(updated.body, 1) if matchers.matches(line, RETURN))
         body = updated.body[: next(ends, None)]
         match body[-2:]:
@@ -237,7 +237,7 @@ class Fold(cst.CSTTransformer):
 
 
 def no_ops(values):
-    """{call: what it becomes} of every stage that values, {field: expression}, turn off."""
+    """Returns {call: replacement} for every stage that values, {field: expression}, turn off."""
     found = {}
     for field, (off, calls) in NO_OPS.items():
         if field in values and values[field] in map(repr, off):
@@ -250,7 +250,7 @@ def literal(value):
 
 
 def splice(leading_lines, block):
-    """Puts the statements of a block in the place of the statement that held it, with its comments."""
+    """Replaces a statement by the statements of its block and keeps the comments."""
     first, *rest = block.body
     comments = [cst.EmptyLine(comment=block.header.comment)] if block.header.comment else []
     lines = [*leading_lines, *comments, *first.leading_lines]
@@ -258,10 +258,10 @@ def splice(leading_lines, block):
 
 
 class Prune(cst.CSTTransformer):
-    """Drops functions, classes, methods, parameters, imports and assignments that nothing reads."""
+    """Drops unused functions, classes, methods, parameters, imports and assignments."""
 
     def __init__(self, module):
-        self.scopes = [reads(module)]  # of the module, then of the class and the function that hold a statement
+        self.scopes = [reads(module)]  # of the module, then of the enclosing class and function
         functions = [node for node in module.body if isinstance(node, cst.FunctionDef)]
         self.unread = {node.name.value: unread(node) for node in functions}
 
@@ -305,20 +305,20 @@ class Prune(cst.CSTTransformer):
 
 
 def unread(function):
-    """Positions of the parameters that a function does not read."""
+    """Positions of a function's unused parameters."""
     names = reads(function).names
     return [n for n, parameter in enumerate(function.params.params) if parameter.name.value not in names]
 
 
 def reads(node):
-    """Names and attributes that a piece of code reads."""
+    """Names and attributes that the code reads."""
     found = [part for part in ast.walk(ast.parse(code(node))) if isinstance(getattr(part, "ctx", None), ast.Load)]
     names = {part.id for part in found if isinstance(part, ast.Name)}
     return SimpleNamespace(names=names, attributes={part.attr for part in found if isinstance(part, ast.Attribute)})
 
 
 def without(items, positions):
-    """Parameters, arguments or imported names without those at the positions."""
+    """Removes the parameters, arguments or imported names at the positions."""
     kept = [item for n, item in enumerate(items) if n not in positions]
     if kept and positions:
         kept[-1] = kept[-1].with_changes(comma=items[-1].comma)

@@ -1,11 +1,11 @@
-"""The ladder's stages, and what each changes in the code.
+"""Stages of the ladder, their programs and the diffs between them.
 
-    python ladder.py [list]       the stages in order
-    python ladder.py show NAME    the training program as it would be written if the ladder stopped there
-    python ladder.py diff NAME    what a stage changes in it; diff A B: what lies between two stages
-    python ladder.py docs         writes docs/ladder.md: the ladder as a tutorial
+    python ladder.py [list]       lists the stages in order
+    python ladder.py show NAME    prints the training program with the stages up to NAME and no others
+    python ladder.py diff NAME    prints the lines that a stage changes; diff A B: the lines between two stages
+    python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial
 
-A program that is shown runs from this folder; --stage=NAME tells its header and its checkpoints what it is:
+A shown program runs from this folder; --stage=NAME sets the config in its header and checkpoints:
 python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 """
 
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
 MODULES = {"model": "model.py", "train": "train.py"}
 PAGE = FOLDER / "docs" / "ladder.md"
-OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # what is shown has their defaults
+OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 
@@ -64,30 +64,30 @@ def print_diff(lines):
 
 
 def parse(name):
-    """The syntax tree of a stage's file."""
+    """Parses a stage's file into a syntax tree."""
     return ast.parse(stage_files(name)[-1].read_text(encoding="utf-8"))
 
 
 def fields(name):
-    """{field: expression} of what a stage's file assigns."""
+    """Returns the assignments of a stage's file, {field: expression}."""
     assignments = [node for node in parse(name).body if isinstance(node, ast.Assign)]
     return {node.targets[0].id: ast.unparse(node.value) for node in assignments}
 
 
 def reason(name):
-    """The first line of a stage's docstring."""
+    """Returns the first line of a stage's docstring."""
     return ast.get_docstring(parse(name)).splitlines()[0]
 
 
 def explanation(name):
-    """The rest of a stage's docstring as Markdown: what, why, cost and source, the links behind their titles."""
+    """Returns the rest of a stage's docstring as Markdown: what, why, cost, and sources as titled links."""
     text = ast.get_docstring(parse(name)).partition("\n")[2].strip()
     text = re.sub(r"\s+^(What|Why|Cost|Source):", r"\n\n**\1:**", "\n" + text, flags=re.MULTILINE).strip()
     return re.sub(r"^- (.*):\s+(https://\S+)$", r"- [\1](\2)", text, flags=re.MULTILINE)
 
 
 def change(name):
-    """What a stage sets, "field: from → to"; nothing for naive."""
+    """Describes the assignment of a stage, "field: from → to"; empty for naive."""
     naive = fields("naive")
     changed = {} if name == "naive" else fields(name)
     return ", ".join(f"{field}: {naive[field]} → {value}" for field, value in changed.items())
@@ -95,7 +95,10 @@ def change(name):
 
 @cache
 def script(name):
-    """model.py and train.py as one program, with every field of the ladder folded to its value at a stage."""
+    """Returns model.py and train.py as one program, with every ladder field folded to its value at a stage.
+
+    Raises BadInput for an unknown stage, or if libcst is missing.
+    """
     values = {key: repr(DEFAULTS[key]) for key in OPTIONS}
     for stage in stage_names()[: len(stage_files(name))]:
         values |= fields(stage)
@@ -108,7 +111,7 @@ def script(name):
 
 
 def diff(a, b):
-    """The lines of a unified diff of two stages' programs, each hunk headed by the function that it begins in."""
+    """Yields the unified diff of two stages' programs; each hunk's header names the function of its first change."""
     old, new = script(a).splitlines(), script(b).splitlines()
     for hunk in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(n=2):
         _, i, j, k, m = next(change for change in hunk if change[0] != "equal")
@@ -124,7 +127,7 @@ def diff(a, b):
 
 
 def enclosing(lines, start, end):
-    """The class or function, such as GPT.forward, of the first line from start to end that is not blank."""
+    """Returns the class or function, such as GPT.forward, of the first nonblank line in lines[start:end]."""
     line = next((n for n in range(start, end) if lines[n]), start) + 1
     definitions = (node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, DEFINITIONS))
     return ".".join(node.name for node in definitions if node.lineno <= line <= node.end_lineno)
@@ -133,29 +136,28 @@ def enclosing(lines, start, end):
 INTRODUCTION = """\
 # The ladder, rung by rung
 
-A training loop that a beginner writes, and what makes it fast, one change at a time. Every section is one stage:
-why it is there, what it costs, and the lines that it changes in the whole program, which is `model.py` and
-`train.py` with every choice up to that stage made. The programs are true: a test runs each, and its losses are
-those of `python train.py --stage=NAME`, bit for bit.
+A beginner's training loop, made fast one change at a time. Each section is one stage: its purpose, its cost, and the
+lines that it changes in the program, which is `model.py` and `train.py` with the stages up to that one and no others.
+A test runs each program and compares its losses with `python train.py --stage=NAME`, bit for bit.
 
-Lines with a minus go, lines with a plus come, and a line that begins with @@ says in which function. What a stage
-gains depends on the machine: the tables say what it gained where it was measured, and `python profile.py
-config/reference.py` measures yours. `python train.py` alone is the loop as it stands after chunked_loss; the stages
-after it trade speed for memory, and are asked for by their keys, and the last two are for several devices.
+Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. The gain of a stage
+depends on the machine: the tables list what was measured, and `python profile.py config/reference.py` measures your
+machine. The defaults of `python train.py` are the stages up to chunked_loss. The later stages trade speed for memory
+and are enabled by their keys; the last two need several devices.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """
 
 
 def page():
-    """docs/ladder.md: every stage with its reason, its change to the code and its sources."""
+    """Returns docs/ladder.md: each stage with its reason, its change to the code and its sources."""
     names = stage_names()
     contents = "\n".join(f"{n}. [{name}](#{name}): {reason(name)}" for n, name in enumerate(names))
     return "\n".join([INTRODUCTION, contents, "", *map(section, [None, *names], names)])
 
 
 def measured(before, name):
-    """What a stage gained on each machine in results/, in Markdown; nothing where none has measured it."""
+    """Returns a Markdown table of a stage's gain on each machine in results/; empty if it was not measured."""
     rows = []
     for where, found in summaries("ladder"):
         if all("seconds" in found.get(stage, {}) for stage in (before, name)):
@@ -169,18 +171,18 @@ def measured(before, name):
 
 
 def scaled():
-    """How the throughput grew with the processes on each machine in results/, in Markdown."""
+    """Returns Markdown tables of throughput by number of processes, one for each machine in results/."""
     found_tables = []
     for where, found in summaries("scaling"):
         rows = list(found.values())
         table = tables.markdown(tables.columns(rows, "scaling"), rows)
-        found_tables.append(f"{where}, a batch for each process:\n\n{table}\n\n")
+        found_tables.append(f"{where}, one batch per process:\n\n{table}\n\n")
     return "".join(found_tables)
 
 
 @cache
 def summaries(mode):
-    """[(where it was measured, {row: summary})] of every results.json that holds a mode."""
+    """Returns [(machine and config, {row name: summary})] of every results.json that contains a mode."""
     found = []
     for path in sorted(RESULTS.glob("*/*/results.json")):
         results = read_results(path)
@@ -191,7 +193,7 @@ def summaries(mode):
 
 
 def section(before, name):
-    """One stage of the page, with its diff to the stage before; for the first, the step that the others change."""
+    """Returns the page's section on a stage, with its diff to the stage before; the first shows train_step instead."""
     if before is None:
         command, language, lines = f"show {name}", "python", function(script(name), "train_step")
     else:
@@ -206,6 +208,6 @@ def section(before, name):
 
 
 def function(source, name):
-    """The source of a function."""
+    """Returns the source of a function."""
     node = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
     return ast.get_source_segment(source, node)

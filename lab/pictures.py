@@ -1,4 +1,4 @@
-"""Draws results: a picture for each mode."""
+"""Figures of measured results, one for each mode."""
 
 import itertools
 
@@ -14,7 +14,7 @@ COLORS = {  # kind of work: color
     "data": "tab:cyan",
     "host": "tab:gray",
 }
-LINES = ["black", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"]  # for every eye (Okabe & Ito 2008)
+LINES = ["black", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"]  # colorblind-safe, Okabe & Ito 2008
 PARTS = {  # part of the peak memory: label, color
     "weights": ("weights", "tab:blue"),
     "kept gradients": ("kept gradients", "tab:cyan"),
@@ -25,7 +25,7 @@ PARTS = {  # part of the peak memory: label, color
 
 
 def draw(results, mode, path):
-    """Draws a mode's rows: bars of time and memory with their parts; curves for sweep, scaling and optimizers."""
+    """Plots a mode's rows to a file: stacked bars of time and memory; curves for sweep, scaling and optimizers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -57,13 +57,13 @@ def bars(plt, rows):
 
 
 def parts_of_peak(memory):
-    """The memory with the gradients that are kept through the forward, so that PARTS add up to the peak."""
+    """Returns the memory parts plus gradients kept during the forward, so that PARTS add up to the peak. In bytes."""
     kept = memory["peak"] - memory["weights"] - memory["optimizer"] - memory["activations"] - memory["rest"]
     return memory | {"kept gradients": kept}
 
 
 def stack(axis, names, values, styles, labels):
-    """Draws horizontal bars of several parts each, with a label at the end."""
+    """Draws stacked horizontal bars, with a label at the end of each."""
     from matplotlib.transforms import ScaledTranslation
 
     start = [0.0] * len(names)
@@ -90,7 +90,7 @@ def curves(plt, rows):
 
 
 def efficiency(plt, rows):
-    """Draws throughput over the number of processes, beside linear scaling."""
+    """Plots throughput over the number of processes, against linear scaling."""
     counts = [int(row["name"]) for row in rows]
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
@@ -101,10 +101,10 @@ def efficiency(plt, rows):
 
 
 def training(plt, rows):
-    """Draws each row's training loss at its best learning rate, and its sensitivity to the learning rate."""
+    """Plots each row's training loss at its best learning rate, and its sensitivity to the learning rate."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", width_ratios=[3, 2])
     styles = [{"color": color, "linewidth": 1.5, "zorder": 2} for color, _ in zip(itertools.cycle(LINES), rows)]
-    styles[0] |= {"linestyle": "--", "zorder": 3}  # the first, which the others are compared with
+    styles[0] |= {"linestyle": "--", "zorder": 3}  # the baseline
     top = learning_curves(left, rows, styles)
     sensitivity(right, rows, styles)
     right.set_ylim(top=min(top, right.get_ylim()[1]))
@@ -115,7 +115,7 @@ def training(plt, rows):
 
 
 def learning_curves(axis, rows, styles):
-    """Draws losses over tokens, named at their ends. Returns the top of the axis, below the first steep fall."""
+    """Plots losses over tokens, labeled at their ends. Returns the axis's top, which cuts off the steep start."""
     curves = [row["curves"][row["best"]] for row in rows]
     for curve, style in zip(curves, styles, strict=True):
         axis.plot([tokens / 1e6 for tokens in curve["tokens"]], curve["losses"], **style)
@@ -131,7 +131,7 @@ def learning_curves(axis, rows, styles):
 
 
 def sensitivity(axis, rows, styles):
-    """Draws final validation losses over learning rates, the best ones larger; a cross marks a diverged run."""
+    """Plots final validation losses over learning rates; a larger dot marks the best, a cross a diverged run."""
     grid = sorted({factor for row in rows for factor in row["curves"]})
     crosses = dict.fromkeys(grid, 0)
     for row, style in zip(rows, styles, strict=True):
@@ -148,7 +148,7 @@ def sensitivity(axis, rows, styles):
 
 
 def spread(values, gap):
-    """The values, moved until neighbours are at least a gap apart."""
+    """Moves the values until neighbours are at least `gap` apart."""
     order, moved = sorted(range(len(values)), key=values.__getitem__), list(values)
     for _ in range(100):
         for low, high in itertools.pairwise(order):

@@ -1,4 +1,4 @@
-"""Entry of a script: its command line, and one line for bad input."""
+"""Entry point of a script: its command line, and one-line errors."""
 
 import argparse
 import os
@@ -8,28 +8,28 @@ from nanoladder.errors import BadInput
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse.ArgumentParser that raises BadInput for a bad option."""
+    """argparse.ArgumentParser that raises BadInput for an invalid option."""
 
     def error(self, message):
         raise BadInput(f"{message}; --help lists every option")
 
 
 def run_script(main):
-    """Calls main(argv). Bad input ends in one line on stderr and exit code 2, never in a traceback.
+    """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
 
-    If torchrun started several processes, a line that all of them would print is printed once.
+    Under torchrun, prints a line that several processes end with only once.
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if several:
-        from torch.distributed.elastic.multiprocessing.errors import record  # only now: torch takes seconds to load
+        from torch.distributed.elastic.multiprocessing.errors import record  # imported late: torch loads slowly
 
         from nanoladder.parallel import already_printed
 
-        main = record(main)  # torchrun can then tell which process failed first
+        main = record(main)  # lets torchrun report which process failed first
     try:
         main(sys.argv[1:])
     except BadInput as error:
-        text = " ".join(str(error).split())  # one line and no escape sequences, whatever the values hold
+        text = " ".join(str(error).split())  # one line; control characters are escaped below
         line = "error: " + "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         if not (several and already_printed(line)):
             print(line, file=sys.stderr)

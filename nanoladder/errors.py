@@ -1,5 +1,5 @@
-"""The exception that ends a program in one line."""
+"""BadInput, the exception that ends a program with one line."""
 
 
 class BadInput(Exception):
-    """Input that cannot work. The message is one line: what is wrong, where, what was expected, what to do."""
+    """Raised for invalid input. Its message, one line, says what is wrong, where, what was expected and what to do."""

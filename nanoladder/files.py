@@ -1,5 +1,4 @@
-"""Files that are written whole or not at all, whatever happens meanwhile, a crash, a full disk or a power cut; and
-files from anywhere, read without harm."""
+"""Atomic file writes, which survive a crash, a full disk or a power cut; and safe reads of untrusted files."""
 
 import os
 import shutil
@@ -9,9 +8,9 @@ from pathlib import Path
 
 
 def write(path, content):
-    """Puts a file at path, where until then the old one stays. content: bytes, text, or what writes to an open file.
+    """Writes a file atomically. content: bytes, text, or a function that writes to an open binary file.
 
-    Raises OSError; the old file is then still there.
+    Raises OSError; the old file then remains.
     """
     if isinstance(content, str):
         content = content.encode()
@@ -22,7 +21,7 @@ def write(path, content):
 
 
 def link(source, path):
-    """Gives a file a second name, replacing what was there; where links are not supported, makes a copy."""
+    """Replaces path by a hard link to source, or by a copy if links are not supported. Raises OSError."""
     with replacing(path) as temporary:
         try:
             os.link(source, temporary)
@@ -34,7 +33,7 @@ def link(source, path):
 
 @contextmanager
 def replacing(path):
-    """A temporary name beside path; the file that is made there takes the place of the one at path."""
+    """Yields a temporary path; on success, renames the file created there to path. A context manager."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -46,7 +45,7 @@ def replacing(path):
 
 
 def sync_folder(folder):
-    """Makes a rename in the folder survive a power cut."""
+    """Syncs a folder to disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,16 +54,19 @@ def sync_folder(folder):
 
 
 def remove_temporaries(folder):
-    """Removes what killed processes were writing in the folder."""
+    """Removes temporary files that killed processes left in the folder."""
     for path in folder.glob(".*.[0-9]*.tmp"):
         path.unlink()
 
 
 def read(path, limit=2**20):
-    """The bytes of an ordinary file, at most limit of them; else OSError or ValueError, as a pipe could block."""
+    """Returns the bytes of a regular file. Raises OSError, or ValueError if it is larger than limit or not regular.
+
+    Reading a pipe or a device could block.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path.name} is no ordinary file")
+        raise ValueError(f"{path.name} is not a regular file")
     if status.st_size > limit:
         raise ValueError(f"{path.name} has {status.st_size:,} bytes, more than {limit:,}")
     return path.read_bytes()

@@ -1,4 +1,4 @@
-"""What the tests share: a tiny configuration, small datasets, and a way to run a command line in process."""
+"""Shared fixtures and helpers: a tiny config, small datasets, and an in-process command line."""
 
 import dataclasses
 import json

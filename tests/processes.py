@@ -1,4 +1,4 @@
-"""Starts several processes, which train as tests/parallel/worker.py says."""
+"""Starts several processes that run tests/parallel/worker.py."""
 
 import json
 import os

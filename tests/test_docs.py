@@ -1,4 +1,4 @@
-"""The pages name only what exists: files, sections, scripts, targets and keys; the README's figures are measured."""
+"""Documentation names only existing files, sections, scripts, targets and keys; the README's figures are measured."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What is written is there as a whole, or what was there before is."""
+"""File writes are atomic: afterwards the file is either the complete new one or the old one."""
 
 import os
 

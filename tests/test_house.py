@@ -1,4 +1,4 @@
-"""The house: every import follows one rule, no imports form a cycle, and what is read is short."""
+"""Structure of the code: imports point downwards and form no cycle; train.py and every function are short."""
 
 import ast
 import graphlib

@@ -1,4 +1,4 @@
-"""Every stage trains the same model, and every stage's mechanism is on."""
+"""Every stage trains the same model, and its mechanism is active."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""sample.py draws what its options allow, reproducibly, and prints whole characters."""
+"""sample.py samples according to its options, reproducibly, and prints complete characters."""
 
 import io
 import sys

@@ -1,12 +1,13 @@
-"""Configuration: the keys, and how files and the command line set them.
+"""Configuration: the keys, config files and the command line.
 
     load_config(["config/x.py", "more.py", "--stage=amp", "--learning_rate=3e-4"])
 
-Files are plain assignments, applied from left to right; then the stages up to `--stage`; then `--key=value`.
+Config files contain plain assignments. They apply from left to right, then the stages up to `--stage`, then
+`--key=value`.
 
-- keys: the dataclass Config, every key with its type, default and meaning
+- keys: the dataclass Config, each key with its type, default and meaning
 - load: the command line, config files, `--help`
-- check: names, types, ranges, combinations; every refusal is one line
+- check: validation of names, types, ranges and combinations, with one-line errors
 - expressions: arithmetic in config files
 - stages: names and files of the ladder's stages
 

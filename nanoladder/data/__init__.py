@@ -1,8 +1,8 @@
-"""The data room: prepared datasets, opened and checked, and the batches that are cut from them.
+"""Data: prepared datasets, their validation, and batches.
 
-Here: writing a prepared folder (writer.py, which every data/*/prepare.py calls), its tokenizer (tokenizer.py), reading
-its meta.json (meta.py), opening it (datasets.py) and cutting batches (batches.py). Not here: where texts come from
-(data/*/prepare.py) and moving batches to a device (train.py).
+writer.py writes a prepared folder and is called by every data/*/prepare.py, tokenizer.py handles its tokenizer, meta.py
+reads its meta.json, datasets.py opens it, batches.py cuts batches. Not here: the sources of texts (data/*/prepare.py)
+and moving batches to a device (train.py).
 """
 
 from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead, tokens_seen

@@ -1,11 +1,11 @@
-"""What tests/checkpoint/test_crashes.py starts: children that it forks train, so torch is imported once; it kills them.
+"""Forks children that train, and kills them, for tests/checkpoint/test_crashes.py; torch is imported only once.
 
-argv[1] is a JSON file: argv (of train.py), kills, seed, log (where the children print). The first kills children die by
-SIGKILL, each a random moment after it has been in a phase for the n-th time, n random too; the last one ends the run.
-The file is then replaced by a list: the phase in which each kill found its child.
+argv[1] is a JSON file: argv (of train.py), kills (a number), seed, log (file for the children's output). Each of the
+first `kills` children dies by SIGKILL, at a random delay after entering a random phase for the n-th time, n random too;
+the last child finishes the run. Replaces the file by a list of the phases in which the kills hit.
 
-Phases, as the child writes them into shared memory; what the writing thread does counts before what training does:
-step (in train_step), write (making a checkpoint's file), rename (giving it a name: stretched by 2 ms before and after).
+Each child writes its phase to shared memory; the writing thread's phase takes precedence over the training thread's:
+step (in train_step), write (of a checkpoint's file), rename (of that file, prolonged by 2 ms before and after).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs that are killed, that find no room on the disk, and that go on in another process end as if nothing had been."""
+"""Runs that are killed, meet a full disk or resume in another process end as if uninterrupted."""
 
 import collections
 import contextlib

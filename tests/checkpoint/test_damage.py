@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged or swapped: refused in one line, or fallen back from."""
+"""Damaged and swapped checkpoints: refused with one line, or skipped for an older one."""
 
 import collections
 import random

@@ -1,4 +1,4 @@
-"""Checkpoints that someone made to do harm: refused in one line, soon, in little memory, and nothing is executed."""
+"""Malicious checkpoints: refused with one line, in little time and memory, without executing anything."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Random command lines and config files: each is a Config, or ends at once in one line and exit code 2."""
+"""Fuzzing: every random command line or config file gives a Config, or one line and exit code 2 at once."""
 
 import dataclasses
 import itertools

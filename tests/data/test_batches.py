@@ -1,4 +1,4 @@
-"""Batches are a pure function of (seed, step), whoever reads them; a broken folder is refused."""
+"""Batches are a pure function of (seed, step), in any process or worker; a broken folder is refused."""
 
 import json
 import pickle

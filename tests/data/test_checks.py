@@ -1,4 +1,4 @@
-"""The token files are read whole once and then remembered; what changed since is read again."""
+"""Token files are verified in full once; later runs verify only files that have changed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Damaged, swapped and forged data ends in one line and exit code 2, and nothing is written."""
+"""Damaged, swapped and forged data: refused with one line and exit code 2, before anything is written."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""A prepared dataset is whole, matches its meta.json and is the same every time, or it is not there at all."""
+"""Preparing a dataset is atomic and deterministic, and the files match meta.json."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Every tokenizer decodes what it encodes, is the same each time it is built, and refuses what it cannot do."""
+"""Every tokenizer inverts its encoding, is built deterministically, and refuses invalid input."""
 
 import json
 import os

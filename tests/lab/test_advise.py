@@ -1,4 +1,4 @@
-"""The advice to a run that is short of memory: its peak, its parts, what makes it smaller, and at what cost."""
+"""Advice to a run that is short of memory: the peak, its parts, and changes that reduce it, with their cost."""
 
 import json
 from pathlib import Path

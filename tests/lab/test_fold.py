@@ -1,4 +1,4 @@
-"""Folding: values put in, constants computed, branches taken or dropped, and what is then unused gone."""
+"""Folding substitutes values, folds constants, resolves branches and drops unused code."""
 
 from textwrap import dedent
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Each measurement of lab/measure.py counts the right bytes, seconds and operations."""
+"""Measurements of lab/measure.py count the right bytes, seconds and operations."""
 
 import time
 from types import SimpleNamespace

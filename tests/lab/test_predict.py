@@ -1,4 +1,4 @@
-"""A step allocates the predicted bytes, and the micro-batch that is predicted to fit does."""
+"""Predictions: a step allocates the predicted bytes, and the predicted micro-batch fits."""
 
 import dataclasses
 import gc

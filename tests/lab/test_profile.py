@@ -1,4 +1,4 @@
-"""profile.py measures the rows it promises, and leaves the standard library's module of its name usable."""
+"""profile.py measures the documented rows and does not shadow the standard library's module of the same name."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""A step of a run can be repeated: it is the same step, and what is not finite in it has a name."""
+"""Replaying a step of a run repeats it exactly and names the modules with non-finite values."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What ladder.py shows is true: a stage's program trains as train.py does, and its diff is what it is about."""
+"""Programs shown by ladder.py train as train.py does, and each stage's diff contains its change and little else."""
 
 import importlib.util
 import re

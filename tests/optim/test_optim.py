@@ -1,4 +1,4 @@
-"""Every optimizer: its update is the one that its paper has, its state as small as it says, and it resumes exactly."""
+"""Every optimizer follows its paper's update, keeps state of the documented size, and resumes exactly."""
 
 import importlib.util
 import math

@@ -1,4 +1,4 @@
-"""Several processes, on gloo, train what one process trains. tests/parallel/worker.py is what runs in each of them."""
+"""Several processes, on gloo, train the same model as one process. Each runs tests/parallel/worker.py."""
 
 import contextlib
 import json

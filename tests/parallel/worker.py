@@ -1,10 +1,13 @@
-"""What torchrun starts in tests/parallel/test_parallel.py: trains one job after another in the same processes.
+"""Worker that torchrun starts in tests/parallel/test_parallel.py: trains several jobs in the same processes.
 
-argv[1] is a JSON file, a list of jobs: argv (of train.py), and where it is wanted program (instead of train.py), copy
-([from, to], before it begins), rank_1 (what only the second process is given: argv, cwd), die ([rank, step,
-how: raise or a signal], in the first attempt only), pause ([step, path]: there, in the first attempt, writes its id to
-path<rank> and waits for path_over).
-What each process saw is written beside it, rank0.json and so on: {job: {"error", "reductions"}}.
+argv[1] is a JSON file, a list of jobs. A job has argv (of train.py) and optionally
+- program: script to run instead of train.py
+- copy: [from, to], copied before the job begins
+- rank_1: argv or cwd of the second process only
+- die: [rank, step, how], where how is raise or a signal; in the first attempt only
+- pause: [step, path]; at this step of the first attempt, writes the process id to path<rank> and waits for path_over
+
+Each process writes its results beside the file, as rank0.json and so on: {job: {"error", "reductions"}}.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing, is reported, and ends the run in time."""
+"""A non-finite step changes nothing, is reported, and ends the run before it saves."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A run keeps within its memory: it finds its micro-batch, warns, and explains where memory ran out."""
+"""Memory of a run: finds the micro-batch that fits, warns, and explains out-of-memory errors."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""A run that is asked to end saves first, and goes on as if nothing had been."""
+"""A run that receives a signal saves before it ends, and resumes exactly."""
 
 import os
 import signal
