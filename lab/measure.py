@@ -31,6 +31,7 @@ from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.failures import explain_compiler_failure
+from nanoladder.run.memory import is_out_of_memory
 from nanoladder.run.metrics import flops_per_token
 
 WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
@@ -66,9 +67,9 @@ def main(argv):
                 measured = time_without_communication(config, options.steps, options.threads)
             case "trial":
                 measured = trial(config)
-    except torch.OutOfMemoryError:
-        sys.exit("error: out of memory")
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            sys.exit("error: out of memory")
         explain_compiler_failure(error, config)
         raise
     print(json.dumps(measured))
@@ -105,7 +106,8 @@ class Loop:
             number, batch = next(self.batches)
         lr = self.learning_rate(number)
         with record_function("step"):
-            return train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)[0]
+            loss, _ = train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)
+        return loss.double() if torch.is_tensor(loss) else loss  # sums of losses are exact enough
 
     def val_loss(self):
         return train.evaluate(self.model, self.dataset.val, self.config, self.device)

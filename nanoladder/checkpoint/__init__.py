@@ -25,7 +25,7 @@ optimizer.py and generators.py convert their state to plain tensors and back. No
 """
 
 from nanoladder.checkpoint.check import Damaged, config_of
-from nanoladder.checkpoint.folder import BEST, LAST, clear, found, history
+from nanoladder.checkpoint.folder import BEST, LAST, clear, current, found, history
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, snapshot, write_file
@@ -37,6 +37,7 @@ __all__ = [
     "Writer",
     "clear",
     "config_of",
+    "current",
     "found",
     "generator_states",
     "history",

@@ -24,7 +24,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-HEADER_LIMIT = 2**22  # bytes of JSON; about 150 per tensor
+HEADER_LIMIT = 2**24  # bytes of JSON; about 150 per tensor, of which a block with AdamW has about 30
 
 
 def serialize(state, file):

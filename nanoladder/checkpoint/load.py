@@ -60,12 +60,16 @@ def check_file(path):
         raise BadInput(f"no checkpoint at {path}, which is a folder; expected a file such as out/x/{LAST}")
     older = path if path.is_file() else path.with_suffix(".pt")
     if older.is_file():
-        with open(older, "rb") as file:
-            if file.read(4) == b"PK\x03\x04":  # a zip archive, as written by torch.save
-                raise BadInput(
-                    f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
-                    "continue with the version that wrote it, or start over: --init_from=scratch --overwrite=True"
-                )
+        try:
+            with open(older, "rb") as file:
+                beginning = file.read(4)
+        except OSError as error:
+            raise damage(path, error) from None
+        if beginning == b"PK\x03\x04":  # a zip archive, as written by torch.save
+            raise BadInput(
+                f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
+                "continue with the version that wrote it, or start over: --init_from=scratch --overwrite=True"
+            )
     if not path.is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}")
 

@@ -46,20 +46,29 @@ def check(folder, meta, context_length, verify_data):
 
     verify_data: read the token files whole even if that was done before. Of several processes the first one does it.
     """
+    # On another machine the files are others: what one process finds wrong, all of them raise.
+    for problem in parallel.gather_objects(refusal(check_small_files, folder, meta, context_length)):
+        if problem:
+            raise BadInput(problem)
+    if problem := parallel.broadcast_from_first(lambda: refusal(verify, folder, meta, verify_data)):
+        raise BadInput(problem)
+
+
+def refusal(check, *arguments):
+    """The message of the BadInput that a check raises, or None."""
+    try:
+        check(*arguments)
+    except BadInput as error:
+        return str(error)
+
+
+def check_small_files(folder, meta, context_length):
+    """Raises BadInput unless the sizes, the indices and the tokenizer fit meta.json: what every process looks at."""
     for name in SPLITS:
         check_sizes(folder, name, meta, context_length)
     for path in (folder / name for name in TOKENIZER):  # the run copies them
         if os.path.lexists(path) or path.name in meta.get("sha256", {}):
             check_digest(path, hashlib.sha256(contents(path)).hexdigest(), meta)
-
-    def problem():
-        try:
-            verify(folder, meta, verify_data)
-        except BadInput as error:
-            return str(error)
-
-    if found := parallel.broadcast_from_first(problem):
-        raise BadInput(found)
 
 
 def check_sizes(folder, name, meta, context_length):

@@ -107,10 +107,7 @@ def already_printed(line):
 
 def require_agreement(facts, what):
     """Raises BadInput in every process if the facts, {name: value}, of any process differ from rank 0's. Collective."""
-    if world_size() == 1:
-        return
-    everyone = [None] * world_size()
-    dist.all_gather_object(everyone, facts)
+    everyone = gather_objects(facts)
     for number, theirs in enumerate(everyone):
         for name, value in everyone[0].items():
             if theirs[name] != value:
@@ -166,8 +163,13 @@ def all_reduce_sum(tensor):
 
 def gather_rows(tensor):
     """Stacks the CPU tensors (n,) of all processes into (world_size, n). Collective."""
-    everyone = [tensor]
+    return torch.stack(gather_objects(tensor))
+
+
+def gather_objects(value):
+    """Lists the values of all processes, by rank. Collective."""
+    everyone = [value]
     if world_size() > 1:
         everyone = [None] * world_size()
-        dist.all_gather_object(everyone, tensor)
-    return torch.stack(everyone)
+        dist.all_gather_object(everyone, value)
+    return everyone

@@ -3,8 +3,6 @@
 import contextlib
 import sys
 
-import torch
-
 from nanoladder import machine
 from nanoladder.run import memory
 
@@ -22,7 +20,8 @@ def explain_failure(error, config, device, available):
 
 def explain_compiler_failure(error, config):
     """Exits with one line if the error comes from torch.compile."""
-    if config.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second
+    if config.compile and dynamo and isinstance(error, dynamo.exc.TorchDynamoException):
         reason = str(error).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False turns it off")
 

@@ -54,7 +54,7 @@ class Watch:
         for step, lr, loss, grad_norm in self.steps:
             loss, grad_norm = float(loss), float(grad_norm)
             overflowed = scale is None and not math.isfinite(grad_norm)  # the scaler skips such a step
-            if not math.isfinite(loss) or overflowed or grad_norm == 0:
+            if not math.isfinite(loss) or overflowed or 0 == grad_norm != loss:
                 self.stop(step, lr, loss, grad_norm, scale)
         if scale is not None and scale < SMALLEST_SCALE:
             self.stop(step, lr, loss, grad_norm, scale)
@@ -94,5 +94,5 @@ class Watch:
 
 def replay_command(step):
     """Returns the shell command that replays a step of this run from the current folder."""
-    home = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} "
-    return f"{home}python -m lab.replay --step={step} {shlex.join(sys.argv[1:])}".rstrip()
+    python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python -P"
+    return f"{python} -m lab.replay --step={step} {shlex.join(sys.argv[1:])}".rstrip()

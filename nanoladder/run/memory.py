@@ -7,6 +7,7 @@ must not import the training step and because a child returns all its memory whe
 import bisect
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import subprocess
@@ -86,6 +87,7 @@ def trial(config, size, device, available):
         batch_size=min(2 * size, share),  # two micro-batches, so that gradients accumulate
         batch_warmup_steps=0,
         num_workers=0,
+        verify_data=False,
         device=str(device),
         memory_gb=(1 - MARGIN) * available / 1e9,
     )
@@ -119,8 +121,10 @@ def warn_if_too_large(config, device):
 
 
 def is_out_of_memory(error):
-    """True if an exception reports that GPU, CPU or Python memory ran out."""
-    return isinstance(error, RuntimeError | MemoryError) and bool(machine.is_out_of_memory(summary(error)))
+    """True if an exception reports that GPU, CPU or Python memory ran out; a compiler's says so in a later line."""
+    compiling = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+    text = f"{type(error).__name__}: {error}" if compiling else summary(error)
+    return isinstance(error, RuntimeError | MemoryError) and machine.is_out_of_memory(text)
 
 
 def explain(config, device, available, error):
@@ -145,6 +149,16 @@ def explain(config, device, available, error):
     print("\n".join(lines), file=sys.stderr)
 
 
+def release(model, optimizer):
+    """Frees the memory of a model that is still referred to, its gradients and its optimizer's state."""
+    for parameter in model.parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        local.untyped_storage().resize_(0)
+        parameter.grad = None
+    optimizer.state.clear()
+    gc.collect()
+
+
 def explanation(config, device, available):
     """Yields lines: the parts of a step's peak, what to change (cheapest first), the checkpoint to resume from.
 
@@ -165,7 +179,7 @@ def explanation(config, device, available):
             yield f"  {change:<26}{gb(less):>9}{'  the first that fits' * (change == fits)}"
         if savings and not fits:
             yield "No single change is enough: combine several, or choose a smaller model or context_length."
-    for path in checkpoint.found(Path(config.out_dir))[:1]:
+    for path in checkpoint.current(Path(config.out_dir))[:1]:
         yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
 
 

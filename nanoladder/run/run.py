@@ -31,6 +31,7 @@ class Run:
         self.config, self.device = config, machine.choose_device(config.device)
         self.available = 0  # bytes available to the run, set by resolve
         self.contexts = contextlib.ExitStack()  # opened by begin
+        self.model = None
 
     # -- before the first step
 
@@ -142,12 +143,23 @@ class Run:
         return self
 
     def __exit__(self, kind, error, traceback):
-        self.contexts.__exit__(kind, error, traceback)
+        try:
+            self.contexts.__exit__(kind, error, traceback)
+        except Exception as closing:  # the last checkpoint and the picture take memory too
+            self.explain(closing)
+            raise
         if error is None:
             parallel.stop()
             self.end_on_signal()
         else:
-            explain_failure(error, self.config, self.device, self.available)
+            self.explain(error)
+
+    def explain(self, error):
+        """Ends the program if memory ran out or the compiler failed. The model goes first: explaining takes memory."""
+        if memory.is_out_of_memory(error) and self.model:
+            memory.release(self.model, self.optimizer)
+            self.watch.steps.clear()
+        explain_failure(error, self.config, self.device, self.available)
 
     def end_on_signal(self):
         """Exits with code 128 + n if signal n ended the run before its last step."""

@@ -180,3 +180,19 @@ def test_a_run_of_which_only_the_history_is_left_is_not_replaced(runs, tmp_path,
     shutil.copy(Path(six.out_dir, FILES[1]), tmp_path / "run")
     line = refused(train.main, *flags(dataset=six.dataset, out_dir=tmp_path / "run"))
     assert "--overwrite=True" in line and (tmp_path / "run" / FILES[1]).exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_fallen_back_from(runs, tmp_path, monkeypatch, capsys):
+    _, six, _ = runs
+    shutil.copytree(six.out_dir, tmp_path / "run")
+    last, opened = tmp_path / "run" / FILES[0], open
+
+    def refusing(path, *arguments, **options):
+        if Path(path) == last:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", refusing)
+    path, state = checkpoint.newest(tmp_path / "run")
+    assert path.name == FILES[1] and state["progress"]["step"] == 6
+    assert "Permission denied" in capsys.readouterr().out

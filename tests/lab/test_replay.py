@@ -92,7 +92,7 @@ def test_the_command_works_from_another_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     assert faults.replay_command(7) == "python -m lab.replay --step=7 'config/x y.py' --n_layer=1"
     monkeypatch.chdir(tmp_path)
-    command = f"{faults.replay_command(7)} --no_such_key=1".replace("python -m", f"{sys.executable} -m")
+    command = f"{faults.replay_command(7)} --no_such_key=1".replace(" python ", f" {sys.executable} ")
     result = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert result.returncode == 2 and "unknown key 'no_such_key'" in result.stderr
 

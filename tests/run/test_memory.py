@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
+from conftest import ROOT, build, flags, needs_gpu, replace, rows, saved, tiny
 from processes import words, work
 
 import train
 from lab import advise, plan, predict
 from nanoladder import machine
 from nanoladder.config import load_config
+from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 
@@ -425,3 +426,21 @@ def test_free_memory_is_less_if_the_process_is_limited_or_shares_it(monkeypatch)
     limits = {resource.RLIMIT_AS: size + 2**20, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (limits[limit], resource.RLIM_INFINITY))
     assert machine.free_memory(CPU) == pytest.approx(2**20, rel=0.9)
+
+
+@pytest.mark.parametrize("name", ["CppCompileError", "InvalidCxxCompiler"])
+def test_memory_that_runs_out_in_the_compiler_is_out_of_memory(name):
+    """Its first line names the compiler, a later one the memory."""
+    kind = type(name, (RuntimeError,), {"__module__": "torch._inductor.exc"})
+    assert memory.is_out_of_memory(kind("C++ compile error\n\nvirtual memory exhausted: Cannot allocate memory"))
+    assert not memory.is_out_of_memory(kind("C++ compile error\n\nno such file"))
+    assert not memory.is_out_of_memory(RuntimeError("shapes\nout of memory"))
+
+
+def test_a_model_that_is_released_takes_no_memory(config):
+    model, optimizer, scaler = build(with_vocabulary(config))
+    batch = Batch(*torch.randint(17, (2, 2, 128)).unbind())
+    train.train_step(model, optimizer, scaler, batch, 1e-3, config)
+    memory.release(model, optimizer)
+    assert all(parameter.untyped_storage().nbytes() == 0 and parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state
