@@ -34,8 +34,8 @@ def finite(optimizer, loss, grad_norm):
 class Watch:
     """Collects the losses and gradient norms of recent steps and ends the run at the first fault.
 
-    A fault is a non-finite loss or gradient norm, a collapsed loss scale, or a gradient norm of exactly 0, at which
-    nothing is learned. The numbers may still be on a GPU; looking at them synchronizes with it.
+    A fault is a non-finite loss or gradient norm, a collapsed loss scale, or a gradient norm of exactly 0 at a nonzero
+    loss: nothing is learned. The numbers may still be on a GPU; looking at them synchronizes with it.
     """
 
     def __init__(self, config, split, device, scaler, writer):
@@ -54,7 +54,8 @@ class Watch:
         for step, lr, loss, grad_norm in self.steps:
             loss, grad_norm = float(loss), float(grad_norm)
             overflowed = scale is None and not math.isfinite(grad_norm)  # the scaler skips such a step
-            if not math.isfinite(loss) or overflowed or 0 == grad_norm != loss:
+            nothing_learned = grad_norm == 0 and loss != 0
+            if not math.isfinite(loss) or overflowed or nothing_learned:
                 self.stop(step, lr, loss, grad_norm, scale)
         if scale is not None and scale < SMALLEST_SCALE:
             self.stop(step, lr, loss, grad_norm, scale)

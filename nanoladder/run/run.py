@@ -31,7 +31,7 @@ class Run:
         self.config, self.device = config, machine.choose_device(config.device)
         self.available = 0  # bytes available to the run, set by resolve
         self.contexts = contextlib.ExitStack()  # opened by begin
-        self.model = None
+        self.watch = None
 
     # -- before the first step
 
@@ -156,7 +156,7 @@ class Run:
 
     def explain(self, error):
         """Ends the program if memory ran out or the compiler failed. The model goes first: explaining takes memory."""
-        if memory.is_out_of_memory(error) and self.model:
+        if memory.is_out_of_memory(error) and self.watch:
             memory.release(self.model, self.optimizer)
             self.watch.steps.clear()
         explain_failure(error, self.config, self.device, self.available)
