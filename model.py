@@ -12,9 +12,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from nanoladder.kernels import count_chunks, head_loss
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
 
@@ -96,43 +97,6 @@ KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default] + [
 KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, KEPT)
 
 
-class ChunkedLoss(torch.autograd.Function):
-    """Output head and summed cross-entropy over N tokens, chunk by chunk; forward also computes the gradients.
-
-    hidden (N, C), weight (V, C), bias (V,) without gradient or None, targets (N,) -> loss () in nats, float32.
-    No temporary is larger than a chunk's logits (N / chunks, V), the weight or the hidden states.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, chunks):
-        loss_sum = torch.zeros((), device=hidden.device)
-        wanted = ctx.needs_input_grad[0]  # False in evaluation
-        d_hidden, d_weight = (torch.empty_like(hidden), torch.zeros_like(weight)) if wanted else (hidden, None)
-        pieces = hidden.chunk(chunks), targets.chunk(chunks), d_hidden.chunk(chunks)
-        for h, target, d_h in zip(*pieces, strict=True):
-            output = F.linear(h, weight, bias)  # (n, V)
-            logits = output.float()
-            log_sum = logits.logsumexp(dim=-1, keepdim=True)  # (n, 1)
-            valid, target = (target != IGNORE)[:, None], target.clamp(min=0)[:, None]  # (n, 1)
-            # Not +=, which torch 2.11 compiles to gradients of 0 (pytorch issue 180642).
-            loss_sum = loss_sum + ((log_sum - logits.gather(1, target)) * valid).sum()
-            if wanted:  # d loss / d logits = softmax(logits) - one_hot(target)
-                logits.sub_(log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum)).mul_(valid)
-                d_logits = logits.to(output.dtype)
-                d_h.copy_(d_logits @ weight)
-                d_weight += d_logits.T @ h
-                del d_logits
-            del output, logits  # freed before the next chunk allocates its own
-        ctx.save_for_backward(d_hidden, d_weight)
-        return loss_sum
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, d_loss):
-        d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * d_loss, d_weight * d_loss, None, None, None
-
-
 class GPT(nn.Module):
     """Decoder-only transformer of the config's n_layer, n_head, n_embd, context_length and vocab_size."""
 
@@ -203,7 +167,8 @@ class GPT(nn.Module):
         A sum, not a mean: the caller divides once, by the token count of all batches.
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
-        if self.config.loss_chunks:
-            return ChunkedLoss.apply(hidden, self.head.weight, self.head.bias, flat, self.config.loss_chunks)
+        weight = self.head.weight  # (V, C)
+        if self.config.loss_chunks and (n_chunks := count_chunks(self.config.loss_chunks, len(flat), len(weight))):
+            return head_loss(hidden, weight, flat, self.config.vocab_size, n_chunks, IGNORE)
         logits = self.head(hidden).float()  # (BT, V)
         return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")

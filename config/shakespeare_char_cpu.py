@@ -17,5 +17,4 @@ seed = 2  # validation loss of four seeds: 1.899 to 1.913; of nanoGPT on the sam
 compile = False
 dtype = "float32"
 num_workers = 0
-loss_chunks = 0
 eval_windows = 0

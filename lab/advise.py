@@ -72,7 +72,7 @@ def savings(config, peak, available, device_type, world_size):
         ("set_to_none", True): not config.set_to_none,
         ("attention", "sdpa"): config.attention == "matmul",
         ("dtype", "auto"): config.dtype == "float32" and half_is_native,
-        ("loss_chunks", 8): config.loss_chunks == 0,
+        ("loss_chunks", 8): config.loss_chunks in (0, "auto"),
         ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,
         ("shard", "full"): world_size > 1 and config.shard != "full",
         ("checkpointing", "every:1"): config.checkpointing == "none",

@@ -13,7 +13,7 @@ KINDS = {
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm"],  # clipping included
     "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax"],
     "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "ChunkedLoss", "_mul_ne_"],
+    "loss": ["log_softmax", "nll_loss", "logsumexp", "nanoladder::head_loss"],
 }
 # Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")

@@ -73,7 +73,8 @@ def climb(options, config_words):
     folder = Path(options.out_dir or default_folder(conditions))
     results = open_results(folder, conditions)
     training = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
-    reasons = plan.not_applicable(rows, options.mode, config_words)
+    vocabulary = f"--vocab_size={open_dataset(config).vocab_size}"
+    reasons = plan.not_applicable(rows, options.mode, [*config_words, vocabulary])
     part = open_mode(folder, results, options.mode, rows, reasons, training)
     with tqdm(tasks(options, rows, replicated=config.shard == "none"), unit="process") as bar:
         for name, measurement, count in bar:

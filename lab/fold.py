@@ -191,7 +191,8 @@ class Fold(cst.CSTTransformer):
     def leave_If(self, original, updated):
         known, orelse = self.truth(updated.test), updated.orelse
         if known is None:
-            return updated
+            alone = isinstance(updated.test, cst.NamedExpr)  # `a and (b := c)` needs its parentheses, `if b := c` none
+            return updated.with_deep_changes(updated.test, lpar=[], rpar=[]) if alone else updated
         if original in self.elifs:
             return cst.Else(updated.body, updated.leading_lines) if known else orelse or cst.RemoveFromParent()
         if known:

@@ -14,6 +14,7 @@ from lab import pages, predict
 from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
+from nanoladder.kernels import count_chunks
 
 MODES = {
     "ladder": "each stage on top of all stages before it (the default)",
@@ -236,7 +237,11 @@ def is_a_stage(config_words):
 def in_one_process(config):
     """The config in a normal form: two configs that train alike in one process have the same."""
     micro_batch_size = config.micro_batch_size % config.batch_size
-    return dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, ddp=True, shard="none")
+    n_tokens = (micro_batch_size or config.batch_size) * config.context_length
+    loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.vocab_size)
+    return dataclasses.replace(
+        config, stage="", micro_batch_size=micro_batch_size, loss_chunks=loss_chunks, ddp=True, shard="none"
+    )
 
 
 def not_applicable(rows, mode, config_words):

@@ -23,6 +23,7 @@ LAYERS = [
     ("nanoladder.machine",),
     ("nanoladder.config",),
     ("model", "nanoladder.errors", "nanoladder.files", "nanoladder", "config"),
+    ("nanoladder.kernels",),
 ]
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 SCRIPTS = ["ladder.py", "model.py", "profile.py", "sample.py", "train.py"]  # and no other file in the root

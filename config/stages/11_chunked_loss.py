@@ -1,9 +1,10 @@
-"""The head and the loss run in chunks of the tokens: the logits of a whole batch never exist at once.
+"""The head and the loss are one operator, which works in chunks of tokens: all logits at once never exist.
 
-What: for each chunk the logits, the loss, and at once the gradients of hidden states and head; then the chunk is
-freed.
+What: for each chunk the logits, the loss, and at once its gradient, written over the logits; then the next chunk takes
+their place. `auto`: chunks of 256 MB of logits in half precision, and no operator if one chunk is enough.
 Why: logits, log-probabilities and their gradient are B · T · V numbers each, in float32: with 50257 tokens by far
-the largest tensors of a small model.
+the largest tensors of a small model. On CUDA one Triton kernel reads the logits and writes the gradient. The compiler
+must not see inside: it would keep all logits until their products.
 Cost: the gradient of the head is kept from forward to backward, and the matrix products are smaller. A small
 vocabulary gains nothing. `F.linear_cross_entropy` of PyTorch 2.13 does the same, but in bfloat16 it also rounds the
 sum of the loss to bfloat16 (8.69 for 9.32 with 50304 tokens), so it is not used.
@@ -12,4 +13,4 @@ Source:
 - Hsu et al. 2024, "Liger Kernel": https://arxiv.org/abs/2410.10989
 """
 
-loss_chunks = 8
+loss_chunks = "auto"

@@ -24,7 +24,7 @@ def check(config):
     if config.micro_batch_size == "auto":
         config = dataclasses.replace(config, micro_batch_size=1)  # the smallest that auto may choose
     for key, value in vars(config).items():
-        if TYPES[key] in (int, float):
+        if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
             check_range(key, value)
     for impossible, message in COMBINATIONS:
         if impossible(config):

@@ -71,7 +71,9 @@ class Config:
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         "torch.compile's; reduce-overhead and max-autotune use CUDA graphs",
     ] = "default"
-    loss_chunks: Annotated[int, "compute logits and loss in this many chunks of tokens; 0: all at once"] = 8
+    loss_chunks: Annotated[
+        int | Literal["auto"], "chunks of tokens for logits and loss; 0: all at once; auto: by size"
+    ] = "auto"
     checkpointing: Annotated[str, "recompute activations: none | every:K blocks | sqrt | selective"] = "none"
     micro_batch_size: Annotated[
         int | Literal["auto"], "sequences per forward of a process; 0: all; auto: as many as fit"

@@ -6,6 +6,8 @@ import torch.distributed as dist
 from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
 from nanoladder.data import tokens_seen
+from nanoladder.kernels import count_chunks
+from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
@@ -40,6 +42,7 @@ def choices(config, device):
         "device": f"CPU, {torch.get_num_threads()} threads",
         "dtype": dtype(config, device),
         "attention": machine.attention_kernel(config, device),
+        "loss": loss(config),
         "optimizer": optimizer(config, device),
         "compile": "off",
         "memory": memory(config, device),
@@ -64,6 +67,14 @@ def dtype(config, device):
     if config.dtype == "auto":
         why = "bfloat16 is native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
     return f"{chosen} ({why})".removeprefix("torch.")
+
+
+def loss(config):
+    own = share_of_process(config, parallel.world_size())
+    n_logits = config.vocab_size + -config.vocab_size % config.pad_vocab_to
+    n_chunks = count_chunks(config.loss_chunks, own.micro_batch_size * config.context_length, n_logits)
+    why = {0: "as requested", "auto": "the logits are small"}.get(config.loss_chunks)
+    return f"logits and loss in {n_chunks} chunks of tokens" if n_chunks else f"all logits at once ({why})"
 
 
 def optimizer(config, device):

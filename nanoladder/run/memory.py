@@ -19,6 +19,7 @@ import torch
 
 from nanoladder import checkpoint, machine, parallel
 from nanoladder.errors import BadInput
+from nanoladder.kernels import count_chunks
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
@@ -234,7 +235,9 @@ def estimate_peak(config, world_size):
     own = share_of_process(config, world_size)
     n_params = 12 * own.n_layer * own.n_embd**2 + (own.vocab_size + own.context_length) * own.n_embd
     n_blocks = own.n_layer if own.checkpointing == "none" else 1
-    logits = 4 * own.micro_batch_size * own.context_length * own.vocab_size // max(1, own.loss_chunks)
+    n_tokens = own.micro_batch_size * own.context_length
+    n_chunks = count_chunks(own.loss_chunks, n_tokens, own.vocab_size)
+    logits = (2 if n_chunks else 4) * n_tokens * own.vocab_size // max(1, n_chunks)  # chunks may be in half precision
     return 8 * n_params + n_blocks * block_activations(own) + logits
 
 

@@ -499,10 +499,13 @@ def test_without_is_the_finished_loop_less_one_stage():
     configs, reasons = planned(*TINY_MODEL, "--mode=without")
     finished = configs.pop("finished")
     assert finished == load_config(TINY_MODEL)
-    assert {"without checkpointing", "without grad_accumulation", "without ddp"} <= set(reasons)  # not part of it
+    assert {"without chunked_loss", "without checkpointing", "without ddp"} <= set(reasons)  # not part of it
     for name, config in configs.items():
         changed = {key for key, value in vars(config).items() if value != getattr(finished, key)}
-        assert changed <= {"ddp"} if name in reasons else changed == set(pages.fields(name.removeprefix("without ")))
+        if name in reasons:
+            assert changed <= {"ddp", "loss_chunks"}
+        else:
+            assert changed == set(pages.fields(name.removeprefix("without ")))
 
 
 def test_a_stage_that_the_command_line_rules_out_is_a_row_that_says_so(dense, tmp_path, measured):

@@ -44,7 +44,7 @@ CHANGES = {
     "fused_adamw": ("fused=True", 2),
     "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 9),
     "compile": ("model.compile(", 4),
-    "chunked_loss": ("ChunkedLoss.apply(", 36),
+    "chunked_loss": ("head_loss(", 4),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", 11),
     "low_memory_optimizer": ("return optim.adamw8bit(groups, config)", 10),

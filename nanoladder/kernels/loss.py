@@ -1,0 +1,140 @@
+"""Output head and cross-entropy in one operator, chunk by chunk: the logits of a whole batch never exist at once.
+
+Each chunk's logits go into the same buffer. The loss is read from them, its gradient overwrites them, and two more
+matrix products add that to the gradients of the hidden states and the weight. All this happens in the forward: the
+gradient of a sum does not depend on the backward, which only scales it.
+
+To torch.compile this is one opaque operator. Unrolled into its graph, the chunks would save nothing: the compiler
+defers the products, and keeps all logits until then.
+
+Sources: Wijmans et al. 2024, "Cut Your Losses" (https://arxiv.org/abs/2411.09009); Hsu et al. 2024, "Liger Kernel"
+(https://arxiv.org/abs/2410.10989).
+"""
+
+import functools
+import importlib.util
+import math
+
+import torch
+from torch.distributed._functional_collectives import all_gather_tensor
+
+from nanoladder.kernels import softmax
+
+CHUNK_BYTES = 256e6  # of a chunk's logits in half precision, for loss_chunks=auto
+
+
+def count_chunks(loss_chunks, n_tokens, n_logits):
+    """Number of chunks for n_tokens rows of n_logits; 0: no chunks. "auto": of CHUNK_BYTES, and 0 if one is enough."""
+    if loss_chunks != "auto":
+        return loss_chunks
+    chunks = math.ceil(2 * n_tokens * n_logits / CHUNK_BYTES)
+    return chunks if chunks > 1 else 0
+
+
+def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, first_row=0, group=""):
+    """Summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
+
+    hidden (N, C), weight (V, C), targets (N,), where ignore_index contributes no loss and no gradient. Rows of the
+    weight from n_vocab on are padding, of probability 0. Matrix products run in autocast's dtype; the weight's gradient
+    is summed over the chunks in the weight's own. No temporary is larger than a chunk's logits (N / n_chunks, V) or
+    the weight.
+
+    A shard of the vocabulary: first_row is the token id of the weight's first row, and group the name of the process
+    group whose processes hold the other shards. Each process returns the whole loss and the gradient of its own rows;
+    its gradient of the hidden states is that of its shard, which the caller sums over the group.
+    """
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad)[0]
+
+
+def compute(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    n_vocab: int,
+    n_chunks: int,
+    ignore_index: int,
+    first_row: int,
+    group: str,
+    needs_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The operator. Returns the loss and the gradients of hidden and weight, both empty if not needs_grad."""
+    softmax_ = triton_softmax() if hidden.is_cuda and has_triton() else softmax.softmax_
+    n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
+    columns = softmax.target_columns(targets, ignore_index, first_row, n_real)
+    products_weight = weight.to(hidden.dtype)
+    losses = torch.empty(len(hidden), device=hidden.device)
+    d_hidden = torch.empty_like(hidden) if needs_grad else hidden.new_empty(0)
+    d_weight = torch.zeros_like(weight) if needs_grad else weight.new_empty(0)
+    size = math.ceil(len(hidden) / n_chunks)
+    buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
+    for start in range(0, len(hidden), size):
+        chunk = slice(start, start + size)
+        h, column = hidden[chunk], columns[chunk]
+        logits = torch.mm(h, products_weight.T, out=buffer[: len(h)])  # (n, V)
+        logits[:, n_real:] = -math.inf
+        log_sum, picked = softmax_(logits, column, overwrite=needs_grad and not group)
+        if group:
+            log_sum, picked = over_shards(log_sum, picked, group)
+            if needs_grad:
+                softmax_(logits, column, log_sum)
+        losses[chunk] = torch.where(column == softmax.IGNORED, 0.0, log_sum - picked)
+        if needs_grad:
+            torch.mm(logits, products_weight, out=d_hidden[chunk])
+            add_product(d_weight, logits.T, h)
+    return losses.sum(), d_hidden, d_weight
+
+
+def over_shards(log_sum, picked, group):
+    """Log-sum-exp (n,) over all shards of the vocabulary, and the target's logit (n,) from the shard that has it."""
+    gathered = all_gather_tensor(torch.stack([log_sum, picked])[None], 0, group)  # (shards, 2, n)
+    return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
+
+
+def add_product(total, a, b):
+    """total += a @ b, summed in the total's dtype; a CPU first rounds the product to that of a and b."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        size = math.ceil(softmax.BLOCK / b.shape[1])
+        for rows, part in zip(total.split(size), a.split(size), strict=True):
+            rows += part @ b
+
+
+@functools.cache
+def has_triton():
+    return importlib.util.find_spec("triton") is not None
+
+
+def triton_softmax():
+    from nanoladder.kernels import softmax_triton
+
+    return softmax_triton.softmax_
+
+
+operator = torch.library.custom_op("nanoladder::head_loss", compute, mutates_args=())
+
+
+@operator.register_fake
+def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad):
+    loss = hidden.new_empty((), dtype=torch.float32)
+    if needs_grad:
+        return loss, torch.empty_like(hidden), torch.empty_like(weight)
+    return loss, hidden.new_empty(0), weight.new_empty(0)
+
+
+def keep_gradients(ctx, inputs, output):
+    ctx.save_for_backward(*output[1:])
+
+
+def backward(ctx, d_loss, *_):
+    """Scales the gradients in place, as they are used once: a copy of the weight's would raise the peak."""
+    d_hidden, d_weight = ctx.saved_tensors
+    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 7
+
+
+operator.register_autograd(backward, setup_context=keep_gradients)

@@ -1,0 +1,46 @@
+"""Softmax over rows of logits: the loss's parts, and its gradient written over the logits. In PyTorch's operations.
+
+softmax_triton.py has the same function as one kernel for CUDA.
+"""
+
+import math
+
+import torch
+
+ELSEWHERE, IGNORED = -1, -2  # instead of the target's column: it is in another shard, or there is no target
+BLOCK = 2**20  # numbers that a CPU works on at a time: 4 MB of temporaries, which stay in its cache
+
+
+def target_columns(targets, ignore_index, first_row, n_columns):
+    """Token ids (N,) -> the columns (N,) of a shard of n_columns from token id first_row on; or ELSEWHERE, IGNORED."""
+    columns = targets - first_row
+    columns.masked_fill_((columns < 0) | (columns >= n_columns), ELSEWHERE)
+    return columns.masked_fill_(targets == ignore_index, IGNORED)
+
+
+def softmax_(logits, columns, log_sum=None, overwrite=True):
+    """Returns, in float32, log-sum-exp (n,) of the logits (n, V) and the logits (n,) at the columns; 0 for no column.
+
+    overwrite: replaces the logits in place by the loss's gradient, softmax less one at the column; a row that is
+    IGNORED becomes 0. A log_sum, of more columns than are here, is used instead of these logits' own.
+    """
+    log_sums = torch.empty(len(logits), device=logits.device) if log_sum is None else log_sum
+    picked = torch.empty_like(log_sums)
+    size = max(1, BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
+        block, column = logits[rows], columns[rows, None]
+        x = block.float()
+        at, here = column.clamp(min=0), column >= 0
+        picked[rows] = torch.where(here, x.gather(1, at), 0.0)[:, 0]
+        if log_sum is None:
+            probabilities = x.softmax(dim=1)
+            # The largest logit's probability is 1 / Σ exp(x - max), so that one pass of exp serves both.
+            top = x.amax(dim=1)  # -∞ if all columns are padding
+            log_sums[rows] = torch.where(top == -math.inf, top, top - probabilities.amax(dim=1).log())
+        else:
+            probabilities = (x - log_sums[rows, None]).exp_()
+        if overwrite:
+            gradient = probabilities.scatter_add_(1, at, -here.float())
+            block.copy_(gradient.mul_((column != IGNORED).float()))
+    return log_sums, picked

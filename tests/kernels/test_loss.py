@@ -1,0 +1,209 @@
+"""Head and loss as one operator: exact, compiled too, bounded in memory, over shards of the vocabulary."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import torchrun
+from torch.profiler import ProfilerActivity, profile
+
+from nanoladder.kernels import count_chunks, head_loss, loss
+
+IGNORE = -100
+
+
+def inputs(n_tokens=37, n_vocab=200, padding=24, width=16, ignored=0.2, scale=1.0, seed=0, dtype=torch.float32):
+    """hidden, weight and targets with random numbers that the dtype holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(n_tokens, width, generator=generator).to(dtype).float().requires_grad_()
+    weight = scale * torch.randn(n_vocab + padding, width, generator=generator)
+    weight = weight.to(dtype).float().requires_grad_()
+    targets = torch.randint(n_vocab, (n_tokens,), generator=generator)
+    targets[torch.rand(n_tokens, generator=generator) < ignored] = IGNORE
+    return hidden, weight, targets
+
+
+def with_gradients(function, hidden, weight):
+    """The loss and its gradients."""
+    value = function(hidden, weight)
+    return value.detach(), *torch.autograd.grad(value, (hidden, weight))
+
+
+def exact(hidden, weight, targets, n_vocab, scale=1.0):
+    """Loss and gradients by the formula, in float64."""
+
+    def formula(hidden, weight):
+        return scale * F.cross_entropy(hidden @ weight[:n_vocab].T, targets, ignore_index=IGNORE, reduction="sum")
+
+    return with_gradients(formula, *(x.detach().double().requires_grad_() for x in (hidden, weight)))
+
+
+def error(ours, theirs):
+    """Relative error of a tensor, absolute if the other is zero."""
+    return float((ours.detach().double() - theirs).norm() / (theirs.norm() or 1))
+
+
+@given(
+    n_tokens=st.integers(1, 40),
+    n_chunks=st.integers(1, 50),
+    ignored=st.floats(0, 1),
+    padding=st.integers(0, 9),
+    block=st.sampled_from([1, 1000, 2**20]),
+    seed=st.integers(0, 99),
+)
+def test_loss_and_gradients_equal_the_formula(n_tokens, n_chunks, ignored, padding, block, seed):
+    hidden, weight, targets = inputs(n_tokens, 30, padding, ignored=ignored, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss.softmax, "BLOCK", block)
+        ours = with_gradients(lambda h, w: 3 * head_loss(h, w, targets, 30, n_chunks, IGNORE), hidden, weight)
+    for found, expected in zip(ours, exact(hidden, weight, targets, 30, scale=3), strict=True):
+        assert error(found, expected) < 1e-5
+    assert torch.all(ours[2][30:] == 0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_half_precision_is_as_exact_as_its_logits(dtype, tolerance):
+    hidden, weight, targets = inputs(dtype=dtype)
+    with torch.autocast("cpu", dtype):
+        ours = with_gradients(lambda h, w: head_loss(h, w, targets, 200, 4), hidden, weight)
+    assert ours[0].dtype == ours[1].dtype == ours[2].dtype == torch.float32
+    for found, expected in zip(ours, exact(hidden, weight, targets, 200), strict=True):
+        assert error(found, expected) < tolerance
+
+
+def test_the_loss_is_summed_in_float32():
+    hidden, weight, targets = inputs(n_tokens=1000, scale=0.02, ignored=0, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head_loss(hidden, weight, targets, 200, 4)
+    assert float(found) == pytest.approx(float(exact(hidden, weight, targets, 200)[0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**20])
+def test_the_scale_of_float16_is_applied_to_its_gradients(scale):
+    """A GradScaler's scale, divided by the tokens; scaled gradients of the weight are float32 and do not overflow."""
+    hidden, weight, targets = inputs(n_tokens=64, scale=0.5, dtype=torch.float16)
+    with torch.autocast("cpu", torch.float16):
+        ours = with_gradients(lambda h, w: head_loss(h, w, targets, 200, 4) * (scale / 4096), hidden, weight)
+    for found, expected in zip(ours, exact(hidden, weight, targets, 200, scale / 4096), strict=True):
+        assert error(found, expected) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_it_is_one_operator_in_one_graph(dtype):
+    hidden, weight, targets = inputs()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    def function(hidden, weight):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return head_loss(2 * hidden, weight, targets, 200, 4) / 7
+
+    eager = with_gradients(function, hidden, weight)
+    torch.compile(function, fullgraph=True, backend=backend)(hidden, weight)
+    assert len(graphs) == 1 and sum("head_loss" in name for name in graphs[0]) == 1
+    compiled = with_gradients(torch.compile(function, fullgraph=True, dynamic=False), hidden, weight)
+    for ours, theirs in zip(compiled, eager, strict=True):
+        assert error(ours, theirs.double()) < (1e-6 if dtype == torch.float32 else 5e-3)
+
+
+def test_the_operator_is_registered_as_pytorch_expects():
+    """By PyTorch's own check. Its fourth, of tracing, returns the gradients too, which the backward overwrites."""
+    hidden, weight, targets = inputs()
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for needs_grad in (True, False):
+        torch.library.opcheck(
+            loss.operator, (hidden, weight, targets, 200, 4, IGNORE, 0, "", needs_grad), test_utils=checks
+        )
+
+
+def test_without_gradients_none_is_computed(monkeypatch):
+    hidden, weight, targets = inputs()
+    overwritten, softmax_ = [], loss.softmax.softmax_
+
+    def spy(*args, overwrite=True):
+        overwritten.append(overwrite)
+        return softmax_(*args, overwrite=overwrite)
+
+    monkeypatch.setattr(loss.softmax, "softmax_", spy)
+    with torch.no_grad():
+        value = head_loss(hidden, weight, targets, 200, 4)
+    assert overwritten == [False] * 4 and not value.requires_grad
+    assert error(value, exact(hidden, weight, targets, 200)[0]) < 1e-6
+    assert [x.numel() for x in loss.operator(hidden, weight, targets, 200, 4, IGNORE, 0, "", False)[1:]] == [0, 0]
+
+
+def test_a_second_backward_is_refused():
+    """The first one scales the gradients in place."""
+    hidden, weight, targets = inputs()
+    value = head_loss(hidden, weight, targets, 200, 4)
+    value.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_a_logit_that_is_no_number_shows_in_the_loss():
+    hidden, weight, targets = inputs(ignored=0)
+    hidden.data[3, 3] = math.nan
+    assert math.isnan(head_loss(hidden, weight, targets, 200, 4))
+
+
+def peak_bytes(function, *tensors):
+    """The most bytes that a forward and a backward allocate at a time."""
+    function(*tensors).backward()
+    for tensor in tensors:
+        tensor.grad = None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(*tensors).backward()
+    now = peak = 0
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_falls_with_the_chunks_compiled_too(dtype, compiled, monkeypatch):
+    """The peak is the gradients, the weight in the dtype of products, one chunk's logits, and a block's temporaries."""
+    monkeypatch.setattr(loss.softmax, "BLOCK", 2**14)
+    N, V, C = 256, 8192, 16
+    hidden, weight, targets = inputs(N, V, padding=0, width=C)
+    for n_chunks in (1, 8, 32):
+
+        def function(hidden, weight, n_chunks=n_chunks):
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                return head_loss(hidden, weight, targets, V, n_chunks)
+
+        peak = peak_bytes(torch.compile(function, dynamic=False) if compiled else function, hidden, weight)
+        logits = dtype.itemsize * N // n_chunks * V
+        gradients = 4 * V * C + 4 * N * C
+        half_weight = 2 * V * C if dtype == torch.bfloat16 else 0
+        half_hidden = 2 * 2 * N * C if dtype == torch.bfloat16 else 0
+        expected = logits + gradients + half_weight + half_hidden
+        assert expected <= peak <= 1.05 * expected + 5 * 4 * 2**14, n_chunks
+
+
+def test_chunks_are_chosen_by_the_bytes_of_the_logits():
+    assert [count_chunks(n, 10**6, 10**6) for n in (0, 1, 8)] == [0, 1, 8]
+    assert count_chunks("auto", 32 * 512, 256) == 0  # 8 MB
+    assert count_chunks("auto", 32 * 512, 50304) == 7  # 1.65 GB
+    assert count_chunks("auto", 128, 10**6) == 0  # exactly 256 MB
+    assert count_chunks("auto", 129, 10**6) == 2
+
+
+def test_shards_of_the_vocabulary_give_the_loss_of_the_whole(tmp_path):
+    """Four processes, of which the last holds only padding."""
+    result = torchrun("tests/kernels/shards.py", tmp_path, n=4)
+    assert result.returncode == 0, result.stderr
+    seen = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert len(seen) == 4
+    for errors in seen:
+        assert max(errors.values()) < 1e-5, errors

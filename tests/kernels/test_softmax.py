@@ -1,0 +1,112 @@
+"""Softmax over rows of logits: PyTorch's operations against float64, and the Triton kernel in Triton's interpreter."""
+
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from conftest import ROOT, needs_gpu
+
+from nanoladder.kernels import softmax
+
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # relative
+DTYPES = list(ROUNDING)
+
+
+def rows(n_columns, n_real, dtype, seed, device="cpu"):
+    """Logits (7, n_columns), -∞ from n_real on, and the columns of targets: the first, the last, none, any."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(7, n_columns, generator=generator)
+    logits[:, n_real:] = -math.inf
+    columns = torch.randint(n_real, (7,), generator=generator)
+    columns[:4] = torch.tensor([0, n_real - 1, softmax.ELSEWHERE, softmax.IGNORED])
+    return logits.to(device, dtype), columns.to(device)
+
+
+def exact(logits, columns, log_sum=None):
+    """Log-sum-exp, the logits at the columns and the gradient, by the formula, in float64."""
+    x = logits.double()
+    log_sum = x.logsumexp(1) if log_sum is None else log_sum.double()
+    here = (columns >= 0)[:, None]
+    at = columns.clamp(min=0)[:, None]
+    gradient = (x - log_sum[:, None]).exp() - torch.zeros_like(x).scatter(1, at, 1.0) * here
+    gradient[columns == softmax.IGNORED] = 0
+    return log_sum, torch.where(here, x.gather(1, at), 0.0)[:, 0], gradient
+
+
+def check(softmax_, n_columns, n_real, dtype, seed, device="cpu", rounding=ROUNDING):
+    """Asserts that softmax_ agrees with the formula: its own log-sum-exp or a given one, overwriting or not."""
+    for given in (False, True):
+        logits, columns = rows(n_columns, n_real, dtype, seed, device)
+        log_sum = logits.float().logsumexp(1) + 0.5 if given else None
+        expected = exact(logits, columns, log_sum)
+        untouched = logits.clone()
+        found = softmax_(logits, columns, log_sum, overwrite=False)
+        assert torch.equal(logits, untouched)
+        for ours, theirs in zip(found, expected, strict=False):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-6)
+        found = softmax_(logits, columns, log_sum)
+        for ours, theirs in zip(found, expected, strict=False):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(logits.double(), expected[2], rtol=rounding[dtype], atol=1e-6)
+        assert torch.all(logits[:, n_real:] == 0)
+
+
+SHAPES = [(1000, 1000), (5056, 5001), (300, 299), (4096, 10), (8200, 8199), (1, 1)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("block", [1, 3000, 2**20])
+def test_the_operations_equal_the_formula(dtype, shape, block, monkeypatch):
+    monkeypatch.setattr(softmax, "BLOCK", block)
+    check(softmax.softmax_, *shape, dtype, seed=shape[0])
+
+
+def test_a_shard_without_columns_adds_nothing():
+    logits, columns = torch.full((2, 8), -math.inf), torch.tensor([softmax.ELSEWHERE, softmax.IGNORED])
+    log_sum, picked = softmax.softmax_(logits, columns, overwrite=False)
+    assert log_sum.tolist() == [-math.inf] * 2 and picked.tolist() == [0, 0]
+    softmax.softmax_(logits, columns, torch.ones(2))
+    assert torch.all(logits == 0)
+
+
+def test_targets_become_columns_of_a_shard():
+    targets = torch.tensor([0, 9, 10, 14, 15, -100])
+    found = softmax.target_columns(targets, ignore_index=-100, first_row=10, n_columns=5)
+    elsewhere, ignored = softmax.ELSEWHERE, softmax.IGNORED
+    assert found.tolist() == [elsewhere, elsewhere, 0, 4, elsewhere, ignored]
+    assert targets.tolist() == [0, 9, 10, 14, 15, -100]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip install triton")
+def test_the_triton_kernel_equals_the_formula_in_the_interpreter():
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }
+    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (50304, 50257)])
+def test_the_triton_kernel_equals_the_formula_on_a_gpu(dtype, shape):
+    from nanoladder.kernels import softmax_triton
+
+    check(softmax_triton.softmax_, *shape, dtype, seed=0, device="cuda")
+
+
+if __name__ == "__main__":  # in the interpreter: Triton asks for it when it is imported
+    from nanoladder.kernels import softmax_triton
+
+    truncated = ROUNDING | {torch.bfloat16: 2**-7}  # the interpreter does not round
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed, file=sys.stderr)
+    for dtype in DTYPES:
+        for n_columns, n_real in SHAPES:
+            check(softmax_triton.softmax_, n_columns, n_real, dtype, seed, rounding=truncated)
