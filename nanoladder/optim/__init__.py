@@ -3,11 +3,13 @@
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
 from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
+from nanoladder.optim.skip import may_update
 
 __all__ = [
     "RELATIVE_LR",
     "adamw8bit",
     "build",
+    "may_update",
     "norm_of_updates",
     "scale_lr",
     "update_in_backward",

@@ -2,13 +2,17 @@
 
 import torch
 
+from nanoladder.optim.skip import may_update
+
 
 def update_in_backward(optimizer):
     """Makes the backward update each parameter when its gradient is ready, then free the gradient (Lv et al. 2023).
 
-    The optimizer's state does not change. optimizer.norms collects the norm () of each gradient.
+    The optimizer's state does not change. optimizer.norms collects the norm () of each gradient. From a backward's
+    first non-finite gradient on, no parameter is updated (see may_update); if the loss is not finite, the first
+    gradient, that of the last layer, is not finite either.
     """
-    optimizer.norms = []
+    optimizer.norms, optimizer.sum_of_norms = [], 0.0
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             parameter.register_post_accumulate_grad_hook(lambda p, number=number: update_one(optimizer, number, p))
@@ -16,16 +20,19 @@ def update_in_backward(optimizer):
 
 def update_one(optimizer, number, parameter):
     """Runs the optimizer's step on one parameter of group `number`."""
-    optimizer.norms.append(torch.linalg.vector_norm(parameter.grad))
-    groups = optimizer.param_groups
-    optimizer.param_groups = [{**groups[number], "params": [parameter]}]
-    optimizer.step()
-    optimizer.param_groups = groups
+    norm = torch.linalg.vector_norm(parameter.grad)
+    optimizer.norms.append(norm)
+    optimizer.sum_of_norms += norm  # once it is not finite, it stays so
+    if may_update(optimizer, optimizer.sum_of_norms):
+        groups = optimizer.param_groups
+        optimizer.param_groups = [{**groups[number], "params": [parameter]}]
+        optimizer.step()
+        optimizer.param_groups = groups
     parameter.grad = None
 
 
 def norm_of_updates(optimizer):
-    """Global norm () of the gradients applied since the last call."""
+    """Global norm () of the gradients that arrived since the last call."""
     norm = torch.linalg.vector_norm(torch.stack(optimizer.norms))
-    optimizer.norms.clear()
+    optimizer.norms, optimizer.sum_of_norms = [], 0.0
     return norm

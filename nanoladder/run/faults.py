@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, data, files, parallel
+from nanoladder import checkpoint, data, files, optim, parallel
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
@@ -18,17 +18,11 @@ SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow 
 
 
 def finite(optimizer, loss, grad_norm):
-    """True if the update may be applied: the loss () and the gradient norm () are finite.
+    """True if the step may be applied: the loss () and the gradient norm () are finite, as far as the host knows.
 
-    Always True on a GPU, to avoid a synchronization. There, a fused optimizer skips a non-finite step on the device;
-    any other optimizer applies it, and the run ends before it saves.
+    See optim.may_update: a fused optimizer skips the update itself, and nobody waits for a GPU.
     """
-    finite = torch.isfinite(loss + grad_norm)
-    if finite.device.type == "cpu":
-        return bool(finite)
-    if optimizer.defaults.get("fused"):
-        optimizer.found_inf = (~finite).float()  # read by the fused kernel, as with GradScaler
-    return True
+    return optim.may_update(optimizer, loss + grad_norm)
 
 
 class Watch:

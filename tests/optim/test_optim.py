@@ -434,6 +434,32 @@ def test_a_weight_is_not_updated_before_the_backward_has_used_it(keys):
     assert torch.equal(*losses) and same(*(model.state_dict() for model, *_ in runs))
 
 
+IMPLEMENTATIONS = [{"optimizer": name} for name in OTHERS] + [{"adamw_impl": how} for how in ("forloop", "fused")]
+
+
+@pytest.mark.parametrize("keys", IMPLEMENTATIONS, ids=lambda keys: "-".join(keys.values()))
+def test_updates_in_the_backward_are_not_applied_once_a_gradient_is_not_finite(keys):
+    """Gradients arrive from the last layer to the first: one that overflows in the middle leaves the first layers."""
+    model, optimizer, scaler, config = make(optimizer_in_backward=True, grad_clip=0.0, **keys)
+    steps(model, optimizer, scaler, config, 2)
+
+    def changed_by_a_step(n):
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        train.train_step(model, optimizer, scaler, batch_of(n, config), 1e-3, config)
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+        return {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
+
+    handle = model.norm.weight.register_hook(lambda gradient: gradient * math.nan)
+    assert changed_by_a_step(2) == set()
+    handle.remove()
+    handle = model.blocks[1].mlp.fc.weight.register_hook(lambda gradient: gradient * math.inf)
+    changed = changed_by_a_step(3)
+    assert "blocks.1.mlp.proj.weight" in changed and not any(name.startswith("blocks.0") for name in changed)
+    assert not changed & {"blocks.1.mlp.fc.weight", "token_embedding.weight"}
+    handle.remove()
+    assert len(changed_by_a_step(4)) == len(list(model.parameters()))  # the step before left nothing behind
+
+
 def test_a_tied_weight_is_updated_once_a_step():
     model, optimizer, scaler, config = make(optimizer_in_backward=True, grad_clip=0.0)
     steps(model, optimizer, scaler, config, 3)

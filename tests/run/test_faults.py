@@ -17,6 +17,8 @@ from nanoladder.run import faults
 
 UNSCALED = torch.amp.GradScaler(enabled=False)
 LOOP = {"float32": {}, "fused": {"adamw_impl": "fused"}, "bfloat16": {"dtype": "bfloat16"}}
+IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
+LOOP |= {"in the backward": IN_BACKWARD, "fused, in the backward": {"adamw_impl": "fused", **IN_BACKWARD}}
 
 
 def batch(config):
@@ -40,8 +42,9 @@ def test_a_step_that_is_not_finite_is_not_applied(keys, value):
 
 
 @needs_gpu
-def test_a_gpu_s_fused_kernel_skips_the_update_by_itself():
-    config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True)
+@pytest.mark.parametrize("keys", [{}, IN_BACKWARD], ids=["after the backward", "in the backward"])
+def test_a_gpu_s_fused_kernel_skips_the_update_by_itself(keys):
+    config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True, **keys)
     model, optimizer, scaler = build(config, "cuda")
     tokens = batch(config).to("cuda")
     train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
