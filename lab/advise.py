@@ -6,6 +6,7 @@ Prints one line of JSON. Training asks in a child process (nanoladder/run/memory
 """
 
 import dataclasses
+import importlib.util
 import json
 
 import torch
@@ -19,6 +20,8 @@ from nanoladder.errors import BadInput
 from nanoladder.run.memory import divisors, share_of_process
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
+EIGHT_BITS = 2 * (1 + 4 / 256) / 8  # of AdamW's state: for each moment a byte, and a float32 scale per 256 numbers
+EIGHT_BIT_UPDATE = 13.254  # times the largest matrix: what torchao's update takes, eager, for a while
 
 
 def main(argv):
@@ -50,7 +53,7 @@ def answer(question, config, available, world_size=1):
     memory = predict.predict_memory(config, device_type, world_size)
     found = {"peak": memory.peak, "parts": parts(memory)}
     if question == "savings":
-        found["savings"] = list(savings(config, memory.peak, available, device_type, world_size))
+        found["savings"] = list(savings(config, memory, available, device_type, world_size))
     return found
 
 
@@ -62,8 +65,8 @@ def parts(memory):
     return sizes
 
 
-def savings(config, peak, available, device_type, world_size):
-    """Yields (key, value, predicted peak) of each change that saves a hundredth of the peak or more.
+def savings(config, memory, available, device_type, world_size):
+    """Yields (key, value, predicted peak) of each change that saves a hundredth of the predicted memory's peak or more.
 
     The cheapest come first: those that cost nothing, then those that cost time, then those that train otherwise.
     """
@@ -76,23 +79,39 @@ def savings(config, peak, available, device_type, world_size):
         ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,
         ("shard", "full"): world_size > 1 and config.shard != "full",
         ("checkpointing", "every:1"): config.checkpointing == "none",
-        ("optimizer", "adamw8bit"): config.optimizer == "adamw",
+        ("optimizer", "adamw8bit"): config.optimizer == "adamw" and importlib.util.find_spec("torchao") is not None,
     }
     for (key, value), possible in changes.items():
         changed = dataclasses.replace(config, **{key: value})
-        if possible and changed != config:
-            less = peak_if_valid(changed, device_type, world_size)
-            if less is not None and less < 0.99 * peak:
+        if possible and changed != config and is_valid(changed):
+            if key == "optimizer":
+                less = peak_in_8_bits(config, memory, device_type, world_size)
+            else:
+                less = predict.predict_memory(changed, device_type, world_size).peak
+            if less < 0.99 * memory.peak:
                 yield key, value, less
 
 
-def peak_if_valid(config, device_type, world_size):
-    """The predicted peak; None if the config's keys do not work together, or a package is missing."""
+def peak_in_8_bits(config, memory, device_type, world_size):
+    """The peak if AdamW's state had 8 bits: the same as its prediction, but without torchao, which takes memory itself.
+
+    memory: that of the config, whose optimizer is AdamW. The peak is the present one or that of the largest update.
+    """
+    state = EIGHT_BITS * memory.optimizer
+    n_rows = max(config.vocab_size + -config.vocab_size % config.pad_vocab_to, 4 * config.n_embd)
+    largest = 4 * n_rows * config.n_embd // (1 if config.shard == "none" else world_size)
+    workspaces = predict.cublas_workspaces() if device_type == "cuda" else 0
+    update = memory.weights + memory.gradients + state + memory.inputs + workspaces + EIGHT_BIT_UPDATE * largest
+    return round(max(memory.peak - memory.optimizer + state, update))
+
+
+def is_valid(config):
+    """True if the config's keys work together."""
     try:
         check(config)
-        return predict.predict_memory(config, device_type, world_size).peak
     except BadInput:
-        return None
+        return False
+    return True
 
 
 def smaller_micro_batch(config, available, device_type, world_size):
