@@ -7,14 +7,18 @@ from lab import predict
 from nanoladder import machine
 from nanoladder.checkpoint.optimizer import plain_parts
 
-# Kinds of work. An operator is of the first kind with a word in its name or in that of one of its callers.
+# Kinds of work. An operator is of the first kind with a word in its name or in that of one of its callers; a kernel is
+# of the first kind with a word in its own name or in those of the operators that launched it. A CUDA graph launches
+# kernels without operators, hence the names of kernels, by PyTorch, cuBLAS and cuDNN.
 KINDS = {
     "data": ["data wait"],
-    "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm"],  # clipping included
-    "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax"],
+    "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm", "multi_tensor_apply"],  # clipping included
+    "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax", "flash_", "fmha_", "sdpa"],
     "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
     "loss": ["log_softmax", "nll_loss", "logsumexp", "nanoladder::head_loss"],
 }
+KINDS["gemm"] += ["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"]
+LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
 # Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
 
@@ -72,18 +76,21 @@ def plain(tensor):
     return [part for part in tree_leaves(plain_parts(tensor)) if torch.is_tensor(part)]
 
 
-def kind_of(event, config):
-    """The kind of an event of torch.profiler. Norms, activations, residuals, copies and dropout are "elementwise"."""
-    names, ancestor = [], event
+def kind_of(event, config, kernel=""):
+    """The kind of an event of torch.profiler, or of the kernel of that name that it launched, which has no data wait.
+
+    Norms, activations, residuals, copies and dropout are "elementwise". event: None if only the kernel is known.
+    """
+    names, ancestor = [kernel], event
     while ancestor is not None:
         names.append(ancestor.name)
         ancestor = ancestor.cpu_parent
     for kind, words in KINDS.items():
-        if any(word in name for word in words for name in names):
+        if any(word in name for word in words for name in names) and not (kernel and kind == "data"):
             return kind
     T, N = config.context_length, (config.micro_batch_size or config.batch_size) * config.context_length
     rows = range(config.vocab_size, config.vocab_size + config.pad_vocab_to)
-    for shape in event.input_shapes or []:
+    for shape in (event and event.input_shapes) or []:
         if len(shape) == 4 and shape[2] == shape[3] == T:
             return "attention"
         if len(shape) == 2 and shape[0] == N and shape[1] in rows and config.n_embd not in rows:
@@ -92,20 +99,26 @@ def kind_of(event, config):
 
 
 def seconds_by_kind(events, config, on_gpu):
-    """Seconds of a step by kind: of operators on a CPU, of their kernels on a GPU. Data is the time the host waits."""
+    """Seconds of a step by kind: of operators on a CPU; on a GPU of its kernels and copies, all of which count.
+
+    Data is the time that the host waits for a batch.
+    """
     seconds = dict.fromkeys([*KINDS, "elementwise"], 0.0)
-    for event in events:
-        if event.device_type != torch.autograd.DeviceType.CPU:
-            continue  # a kernel: it counts with the operator that launched it
-        kind = kind_of(event, config)
-        if not on_gpu:
-            microseconds = 0 if event.name.startswith(BETWEEN) else event.self_cpu_time_total
-        elif kind == "data":
-            microseconds = event.cpu_time_total if event.name == "data wait" else 0
-        else:
-            microseconds = event.self_device_time_total
-        seconds[kind] += microseconds / 1e6
+    of_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
+    if not on_gpu:
+        for event in of_host:
+            seconds[kind_of(event, config)] += 0 if event.name.startswith(BETWEEN) else event.self_cpu_time_total / 1e6
+        return seconds
+    seconds["data"] = sum(event.cpu_time_total for event in of_host if event.name == "data wait") / 1e6
+    launches = {event.id: event.cpu_parent for event in of_host if event.name.startswith(LAUNCHES)}
+    for kernel in kernels(events):
+        seconds[kind_of(launches.get(kernel.id), config, kernel.name)] += kernel.self_device_time_total / 1e6
     return seconds
+
+
+def kernels(events):
+    """The kernels and copies among the events of torch.profiler, which also shows its ranges on the GPU's timeline."""
+    return [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
 
 
 def product_dtype(config, device):

@@ -26,7 +26,7 @@ from lab import predict
 from lab.anatomy import anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
 from nanoladder import data, machine, parallel
-from nanoladder.config import load_config
+from nanoladder.config import load_config, replays_graphs
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.clock import synchronized_time
@@ -34,7 +34,7 @@ from nanoladder.run.failures import explain_compiler_failure
 from nanoladder.run.memory import is_out_of_memory
 from nanoladder.run.metrics import flops_per_token
 
-WARMUP = 2  # steps before the clock starts: the first compiles, both touch memory for the first time
+WARMUP = 2  # steps before the clock starts (see warmup): the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
 WINDOW = 1.0  # seconds: the least that is timed
 POINTS = 50  # of a curve of losses
@@ -128,13 +128,18 @@ class Loop:
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
+def warmup(config):
+    """Steps before the clock starts: one more if the second records the CUDA graphs that later steps replay."""
+    return WARMUP + replays_graphs(config)
+
+
 def time_steps(config, steps, threads):
     """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
     loop = Loop(config, threads)
     first = loop.seconds(1, window=0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which may be the compiler's
-    loop.seconds(WARMUP - 1, window=0)
+    loop.seconds(warmup(config) - 1, window=0)
     seconds = loop.seconds(steps)
     peak = resident_bytes("VmHWM")
     return {
@@ -177,7 +182,7 @@ def time_without_communication(config, steps, threads):
 
     loop = Loop(config, threads)
     loop.model.register_comm_hook(None, keep)
-    loop.seconds(WARMUP, window=0)
+    loop.seconds(warmup(config), window=0)
     sent.clear()  # the first step had other buckets
     return {"seconds": loop.seconds(steps), "bytes": sum(sent.values())}
 
@@ -194,7 +199,10 @@ def trial(config):
 
 
 def examine(config, trace=None):
-    """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind."""
+    """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
+
+    If CUDA graphs are recorded, it is in step WARMUP: the allocator sees no memory in the steps that replay them.
+    """
     on_gpu = machine.choose_device(config.device).type == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:

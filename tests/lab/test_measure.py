@@ -13,14 +13,16 @@ from nanoladder.config import load_config
 
 LADDER = pages.fields("naive")
 T, N, V = 16, 64, 40  # context, tokens of a batch, vocabulary
+FAST = {"dtype": "bfloat16", "adamw_impl": "fused", "set_to_none": True, "lazy_metrics": True}
 
 
-def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU"):
+def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU", id=0, is_user_annotation=False):
     """An event of torch.profiler, as far as kind_of and seconds_by_kind read it."""
     above = None
     for parent in parents:
-        above = SimpleNamespace(name=parent, cpu_parent=above)
+        above = parent if isinstance(parent, SimpleNamespace) else event(parent, [above] if above else [])
     return SimpleNamespace(
+        id=id,
         name=name,
         cpu_parent=above,
         input_shapes=shapes,
@@ -28,6 +30,7 @@ def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU"):
         self_cpu_time_total=microseconds,
         self_device_time_total=2 * microseconds,
         device_type=getattr(torch.autograd.DeviceType, device),
+        is_user_annotation=is_user_annotation,
     )
 
 
@@ -56,17 +59,68 @@ def test_every_operator_has_its_kind(found, kind):
     assert anatomy.kind_of(found, tiny(context_length=T, batch_size=N // T, vocab_size=V)) == kind
 
 
-def test_time_is_the_operators_on_a_cpu_and_their_kernels_on_a_gpu():
+def test_time_is_the_operators_on_a_cpu():
     events = [event("aten::mm", microseconds=250_000), event("aten::gelu", microseconds=125_000)]
-    events.append(event("gemm_kernel", microseconds=250_000, device="CUDA"))  # counted where it was launched
     events += [event("data wait", microseconds=50_000), event("aten::copy_", ["data wait"], microseconds=1_000)]
     events += [event("step", microseconds=9_000), event("Torch-Compiled Region: 0/0", microseconds=9_000)]
-    config = tiny(vocab_size=V)
-    on_cpu = anatomy.seconds_by_kind(events, config, on_gpu=False)
-    on_gpu = anatomy.seconds_by_kind(events, config, on_gpu=True)
-    assert (on_cpu["gemm"], on_cpu["elementwise"], on_cpu["data"]) == (0.25, 0.125, pytest.approx(0.051))
-    assert on_gpu["gemm"] == 0.5
-    assert on_gpu["data"] == 0.15  # what the host waited, copies and all
+    seconds = anatomy.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=False)
+    assert (seconds["gemm"], seconds["elementwise"], seconds["data"]) == (0.25, 0.125, pytest.approx(0.051))
+
+
+def launched(name, operators, shapes=(), id=1, call="cudaLaunchKernel"):
+    """A kernel, the call that launched it, and the operators around that call, the outermost first."""
+    *outer, inner = operators
+    call = event(call, [event(inner, outer, shapes)], id=id, microseconds=7)
+    return [call, event(name, microseconds=100_000, device="CUDA", id=id)]
+
+
+REPLAYED = ["step", "Torch-Compiled Region: 0/1", "CompiledFunction"]  # around a cudaGraphLaunch
+KERNELS = {
+    "vectorized_elementwise_kernel<4, gelu>": (["step", "aten::gelu"], "elementwise"),
+    "elementwise_kernel<128, mul>": (["Optimizer.step#AdamW.step", "aten::mul_"], "optimizer"),
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32": (["aten::matmul", "aten::bmm"], "attention"),
+    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN": (REPLAYED, "gemm"),
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8>": (REPLAYED, "gemm"),
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": (REPLAYED, "gemm"),
+    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<64>": (
+        REPLAYED,
+        "attention",
+    ),
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)": (REPLAYED, "attention"),
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x128x64": (REPLAYED, "attention"),
+    "triton_red_fused__log_softmax__to_copy_nll_loss_forward_7": (REPLAYED, "loss"),
+    "triton_per_fused_add_native_layer_norm_2": (REPLAYED, "elementwise"),
+    "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>": (["step"], "optimizer"),
+    "Memcpy HtoD (Pinned -> Device)": (["data wait", "aten::copy_"], "elementwise"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_has_its_kind(name):
+    """By its operators if there are any, else, as under CUDA graphs, by its own name."""
+    operators, kind = KERNELS[name]
+    seconds = anatomy.seconds_by_kind(launched(name, operators), tiny(vocab_size=V), on_gpu=True)
+    assert {kind: value for kind, value in seconds.items() if value} == {kind: 0.2}
+
+
+def test_a_kernel_has_the_shapes_of_its_operator():
+    config = tiny(context_length=T, batch_size=N // T, vocab_size=V)
+    events = launched("vectorized_elementwise_kernel", ["step", "aten::masked_fill"], [[4, 2, T, T]])
+    assert anatomy.seconds_by_kind(events, config, on_gpu=True)["attention"] == 0.2
+
+
+def test_every_kernel_counts_once_and_a_range_on_the_gpu_s_timeline_does_not():
+    events = [event("data wait", microseconds=50_000), event("step", microseconds=9_000)]
+    for id, (name, (operators, _)) in enumerate(KERNELS.items()):
+        events += launched(name, operators, id=id)
+    graph = [event(name, microseconds=100_000, device="CUDA", id=99) for name in KERNELS]  # all in one launch
+    events += [event("cudaGraphLaunch", REPLAYED, id=99), *graph]
+    events.append(event("nvjet_unknown_launch", microseconds=100_000, device="CUDA", id=1000))
+    expected = 0.2 * (2 * len(KERNELS) + 1)
+    events.append(event("step", microseconds=10**7, device="CUDA", is_user_annotation=True))
+    seconds = anatomy.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=True)
+    assert seconds.pop("data") == 0.15  # what the host waited
+    assert sum(seconds.values()) == pytest.approx(expected)
 
 
 def test_python_is_the_host_s_time(dense):
@@ -75,6 +129,12 @@ def test_python_is_the_host_s_time(dense):
         loop.optimizer.zero_grad = lambda **_: time.sleep(0.2)
         loop.step()
     assert sum(anatomy.seconds_by_kind(profiler.events(), loop.config, on_gpu=False).values()) < 0.2
+
+
+@pytest.mark.parametrize("mode, expected", [("default", 2), ("reduce-overhead", 3), ("max-autotune", 3)])
+def test_the_warm_up_records_cuda_graphs(mode, expected):
+    assert measure.warmup(tiny(compile=True, compile_mode=mode, set_to_none=True)) == expected
+    assert measure.warmup(tiny(compile_mode=mode)) == 2  # what is not compiled records none
 
 
 def memory_of(config, before_the_steps=lambda loop: None):
@@ -223,3 +283,24 @@ def test_on_a_gpu_memory_is_the_allocator_s_and_time_the_kernels(dense, stage):
     assert memory["context"] > 50e6
     assert 0 < sum(seconds.values()) <= measured["profiled_seconds"]
     assert min(seconds["gemm"], seconds["attention"], seconds["optimizer"]) > 0
+
+
+@needs_gpu
+@pytest.mark.parametrize("keys", [{}, {"compile": True}, {"compile": True, "compile_mode": "reduce-overhead"}])
+def test_on_a_gpu_the_kinds_add_up_to_the_kernels(dense, keys):
+    config = tiny(dataset=str(dense), device="cuda", n_embd=128, context_length=64, attention="sdpa", **FAST, **keys)
+    loop = measure.Loop(config)
+    for _ in range(measure.warmup(config)):
+        loop.step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiler:
+        loop.step()
+        torch.cuda.synchronize()
+    found = profiler.profiler.kineto_results.events()
+    on_device = [e for e in found if e.device_type() == torch.autograd.DeviceType.CUDA and not e.is_user_annotation()]
+    replayed = any(event.name() == "cudaGraphLaunch" for event in found)
+    assert replayed == ("compile_mode" in keys)
+    seconds = anatomy.seconds_by_kind(profiler.events(), loop.config, on_gpu=True)
+    del seconds["data"]
+    assert min(seconds.values()) > 0
+    assert sum(seconds.values()) == pytest.approx(sum(event.duration_ns() for event in on_device) / 1e9, rel=1e-3)
