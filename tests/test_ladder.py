@@ -727,12 +727,86 @@ def test_several_processes_without_ddp_are_refused(tiny, monkeypatch):
         {"compile_scope": "block", "checkpointing": "every:1"},
         {"compile_scope": "model", "micro_batch_size": 2},
         {"compile_scope": "model", "set_to_none": False},
+        {"compile_scope": "model", "optimizer_in_backward": True, "grad_clip": 0},
+        {"compile_scope": "model", "shard": "full"},
     ],
 )
 def test_cuda_graphs_whose_memory_would_be_overwritten_are_refused(tiny, keys):
     tiny(compile_mode="reduce-overhead", compile_scope="model", checkpointing="every:1")
     with pytest.raises(BadInput, match="--compile_mode=default"):
         tiny(compile_mode="reduce-overhead", **keys)
+
+
+def overwrite_outputs(monkeypatch):
+    """Makes every forward spoil the loss and the gradients of the step before: a CUDA graph reuses their memory."""
+    build_model, outputs = train.build_model, []
+
+    def overwrite(gpt, _):
+        while outputs:
+            outputs.pop().fill_(math.nan)
+
+    def build_spoiled(config, device):
+        gpt = build_model(config, device)
+        gpt.register_forward_pre_hook(overwrite)
+        gpt.register_forward_hook(lambda _, inputs, loss: outputs.append(loss.detach()))
+        for parameter in gpt.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: outputs.append(p.grad))
+        return gpt
+
+    monkeypatch.setattr(train, "build_model", build_spoiled)
+
+
+REUSABLE = {"naive": {}, "lazy": {"lazy_metrics": True}, "fused": {"adamw_impl": "fused"}}
+REUSABLE |= {name: {"optimizer": name} for name in ("muon", "adafactor")} | {"float16": {"dtype": "float16"}}
+
+
+@pytest.mark.parametrize("keys", REUSABLE.values(), ids=REUSABLE)
+def test_a_step_reads_no_output_of_a_step_before(tiny, tmp_path, monkeypatch, keys):
+    """As CUDA graphs require, in training, logging, evaluating and saving."""
+    keys = {"set_to_none": True, "log_interval": 3, "eval_interval": 4, "save_interval": 5, **keys}
+    train.train(tiny("naive", out_dir=tmp_path / "kept", **keys))
+    overwrite_outputs(monkeypatch)
+    train.train(tiny("naive", out_dir=tmp_path / "overwritten", **keys))
+    figures = [
+        [{key: row.get(key) for key in ("train_loss", "val_loss", "grad_norm")} for row in rows]
+        for rows in (metrics.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("kept", "overwritten"))
+    ]
+    assert figures[0] == figures[1] and len(figures[0]) == 10
+
+
+@pytest.mark.parametrize("keys", [{"micro_batch_size": 2}, {"set_to_none": False}])
+def test_gradients_that_add_up_read_those_of_a_forward_before(tiny, monkeypatch, keys):
+    """Hence their refusal with CUDA graphs."""
+    overwrite_outputs(monkeypatch)
+    _, norms, _ = climb(tiny("naive", **{"set_to_none": True, "max_steps": 2, **keys}))
+    assert norms.isnan().any()
+
+
+@needs_gpu
+@pytest.mark.parametrize("keys", [{}, {"checkpointing": "every:1"}, {"compile_scope": "block"}, {"optimizer": "muon"}])
+def test_on_a_gpu_cuda_graphs_train_log_evaluate_and_resume(tiny, tmp_path, keys):
+    keys = {"device": "cuda", "compile_scope": "model", "log_interval": 3, "eval_interval": 4, **GPU_SIZES, **keys}
+    figures = {}
+    for mode in ("default", "reduce-overhead"):
+        run = {"out_dir": tmp_path / mode, "compile_mode": mode, "save_interval": 5, **keys}
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        train.train(tiny(max_steps=STEPS // 2, lr_decay_steps=STEPS, **run))
+        train.train(tiny(init_from="resume", **run))
+        assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+        rows = metrics.read_metrics(tmp_path / mode / "metrics.jsonl")
+        figures[mode] = torch.tensor([[row.get("train_loss", 0.0), row.get("val_loss", 0.0)] for row in rows])
+    torch.testing.assert_close(*figures.values(), atol=TOLERANCE["amp"], rtol=0)
+
+
+@needs_gpu
+def test_on_a_gpu_cuda_graphs_draw_another_dropout_at_every_step(tiny):
+    keys = {"device": "cuda", "compile_mode": "reduce-overhead", "compile_scope": "model", "dropout": 0.2, **GPU_SIZES}
+    config = tiny(learning_rate=0, min_lr=0, **keys)
+    state = build(config, train.set_up(config))
+    tokens = torch.randint(60, (8, 64), device="cuda")
+    losses = [float(train.train_step(*state, Batch(tokens, tokens), 0.0, config)[0]) for _ in range(6)]
+    assert len(set(losses)) == 6
 
 
 def test_selective_checkpointing_of_compiled_blocks_is_refused(tiny):

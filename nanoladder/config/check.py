@@ -111,6 +111,12 @@ COMBINATIONS = [
         "--checkpointing=none",
     ),
     (
+        lambda c: replays_graphs(c) and c.optimizer_in_backward,
+        "compile_mode={compile_mode} replays CUDA graphs, in which a backward's gradients stay to its end, so that "
+        "optimizer_in_backward={optimizer_in_backward} frees nothing; expected --compile_mode=default, or "
+        "--optimizer_in_backward=False",
+    ),
+    (
         lambda c: replays_graphs(c) and c.shard != "none",
         "compile_mode={compile_mode} replays CUDA graphs, which need the weights at fixed addresses, and "
         "shard={shard} moves them; expected --compile_mode=default, or --shard=none",

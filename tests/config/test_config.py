@@ -217,6 +217,7 @@ IMPOSSIBLE = [
         GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"},
         ["reduce-overhead", "checkpointing=sqrt", "--compile_scope=model"],
     ),
+    (GRAPHS | IN_BACKWARD, ["reduce-overhead", "optimizer_in_backward=True", "--compile_mode=default"]),
     (GRAPHS | {"shard": "optimizer"}, ["reduce-overhead", "shard=optimizer", "--shard=none"]),
     ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
     (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
