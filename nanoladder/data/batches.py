@@ -56,10 +56,12 @@ class Batches:
 
     def read(self, windows, phases, n_rows):
         """The windows as a Batch of n_rows; rows beyond them are padding."""
-        inputs, targets = map(torch.from_numpy, self.split.read(windows, phases))
+        batch = Batch(*map(torch.from_numpy, self.split.read(windows, phases)))
+        if len(windows) == n_rows:
+            return batch
         padding = (0, 0, 0, n_rows - len(windows))  # rows below
         pad = torch.nn.functional.pad
-        return Batch(pad(inputs, padding), pad(targets, padding, value=IGNORE))
+        return Batch(pad(batch.inputs, padding), pad(batch.targets, padding, value=IGNORE))
 
 
 class TrainingBatches(Batches):
@@ -72,18 +74,25 @@ class TrainingBatches(Batches):
     """
 
     def __getitem__(self, step):
-        sequences, n_rows = self.sequences(step)
-        windows, phases = np.array(self.windows(step), dtype=np.int64).reshape(len(sequences), 2).T
-        return self.read(windows, phases, n_rows)
+        return self.read(*self.cuts(step), self.sequences(step)[1])
 
     def windows(self, step):
         """List of (window, phase), one for each sequence of the step."""
+        return list(zip(*(numbers.tolist() for numbers in self.cuts(step)), strict=True))
+
+    def cuts(self, step):
+        """Two int64 arrays (n,), for the n sequences of the step: their windows, and the phase at which each is cut."""
         n = self.split.n_windows
-        found = []
-        for sequence in self.sequences(step)[0]:
-            order, phase = shuffle(self.config.seed, sequence // n, n, self.split.n_phases)
-            found.append((int(order[sequence % n]), phase))
-        return found
+        sequences, _ = self.sequences(step)
+        windows, phases = np.empty((2, len(sequences)), dtype=np.int64)
+        done = 0
+        while done < len(sequences):  # once, or more often if the batch straddles epochs
+            epoch, first = divmod(sequences[done], n)
+            order, phase = shuffle(self.config.seed, epoch, n, self.split.n_phases)
+            part = order[first : first + len(sequences) - done]
+            windows[done : done + len(part)], phases[done : done + len(part)] = part, phase
+            done += len(part)
+        return windows, phases
 
     def sequences(self, step):
         """The range of sequences that a step takes from the stream, and its number of rows, padding included."""

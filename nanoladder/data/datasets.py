@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
 from nanoladder.data import checks
@@ -44,6 +45,7 @@ class Split:
             # The same number of windows at every phase, so that all epochs are equally long.
             self.n_windows = max(1, (len(self.tokens) - T) // T)
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
+            self.sequences = sliding_window_view(self.tokens, T + 1)  # that start at every place, as a view of the file
 
     def fingerprint(self):
         """The size of the file and a digest of a sample of it."""
@@ -59,10 +61,12 @@ class Split:
         """
         T = self.context_length
         windows = np.asarray(windows, dtype=np.int64)
-        starts = self.starts[windows] if self.documents else np.asarray(phases) + windows * T
-        places = np.minimum(starts[:, None] + np.arange(T + 1), len(self.tokens) - 1)  # (n, T + 1)
-        ids = self.tokens[places].astype(np.int64)
-        inputs, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+        if self.documents:
+            places = self.starts[windows, None] + np.arange(T + 1)
+            ids = np.take(self.tokens, places, mode="clip")  # (n, T + 1); beyond the file's end there is padding
+        else:
+            ids = self.sequences[phases + windows * T]  # (n, T + 1)
+        inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self.documents:
             padding = np.arange(T) >= self.lengths[windows, None]
             inputs[padding], targets[padding] = 0, IGNORE

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import train
 from model import IGNORE
 from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset, tokens_seen
-from nanoladder.data.batches import n_sequences
+from nanoladder.data.batches import n_sequences, shuffle
 from nanoladder.data.writer import write_dataset
 
 T = 8
@@ -113,6 +113,21 @@ def test_a_batch_depends_on_seed_and_step_alone(folder):
         assert equal(TrainingBatches(split, tiny(seed=1))[step], first[step - 1])
     assert not equal(TrainingBatches(split, tiny(seed=2))[1], first[0])
     assert not equal(first[0], first[1])
+
+
+@given(n_tokens=sizes, batch_size=st.integers(1, 70), seed=seeds)
+def test_a_batch_is_what_its_windows_hold_one_by_one(folder, n_tokens, batch_size, seed):
+    """A large batch takes several epochs of a small file."""
+    split = open_ids(folder, list(range(n_tokens))).train
+    batches = TrainingBatches(split, tiny(batch_size=batch_size, seed=seed))
+    for step in (1, 2, 7):
+        expected = []
+        for sequence in range((step - 1) * batch_size, step * batch_size):
+            order, phase = shuffle(seed, sequence // split.n_windows, split.n_windows, split.n_phases)
+            start = phase + int(order[sequence % split.n_windows]) * T
+            expected.append(list(range(start, start + T + 1)))
+        assert batches[step].inputs.tolist() == [row[:-1] for row in expected]
+        assert batches[step].targets.tolist() == [row[1:] for row in expected]
 
 
 def test_the_first_step_is_1(folder):
