@@ -3,7 +3,7 @@
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py --shard=full
 
-Each of the eight GPUs then needs 13.7 GB for tensors, without CUDA's context, as predicted by
+Each of the eight GPUs then needs 36.9 GB for tensors, without CUDA's context, as predicted by
 `python profile.py config/gpt2_xl.py --mode=predict --shard=full --world_size=8`.
 """
 
@@ -15,7 +15,7 @@ n_embd = 1600
 context_length = 1024
 vocab_size = 50257
 batch_size = 480
-micro_batch_size = min(2, batch_size)
+micro_batch_size = min(10, batch_size)  # sharded, for 40 GB or more; auto: as many as fit
 max_steps = 600_000
 learning_rate = 2e-4
 min_lr = 2e-5

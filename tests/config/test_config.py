@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab import predict
 from model import GPT
 from nanoladder import config
 from nanoladder.config import DEFAULTS, Config, load_config
@@ -327,6 +328,17 @@ def test_the_presets_of_gpt2_state_their_parameters():
     stated = {"gpt2": "124M", "gpt2_medium": "350M", "gpt2_large": "774M", "gpt2_xl": "1558M"}
     texts = {path.stem: path.read_text(encoding="utf-8") for path in PRESETS}
     assert all(text in texts[name] for name, text in stated.items())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"])
+def test_the_micro_batches_of_the_presets_of_gpt2_fit_40_gb_and_divide_among_8_gpus(name):
+    preset = load_config([f"config/{name}.py", "--compile=False"])
+    world_size = 8 if name == "gpt2_xl" else 1  # it is written for eight GPUs
+    shard = "full" if world_size > 1 else "none"
+    peak = predict.predict_memory(dataclasses.replace(preset, shard=shard), "cuda", world_size).peak
+    assert 25e9 < peak < 40e9
+    assert preset.batch_size // 8 % preset.micro_batch_size == 0
+    assert load_config([f"config/{name}.py", "--batch_size=4"]).micro_batch_size == 4
 
 
 values = st.one_of(
