@@ -20,13 +20,14 @@ MODES = {
     "ladder": "each stage on top of all stages before it (the default)",
     "each": "naive with one stage added, for every stage, and with every optimizer",
     "without": "the config as it is, with one stage removed",
+    "attention": "the config as it is, with every kernel of attention",
     "optimizers": "whole training runs with every optimizer, each at several learning rates",
     "sweep": "the same batch, cut into micro-batches of every size",
     "scaling": "one batch per process, on 1, 2, 4, ... processes of this machine",
     "predict": "no measurement: what the run will cost and the memory of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
-MEASURING = ("ladder", "each", "without", "optimizers", "sweep", "scaling")
+MEASURING = ("ladder", "each", "without", "attention", "optimizers", "sweep", "scaling")
 FORMER = {"--fit": "--mode=predict", "--sweep": "--mode=sweep", "--compare": "--mode=compare A B"}
 
 
@@ -172,7 +173,7 @@ def measurable(options, config_words):
     added = []
     if config.batch_warmup_steps:
         added.append("--batch_warmup_steps=0")  # the whole batch is measured
-    one_micro_batch = config.micro_batch_size and options.mode in ("ladder", "each", "without", "scaling")
+    one_micro_batch = config.micro_batch_size and options.mode not in ("optimizers", "sweep", "predict")
     if one_micro_batch and not any(word.startswith("--batch_size") for word in config_words):
         added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too
     return [*config_words, *added]
@@ -199,6 +200,9 @@ def rows(options, config_words):
             return found | {name: [file("naive"), f"--optimizer={name}"] for name in others}
         case "without":
             return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}
+        case "attention":
+            others = [name for name in get_args(TYPES["attention"]) if name != "sdpa"]
+            return {name: [f"--attention={name}"] for name in ["sdpa", *others]}
         case "optimizers":
             return {name: [f"--optimizer={name}"] for name in optimizers}
         case "sweep":

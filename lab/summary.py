@@ -20,6 +20,7 @@ FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
     **dict.fromkeys(["reserved", "context"], "part of memory, on a GPU"),
     "peak": "of the bytes of all tensors; part of memory too",
     "predicted": "the predicted peak",
+    "attention_kernel": "the kernel of attention, in words",
     "parameters": "number of them",
     "shares": "share of a step's time by kind",
     "dropout": "the config's",
@@ -101,8 +102,7 @@ def examination(found, first, row, gpu):
     if found is not first:
         gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
         figures["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
-    if "predicted" in found:
-        figures["predicted"] = found["predicted"]
+    figures |= {name: found[name] for name in ("predicted", "attention_kernel") if name in found}
     return figures
 
 

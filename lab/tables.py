@@ -143,6 +143,11 @@ def columns(rows, mode):
             "time it saves": lambda row: speedup(row, first),
             "memory it saves": lambda row: f"{row['peak'] / first['peak']:.2f}×",
         },
+        "attention": {
+            "kernel": lambda row: row["attention_kernel"],
+            "against sdpa": lambda row: speedup(first, row),
+            "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
+        },
         "sweep": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
             "against the whole batch": lambda row: speedup(rows[-1], row),

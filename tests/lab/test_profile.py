@@ -518,8 +518,30 @@ def test_a_stage_that_the_command_line_rules_out_is_a_row_that_says_so(dense, tm
 
 def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
     large = ["--batch_size=480", "--micro_batch_size=16"]
-    assert plan.parse(["--micro_batch_size=16"])[1][-1] == "--batch_size=16"
+    for mode in ("ladder", "each", "without", "attention"):
+        assert plan.parse([f"--mode={mode}", "--micro_batch_size=16"])[1][-1] == "--batch_size=16"
+    for mode in ("optimizers", "sweep", "predict"):
+        assert plan.parse([f"--mode={mode}", "--micro_batch_size=16"])[1] == ["--micro_batch_size=16"]
     assert plan.parse(large)[1] == large
+
+
+def test_attention_has_a_row_for_every_kernel_and_one_that_cannot_run_says_why(dense, tmp_path, measured):
+    def answer(what, words):
+        if (kernel := value_of("attention", words)) == "cudnn":
+            raise RuntimeError("error: attention=cudnn has no kernel for torch.float32")
+        seconds = {"sdpa": 1.0, "flash": 1.0, "efficient": 2.0, "matmul": 4.0}[kernel]
+        return (
+            EXAMINED | {"attention_kernel": f"{kernel} kernel"} if what == "examine" else TIMED | {"seconds": seconds}
+        )
+
+    measured(answer)
+    climb.main([*TINY_MODEL, f"--dataset={dense}", "--mode=attention", f"--out_dir={tmp_path}"])
+    found = rows_of(tmp_path / "table.md")
+    assert list(found) == ["sdpa", "matmul", "flash", "cudnn", "efficient"]
+    assert found["cudnn"]["ms/step"] == "error: attention=cudnn has no kernel for torch.float32"
+    assert found["efficient"]["kernel"] == "efficient kernel"
+    assert found["efficient"]["against sdpa"] == "0.50× (0.50–0.50)"
+    assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
