@@ -14,6 +14,8 @@ from conftest import build, needs_gpu
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -780,6 +782,26 @@ def test_gradients_that_add_up_read_those_of_a_forward_before(tiny, monkeypatch,
     overwrite_outputs(monkeypatch)
     _, norms, _ = climb(tiny("naive", **{"set_to_none": True, "max_steps": 2, **keys}))
     assert norms.isnan().any()
+
+
+@pytest.mark.parametrize("keys", [{}, {"dropout": 0.2}, {"stage": "compile"}, {"checkpointing": "selective"}])
+def test_the_compiled_model_makes_no_tensor_on_the_host(tiny, keys):
+    """One would keep the compiler from recording CUDA graphs. The meta device stands in for a GPU."""
+    devices = set()
+
+    def record(graph, _):
+        values = [leaf for node in graph.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+        devices.update(value.device.type for value in values if isinstance(value, torch.Tensor))
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    gpt = model.GPT(tiny(compile_scope="model", **keys)).to("meta")
+    gpt.compile(backend=aot_autograd(fw_compiler=record, bw_compiler=record), dynamic=False)
+    tokens = torch.zeros(8, 16, dtype=torch.long, device="meta")
+    gpt(tokens, tokens).backward()
+    with torch.no_grad():
+        gpt.eval()(tokens, tokens)
+    assert devices == {"meta"}
 
 
 @needs_gpu
