@@ -122,6 +122,7 @@ def process():
     """What training sets for the whole process is set back: hypothesis does not like denormals to be flushed."""
     yield
     torch.set_flush_denormal(False)
+    torch.use_deterministic_algorithms(False)
     for enable in machine.ATTENTION_KERNELS.values():
         enable(True)
 
