@@ -1,13 +1,15 @@
 """Measures the ladder on this machine, round by round: what profile.py does.
 
 Every figure comes from train.py's own train_step on real batches, in processes of their own (measure.py) that run one
-after the other. The first process of a row trains on the same batches as naive's: it records the losses and counts
-where memory and time go. The others time the row. Rows take turns, round after round, so that a drift of the machine
-hits all of them alike. --mode=scaling measures 1 to --processes processes at once. Optimizers differ in whole runs
-only: --mode=optimizers trains with each of them before the rounds.
+after the other, forked from one that has imported all they need (forkserver.py). The first process of a row trains on
+the same batches as naive's: it records the losses and counts where memory and time go. The others time the row. Rows
+take turns, round after round, so that a drift of the machine hits all of them alike. --mode=scaling measures 1 to
+--processes processes at once. Optimizers differ in whole runs only: --mode=optimizers trains with each of them before
+the rounds.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -153,11 +155,12 @@ def words_for(measurement, name, options, folder, results):
 
 def run_alone(measurement, words, processes=1):
     """Takes a measurement in a new process, or in several. Raises RuntimeError with the reason if it fails."""
-    command = ["-m", "lab.measure", measurement, *words]
-    if processes > 1:
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *command]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    if processes == 1 and sys.platform == "linux":  # on macOS, its libraries do not survive a fork
+        process = fork([measurement, *words])
+    else:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        command = [*launcher * (processes > 1), "-m", "lab.measure", measurement, *words]
+        process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment())
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])
     if process.returncode == -9 or "exitcode  : -9" in process.stderr:
@@ -165,3 +168,31 @@ def run_alone(measurement, words, processes=1):
     lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
     reasons = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
     raise RuntimeError((reasons or lines)[-1])
+
+
+def fork(argv):
+    """Runs `python -m lab.measure argv` as a fork of the fork server, which lives as long as this process."""
+    server = start_fork_server()
+    try:
+        print(json.dumps(argv), file=server.stdin, flush=True)
+        return subprocess.CompletedProcess(argv, *json.loads(server.stdout.readline()))
+    except (BrokenPipeError, ValueError):  # no answer
+        start_fork_server.cache_clear()
+        return subprocess.CompletedProcess(argv, server.wait(), "", "error: the fork server has ended")
+
+
+@functools.cache
+def start_fork_server():
+    command = [sys.executable, "-m", "lab.forkserver"]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+    )
+
+
+def environment():
+    """This process's environment variables, with this folder's modules in reach."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}

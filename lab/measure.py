@@ -248,9 +248,13 @@ def keep_trace(loop, profiler, folder):
 
 
 def resident_bytes(field):
-    """Resident memory of loop process, now (VmRSS) or at its peak (VmHWM); None without /proc."""
-    with contextlib.suppress(OSError):
-        return machine.proc_bytes("/proc/self/status", field)
+    """Resident memory of this process without mapped files, now (VmRSS) or at its peak (VmHWM); None if not known.
+
+    Mapped files, such as libraries, are left out because a fork starts without those that its parent has touched.
+    """
+    with contextlib.suppress(OSError, StopIteration):  # no /proc, or one without these fields
+        rss, files = (machine.proc_bytes("/proc/self/status", name) for name in (field, "RssFile"))
+        return rss - files
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
     "model.py",
     "nanoladder/**/*.py",
     "config/stages/*.py",
+    "lab/forkserver.py",
     "lab/measure.py",
     "lab/anatomy.py",
     "lab/limits.py",

@@ -1,0 +1,99 @@
+"""A fork of the fork server measures as a new process does, whatever becomes of it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, flags
+
+from lab import climb
+
+FOUND = "import os, sys, torch; from lab import forkserver; forkserver.measure.main = lambda argv: "
+SERVE = "; forkserver.serve()"
+
+
+@pytest.fixture
+def answers():
+    """answers(code, *requests): what a server answers whose forks call the code, an expression in argv."""
+
+    def ask(code, *requests, **environment):
+        visible = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}  # without a driver, no NVML
+        environment = climb.environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | visible | environment
+        result = subprocess.run(
+            [sys.executable, "-c", FOUND + code + SERVE],
+            input="".join(json.dumps(request) + "\n" for request in requests),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert result.stderr == ""
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    return ask
+
+
+def test_output_and_exit_code_of_each_fork_come_back(answers):
+    code = "(print(*argv), print('to stderr', file=sys.stderr), sys.exit(len(argv)))"
+    assert answers(code, [], ["a"], ["a", "ü\n"]) == [
+        [0, "\n", "to stderr\n"],
+        [1, "a\n", "to stderr\n"],
+        [2, "a ü\n\n", "to stderr\n"],
+    ]
+
+
+def test_a_fork_that_is_killed_or_raises_does_not_end_the_server(answers):
+    killed, raised, refused, last = answers(
+        "os.kill(os.getpid(), 9) if argv == ['kill'] else exec(argv[0])",
+        ["kill"],
+        ["1 / 0"],
+        ["raise forkserver.measure.BadInput('no such row')"],
+        ["print(sys.stdin.read() == '')"],
+    )
+    assert killed == [-9, "", ""]
+    assert raised[0] == 1 and raised[2].endswith("ZeroDivisionError: division by zero\n")
+    assert refused == [2, "", "error: no such row\n"]
+    assert last == [0, "True\n", ""]
+
+
+def test_the_server_has_the_compiler_but_neither_cuda_nor_threads_of_its_own(answers):
+    asked = {
+        "imported": "'torch._inductor.compile_fx' in sys.modules",
+        "CUDA": "torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()",
+        "threads": "__import__('threading').active_count()",
+        "computed": "float(torch.ones(10**6).exp().log().sum())",  # hangs after a parallel region
+    }
+    [[code, out, _]] = answers(f"print([{', '.join(asked.values())}])", [], OMP_NUM_THREADS="2")
+    assert (code, out) == (0, f"[True, False, 1, {1e6}]\n")
+
+
+def test_a_fork_whose_parent_has_touched_cuda_starts_as_a_new_process(answers):
+    code = "1 / 0; torch.cuda._is_in_bad_fork = lambda: True"
+    [[code, out, err]] = answers(code, ["machine", "--device=cpu"])
+    assert (code, err) == (0, "")
+    assert json.loads(out)["torch"] == torch.__version__
+
+
+def test_a_server_that_is_killed_is_out_of_memory_and_the_next_measurement_starts_another(dense):
+    words = ["--device=cpu", f"--dataset={dense}"]
+    climb.start_fork_server().kill()
+    with pytest.raises(RuntimeError, match="most likely out of memory"):
+        climb.run_alone("machine", words)
+    assert climb.run_alone("machine", words)["torch"] == torch.__version__
+
+
+def test_a_fork_measures_what_a_new_process_measures(dense):
+    words = flags(dataset=dense, n_embd=128, context_length=64, batch_size=16)
+    new, forked = (
+        {what: take(what, words) for what in ("examine", "time")} for take in (in_new_process, climb.run_alone)
+    )
+    assert forked["examine"]["losses"] == new["examine"]["losses"]
+    assert forked["examine"]["memory"] == new["examine"]["memory"]
+    assert forked["time"]["resident_bytes"] == pytest.approx(new["time"]["resident_bytes"], rel=0.1)
+
+
+def in_new_process(what, words):
+    command = [sys.executable, "-m", "lab.measure", what, *words]
+    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
