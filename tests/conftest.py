@@ -29,7 +29,7 @@ settings.register_profile("quiet", deadline=None, max_examples=50, database=None
 settings.load_profile("quiet")
 
 ROOT = Path(__file__).parents[1]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.gpu  # pytest -m gpu runs these alone
 needs_rustbpe = pytest.mark.skipif(find_spec("rustbpe") is None, reason="needs rustbpe: pip install rustbpe")
 LINE = "the cat sat on the mat, naïve at the café ☕\n"
 TINY = {
@@ -48,6 +48,11 @@ TINY = {
     "save_interval": 100,  # at the end
 }
 config.read_assignments(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 def tiny(**overrides):
