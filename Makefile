@@ -1,5 +1,6 @@
 # make train: set up, prepare the default corpus, train the quickstart, print a sample.
 # make test:  set up, run every test.
+# make gpu:   measure all that a machine with an NVIDIA GPU must show (docs/gpu.md).
 # make test-fast: without the slow ones; make test-oldest: these, and what compiles, with the oldest supported PyTorch.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ PY = .venv/bin/python
 OUT = out/quickstart
 SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def __init__(self" --max_new_tokens=200
 
-.PHONY: train test test-fast test-oldest
+.PHONY: train test test-fast test-oldest gpu
 .DELETE_ON_ERROR:
 
 train: $(OUT)/.finished
@@ -34,6 +35,9 @@ test-oldest:
 		.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	.venv-oldest/bin/python $(PYTEST) -m "not slow"
 	.venv-oldest/bin/python $(PYTEST) -m slow tests/test_ladder.py
+
+gpu:
+	bash lab/gpu.sh
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json

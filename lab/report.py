@@ -1,0 +1,146 @@
+"""The summary of lab/gpu.sh: at most fifty lines on what its parts found, and what of it is wrong."""
+
+import json
+import math
+import re
+
+from lab import tables
+from lab.results import read_results
+from lab.summary import NotMeasured, summarize
+
+LONGEST = 50  # lines
+GRADIENTS_AGREE = 0.05  # relative error of compiled gradients, in bfloat16 too
+ATTENTION_AGREES = 0.02  # relative error of an attention kernel in half precision
+LEGITIMATE = ("not applicable", "out of memory", "needs torchao", "no kernel")  # notes of rows that are no fault
+BEST = 3  # optimizers that are named
+
+
+def summary(parts, folder, state):
+    """The lines of all parts, and those that say what is wrong.
+
+    parts: lab/gpu.py's, with their results in the folder. state: {part: its state} of those that had their turn.
+    """
+    lines, wrong = [], []
+    for part in parts:
+        found, faults = lines_of(part, folder)
+        now = state.get(part.name, {"status": "not started"})
+        if now["status"] == "failed":
+            faults.append(f"{part.name}: {now['reason']}")
+        lines += [f"{part.name}: {status(now)}", *(f"  {line}" for line in found)]
+        wrong += faults
+    verdict = [f"WRONG: {fault}" for fault in wrong] or ["nothing is wrong"]
+    verdict = verdict[:10] + [f"… and {len(verdict) - 10} more"] * (len(verdict) > 10)
+    return [line[:120] for line in [*lines[: LONGEST - len(verdict)], *verdict]], wrong
+
+
+def status(state):
+    """The state of a part in words."""
+    match state["status"]:
+        case "skipped" | "failed":
+            return f"{state['status']}: {state['reason']}"
+        case "out of time":
+            return f"out of time after {state['seconds']} s; the same command continues"
+        case "done":
+            return f"done in {state['seconds']} s"
+    return state["status"]
+
+
+def lines_of(part, folder):
+    """The lines that a part's results are worth so far, and the faults among them."""
+    try:
+        match part.program:
+            case "lab.probe":
+                lines = (folder / "probe.log").read_text().splitlines()
+                return probe(json.loads([line for line in lines if line.startswith("{")][-1]))
+            case "pytest":
+                return tests((folder / "tests.log").read_text())
+            case "train.py":
+                return training((folder / part.name / "metrics.jsonl").read_text()), []
+        path = folder / part.name / "results.json"
+        results = read_results(path) if path.exists() else None
+    except (OSError, ValueError, IndexError):  # no results yet
+        return [], []
+    if not results or part.mode not in results["modes"]:
+        return [], []
+    rows = summarize(results, part.mode)
+    return optimizers(rows) if part.mode == "optimizers" else ladder(part, rows)
+
+
+def probe(found):
+    on, gradients = found["machine"], found["gradients"]
+    kernels = {name: kernel for name, kernel in found["attention"].items() if "seconds" in kernel}
+    missing = [name for name in found["attention"] if name not in kernels]
+    times = [f"{name} {1e3 * kernel['seconds']:.3g} ms" for name, kernel in kernels.items()]
+    lines = [
+        f"{on['gpu'] or on['cpu']}; torch {on['torch']}, CUDA {on['cuda']}, cuDNN {on['cudnn']}, Python {on['python']}",
+        tables.machine_limits([found["limits"]], on["native_bfloat16"]),
+        f"attention: {', '.join(times)}{'; not available: ' * bool(missing)}{', '.join(missing)}",
+        f"compiled gradients: {gradients['error']:.1e} from the eager ones at most ({gradients['parameter']})",
+    ]
+    faults = [
+        f"attention {name}: error {k['error']:.2g}" for name, k in kernels.items() if not agrees(k, ATTENTION_AGREES)
+    ]
+    if not agrees(gradients, GRADIENTS_AGREE):
+        faults.append(f"compiled gradients differ from the eager ones by {gradients['error']:.2g}")
+    return lines, faults
+
+
+def agrees(found, tolerance):
+    return found["error"] <= tolerance  # not a number: False
+
+
+def tests(log):
+    log = log.rpartition("test session starts")[2]  # of the last run
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
+    counts = re.findall(r"^.*\b(?:passed|failed|skipped|error).* in [\d.]+.*$", log, re.MULTILINE)
+    return [line.strip("= ") for line in counts[-1:]], [f"{name} failed" for name in failed]
+
+
+def training(metrics):
+    """The last step of a run, and its last validation loss."""
+    rows = [json.loads(line) for line in metrics.splitlines()]
+    last = {key: value for row in rows for key, value in row.items()}
+    texts = {"train_loss": "train {:.4f}", "val_loss": "val {:.4f}", "step_ms": "{:.2f} ms/step", "mfu": "mfu {:.1%}"}
+    return [
+        ", ".join([f"step {last['step']}", *(text.format(last[key]) for key, text in texts.items() if key in last)])
+    ]
+
+
+def ladder(part, rows):
+    """A line for each row that was measured; other optimizers than naive's have other losses."""
+    lines, faults = [], []
+    for row in rows:
+        note = row["note"] or ""
+        if note.startswith("not applicable"):
+            continue
+        if note and not any(reason in note for reason in LEGITIMATE):
+            faults.append(f"{part.name}, {row['name']}: {note}")
+        wrong_loss = "gap" in row and not row["another_update"] and not row["gap"] <= tables.SAME
+        if wrong_loss and not row["dropout"]:
+            faults.append(f"{part.name}, {row['name']}: losses {row['gap']:.2g} from {rows[0]['name']}'s")
+        lines.append(f"{row['name']:<21}{note or '  '.join(cells(row, rows[0]))}")
+    return lines, faults
+
+
+def cells(row, first):
+    """The figures of a row that were measured, as text."""
+    columns = (
+        lambda: f"{1e3 * row['seconds']:8.2f} ms {first['seconds'] / row['seconds']:5.2f}×",
+        lambda: f"{row['peak'] / 1e9:6.3f} GB {first['peak'] / row['peak']:5.2f}×",
+        lambda: f"predicted {row['predicted'] / row['peak'] - 1:+6.1%}",
+        lambda: f"kernels {1 - row['shares']['host'] - row['shares']['data']:4.0%}",
+        lambda: f"matmul {row['mfu']:4.0%}",
+        lambda: tables.losses(row),
+    )
+    for text in columns:
+        try:
+            yield text()
+        except NotMeasured:
+            continue
+
+
+def optimizers(rows):
+    """The best optimizers by validation loss. One that diverges or that a machine cannot run is no fault."""
+    trained = sorted((row for row in rows if "val_loss" in row), key=lambda row: row["val_loss"])
+    texts = [f"{row['name']} {row['val_loss']:.4f}" for row in trained[:BEST] if math.isfinite(row["val_loss"])]
+    return [f"{len(trained)} trained; the best: {', '.join(texts)}"] * bool(trained), []

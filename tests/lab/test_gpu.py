@@ -1,0 +1,249 @@
+"""lab/gpu.sh runs its parts one by one, goes on where it was, and says what is wrong."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+import torch
+from conftest import ROOT
+
+from lab import gpu, plan, report
+from lab.results import read_results
+from nanoladder.config import load_config
+
+LADDERS = [part for part in gpu.parts() if part.mode == "ladder"]
+PROBED = {
+    "machine": {"cpu": "a CPU", "gpu": "a GPU", "native_bfloat16": True}
+    | dict.fromkeys(["torch", "cuda", "cudnn", "python"], "1"),
+    "limits": {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10},
+    "attention": {"flash": {"seconds": 1e-3, "error": 0.003}, "cudnn": {"reason": "no kernel"}},
+    "gradients": {"error": 1e-3, "parameter": "head.weight"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted(gpu.Part):
+    """A part that runs some Python and has no results."""
+
+    def command(self, folder, rehearse):
+        return [sys.executable, "-c", f"import time, pathlib; folder = pathlib.Path({str(folder)!r}); {self.words[0]}"]
+
+
+def planted(share=0.5, **parts):
+    return [Planted(name, "planted", (code,), share) for name, code in parts.items()]
+
+
+def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_running(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE", 0.5)
+    parts = [*planted(a="raise SystemExit('no luck')"), *planted(b="time.sleep(600)", share=0.005), *planted(c="1")]
+    lines, wrong = gpu.measure(parts, tmp_path, 300, rehearse=False)
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert [state[name]["status"] for name in "abc"] == ["failed", "out of time", "done"]
+    assert wrong == ["a: exit code 1; no luck"]
+    assert lines[-1] == "WRONG: a: exit code 1; no luck"
+    assert (tmp_path / "summary.txt").read_text().splitlines() == lines
+
+
+def test_what_is_done_is_not_done_again_and_what_is_not_is(tmp_path):
+    count = "f = folder / '{0}'; f.write_text(f.read_text() + 'x' if f.exists() else 'x')"
+    parts = planted(a=count.format("a"), b=count.format("b") + "; assert len(f.read_text()) > 1")
+    assert gpu.measure(parts, tmp_path, 1000, rehearse=False)[1]
+    assert not gpu.measure(parts, tmp_path, 1000, rehearse=False)[1]
+    assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("x", "xx")
+
+
+def test_no_part_starts_when_the_time_is_over(tmp_path):
+    parts = planted(a="(folder / 'a').touch()")
+    _, wrong = gpu.measure(parts, tmp_path, 0, rehearse=False)
+    assert not wrong and not (tmp_path / "a").exists()
+
+
+def test_what_a_part_leaves_running_ends_with_it(tmp_path):
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}])"
+    gpu.measure(planted(a=f"{start}; (folder / 'child').write_text(str(p.pid))"), tmp_path, 300, rehearse=False)
+    pid = int((tmp_path / "child").read_text())
+    with pytest.raises(ProcessLookupError):
+        while True:  # it is no child of ours: until its new parent has waited for it, it is there
+            os.kill(pid, 0)
+            time.sleep(0.1)
+
+
+def test_a_part_without_its_data_or_its_packages_is_skipped_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    parts = [gpu.Part("tests", "pytest", (), 0.1), gpu.Part("a", "train.py", (), 0.1, dataset="nowhere")]
+    lines, wrong = gpu.measure(parts, tmp_path, 100, rehearse=False)
+    assert lines == [
+        "tests: skipped: needs pytest and hypothesis",
+        "a: skipped: data/nowhere is not prepared: bash lab/gpu.sh --prepare",
+        "nothing is wrong",
+    ]
+    assert not wrong
+
+
+def test_tests_that_passed_are_not_run_again(tmp_path):
+    log = "tests/a.py::one[x y] PASSED [ 50%]\ntests/a.py::two FAILED [100%]\n"
+    (tmp_path / "tests.log").write_text(log)
+    command = gpu.Part("tests", "pytest", ("tests/a.py",), 0.1).command(tmp_path, rehearse=False)
+    assert command[1:] == ["-m", "pytest", "tests/a.py", "--deselect=tests/a.py::one[x y]"]
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+@pytest.mark.parametrize("part", gpu.parts(), ids=lambda part: part.name)
+def test_every_part_has_a_valid_command(part, rehearse, tmp_path):
+    words = part.command(tmp_path, rehearse)[1:]
+    if part.program == "profile.py":
+        options, config_words = plan.parse(words[1:])
+        rows = plan.rows(options, config_words)
+        reasons = plan.not_applicable(rows, options.mode, config_words)
+        assert all(reason.startswith("not applicable") for reason in reasons.values())
+        assert len(rows) > len(reasons)
+    elif part.program != "pytest":
+        load_config(words[words.index(part.program) + 1 :])
+    assert not part.dataset or part.dataset in gpu.DATASETS
+
+
+def test_without_a_gpu_it_says_so(refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no NVIDIA GPU here; expected one, or --rehearse" in refused(gpu.main)
+
+
+def test_prepare_writes_what_is_not_there_and_names_what_it_cannot_write(tmp_path, monkeypatch, capsys):
+    (tmp_path / "data/python_stdlib").mkdir(parents=True)
+    (tmp_path / "data/python_stdlib/meta.json").write_text("x" * 10**5)
+    commands = []
+
+    def run(command):
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, "shakespeare" in command[1])
+
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    gpu.prepare("plays.txt")
+    assert commands[1:] == [
+        ["data/python_stdlib/prepare.py", "--tokenizer=bpe:50257"],
+        ["data/shakespeare_char/prepare.py", "--input=plays.txt"],
+    ]
+    out = capsys.readouterr().out
+    assert "not prepared: data/shakespeare_char\n" in out and out.endswith("0.1 MB in all\n")
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A folder with results of every part, those of the ladders from results/."""
+    stored = ROOT / "results/intel-xeon-2-threads-bf16/reference/results.json"
+    for part in LADDERS:
+        results = read_results(stored)
+        rows = results["modes"]["ladder"]["rows"]
+        chosen = plan.split(part.words)[0].stages or rows
+        results["modes"] = {"ladder": results["modes"]["ladder"] | {"rows": {name: rows[name] for name in chosen}}}
+        (tmp_path / part.name).mkdir()
+        (tmp_path / part.name / "results.json").write_text(json.dumps(results))
+    (tmp_path / "probe.log").write_text(f"a warning\n{json.dumps(PROBED)}\n")
+    (tmp_path / "tests.log").write_text("=== test session starts ===\n=== 64 passed in 60.00s ===\n")
+    (tmp_path / "train-reference").mkdir()
+    metrics = {"step": 10, "train_loss": 1.5, "step_ms": 3.0}, {"step": 20, "train_loss": 1.25, "val_loss": 1.5}
+    (tmp_path / "train-reference/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    return tmp_path
+
+
+def done(parts):
+    """The state of parts that are done."""
+    return {part.name: {"status": "done", "seconds": 100} for part in parts}
+
+
+def test_the_summary_says_in_fifty_lines_what_was_found(finished):
+    parts = gpu.parts()
+    lines, wrong = report.summary(parts, finished, done(parts))
+    assert 40 < len(lines) <= 50
+    assert max(map(len, lines)) <= 120
+    assert not wrong and lines[-1] == "nothing is wrong"
+    assert not [line for line in lines if line.endswith(("e", "within"))]  # cut off
+    text = "\n".join(lines)
+    for found in (
+        "a GPU; torch 1",
+        "flash 1 ms; not available: cudnn",
+        "64 passed",
+        "0.729 GB  2.42×",
+        "optimizers: done in 100 s",
+    ):
+        assert found in text
+    [curve] = [part for part in parts if part.name == "train-reference"]
+    assert report.summary([curve], finished, done([curve]))[0][1] == "  step 20, train 1.2500, val 1.5000, 3.00 ms/step"
+
+
+def rewrite(folder, change):
+    """Applies change(rows) to the stored rows of the first ladder."""
+    path = folder / LADDERS[0].name / "results.json"
+    results = read_results(path)
+    change(results["modes"]["ladder"]["rows"])
+    path.write_text(json.dumps(results))
+
+
+@pytest.mark.parametrize("loss, fault", [(math.nan, "losses inf from naive's"), (9.0, "from naive's")])
+def test_a_wrong_loss_is_wrong(finished, loss, fault):
+    rewrite(finished, lambda rows: rows["amp"]["examine"][0].update(losses=[loss] * 5))
+    _, [wrong] = report.summary(LADDERS[:1], finished, {})
+    assert wrong.startswith(f"{LADDERS[0].name}, amp: losses ") and wrong.endswith(fault)
+
+
+def test_a_row_that_cannot_run_for_a_reason_is_none_and_another_is(finished):
+    rewrite(finished, lambda rows: [rows[name].update(note="error: out of memory") for name in ("naive", "amp")])
+    assert not report.summary(LADDERS[:1], finished, {})[1]
+    rewrite(finished, lambda rows: rows["flash"].update(note="RuntimeError: CUDA error"))
+    assert report.summary(LADDERS[:1], finished, {})[1] == [f"{LADDERS[0].name}, flash: RuntimeError: CUDA error"]
+
+
+@pytest.mark.parametrize("error", [math.nan, 1.0])
+def test_wrong_gradients_and_wrong_attention_are_wrong(finished, error):
+    found = PROBED | {
+        "gradients": {"error": error, "parameter": "x"},
+        "attention": {"flash": {"seconds": 1, "error": error}},
+    }
+    (finished / "probe.log").write_text(json.dumps(found))
+    wrong = report.summary(gpu.parts()[:1], finished, {})[1]
+    assert [fault.partition(" ")[0] for fault in wrong] == ["attention", "compiled"]
+
+
+def test_a_failed_test_is_named(finished):
+    log = "FAILED tests/a.py::old\n=== test session starts ===\nFAILED tests/a.py::new - boom\n= 1 failed in 2.0s =\n"
+    (finished / "tests.log").write_text(log)
+    lines, wrong = report.summary(gpu.parts()[1:2], finished, {})
+    assert wrong == ["tests/a.py::new failed"] and "  1 failed in 2.0s" in lines
+
+
+@pytest.mark.slow
+def test_a_rehearsal_is_killed_and_goes_on_to_the_end(dense, tmp_path):
+    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab", "tests"))]:
+        ignored = {"ignore": shutil.ignore_patterns("*.bin", "meta.json")} if source.is_dir() else {}
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / source.name, **ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("python_stdlib_byte", gpu.GPT2_TOKENS):
+        shutil.copytree(dense, tmp_path / "data" / name, dirs_exist_ok=True)
+    command = ["bash", str(tmp_path / "lab/gpu.sh"), "--rehearse", "--minutes=30", "--out_dir=out/gpu"]
+    environment = os.environ | {"PYTHON": sys.executable}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("reference-50257"):
+                process.send_signal(signal.SIGTERM)
+    folder = tmp_path / "out/gpu"
+    assert process.returncode == 1
+    assert list(json.loads((folder / "state.json").read_text())) == ["probe", "tests"]
+
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    state = json.loads((folder / "state.json").read_text())
+    assert {name for name, part in state.items() if part["status"] == "skipped"} == {"train-shakespeare", "optimizers"}
+    assert {part["status"] for part in state.values()} == {"done", "skipped"}
+    assert (folder / "probe.log").read_text().count('"gradients"') == 1  # not done again
+    assert "nothing is wrong" in (folder / "summary.txt").read_text()
+    with tarfile.open(folder / "results.tar.gz") as tar:
+        assert {"reference-50257/results.json", "gpt2/table.md", "train-reference/metrics.jsonl"} <= set(tar.getnames())
