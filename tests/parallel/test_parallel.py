@@ -25,6 +25,7 @@ from nanoladder.errors import BadInput
 
 pytestmark = pytest.mark.slow
 
+GPU_SIZES = {"n_embd": 128, "context_length": 64}  # heads of 64, which every attention kernel takes
 TOLERANCE = 1e-4  # of losses, relative: sums in another order, in float32
 CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
 
@@ -431,9 +432,20 @@ def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_two_gpus_follow_the_same_curve(dtype, shard, dense, documents, folder):
-    config = configuration(dense, documents, folder / "gpu", device="cuda", dtype=dtype, attention="sdpa")
+    config = configuration(dense, documents, folder / "gpu", device="cuda", dtype=dtype, attention="sdpa", **GPU_SIZES)
     train.train(replace(config, overwrite=True))
     ours = replace(config, out_dir=f"{folder}/gpus_{dtype}_{shard}", shard=shard)
     result, _ = work(folder / f"gpu_{dtype}_{shard}", {"job": {"argv": words(ours)}}, 2)
     assert result.returncode == 0 and "processes 2 by nccl" in result.stdout
+    agree(ours, config, 5e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_that_replay_cuda_graphs_follow_the_same_curve(dense, documents, folder):
+    keys = {"device": "cuda", "dtype": "bfloat16", "attention": "sdpa", "set_to_none": True, **GPU_SIZES}
+    config = configuration(dense, documents, folder / "eager", **keys)
+    train.train(config)
+    ours = replace(config, out_dir=str(folder / "graphs"), compile=True, compile_mode="reduce-overhead")
+    result, _ = work(folder / "graphs_work", {"job": {"argv": words(ours)}}, 2)
+    assert result.returncode == 0, result.stderr
     agree(ours, config, 5e-3)
