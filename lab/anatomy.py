@@ -15,7 +15,7 @@ KINDS = {
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm", "multi_tensor_apply"],  # clipping included
     "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax", "flash_", "fmha_", "sdpa"],
     "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "nanoladder::head_loss"],
+    "loss": ["log_softmax", "nll_loss", "logsumexp", "head_loss"],
 }
 KINDS["gemm"] += ["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"]
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
@@ -85,8 +85,10 @@ def kind_of(event, config, kernel=""):
     while ancestor is not None:
         names.append(ancestor.name)
         ancestor = ancestor.cpu_parent
+    # A kernel does not wait for data, and the softmax of the loss's operator is not attention's.
+    excluded = ["data"] * bool(kernel) + ["attention"] * ("nanoladder::head_loss" in names)
     for kind, words in KINDS.items():
-        if any(word in name for word in words for name in names) and not (kernel and kind == "data"):
+        if kind not in excluded and any(word in name for word in words for name in names):
             return kind
     T, N = config.context_length, (config.micro_batch_size or config.batch_size) * config.context_length
     rows = range(config.vocab_size, config.vocab_size + config.pad_vocab_to)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lab import pictures, plan, predict, tables
+from lab import loss, pictures, plan, predict, tables
 from lab.compare import compare
 from lab.results import (
     ROOT,
@@ -31,6 +31,7 @@ from lab.results import (
     write_results,
 )
 from lab.summary import BEYOND, factors
+from nanoladder import files
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
 
@@ -42,16 +43,21 @@ def main(argv):
             print(compare(*map(read_results, words)))
         case "predict":
             print(prediction(options, words))
+        case "losses":
+            losses(options, words)
         case _:
             climb(options, words)
 
 
+def sized(config_words):
+    """The config's words, with the dataset's vocab_size if they have none."""
+    config = load_config(config_words)
+    return [*config_words] + [f"--vocab_size={open_dataset(config).vocab_size}"] * (not config.vocab_size)
+
+
 def prediction(options, config_words):
     """The text of --mode=predict: the cost of the run, and the memory of each stage on the config's device."""
-    config = load_config(config_words)
-    words = list(config_words)
-    if not config.vocab_size:
-        words.append(f"--vocab_size={open_dataset(config).vocab_size}")
+    words = sized(config_words)
     config = load_config(words)
     stages = [] if config.stage else options.stages or stage_names()
     rows = [(stage, load_config([*words, f"--stage={stage}"])) for stage in stages]
@@ -65,6 +71,29 @@ def prediction(options, config_words):
         options.peak_tflops * 1e12,
         options.world_size,
     )
+
+
+def losses(options, config_words):
+    """Measures each variant of head and loss, round by round, and writes losses.md."""
+    words = sized(config_words)
+    config, rows = load_config(words), {name: [] for name in loss.VARIANTS}
+    device = run_alone("machine", words)
+    folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
+    for count, name in tqdm([(n, name) for n in range(options.repeats) for name in rows], unit="process"):
+        if count == len(rows[name]):  # no reason why it cannot run
+            try:
+                rows[name].append(run_alone("loss", [*words, f"--variant={name}"]))
+            except RuntimeError as error:
+                rows[name] = str(error).removeprefix("error: ")
+    n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
+    conditions = (
+        f"Head and loss, forward and backward: {n_tokens} tokens, vocabulary {config.vocab_size}, width "
+        f"{config.n_embd}, dtype {config.dtype}, torch {device['torch']}, {machine_name(device)}"
+    )
+    text = loss.table(rows, conditions)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "losses.md", text)
+    print(f"{text}\nwritten: {folder}/losses.md")
 
 
 def climb(options, config_words):

@@ -9,6 +9,7 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     silent    seconds of a step in which processes do not communicate
     curve     the losses of a whole training run
     trial     the peak memory of two steps
+    loss      head and loss by themselves: seconds and peak memory of a variant of loss.py
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
-from lab import predict
+from lab import loss, predict
 from lab.anatomy import anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
 from nanoladder import data, machine, parallel
@@ -42,11 +43,12 @@ POINTS = 50  # of a curve of losses
 
 def main(argv):
     parser = Parser(prog="lab.measure", allow_abbrev=False)
-    choices = ["machine", "limits", "examine", "time", "silent", "curve", "trial"]
+    choices = ["machine", "limits", "examine", "time", "silent", "curve", "trial", "loss"]
     parser.add_argument("measurement", choices=choices)
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
     parser.add_argument("--threads", type=int, help="threads of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace and, on CUDA, a snapshot of the memory")
+    parser.add_argument("--variant", choices=loss.VARIANTS, help="of loss")
     options, config_words = parser.parse_known_args(argv)
     # The learning rate reaches its peak within the steps that are compared, so that a wrong update shows in the losses.
     schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.measurement != "curve" else []
@@ -65,6 +67,8 @@ def main(argv):
                 measured = time_steps(config, options.steps, options.threads)
             case "silent":
                 measured = time_without_communication(config, options.steps, options.threads)
+            case "loss":
+                measured = loss.measure(config, options.variant)
             case "trial":
                 measured = trial(config)
     except (RuntimeError, MemoryError) as error:

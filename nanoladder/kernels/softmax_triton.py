@@ -19,12 +19,12 @@ def softmax_(logits, columns, log_sum=None, overwrite=True):
     found = torch.empty(len(logits), device=logits.device) if log_sum is None else log_sum
     picked = torch.empty_like(found)
     options = {"FIND": log_sum is None, "OVERWRITE": overwrite, "BLOCK": BLOCK, "num_warps": WARPS}
-    rows_kernel[(len(logits),)](logits, columns, found, picked, logits.shape[1], IGNORED, **options)
+    head_loss_rows[(len(logits),)](logits, columns, found, picked, logits.shape[1], IGNORED, **options)
     return found, picked
 
 
 @triton.jit
-def rows_kernel(
+def head_loss_rows(
     logits,
     columns,
     log_sums,
