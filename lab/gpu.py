@@ -92,7 +92,7 @@ def parts():
     low = ("config/gpt2_low_memory.py", "--stages=naive")
     shakespeare, resumed = ("config/shakespeare_char.py", "--init_from=auto"), (*reference, "--init_from=auto")
     return [
-        Part("probe", "lab.probe", probe, 0.15),
+        Part("probe", "lab.probe", probe, 0.2),
         Part("tests", "pytest", ("-vv", "-m", "gpu", *(str(path.relative_to(ROOT)) for path in tests)), 0.3),
         Part("reference-50257", "profile.py", reference, 0.45, GPT2_TOKENS, "ladder"),
         Part("reference-256", "profile.py", few, 0.15, "python_stdlib_byte", "ladder"),
