@@ -65,6 +65,7 @@ class Ledger(TorchDispatchMode):
         self.on_cuda = on_cuda
         self.alive = weakref.WeakSet()
         self.now = self.peak = 0
+        self.gradient_sum = None  # a weak reference to the first addend, and the bytes alive with the sum
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
@@ -72,12 +73,28 @@ class Ledger(TorchDispatchMode):
         if operator is torch.ops.nanoladder.head_loss.default:
             with self:
                 return loss.compute(*args)  # its operations, as it is opaque
+        self.settle_gradient_sum()
         result = operator(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.alive:
                 self.add(tensor.untyped_storage())
-        self.peak = max(self.peak, self.now + self.scratch(operator, args))
+        if in_backward() and operator is aten.add.Tensor and can_hold_sum(args[0]):
+            self.gradient_sum = weakref.ref(args[0].untyped_storage()), self.now
+        else:
+            self.peak = max(self.peak, self.now + self.scratch(operator, args))
         return result
+
+    def settle_gradient_sum(self):
+        """Counts the last sum of two gradients as a new tensor, unless its first addend is gone by now.
+
+        Autograd writes such a sum over the first addend if nothing else refers to it (input_buffer.cpp in PyTorch). It
+        does not for fake tensors, but drops its reference to the addend right after.
+        """
+        if self.gradient_sum:
+            addend, now = self.gradient_sum
+            self.gradient_sum = None
+            if addend() is not None:
+                self.peak = max(self.peak, now)
 
     def add(self, storage):
         size = storage.nbytes()
@@ -93,6 +110,8 @@ class Ledger(TorchDispatchMode):
     def scratch(self, operator, args):
         """Bytes that a kernel allocates for itself and frees before it returns, for the kernels that take many."""
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dim()]
+        if operator is aten.logsumexp.default:  # the exponentials (logsumexp_out_impl in ReduceOps.cpp)
+            return tensors[0].nbytes
         if self.on_cuda:  # fused attention's backward sums dq in float32 (mha_bwd in PyTorch's flash_api.cpp)
             fused = "attention_backward" in operator.name() and tensors[0].itemsize == 2
             return 4 * tensors[0].numel() if fused else 0
@@ -101,6 +120,15 @@ class Ledger(TorchDispatchMode):
         # A CPU copies operands of two dtypes to their common one first (TensorIterator); CUDA casts as it reads.
         common = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         return sum(common.itemsize * tensor.numel() for tensor in tensors if tensor.dtype != common)
+
+
+def in_backward():
+    """True in a backward pass, except in a forward that is recomputed there."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+
+
+def can_hold_sum(tensor):
+    return not tensor._is_view() and aten.is_non_overlapping_and_dense(tensor)
 
 
 @contextlib.contextmanager

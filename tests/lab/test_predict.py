@@ -70,6 +70,36 @@ def test_the_peak_of_every_eager_stage_is_predicted(stage, shape):
     assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.01)
 
 
+# One block, and a vocabulary from a fraction of the model to nearly all of it.
+THIN = SMALL | {"n_layer": 1, "n_head": 2, "n_embd": 64, "context_length": 64, "batch_size": 4}
+IN_FLOAT32 = ["chunked_loss", "checkpointing", "grad_accumulation"]  # peaks that bfloat16's copies would hide
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocab_size", [65, 256, 5003, 30011, 50257])
+@pytest.mark.parametrize(
+    "stage, dtype", [(stage, None) for stage in stage_names()] + [(s, "float32") for s in IN_FLOAT32]
+)
+def test_the_peak_of_every_eager_stage_is_predicted_at_every_vocabulary(stage, dtype, vocab_size):
+    config = small(f"--stage={stage}", shape=THIN, vocab_size=vocab_size, **({"dtype": dtype} if dtype else {}))
+    assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"loss_chunks": 0, "vocab_size": 30011, "batch_size": 1, "context_length": 16},
+        {"loss_chunks": 1, "vocab_size": 5003},
+        {"loss_chunks": 8, "vocab_size": 30011},
+    ],
+    ids=str,
+)
+def test_the_peak_of_the_tied_weights_gradient_is_predicted(keys):
+    """Autograd writes the sum of its two parts over the first, unless that is a transposed view, as without chunks."""
+    config = small(shape=THIN | keys, dtype="float32")
+    assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.005)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
