@@ -43,8 +43,10 @@ def answer(question, config, available, world_size=1):
     peak: {"peak", "parts": {name: bytes}}, which add up to it.
     savings: in addition {"savings": [(key, value, peak with this change alone)]}, the cheapest change first.
     micro_batch_size: {"micro_batch_size": the largest that fits into the available bytes, or 0}.
-    micro_batch_size=auto counts as 1, the smallest that it may become. Raises BadInput if this cannot be predicted.
+    micro_batch_size=auto counts as 1, the smallest that it may become. Every step counts as if it were not compiled:
+    that takes a dozen predictions a second instead of a minute each. Raises BadInput if this cannot be predicted.
     """
+    config = dataclasses.replace(config, compile=False)
     device_type = machine.choose_device("auto").type if config.device == "auto" else config.device.partition(":")[0]
     if question == "micro_batch_size":
         return {question: predict.largest_micro_batch(config, available, device_type, world_size)}

@@ -1,8 +1,8 @@
 """Predicts the memory of a training step, the largest micro-batch that fits, and the cost of a run.
 
-train.py's own step runs on fake tensors, which have a shape and a dtype but no numbers. That takes a second and no
-accelerator, yet allocates and frees what a real step does, and a ledger counts the bytes that are alive. Nothing is
-fitted to measurements; the few constants are PyTorch's. What torch.compile saves is not predicted.
+train.py's own step runs on fake tensors, which have a shape and a dtype but no numbers. That takes seconds and no
+accelerator, yet allocates and frees what a real step does, compiled or not, and a ledger counts the bytes that are
+alive. Nothing is fitted to measurements; the few constants are PyTorch's.
 """
 
 import bisect
@@ -15,12 +15,14 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 import train
+from lab.compiled import without_kernels
 from model import GPT
 from nanoladder import machine
 from nanoladder.data import Batch
@@ -41,7 +43,8 @@ class Memory:
     activations: all that the forward of one micro-batch keeps for the backward, with autocast's half-precision copies
     of the weights. block: the part of them that one transformer block keeps. temporary: the peak less all that is
     alive at the end of the forward. The parts add up to the peak if gradients are kept between steps; if they are
-    dropped, they grow while activations are freed, and are within temporary.
+    dropped, they grow while activations are freed, and are within temporary. block is 0 if the model is compiled as a
+    whole, because its blocks are not apart then.
     """
 
     weights: int
@@ -59,6 +62,8 @@ class Memory:
 
 class Ledger(TorchDispatchMode):
     """Counts the bytes of all storages that are alive (now), and their maximum over time (peak)."""
+
+    supports_higher_order_operators = True  # operators that call another one, in compiled programs
 
     def __init__(self, on_cuda):
         super().__init__()
@@ -109,6 +114,8 @@ class Ledger(TorchDispatchMode):
 
     def scratch(self, operator, args):
         """Bytes that a kernel allocates for itself and frees before it returns, for the kernels that take many."""
+        if isinstance(operator, HigherOrderOperator):
+            return 0
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dim()]
         if operator is aten.logsumexp.default:  # the exponentials (logsumexp_out_impl in ReduceOps.cpp)
             return tensors[0].nbytes
@@ -173,12 +180,14 @@ def trace(config, device_type):
     """Memory of train.py's step on fake tensors, the whole batch as one micro-batch; only here is train.py called."""
     ledger = Ledger(device_type == "cuda")
     kernels = cuda_kernels(config.attention) if ledger.on_cuda else contextlib.nullcontext()
+    programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
     finite = patch.object(train, "finite", lambda *_: True)  # there are no numbers to check
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
     stays = patch.object(GPT, "to", lambda model, _: model)  # fake weights cannot be moved, and are in place
-    with torch.random.fork_rng(devices=[]), FakeTensorMode(), ledger, kernels, finite, numbers, stays:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
+    with torch.random.fork_rng(devices=[]), programs, fake, ledger, kernels, finite, numbers, stays:
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
@@ -192,7 +201,9 @@ def trace(config, device_type):
             optimizer.zero_grad()
         batch = Batch(*torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind())
 
-        whole, block = record_forwards(model, ledger), record_forwards(model.blocks[0], ledger)
+        whole, block = record_forwards(model, ledger), [0, 0]
+        if not model._compiled_call_impl:  # compiled as a whole
+            block = record_forwards(model.blocks[0], ledger)
         scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         ledger.peak = 0
         train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
@@ -221,9 +232,19 @@ def build_8bit_tables():
 
 def record_forwards(module, ledger):
     """A list that every forward of the module appends to: bytes alive before, bytes alive after."""
-    moments = []
-    module.register_forward_pre_hook(lambda *_: moments.append(ledger.now))
-    module.register_forward_hook(lambda *_: moments.append(ledger.now))
+    moments, compiled = [], module._compiled_call_impl
+
+    def call(*args):
+        moments.append(ledger.now)
+        result = compiled(*args)
+        moments.append(ledger.now)
+        return result
+
+    if compiled:
+        module._compiled_call_impl = call
+    else:
+        module.register_forward_pre_hook(lambda *_: moments.append(ledger.now))
+        module.register_forward_hook(lambda *_: moments.append(ledger.now))
     return moments
 
 
@@ -231,10 +252,11 @@ def record_forwards(module, ledger):
 
 
 def predict_memory(config, device_type="cpu", world_size=1):
-    """Memory of a step in one of world_size processes, as if nothing were compiled.
+    """Memory of a step in one of world_size processes.
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
-    that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. Raises BadInput if the config
+    that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step counts as the
+    compiler would fuse it for a CPU, without CUDA graphs and without autotuned products. Raises BadInput if the config
     leaves the step open or the optimizer's package is missing.
     """
     if device_type not in ("cpu", "cuda"):
@@ -258,7 +280,7 @@ def predict_memory(config, device_type="cpu", world_size=1):
         dtype=product_dtype(config, device_type),
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        **{"compile": False, "ddp": False},
+        **{"compile_mode": "default", "ddp": False},
     )
     memory = trace(traced, device_type)
     n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
@@ -351,8 +373,12 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
     for name, row in tqdm(rows, unit="stage", leave=False):
         memory = predict_memory(row, device_type, world_size)
         formula = block_activations(share_of_process(row, world_size), device_type)
-        cells = [name + "*" * row.compile, *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts)]
-        cells += [f"{memory.peak / cost['n_params']:.1f}", f"{memory.block / 1e6:.1f}", f"{formula / 1e6:.1f}"]
+        cells = [
+            name + "*" * (row.compile and device_type == "cuda"),
+            *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts),
+        ]
+        block = f"{memory.block / 1e6:.1f}" if memory.block else "-"
+        cells += [f"{memory.peak / cost['n_params']:.1f}", block, f"{formula / 1e6:.1f}"]
         if memory_gb > 0:
             fitting = largest_micro_batch(row, memory_gb * 1e9, device_type, world_size)
             cells.append(f"{fitting} of {row.batch_size // world_size}" if fitting else "nothing")
@@ -361,6 +387,6 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
     for stage, *cells in table:
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         lines.append("  ".join([stage.ljust(widths[0]), *padded]))
-    if any(row.compile for _, row in rows):
-        lines.append("* predicted as if it were not compiled")
+    if device_type == "cuda" and any(row.compile for _, row in rows):
+        lines.append("* compiled as for a CPU, with CUDA's attention; no GPU has been measured")
     return "\n".join(lines)

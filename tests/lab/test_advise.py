@@ -148,3 +148,8 @@ def test_an_optimizer_whose_package_is_missing_is_not_advised(config, monkeypatc
     monkeypatch.setattr(machine, "eight_bit_library", missing)
     with pytest.raises(BadInput, match="needs torchao"):
         advise.answer("peak", replace(config, optimizer="adamw8bit"), 0)
+
+
+def test_advice_on_a_compiled_step_is_that_on_an_eager_one(config):
+    compiled, eager = (savings(replace(config, compile=there)) for there in (True, False))
+    assert compiled == eager

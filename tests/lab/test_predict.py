@@ -100,6 +100,53 @@ def test_the_peak_of_the_tied_weights_gradient_is_predicted(keys):
     assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.005)
 
 
+def assert_compiled_peak_is_predicted(**keys):
+    config = small(shape=THIN | {"n_layer": 2, "compile": True} | keys)
+    predicted = predict.predict_memory(config)  # leaves nothing compiled that would be measured
+    assert predicted.peak == pytest.approx(measured(config), rel=0.01)
+    return config, predicted
+
+
+def test_the_peak_of_compiled_blocks_is_predicted():
+    _, predicted = assert_compiled_peak_is_predicted(compile_scope="block", vocab_size=256)
+    assert 0 < predicted.block < predicted.activations / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vocab_size", [65, 256, 30011, 50257])
+def test_the_peak_of_a_compiled_step_is_predicted_at_every_vocabulary(vocab_size, dtype):
+    config, predicted = assert_compiled_peak_is_predicted(vocab_size=vocab_size, dtype=dtype, loss_chunks=0)
+    assert predicted.peak < predict.predict_memory(replace(config, compile=False)).peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"loss_chunks": 3, "vocab_size": 30011},
+        {"micro_batch_size": 2, "dtype": "float32"},
+        {"checkpointing": "every:1", "vocab_size": 5003},
+        {"checkpointing": "selective", "vocab_size": 5003},
+        {"checkpointing": "every:1", "compile_scope": "block"},
+        {"dropout": 0.1, "bias": True, "attention": "matmul"},
+        {"optimizer": "adafactor", "grad_clip": 0, "optimizer_in_backward": True},
+        {"optimizer": "adamw8bit", "compile_scope": "block", "vocab_size": 5003},
+    ],
+    ids=str,
+)
+def test_the_peak_of_other_compiled_steps_is_predicted(keys):
+    assert_compiled_peak_is_predicted(**keys)
+
+
+def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "")
+    predict.trace.cache_clear()
+    config = small(shape=THIN, compile=True, compile_scope="block")
+    assert predict.predict_memory(config).peak < predict.predict_memory(replace(config, compile=False)).peak
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
@@ -306,16 +353,23 @@ def test_costs_are_those_of_the_whole_run():
 
 
 def test_the_report_has_a_row_for_every_stage():
-    rows = [(stage, small(f"--stage={stage}", compile=stage == "compile")) for stage in ("naive", "flash", "compile")]
+    rows = [(stage, small(f"--stage={stage}")) for stage in ("naive", "flash")]
     lines = predict.report(rows[-1][1], rows, memory_gb=0.1).splitlines()
     assert lines[0].startswith("0.7 M parameters")
-    header, naive, flash, compiled, note = lines[-5:]
-    assert header.endswith("fits 0.1 GB") and note.startswith("*")
+    header, naive, flash = lines[-3:]
+    assert header.endswith("fits 0.1 GB")
     assert naive.split()[1:4] == ["0.003", "0.003", "0.006"]  # bytes: 4 a parameter, 4, and 8
     assert float(flash.split()[6]) == round(predict.predict_memory(rows[1][1]).peak / 1e9, 3)
     assert flash.endswith(f"{predict.largest_micro_batch(rows[1][1], 1e8)} of 8")
-    assert compiled.split()[0] == "compile*"
     assert "fits" not in predict.report(rows[0][1], rows)
+
+
+def test_the_report_says_how_a_compiled_stage_is_predicted():
+    rows = [("compile", small("--stage=compile", compile=True, n_layer=1))]
+    *_, compiled = predict.report(rows[0][1], rows).splitlines()
+    assert compiled.split()[0] == "compile" and compiled.split()[-2] == "-"  # no block on its own
+    *_, compiled, note = predict.report(rows[0][1], rows, "cuda").splitlines()
+    assert compiled.split()[0] == "compile*" and note.startswith("* compiled as for a CPU")
 
 
 @needs_gpu

@@ -1,0 +1,69 @@
+"""Lets torch.compile generate its programs on fake tensors, and runs them without their kernels.
+
+The compiler does all that it does in training, up to the Python program that allocates buffers, launches kernels and
+frees buffers. That program runs with kernels that do nothing, so a ledger of live tensors sees each buffer for as long
+as it lives. No C++ compiler and no accelerator is needed.
+"""
+
+import contextlib
+from unittest.mock import patch
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import cpu_vec_isa
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import PyCodeCache
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+
+@contextlib.contextmanager
+def without_kernels(ledger):
+    """Lets torch.compile work on fake tensors, in programs whose buffers the ledger, the innermost dispatch mode, sees.
+
+    The ledger is off while the compiler works: Dynamo skips all code that runs in a dispatch mode it does not know, and
+    the compiler's own tensors are not the step's.
+    """
+    compile, load = torch.compile, PyCodeCache.load_by_key_path
+
+    def compile_without_ledger(function, **options):
+        compiled = compile(function, **options)
+
+        def call(*args, **keywords):
+            with _pop_mode_temporarily():
+                return compiled(*args, **keywords)
+
+        return call
+
+    def load_with_ledger(*args, **keywords):
+        program = load(*args, **keywords)
+        # C++ functions that pass by the dispatcher, and with it by fake tensors
+        program.empty_strided_cpu = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+        program.reinterpret_tensor = torch.as_strided
+        program.assert_size_stride = program.assert_alignment = do_nothing
+        call = program.call
+
+        def call_with_ledger(buffers):
+            with contextlib.nullcontext() if _get_current_dispatch_mode() is ledger else ledger:
+                return call(buffers)
+
+        program.call = call_with_ledger
+        return program
+
+    torch._dynamo.reset()  # the same code is compiled at most eight times
+    try:
+        with (
+            patch.object(torch, "compile", compile_without_ledger),
+            patch.object(PyCodeCache, "load_by_key_path", load_with_ledger),
+            patch.object(AsyncCompile, "cpp_pybinding", lambda *_: do_nothing),
+            # Vectors change no buffer, but it takes a C++ compiler to find out which ones work.
+            patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
+            inductor_config.patch(fx_graph_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+        ):
+            yield
+    finally:
+        torch._dynamo.reset()  # nothing that was compiled without kernels stays
+
+
+def do_nothing(*_, **__):
+    pass
