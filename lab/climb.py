@@ -79,20 +79,20 @@ def losses(options, config_words):
     config, rows = load_config(words), {name: [] for name in loss.VARIANTS}
     device = run_alone("machine", words)
     folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
+    folder.mkdir(parents=True, exist_ok=True)
+    n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
+    conditions = (
+        f"Head and loss, forward and backward: {n_tokens} tokens, vocabulary {config.vocab_size}, width "
+        f"{config.n_embd}, dtype {config.dtype}, torch {device['torch']}, {machine_name(device)}"
+    )
     for count, name in tqdm([(n, name) for n in range(options.repeats) for name in rows], unit="process"):
         if count == len(rows[name]):  # no reason why it cannot run
             try:
                 rows[name].append(run_alone("loss", [*words, f"--variant={name}"]))
             except RuntimeError as error:
                 rows[name] = str(error).removeprefix("error: ")
-    n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
-    conditions = (
-        f"Head and loss, forward and backward: {n_tokens} tokens, vocabulary {config.vocab_size}, width "
-        f"{config.n_embd}, dtype {config.dtype}, torch {device['torch']}, {machine_name(device)}"
-    )
-    text = loss.table(rows, conditions)
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "losses.md", text)
+        text = loss.table(rows, conditions)
+        files.write(folder / "losses.md", text)
     print(f"{text}\nwritten: {folder}/losses.md")
 
 

@@ -45,6 +45,7 @@ REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an o
     "train.py": [*EAGER, "--max_steps=20", "--eval_windows=8"],
     "ladder": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive,flash"],
     "without": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive"],
+    "losses": TINY,
     "optimizers": [*EAGER, "--repeats=1", "--steps=1", "--train_steps=6", "--grid=1"],
 }
 
@@ -96,6 +97,7 @@ def parts():
         Part("tests", "pytest", ("-vv", "-m", "gpu", *(str(path.relative_to(ROOT)) for path in tests)), 0.3),
         Part("reference-50257", "profile.py", reference, 0.45, GPT2_TOKENS, "ladder"),
         Part("reference-256", "profile.py", few, 0.15, "python_stdlib_byte", "ladder"),
+        Part("losses", "profile.py", (*reference, "--repeats=1"), 0.15, GPT2_TOKENS, "losses"),
         Part("gpt2-batch-64", "profile.py", large, 0.15, GPT2_TOKENS, "without"),
         Part("gpt2", "profile.py", gpt2, 0.35, GPT2_TOKENS, "ladder"),
         Part("train-shakespeare", "train.py", shakespeare, 0.25, "shakespeare_char"),

@@ -120,6 +120,8 @@ def table(rows, conditions):
     """The rows, {variant: its measurements, or the reason why there are none}, as a Markdown table."""
     lines = [conditions, "", "| | ms | GB at the peak | loss |", "|---|---|---|---|"]
     for name, found in rows.items():
+        if not found:
+            continue  # not yet
         cells = [found, "", ""]
         if not isinstance(found, str):
             seconds = statistics.median(row["seconds"] for row in found)

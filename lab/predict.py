@@ -117,8 +117,6 @@ class Ledger(TorchDispatchMode):
         if isinstance(operator, HigherOrderOperator):
             return 0
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dim()]
-        if operator is aten.logsumexp.default:  # the exponentials (logsumexp_out_impl in ReduceOps.cpp)
-            return tensors[0].nbytes
         if self.on_cuda:  # fused attention's backward sums dq in float32 (mha_bwd in PyTorch's flash_api.cpp)
             fused = "attention_backward" in operator.name() and tensors[0].itemsize == 2
             return 4 * tensors[0].numel() if fused else 0

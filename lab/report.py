@@ -56,6 +56,8 @@ def lines_of(part, folder):
                 return tests((folder / "tests.log").read_text())
             case "train.py":
                 return training((folder / part.name / "metrics.jsonl").read_text()), []
+        if part.mode == "losses":
+            return losses((folder / part.name / "losses.md").read_text()), []
         path = folder / part.name / "results.json"
         results = read_results(path) if path.exists() else None
     except (OSError, ValueError, IndexError):  # no results yet
@@ -104,6 +106,15 @@ def training(metrics):
     return [
         ", ".join([f"step {last['step']}", *(text.format(last[key]) for key, text in texts.items() if key in last)])
     ]
+
+
+def losses(table):
+    """A line with the milliseconds and the gigabytes of head and loss, compiled."""
+    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]+) \|", table, re.MULTILINE)
+    texts = {name: f"{ms} ms {gb} GB" for name, ms, gb in rows}
+    shown = {"cross_entropy, compiled": "whole", "Liger": "Liger"}
+    shown |= {f"head_loss, {n} chunks, compiled": f"{n} chunks" for n in (8, 32)}
+    return ["; ".join(f"{short} {texts[name]}" for name, short in shown.items() if name in texts)]
 
 
 def ladder(part, rows):

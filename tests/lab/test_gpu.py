@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lab import gpu, plan, report
+from lab import gpu, loss, plan, report
 from lab.results import read_results
 from nanoladder.config import load_config
 from nanoladder.errors import BadInput
@@ -139,6 +139,9 @@ def test_prepare_writes_what_is_not_there_and_names_what_it_cannot_write(tmp_pat
     assert "not prepared: data/shakespeare_char\n" in out and out.endswith("0.1 MB in all\n")
 
 
+LOSS = {"seconds": 0.00521, "bytes": 1_650_000_000, "loss": 10.8}
+
+
 @pytest.fixture
 def finished(tmp_path):
     """A folder with results of every part, those of the ladders from results/."""
@@ -152,6 +155,9 @@ def finished(tmp_path):
         (tmp_path / part.name / "results.json").write_text(json.dumps(results))
     (tmp_path / "probe.log").write_text(f"a warning\n{json.dumps(PROBED)}\n")
     (tmp_path / "tests.log").write_text("=== test session starts ===\n=== 64 passed in 60.00s ===\n")
+    (tmp_path / "losses").mkdir()
+    measured = {"cross_entropy, compiled": [LOSS], "Liger": "not installed", "head_loss, 8 chunks, compiled": [LOSS]}
+    (tmp_path / "losses/losses.md").write_text(loss.table(measured, "Conditions"))
     (tmp_path / "train-reference").mkdir()
     metrics = {"step": 10, "train_loss": 1.5, "step_ms": 3.0}, {"step": 20, "train_loss": 1.25, "val_loss": 1.5}
     (tmp_path / "train-reference/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
@@ -175,6 +181,7 @@ def test_the_summary_says_in_fifty_lines_what_was_found(finished):
         "a GPU; torch 1",
         "flash 1 ms; not available: cudnn",
         "64 passed",
+        "  whole 5.2 ms 1.650 GB; 8 chunks 5.2 ms 1.650 GB\n",
         "0.729 GB  2.42×",
         "optimizers: done in 100 s",
     ):
@@ -191,9 +198,9 @@ def rewrite(folder, change):
     path.write_text(json.dumps(results))
 
 
-@pytest.mark.parametrize("loss, fault", [(math.nan, "losses inf from naive's"), (9.0, "from naive's")])
-def test_a_wrong_loss_is_wrong(finished, loss, fault):
-    rewrite(finished, lambda rows: rows["amp"]["examine"][0].update(losses=[loss] * 5))
+@pytest.mark.parametrize("nats, fault", [(math.nan, "losses inf from naive's"), (9.0, "from naive's")])
+def test_a_wrong_loss_is_wrong(finished, nats, fault):
+    rewrite(finished, lambda rows: rows["amp"]["examine"][0].update(losses=[nats] * 5))
     _, [wrong] = report.summary(LADDERS[:1], finished, {})
     assert wrong.startswith(f"{LADDERS[0].name}, amp: losses ") and wrong.endswith(fault)
 

@@ -202,12 +202,11 @@ def test_updates_in_the_backward_take_less_by_nearly_the_gradients():
 
 
 def test_the_scratch_memory_of_kernels_is_counted(monkeypatch):
-    config = small("--stage=chunked_loss", shape=WIDE)
+    """A CPU casts a part of the head's gradient to float32 to add it."""
+    config = small(shape=WIDE, loss_chunks=32)
     monkeypatch.setattr(predict.Ledger, "scratch", lambda *_: 0)
     predict.trace.cache_clear()
-    assert predict.predict_memory(config).peak < 0.95 * measured(
-        config
-    )  # the head's gradient, cast to float32 to be added
+    assert predict.predict_memory(config).peak < 0.9 * measured(config)
     predict.trace.cache_clear()
 
 
