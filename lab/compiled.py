@@ -57,7 +57,8 @@ def without_kernels(ledger):
             patch.object(AsyncCompile, "cpp_pybinding", lambda *_: do_nothing),
             # Vectors change no buffer, but it takes a C++ compiler to find out which ones work.
             patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
-            inductor_config.patch(fx_graph_cache=False),
+            # A CPU's kernel writes the loss's gradient over the logits; Triton's, which reads them twice, does not.
+            inductor_config.patch(fx_graph_cache=False, inplace_buffers=not ledger.on_cuda),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
         ):
             yield

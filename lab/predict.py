@@ -254,8 +254,8 @@ def predict_memory(config, device_type="cpu", world_size=1):
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
     that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step counts as the
-    compiler would fuse it for a CPU, without CUDA graphs and without autotuned products. Raises BadInput if the config
-    leaves the step open or the optimizer's package is missing.
+    compiler fuses it for a CPU, without buffers updated in place, CUDA graphs and autotuned products. Raises BadInput
+    if the config leaves the step open or the optimizer's package is missing.
     """
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
@@ -386,5 +386,5 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         lines.append("  ".join([stage.ljust(widths[0]), *padded]))
     if device_type == "cuda" and any(row.compile for _, row in rows):
-        lines.append("* compiled as for a CPU, with CUDA's attention; no GPU has been measured")
+        lines.append("* compiled as for a CPU, with CUDA's attention, nothing in place; not compared with a GPU yet")
     return "\n".join(lines)

@@ -148,6 +148,14 @@ def test_the_peak_of_other_compiled_steps_is_predicted(keys):
     assert_compiled_peak_is_predicted(**{"loss_chunks": 0} | keys)
 
 
+@pytest.mark.slow
+def test_compiled_for_cuda_the_gradient_of_the_logits_has_a_buffer_of_its_own():
+    config = small(shape=THIN, compile=True, vocab_size=50257, loss_chunks=0)
+    cpu, cuda = (predict.predict_memory(config, device) for device in ("cpu", "cuda"))
+    logits = 2 * config.batch_size * config.context_length * 50257
+    assert cuda.peak - predict.cublas_workspaces() - cpu.peak == pytest.approx(logits, rel=0.1)
+
+
 def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
