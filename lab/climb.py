@@ -52,7 +52,9 @@ def main(argv):
 def sized(config_words):
     """The config's words, with the dataset's vocab_size if they have none."""
     config = load_config(config_words)
-    return [*config_words] + [f"--vocab_size={open_dataset(config).vocab_size}"] * (not config.vocab_size)
+    if config.vocab_size:
+        return config_words
+    return [*config_words, f"--vocab_size={open_dataset(config).vocab_size}"]
 
 
 def prediction(options, config_words):

@@ -105,6 +105,8 @@ def test_every_part_has_a_valid_command(part, rehearse, tmp_path):
     words = part.command(tmp_path, rehearse)[1:]
     if part.program == "profile.py":
         options, config_words = plan.parse(words[1:])
+        if options.mode == "losses":
+            return
         rows = plan.rows(options, config_words)
         reasons = plan.not_applicable(rows, options.mode, config_words)
         assert all(reason.startswith("not applicable") for reason in reasons.values())
