@@ -95,12 +95,12 @@ def savings(config, memory, available, device_type, world_size):
 
 
 def peak_in_8_bits(config, memory, device_type, world_size):
-    """The peak if AdamW's state had 8 bits: the same as its prediction, but without torchao, which takes memory itself.
+    """Predicts the peak with AdamW's state in 8 bits, without importing torchao, which itself needs memory.
 
-    memory: that of the config, whose optimizer is AdamW. The peak is the present one or that of the largest update.
+    memory: the prediction with AdamW. The peak is the present one, less the state saved, or that of the largest update.
     """
     state = EIGHT_BITS * memory.optimizer
-    n_rows = max(config.vocab_size + -config.vocab_size % config.pad_vocab_to, 4 * config.n_embd)
+    n_rows = max(config.padded_vocab_size, 4 * config.n_embd)
     largest = 4 * n_rows * config.n_embd // (1 if config.shard == "none" else world_size)
     workspaces = predict.cublas_workspaces() if device_type == "cuda" else 0
     update = memory.weights + memory.gradients + state + memory.inputs + workspaces + EIGHT_BIT_UPDATE * largest

@@ -14,10 +14,12 @@ KINDS = {
     "data": ["data wait"],
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm", "multi_tensor_apply"],  # clipping included
     "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax", "flash_", "fmha_", "sdpa"],
-    "gemm": ["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
+    "gemm": [
+        *["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
+        *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels
+    ],
     "loss": ["log_softmax", "nll_loss", "logsumexp", "head_loss"],
 }
-KINDS["gemm"] += ["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"]
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
 # Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")

@@ -8,6 +8,7 @@ take turns, round after round, so that a drift of the machine hits all of them a
 the rounds.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lab import loss, pictures, plan, predict, tables
+from lab import losses, pictures, plan, predict, tables
 from lab.compare import compare
 from lab.results import (
     ROOT,
@@ -44,7 +45,7 @@ def main(argv):
         case "predict":
             print(prediction(options, words))
         case "losses":
-            losses(options, words)
+            compare_losses(options, words)
         case _:
             climb(options, words)
 
@@ -75,10 +76,10 @@ def prediction(options, config_words):
     )
 
 
-def losses(options, config_words):
+def compare_losses(options, config_words):
     """Measures each variant of head and loss, round by round, and writes losses.md."""
     words = sized(config_words)
-    config, rows = load_config(words), {name: [] for name in loss.VARIANTS}
+    config, rows = load_config(words), {name: [] for name in losses.VARIANTS}
     device = run_alone("machine", words)
     folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def losses(options, config_words):
                 rows[name].append(run_alone("loss", [*words, f"--variant={name}"]))
             except RuntimeError as error:
                 rows[name] = str(error).removeprefix("error: ")
-        text = loss.table(rows, conditions)
+        text = losses.table(rows, conditions)
         files.write(folder / "losses.md", text)
     print(f"{text}\nwritten: {folder}/losses.md")
 
@@ -207,13 +208,19 @@ def fork(argv):
     try:
         print(json.dumps(argv), file=server.stdin, flush=True)
         return subprocess.CompletedProcess(argv, *json.loads(server.stdout.readline()))
-    except (BrokenPipeError, ValueError):  # no answer
+    except (BrokenPipeError, ValueError):  # no answer, or none that can be read
         start_fork_server.cache_clear()
+        with contextlib.suppress(BrokenPipeError):
+            server.stdin.close()  # it ends with stdin
         return subprocess.CompletedProcess(argv, server.wait(), "", "error: the fork server has ended")
+    except BaseException:  # its answer is still to come: another call would read it
+        start_fork_server.cache_clear()
+        raise
 
 
 @functools.cache
 def start_fork_server():
+    """The fork server, started at the first call; it keeps this process's environment of that moment."""
     command = [sys.executable, "-m", "lab.forkserver"]
     return subprocess.Popen(
         command,

@@ -36,7 +36,7 @@ def without_kernels(ledger):
 
     def load_with_ledger(*args, **keywords):
         program = load(*args, **keywords)
-        # C++ functions that pass by the dispatcher, and with it by fake tensors
+        # C++ functions that bypass the dispatcher and therefore fake tensors
         program.empty_strided_cpu = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
         program.reinterpret_tensor = torch.as_strided
         program.assert_size_stride = program.assert_alignment = do_nothing
@@ -57,7 +57,7 @@ def without_kernels(ledger):
             patch.object(AsyncCompile, "cpp_pybinding", lambda *_: do_nothing),
             # Vectors change no buffer, but it takes a C++ compiler to find out which ones work.
             patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
-            # A CPU's kernel writes the loss's gradient over the logits; Triton's, which reads them twice, does not.
+            # The compiler's C++ kernel writes the gradient of a whole loss over the logits; its Triton kernel does not.
             inductor_config.patch(fx_graph_cache=False, inplace_buffers=not ledger.on_cuda),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
         ):

@@ -35,6 +35,7 @@ DATASETS = {  # name: the command that prepares it
     "shakespeare_char": ["data/shakespeare_char/prepare.py"],
 }
 SPEED_STAGES = "naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
+ALL_DESELECTED = 5  # pytest's exit code if the tests that are left are none
 GRACE = 10  # seconds that a part has to end
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
 ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # models too small for more threads
@@ -140,13 +141,13 @@ def measure(parts, folder, seconds, rehearse):
     """Runs the parts that are not done, for so many seconds in all. Returns the summary's lines and what is wrong."""
     path = folder / "state.json"
     state = json.loads(path.read_text()) if path.exists() else {}
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     lines, wrong = report.summary(parts, folder, state)
     for part in parts:
         before = state.get(part.name, {"seconds": 0})
         if before.get("status") == "done":
             continue
-        left = end - time.monotonic()
+        left = deadline - time.monotonic()
         if reason := part.lacks():
             state[part.name] = before | {"status": "skipped", "reason": reason}
         elif left > GRACE:
@@ -175,6 +176,8 @@ def run(part, folder, seconds, rehearse, before):
             code = None
         finally:
             end(process)
+    if part.program == "pytest" and code == ALL_DESELECTED:
+        code = 0
     state = {"status": {0: "done", None: "out of time"}.get(code, "failed")}
     if state["status"] == "failed":
         state["reason"] = f"exit code {code}; {path.read_text().strip().rpartition(chr(10))[2]}"

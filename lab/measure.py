@@ -9,7 +9,7 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     silent    seconds of a step in which processes do not communicate
     curve     the losses of a whole training run
     trial     the peak memory of two steps
-    loss      head and loss by themselves: seconds and peak memory of a variant of loss.py
+    loss      head and loss by themselves: seconds and peak memory of a variant of losses.py
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
-from lab import loss, predict
+from lab import losses, predict
 from lab.anatomy import anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
 from nanoladder import data, machine, parallel
@@ -48,7 +48,7 @@ def main(argv):
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
     parser.add_argument("--threads", type=int, help="threads of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace and, on CUDA, a snapshot of the memory")
-    parser.add_argument("--variant", choices=loss.VARIANTS, help="of loss")
+    parser.add_argument("--variant", choices=losses.VARIANTS, help="of loss")
     options, config_words = parser.parse_known_args(argv)
     # The learning rate reaches its peak within the steps that are compared, so that a wrong update shows in the losses.
     schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.measurement != "curve" else []
@@ -68,7 +68,7 @@ def main(argv):
             case "silent":
                 measured = time_without_communication(config, options.steps, options.threads)
             case "loss":
-                measured = loss.measure(config, options.variant)
+                measured = losses.measure(config, options.variant)
             case "trial":
                 measured = trial(config)
     except (RuntimeError, MemoryError) as error:
@@ -252,7 +252,7 @@ def keep_trace(loop, profiler, folder):
 
 
 def resident_bytes(field):
-    """Resident memory of this process without mapped files, now (VmRSS) or at its peak (VmHWM); None if not known.
+    """Resident memory of this process, now (VmRSS) or at its peak (VmHWM), less files mapped now; None if not known.
 
     Mapped files, such as libraries, are left out because a fork starts without those that its parent has touched.
     """

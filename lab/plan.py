@@ -243,7 +243,7 @@ def in_one_process(config):
     """The config in a normal form: two configs that train alike in one process have the same."""
     micro_batch_size = config.micro_batch_size % config.batch_size
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
-    loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.vocab_size)
+    loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
     return dataclasses.replace(
         config, stage="", micro_batch_size=micro_batch_size, loss_chunks=loss_chunks, ddp=True, shard="none"
     )

@@ -254,7 +254,8 @@ def predict_memory(config, device_type="cpu", world_size=1):
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
     that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step counts as the
-    compiler fuses it for a CPU, without buffers updated in place, CUDA graphs and autotuned products. Raises BadInput
+    compiler fuses it for a CPU, on "cuda" without buffers updated in place; CUDA graphs and autotuned products are left
+    out. Raises BadInput
     if the config leaves the step open or the optimizer's package is missing.
     """
     if device_type not in ("cpu", "cuda"):

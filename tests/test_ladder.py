@@ -367,6 +367,9 @@ class Sizes(TorchDispatchMode):
         self.seen = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.nanoladder.head_loss.default:
+            with self:
+                return loss.compute(*args)  # its operations, as it is opaque
         outputs = func(*args, **(kwargs or {}))
         self.seen |= {leaf.numel() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
         return outputs

@@ -1,10 +1,10 @@
-"""The head and the loss are one operator, which works in chunks of tokens: all logits at once never exist.
+"""Head and loss become one operator that works in chunks of tokens: the logits of a large batch never exist at once.
 
 What: for each chunk the logits, the loss, and at once its gradient, written over the logits; then the next chunk takes
-their place. `auto`: chunks of 256 MB of logits in half precision, and no operator if one chunk is enough.
+their place. `auto`: chunks of 128 MB of logits in half precision, and no operator if two would be enough.
 Why: logits, log-probabilities and their gradient are B · T · V numbers each, in float32: with 50257 tokens by far
-the largest tensors of a small model. On CUDA one Triton kernel reads the logits and writes the gradient. The compiler
-must not see inside: it would keep all logits until their products.
+the largest tensors of a small model. On CUDA one Triton kernel reads the logits and writes the gradient. The
+operator is opaque to the compiler, which would otherwise defer the products and keep all logits.
 Cost: the gradient of the head is kept from forward to backward, and the matrix products are smaller. A small
 vocabulary gains nothing. `F.linear_cross_entropy` of PyTorch 2.13 does the same, but in bfloat16 it also rounds the
 sum of the loss to bfloat16 (8.69 for 9.32 with 50304 tokens), so it is not used.

@@ -99,6 +99,11 @@ class Config:
     wandb: Annotated[Literal["off", "offline", "online"], "log to Weights & Biases"] = "off"
     wandb_project: Annotated[str, "project name in Weights & Biases"] = "nanoladder"
 
+    @property
+    def padded_vocab_size(self):
+        """Rows of the token embedding, and logits of a token."""
+        return self.vocab_size + -self.vocab_size % self.pad_vocab_to
+
 
 HEADINGS = {  # of --help, by the first key under each
     "out_dir": "run",

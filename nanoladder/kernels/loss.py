@@ -1,8 +1,8 @@
 """Output head and cross-entropy in one operator, chunk by chunk: the logits of a whole batch never exist at once.
 
-Each chunk's logits go into the same buffer. The loss is read from them, its gradient overwrites them, and two more
-matrix products add that to the gradients of the hidden states and the weight. All this happens in the forward: the
-gradient of a sum does not depend on the backward, which only scales it.
+Each chunk's logits go into the same buffer. The loss is read from them, and its gradient overwrites them. One product
+then gives the gradient of the chunk's hidden states, another adds to the gradient of the weight. All this happens in
+the forward: the gradient of a sum does not depend on the backward, which only scales it.
 
 To torch.compile this is one opaque operator. Unrolled into its graph, the chunks would save nothing: the compiler
 defers the products, and keeps all logits until then.
@@ -20,31 +20,33 @@ from torch.distributed._functional_collectives import all_gather_tensor
 
 from nanoladder.kernels import softmax
 
-CHUNK_BYTES = 256e6  # of a chunk's logits in half precision, for loss_chunks=auto
+CHUNK_BYTES = 128e6  # of a chunk's logits in half precision, for loss_chunks=auto
 
 
 def count_chunks(loss_chunks, n_tokens, n_logits):
-    """Number of chunks for n_tokens rows of n_logits; 0: no chunks. "auto": of CHUNK_BYTES, and 0 if one is enough."""
+    """Number of chunks for n_tokens rows of n_logits; 0: no chunks. "auto": of CHUNK_BYTES, and none below two."""
     if loss_chunks != "auto":
         return loss_chunks
     chunks = math.ceil(2 * n_tokens * n_logits / CHUNK_BYTES)
-    return chunks if chunks > 1 else 0
+    return chunks if chunks > 2 else 0
 
 
 def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, first_row=0, group=""):
     """Summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
 
-    hidden (N, C), weight (V, C), targets (N,), where ignore_index contributes no loss and no gradient. Rows of the
-    weight from n_vocab on are padding, of probability 0. Matrix products run in autocast's dtype; the weight's gradient
-    is summed over the chunks in the weight's own. No temporary is larger than a chunk's logits (N / n_chunks, V) or
-    the weight.
+    hidden (N, C), weight (V, C), targets (N,), where ignore_index contributes no loss and no gradient; a target outside
+    the vocabulary makes the loss infinite. Rows of the weight from n_vocab on are padding, of probability 0. Matrix
+    products run in autocast's dtype; the weight's gradient is summed over the chunks in the weight's own. No temporary
+    is larger than a chunk's logits (N / n_chunks, V) or the weight.
 
     A shard of the vocabulary: first_row is the token id of the weight's first row, and group the name of the process
     group whose processes hold the other shards. Each process returns the whole loss and the gradient of its own rows;
-    its gradient of the hidden states is that of its shard, which the caller sums over the group.
+    its gradient of the hidden states is that of its shard, which the caller sums over the group. A target outside the
+    vocabulary then goes unnoticed.
     """
-    if torch.is_autocast_enabled(hidden.device.type):
-        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+    device_type = hidden.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        hidden = hidden.to(torch.get_autocast_dtype(device_type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad)[0]
 
@@ -80,6 +82,8 @@ def compute(
             log_sum, picked = over_shards(log_sum, picked, group)
             if needs_grad:
                 softmax_(logits, column, log_sum)
+        else:
+            picked = torch.where(column == softmax.ELSEWHERE, -math.inf, picked)
         losses[chunk] = torch.where(column == softmax.IGNORED, 0.0, log_sum - picked)
         if needs_grad:
             torch.mm(logits, products_weight, out=d_hidden[chunk])
@@ -128,6 +132,7 @@ def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group
 
 
 def keep_gradients(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # the gradients' own gradients: zeros of the size of hidden and weight
     ctx.save_for_backward(*output[1:])
 
 

@@ -22,7 +22,8 @@ def softmax_(logits, columns, log_sum=None, overwrite=True):
     """Returns, in float32, log-sum-exp (n,) of the logits (n, V) and the logits (n,) at the columns; 0 for no column.
 
     overwrite: replaces the logits in place by the loss's gradient, softmax less one at the column; a row that is
-    IGNORED becomes 0. A log_sum, of more columns than are here, is used instead of these logits' own.
+    IGNORED becomes 0, if its logits are numbers. A log_sum, of more columns than are here, is used instead of these
+    logits' own.
     """
     log_sums = torch.empty(len(logits), device=logits.device) if log_sum is None else log_sum
     picked = torch.empty_like(log_sums)

@@ -1,13 +1,13 @@
-"""Updates that are skipped because the loss or a gradient is not finite."""
+"""Skips updates whose loss or gradients are not finite."""
 
 import torch
 
 
 def may_update(optimizer, number):
-    """True if the optimizer may take its next step: the number (), from the loss and the gradients, is finite.
+    """False if the host knows that the number (), from the loss and the gradients, is not finite.
 
-    True without waiting for a GPU if the optimizer is fused, as its kernel then skips the update itself, and if the
-    number is on a GPU: any other optimizer updates there, and the run ends before it saves.
+    True for a fused optimizer, whose kernel skips the update itself, and for a number on a GPU, for which nobody waits:
+    any other optimizer updates there, and the run ends before it saves.
     """
     finite = torch.isfinite(number)
     if optimizer.defaults.get("fused"):

@@ -71,8 +71,8 @@ def dtype(config, device):
 
 def loss(config):
     own = share_of_process(config, parallel.world_size())
-    n_logits = config.vocab_size + -config.vocab_size % config.pad_vocab_to
-    n_chunks = count_chunks(config.loss_chunks, own.micro_batch_size * config.context_length, n_logits)
+    n_tokens = own.micro_batch_size * config.context_length
+    n_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
     why = {0: "as requested", "auto": "the logits are small"}.get(config.loss_chunks)
     return f"logits and loss in {n_chunks} chunks of tokens" if n_chunks else f"all logits at once ({why})"
 

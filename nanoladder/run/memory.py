@@ -236,7 +236,7 @@ def estimate_peak(config, world_size):
     n_params = 12 * own.n_layer * own.n_embd**2 + (own.vocab_size + own.context_length) * own.n_embd
     n_blocks = own.n_layer if own.checkpointing == "none" else 1
     n_tokens = own.micro_batch_size * own.context_length
-    n_chunks = count_chunks(own.loss_chunks, n_tokens, own.vocab_size)
+    n_chunks = count_chunks(own.loss_chunks, n_tokens, own.padded_vocab_size)
     logits = (2 if n_chunks else 4) * n_tokens * own.vocab_size // max(1, n_chunks)  # chunks may be in half precision
     return 8 * n_params + n_blocks * block_activations(own) + logits
 

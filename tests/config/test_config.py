@@ -336,7 +336,7 @@ def test_the_micro_batches_of_the_presets_of_gpt2_fit_40_gb_and_divide_among_8_g
     world_size = 8 if name == "gpt2_xl" else 1  # it is written for eight GPUs
     shard = "full" if world_size > 1 else "none"
     peak = predict.predict_memory(dataclasses.replace(preset, shard=shard), "cuda", world_size).peak
-    assert 25e9 < peak < 40e9
+    assert 20e9 < peak < 40e9
     assert preset.batch_size // 8 % preset.micro_batch_size == 0
     assert load_config([f"config/{name}.py", "--batch_size=4"]).micro_batch_size == 4
 

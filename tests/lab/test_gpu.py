@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lab import gpu, loss, plan, report
+from lab import gpu, losses, plan, report
 from lab.results import read_results
 from nanoladder.config import load_config
 from nanoladder.errors import BadInput
@@ -159,7 +159,7 @@ def finished(tmp_path):
     (tmp_path / "tests.log").write_text("=== test session starts ===\n=== 64 passed in 60.00s ===\n")
     (tmp_path / "losses").mkdir()
     measured = {"cross_entropy, compiled": [LOSS], "Liger": "not installed", "head_loss, 8 chunks, compiled": [LOSS]}
-    (tmp_path / "losses/losses.md").write_text(loss.table(measured, "Conditions"))
+    (tmp_path / "losses/losses.md").write_text(losses.table(measured, "Conditions"))
     (tmp_path / "train-reference").mkdir()
     metrics = {"step": 10, "train_loss": 1.5, "step_ms": 3.0}, {"step": 20, "train_loss": 1.25, "val_loss": 1.5}
     (tmp_path / "train-reference/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))

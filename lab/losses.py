@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
+import train
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.kernels import head_loss
@@ -65,13 +66,11 @@ VARIANTS = {  # name: (function, compiled)
 
 def measure(config, variant):
     """Seconds and peak bytes of a forward and backward, and the mean loss, in nats per token."""
-    device = machine.choose_device(config.device)
-    machine.configure(config, device)
-    machine.keep_freed_memory(device)
+    device = train.set_up(config)
     dtype = machine.choose_dtype(config.dtype, device)
     function, compiled = VARIANTS[variant]
     n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
-    n_rows = config.vocab_size + -config.vocab_size % config.pad_vocab_to
+    n_rows = config.padded_vocab_size
     torch.manual_seed(config.seed)
     hidden = torch.randn(n_tokens, config.n_embd).to(device).requires_grad_()
     weight = torch.nn.init.normal_(torch.empty(n_rows, config.n_embd), std=0.02).to(device).requires_grad_()
