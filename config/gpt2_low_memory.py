@@ -1,8 +1,8 @@
-"""GPT-2 124M (Radford et al. 2019) in 1.1 GB of GPU memory, float32 weights included. Prepare a corpus first:
+"""GPT-2 124M (Radford et al. 2019) in 1.0 GB of GPU memory, float32 weights included. Prepare a corpus first:
 
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 
-Predicted by `python profile.py config/gpt2_low_memory.py --mode=predict --stages=naive`: 1.05 GB of tensors, without
+Predicted by `python profile.py config/gpt2_low_memory.py --mode=predict --stages=naive`: 1.03 GB of tensors, without
 CUDA's context; of these the weights take 0.50, the largest gradient 0.15 and the optimizer state 0.001. Measured on a
 CPU with products in bfloat16: 1.18 GB of tensors, and 1.96 GB of resident memory.
 """
