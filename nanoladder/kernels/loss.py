@@ -44,9 +44,8 @@ def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, fir
     its gradient of the hidden states is that of its shard, which the caller sums over the group. A target outside the
     vocabulary then goes unnoticed.
     """
-    device_type = hidden.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        hidden = hidden.to(torch.get_autocast_dtype(device_type))
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad)[0]
 
