@@ -24,7 +24,7 @@ CHUNK_BYTES = 128e6  # of a chunk's logits in half precision, for loss_chunks=au
 
 
 def count_chunks(loss_chunks, n_tokens, n_logits):
-    """Number of chunks for n_tokens rows of n_logits; 0: no chunks. "auto": of CHUNK_BYTES, and none below two."""
+    """Number of chunks for n_tokens rows of n_logits; 0: no chunks. "auto": of CHUNK_BYTES, none if two would do."""
     if loss_chunks != "auto":
         return loss_chunks
     chunks = math.ceil(2 * n_tokens * n_logits / CHUNK_BYTES)
