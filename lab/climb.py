@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from tqdm import tqdm
 from lab import losses, pictures, plan, predict, tables
 from lab.compare import compare
 from lab.results import (
-    ROOT,
     code_hash,
     machine_name,
     open_mode,
@@ -35,6 +33,7 @@ from lab.summary import BEYOND, factors
 from nanoladder import files
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
+from nanoladder.run.memory import child_environment
 
 
 def main(argv):
@@ -107,8 +106,7 @@ def climb(options, config_words):
     folder = Path(options.out_dir or default_folder(conditions))
     results = open_results(folder, conditions)
     training = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
-    vocabulary = f"--vocab_size={open_dataset(config).vocab_size}"
-    reasons = plan.not_applicable(rows, options.mode, [*config_words, vocabulary])
+    reasons = plan.not_applicable(rows, options.mode, sized(config_words))
     part = open_mode(folder, results, options.mode, rows, reasons, training)
     with tqdm(tasks(options, rows, replicated=config.shard == "none"), unit="process") as bar:
         for name, measurement, count in bar:
@@ -192,7 +190,7 @@ def run_alone(measurement, words, processes=1):
     else:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command = [*launcher * (processes > 1), "-m", "lab.measure", measurement, *words]
-        process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment())
+        process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=child_environment())
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])
     if process.returncode == -9 or "exitcode  : -9" in process.stderr:
@@ -227,10 +225,5 @@ def start_fork_server():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+        env=child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
     )
-
-
-def environment():
-    """This process's environment variables, with this folder's modules in reach."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}

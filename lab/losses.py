@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import train
+from lab.limits import median_seconds
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.kernels import head_loss
-from nanoladder.run.clock import synchronized_time
-
-WARMUP, WINDOW = 2, 1.0  # calls before the clock starts; seconds that it runs at least
 
 
 def whole(hidden, weight, targets, n_vocab):
@@ -70,10 +68,13 @@ def measure(config, variant):
     dtype = machine.choose_dtype(config.dtype, device)
     function, compiled = VARIANTS[variant]
     n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
-    n_rows = config.padded_vocab_size
     torch.manual_seed(config.seed)
     hidden = torch.randn(n_tokens, config.n_embd).to(device).requires_grad_()
-    weight = torch.nn.init.normal_(torch.empty(n_rows, config.n_embd), std=0.02).to(device).requires_grad_()
+    weight = (
+        torch.nn.init.normal_(torch.empty(config.padded_vocab_size, config.n_embd), std=0.02)
+        .to(device)
+        .requires_grad_()
+    )
     targets = torch.randint(config.vocab_size, (n_tokens,)).to(device)
 
     def forward(hidden, weight):
@@ -83,19 +84,13 @@ def measure(config, variant):
     forward = torch.compile(forward, dynamic=False) if compiled else forward
 
     def step():
-        hidden.grad = weight.grad = None
         loss = forward(hidden, weight)
         loss.backward()
+        hidden.grad = weight.grad = None
         return loss.detach()
 
-    losses = [float(step()) for _ in range(WARMUP)]
-    hidden.grad = weight.grad = None
-    peak = peak_bytes(step, device)
-    calls, start = 0, synchronized_time(device)
-    while not calls or synchronized_time(device) - start < WINDOW:
-        step()
-        calls += 1
-    return {"seconds": (synchronized_time(device) - start) / calls, "bytes": peak, "loss": losses[0]}
+    loss = float(step())  # compiles
+    return {"seconds": median_seconds(step, device), "bytes": peak_bytes(step, device), "loss": loss}
 
 
 def peak_bytes(step, device):

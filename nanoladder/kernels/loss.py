@@ -62,7 +62,7 @@ def compute(
     needs_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator. Returns the loss and the gradients of hidden and weight, both empty if not needs_grad."""
-    softmax_ = triton_softmax() if hidden.is_cuda and has_triton() else softmax.softmax_
+    softmax_ = (hidden.is_cuda and triton_softmax()) or softmax.softmax_
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
     columns = softmax.target_columns(targets, ignore_index, first_row, n_real)
     products_weight = weight.to(hidden.dtype)
@@ -109,11 +109,10 @@ def add_product(total, a, b):
 
 
 @functools.cache
-def has_triton():
-    return importlib.util.find_spec("triton") is not None
-
-
 def triton_softmax():
+    """softmax.softmax_ as one kernel, or None where Triton is not installed."""
+    if not importlib.util.find_spec("triton"):
+        return None
     from nanoladder.kernels import softmax_triton
 
     return softmax_triton.softmax_

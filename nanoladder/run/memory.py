@@ -212,14 +212,14 @@ def run_child(module, *words, config, **environment):
     -P keeps the working directory off sys.path, in case it contains another train.py.
     """
     keys = [f"--{key}={value}" for key, value in dataclasses.asdict(config).items()]
-    inherited = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, "-P", "-m", module, *words, *keys],
-        env=inherited | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-    )
+    alone = {name: value for name, value in child_environment().items() if name != "WORLD_SIZE"}
+    command = [sys.executable, "-P", "-m", module, *words, *keys]
+    return subprocess.run(command, env=alone | environment, capture_output=True, text=True)
+
+
+def child_environment():
+    """This process's environment variables, with this project's modules in reach."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
 # -- arithmetic

@@ -20,7 +20,7 @@ def answers():
 
     def ask(code, *requests, **environment):
         visible = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}  # without a driver, no NVML
-        environment = climb.environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | visible | environment
+        environment = climb.child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | visible | environment
         result = subprocess.run(
             [sys.executable, "-c", FOUND + code + SERVE],
             input="".join(json.dumps(request) + "\n" for request in requests),

@@ -4,14 +4,14 @@ import pytest
 import torch
 from conftest import tiny
 
-from lab import climb, losses
+from lab import climb, limits, losses
 
 SHAPES = {"vocab_size": 3000, "n_embd": 16, "batch_size": 8, "dtype": "float32", "pad_vocab_to": 64}
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(losses, "WINDOW", 1e-9)
+    monkeypatch.setattr(limits, "WINDOW", 1e-9)
 
 
 @pytest.mark.parametrize("variant", [name for name, (_, compiled) in losses.VARIANTS.items() if not compiled])
