@@ -12,6 +12,7 @@ import json
 import torch
 
 from lab import predict
+from lab.trace import cublas_workspaces
 from nanoladder import machine
 from nanoladder.config import check, load_config
 from nanoladder.data import find_folder, read_meta
@@ -102,7 +103,7 @@ def peak_in_8_bits(config, memory, device_type, world_size):
     state = EIGHT_BITS * memory.optimizer
     n_rows = max(config.padded_vocab_size, 4 * config.n_embd)
     largest = 4 * n_rows * config.n_embd // (1 if config.shard == "none" else world_size)
-    workspaces = predict.cublas_workspaces() if device_type == "cuda" else 0
+    workspaces = cublas_workspaces() if device_type == "cuda" else 0
     update = memory.weights + memory.gradients + state + memory.inputs + workspaces + EIGHT_BIT_UPDATE * largest
     return round(max(memory.peak - memory.optimizer + state, update))
 

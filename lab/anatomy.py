@@ -3,7 +3,7 @@
 import torch
 from torch.utils._pytree import tree_leaves
 
-from lab import predict
+from lab.trace import cublas_workspaces
 from nanoladder import machine
 from nanoladder.checkpoint.optimizer import plain_parts
 
@@ -67,7 +67,7 @@ def anatomy(loop, profiler):
     if on_gpu:
         free, total = torch.cuda.mem_get_info(loop.device)
         peak = torch.cuda.max_memory_allocated(loop.device)
-        forward_end -= predict.cublas_workspaces()
+        forward_end -= cublas_workspaces()
         held["reserved"] = torch.cuda.max_memory_reserved(loop.device)
         held["context"] = total - free - torch.cuda.memory_reserved(loop.device)
     return held | {"activations": forward_end - kept, "rest": peak - forward_end, "peak": peak}

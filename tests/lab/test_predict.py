@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import train
 from lab import predict
+from lab.trace import Ledger, cublas_workspaces
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -153,7 +154,7 @@ def test_compiled_for_cuda_the_gradient_of_the_logits_has_a_buffer_of_its_own():
     config = small(shape=THIN, compile=True, vocab_size=50257, loss_chunks=0)
     cpu, cuda = (predict.predict_memory(config, device) for device in ("cpu", "cuda"))
     logits = 2 * config.batch_size * config.context_length * 50257
-    assert cuda.peak - predict.cublas_workspaces() - cpu.peak == pytest.approx(logits, rel=0.1)
+    assert cuda.peak - cublas_workspaces() - cpu.peak == pytest.approx(logits, rel=0.1)
 
 
 def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
@@ -212,7 +213,7 @@ def test_updates_in_the_backward_take_less_by_nearly_the_gradients():
 def test_the_scratch_memory_of_kernels_is_counted(monkeypatch):
     """A CPU casts a part of the head's gradient to float32 to add it."""
     config = small(shape=WIDE, loss_chunks=32)
-    monkeypatch.setattr(predict.Ledger, "scratch", lambda *_: 0)
+    monkeypatch.setattr(Ledger, "scratch", lambda *_: 0)
     predict.trace.cache_clear()
     assert predict.predict_memory(config).peak < 0.9 * measured(config)
     predict.trace.cache_clear()

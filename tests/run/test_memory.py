@@ -14,6 +14,7 @@ from processes import words, work
 
 import train
 from lab import advise, plan, predict
+from lab.trace import Memory
 from nanoladder import machine
 from nanoladder.config import load_config
 from nanoladder.data import Batch
@@ -296,7 +297,7 @@ def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, in_proc
         raise error
 
     monkeypatch.setattr(train, "train_step", train_step)
-    monkeypatch.setattr(predict, "trace", lambda config, _: predict.Memory(*[0] * 7, peak=10**9 * config.batch_size))
+    monkeypatch.setattr(predict, "trace", lambda config, _: Memory(*[0] * 7, peak=10**9 * config.batch_size))
     given = vars(config) | {"memory_gb": 6.0, "micro_batch_size": 8}
     result = run_main(train.main, *flags(**given))
     assert result.code == 3 and result.err.count("error: out of memory: ") == 1
@@ -309,7 +310,7 @@ def test_the_micro_batch_that_auto_found_is_explained(config, in_process, run_ma
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(train, "train_step", train_step)
-    monkeypatch.setattr(predict, "trace", lambda config, _: predict.Memory(*[0] * 7, peak=10**9 * config.batch_size))
+    monkeypatch.setattr(predict, "trace", lambda config, _: Memory(*[0] * 7, peak=10**9 * config.batch_size))
     tried = replace_trials(monkeypatch, 4, lambda size: 10**9 * size)
     given = vars(config) | {"memory_gb": 6.0, "batch_size": 12, "micro_batch_size": "auto"}
     result = run_main(train.main, *flags(**given))
