@@ -34,18 +34,18 @@ class Attention(nn.Module):
             self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
 
     def forward(self, x):
-        B, T, C = x.shape
-        heads = (B, T, self.config.n_head, C // self.config.n_head)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).split(C, dim=-1))  # (B, nh, T, hs)
+        heads = (3, -1, self.config.n_embd // self.config.n_head)
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x).unflatten(-1, heads).unbind(2))  # (B, nh, T, hs)
+        y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)
+        return self.dropout(self.proj(y))
+
+    def attend(self, q, k, v):
         if self.config.attention == "matmul":
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
-            scores = scores.masked_fill(self.future[:T, :T], -math.inf)
-            y = self.dropout(scores.softmax(dim=-1)) @ v  # (B, nh, T, hs)
-        else:
-            dropout = self.config.dropout if self.training else 0.0
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, nh, T, hs)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.dropout(self.proj(y))
+            scores = scores.masked_fill(self.future[: q.shape[2], : q.shape[2]], -math.inf)
+            return self.dropout(scores.softmax(dim=-1)) @ v
+        dropout = self.config.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
 class MLP(nn.Module):
