@@ -7,7 +7,6 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 import math
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from model import GPT
@@ -47,18 +46,19 @@ def training_batches(split, config, first_step, device):
 
 
 def build_model(config, device):
-    model = GPT(config).to(device)
-    model = machine.autocast(model, config.dtype, device)  # the order: autocast, compile, data parallel
-    if config.compile and config.compile_scope == "model" and config.shard == "none":
+    model = parallel.apply_pipeline_parallel(GPT(config)).to(device)
+    parallel.apply_tensor_parallel(model)
+    parallel.apply_context_parallel(model)
+    model = machine.autocast(model, config.dtype, device)  # the order: parts, autocast, compile, data parallel
+    if config.compile and config.compile_scope == "model" and config.shard == "none" and config.tensor_parallel == 1:
         model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
     elif config.compile:
-        for block in model.blocks:  # as sharding gathers the weights block by block
+        for block in model.blocks:  # between blocks, weights or activations are exchanged
             block.compile(mode=config.compile_mode, dynamic=False)
-    if config.ddp and parallel.world_size() > 1:
-        if config.shard == "none":
-            model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        else:
-            parallel.fully_shard(model, config, device)
+    if config.shard == "none":
+        model = parallel.distributed_data_parallel(model)
+    else:
+        parallel.fully_shard(model)
     torch.manual_seed(config.seed + parallel.rank())  # dropout differs between processes
     return model
 
@@ -81,8 +81,6 @@ def build_optimizer(model, config):
             foreach=config.adamw_impl == "foreach",
             fused=config.adamw_impl == "fused",
         )
-    elif config.optimizer == "adamw8bit":
-        optimizer = optim.adamw8bit(groups, config)
     else:
         optimizer = optim.build(groups, model, config)
     if config.optimizer_in_backward:
@@ -113,7 +111,7 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     if config.optimizer_in_backward:  # the gradients are already applied and freed
         grad_norm = optim.norm_of_updates(optimizer)
     else:
-        grad_norm = parallel.full_tensor(clip_grad_norm_(model.parameters(), config.grad_clip or math.inf))
+        grad_norm = parallel.clip_grad_norm_(model, config.grad_clip or math.inf)
     if finite(optimizer, loss, grad_norm):
         scaler.step(optimizer)
     scaler.update()
@@ -123,7 +121,9 @@ def train_step(model, optimizer, scaler, batch, lr, config):
 def forward_backward(model, scaler, batch, config):
     """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
     n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
-    if config.micro_batch_size:
+    if config.pipeline_parallel > 1 and parallel.world_size() > 1:
+        loss = model.forward_backward(batch, n_tokens)
+    elif config.micro_batch_size:
         loss = 0.0
         for part in parallel.synchronize_last(model, batch.split(config.micro_batch_size)):
             part_loss = model(part.inputs, part.targets) / n_tokens

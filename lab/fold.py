@@ -18,13 +18,17 @@ NO_OPS = {
         {
             "parallel.all_reduce_mean": "{0}",
             "parallel.all_reduce_sum": "{0}",
+            "parallel.distributed_data_parallel": "{0}",
             "parallel.rank": "0",
             "parallel.share": "{0}",
             "parallel.start": "{1}",
             "parallel.synchronize_last": "{1}",
         },
     ),
-    "shard": (("none",), {"parallel.full_tensor": "{0}"}),
+    "shard": (("none",), {"parallel.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"}),
+    "tensor_parallel": ((1,), {"parallel.apply_tensor_parallel": None}),
+    "context_parallel": ((1,), {"parallel.apply_context_parallel": None}),
+    "pipeline_parallel": ((1,), {"parallel.apply_pipeline_parallel": "{0}"}),
     "dtype": (
         ("float32",),
         {
@@ -251,7 +255,9 @@ def literal(value):
 
 
 def splice(leading_lines, block):
-    """Replaces a statement by the statements of its block and keeps the comments."""
+    """Replaces a statement by the statements of its block, if any are left, and keeps the comments."""
+    if not block.body:
+        return cst.RemoveFromParent()
     first, *rest = block.body
     comments = [cst.EmptyLine(comment=block.header.comment)] if block.header.comment else []
     lines = [*leading_lines, *comments, *first.leading_lines]

@@ -15,6 +15,7 @@ from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks
+from nanoladder.run.header import CUTS
 
 MODES = {
     "ladder": "each stage on top of all stages before it (the default)",
@@ -244,9 +245,8 @@ def in_one_process(config):
     micro_batch_size = config.micro_batch_size % config.batch_size
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
-    return dataclasses.replace(
-        config, stage="", micro_batch_size=micro_batch_size, loss_chunks=loss_chunks, ddp=True, shard="none"
-    )
+    alone = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}
+    return dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, loss_chunks=loss_chunks, **alone)
 
 
 def not_applicable(rows, mode, config_words):

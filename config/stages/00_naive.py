@@ -26,3 +26,6 @@ optimizer = "adamw"
 optimizer_in_backward = False
 ddp = False
 shard = "none"
+tensor_parallel = 1
+context_parallel = 1
+pipeline_parallel = 1

@@ -15,6 +15,7 @@ from nanoladder.errors import BadInput
 
 # Ranges of the numbers; every other number is 0 or more.
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
+AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta1", "beta2")
 
 

@@ -43,10 +43,11 @@ class Batches:
     config: Config
     rank: int = 0
     world_size: int = 1
+    positions: torch.Tensor | None = None  # (T,) of each sequence; None: all
 
-    def share(self, rank, world_size):
-        """The share of process `rank` out of `world_size`."""
-        return replace(self, rank=rank, world_size=world_size)
+    def share(self, rank, world_size, positions=None):
+        """The share of process `rank` out of `world_size`, at these positions of each sequence alone (None: all)."""
+        return replace(self, rank=rank, world_size=world_size, positions=positions)
 
     @property
     def micro_batch_size(self):
@@ -57,6 +58,8 @@ class Batches:
     def read(self, windows, phases, n_rows):
         """The windows as a Batch of n_rows; rows beyond them are padding."""
         batch = Batch(*map(torch.from_numpy, self.split.read(windows, phases)))
+        if self.positions is not None:
+            batch = Batch(*(tensor[:, self.positions] for tensor in batch))
         if len(windows) == n_rows:
             return batch
         padding = (0, 0, 0, n_rows - len(windows))  # rows below

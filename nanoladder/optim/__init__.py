@@ -1,13 +1,11 @@
 """Optimizers other than AdamW, and their choice by name. Not here: AdamW, which train.py builds."""
 
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
-from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 from nanoladder.optim.skip import may_update
 
 __all__ = [
     "RELATIVE_LR",
-    "adamw8bit",
     "build",
     "may_update",
     "norm_of_updates",

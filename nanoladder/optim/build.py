@@ -6,6 +6,7 @@ import torch
 
 from nanoladder import machine
 from nanoladder.optim import lion
+from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.optim.galore import GaLore
 
 # Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
@@ -32,6 +33,8 @@ def build(groups, model, config):
     factor = RELATIVE_LR.get(config.optimizer, 1.0)
     groups = [{**group, "weight_decay": group["weight_decay"] / factor} for group in groups]
     device = groups[0]["params"][0].device
+    if config.optimizer == "adamw8bit":
+        return adamw8bit(groups, config)
     if config.optimizer == "sgd":
         for group in groups:
             group["weight_decay"] *= 1 - config.beta1  # momentum accumulates the decay too

@@ -1,9 +1,18 @@
-"""Several processes, one per device: the process group, data parallelism, sharding. No-ops in a single process.
+"""Several processes, one per device: the process group, and every way to divide the work. No-ops in a single process.
 
-Each process trains on its share of the batch; gradients and losses are averaged over all processes.
+- group: joining and leaving, agreement, collectives
+- mesh: which process has which part
+- data_parallel: a share of each batch; DDP
+- shards: a shard of every weight, gradient and optimizer state; FSDP2
+- tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
+- clip: the norm of all gradients
+
+Gradients and losses are averaged over all processes.
 """
 
-from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last
+from nanoladder.parallel.clip import clip_grad_norm_
+from nanoladder.parallel.context import apply_context_parallel
+from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
 from nanoladder.parallel.group import (
     LaggedMax,
     all_reduce_mean,
@@ -19,17 +28,25 @@ from nanoladder.parallel.group import (
     stop,
     world_size,
 )
+from nanoladder.parallel.mesh import divide, mesh
+from nanoladder.parallel.pipeline import apply_pipeline_parallel
 from nanoladder.parallel.shards import as_shards, full_tensor, fully_shard, gather_state, local_rows, local_shard
+from nanoladder.parallel.tensor import apply_tensor_parallel
 
 __all__ = [
-    "DistributedDataParallel",
     "LaggedMax",
     "all_reduce_mean",
     "all_reduce_sum",
     "already_printed",
+    "apply_context_parallel",
+    "apply_pipeline_parallel",
+    "apply_tensor_parallel",
     "as_shards",
     "broadcast_from_first",
     "check_batch",
+    "clip_grad_norm_",
+    "distributed_data_parallel",
+    "divide",
     "full_tensor",
     "fully_shard",
     "gather_objects",
@@ -37,6 +54,7 @@ __all__ = [
     "gather_state",
     "local_rows",
     "local_shard",
+    "mesh",
     "rank",
     "require_agreement",
     "share",

@@ -2,12 +2,25 @@
 
 from torch import nn
 
-from nanoladder.parallel.group import rank, world_size
+from nanoladder.parallel.context import positions
+from nanoladder.parallel.mesh import mesh
+from nanoladder.parallel.shards import fully_shard
 
 
 def share(batches):
-    """Returns this process's share of the batches, which have a method share(rank, world_size)."""
-    return batches.share(rank(), world_size())
+    """Returns this process's share of the batches, which have a method share(rank, world_size, positions)."""
+    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config.context_length))
+
+
+def distributed_data_parallel(model):
+    """Makes the processes average their gradients while the backward runs. Returns the model, wrapped by DDP.
+
+    DDP does not support tensor and pipeline parallelism; beside those it is FSDP2, with shards of one process.
+    """
+    if mesh().is_cut:
+        fully_shard(model)  # n_sharing is 1
+        return model
+    return DistributedDataParallel(model, gradient_as_bucket_view=True) if mesh().averaging > 1 else model
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):
@@ -41,9 +54,9 @@ def synchronize_last(model, micro_batches):
 
 def synchronize(model, on):
     """Turns gradient averaging over processes on or off. Call it before the forward."""
-    if world_size() == 1:
+    if mesh().averaging == 1:
         return
-    if model.config.shard == "none":
+    if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = on
     else:
         model.set_requires_gradient_sync(on)

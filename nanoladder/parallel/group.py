@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
+from nanoladder.parallel.mesh import Grid, count_sharing, divide, start_mesh
 
 
 def world_size():
@@ -39,7 +40,9 @@ def start(config, device):
         return device
     if not config.ddp:
         raise BadInput("started by torchrun as several processes, which need ddp=True; expected `python train.py ...`")
-    check_batch(config, n)
+    grid = divide(config, n)
+    n_sharing = count_sharing(config, grid, local_n)
+    check_batch(config, grid)
     if config.optimizer_in_backward:
         raise BadInput(
             f"optimizer_in_backward uses a gradient before it is averaged over the {n} processes; "
@@ -62,13 +65,15 @@ def start(config, device):
             store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         dist.init_process_group(backend, store=store, rank=number, world_size=n, device_id=device_id)
+    start_mesh(grid, rank(), n_sharing, device.type)
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return device
 
 
-def check_batch(config, n):
-    """Raises BadInput unless each of n processes gets an equal share of the batch, in whole micro-batches."""
+def check_batch(config, grid):
+    """Raises BadInput unless each process along data gets an equal share of the batch, in whole micro-batches."""
+    n = grid.data
     if config.micro_batch_size == "auto":
         config = dataclasses.replace(config, micro_batch_size=1)  # auto chooses a divisor
 
@@ -83,8 +88,9 @@ def check_batch(config, n):
         less = [size for size in sizes if size < config.batch_size and divides(size)]
         more = [size for size in sizes if size > config.batch_size and divides(size)]
         micro = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+        of_data = " along data" if grid != Grid(data=n) else ""
         raise BadInput(
-            f"batch_size={config.batch_size} does not divide among {n} processes{micro}; "
+            f"batch_size={config.batch_size} does not divide among {n} processes{of_data}{micro}; "
             f"expected batch_size {' or '.join(map(str, less[-1:] + more[:1]))}, or another number of processes"
         )
 

@@ -1,46 +1,53 @@
 """Sharding (FSDP2), and conversions between whole and sharded tensors."""
 
 import torch
-import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype, eight_bit_library
-from nanoladder.parallel.group import rank, world_size
+from nanoladder.parallel.group import rank
+from nanoladder.parallel.mesh import mesh
 
 
-def fully_shard(model, config, device):
+def fully_shard(model):
     """Shards the model in place (FSDP2, Zhao et al. 2023): each process keeps its shard of every tensor.
 
     FSDP gathers a block's weights before its forward and reduce-scatters its gradients after its backward. The root
     group stays gathered until the backward ends: the tied token embedding and head, the position embedding and the
-    final norm. Raises BadInput if the 8-bit optimizer cannot be sharded.
+    final norm. With shard_within, the shards of a node (or of so many processes) are replicated on the others. A single
+    process has nothing to shard. Raises BadInput if the 8-bit optimizer cannot be sharded.
     """
+    if mesh().averaging == 1:
+        return
     from torch.distributed import fsdp  # imported here, as DTensor is below: it takes a second that other runs save
 
+    config, device_type = model.config, mesh().device_type
     if config.optimizer == "adamw8bit":
-        check_8_bits(model, config, device)
-    mesh = dist.device_mesh.init_device_mesh(device.type, (world_size(),))
-    dtype = choose_dtype(config.dtype, device)
+        check_8_bits(model, torch.device(device_type))
+    weights = mesh().weights
+    where = weights["shard"] if mesh().n_sharing == mesh().averaging else weights["replicate", "shard"]
+    dtype = choose_dtype(config.dtype, torch.device(device_type))
     # On a GPU, weights are gathered in autocast's dtype; on a CPU, LayerNorm does not support half-precision weights.
-    half = dtype if device.type == "cuda" and dtype != torch.float32 else None
+    half = dtype if device_type == "cuda" and dtype != torch.float32 else None
     policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
-        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.shard == "full")
-    fsdp.fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=config.shard == "full")
+    fsdp.fully_shard(model, mesh=where, reshard_after_forward=False)
 
 
-def check_8_bits(model, config, device):
+def check_8_bits(model, device):
     """Raises BadInput if the state of 8-bit AdamW cannot be sharded."""
-    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % world_size()]
+    n = mesh().n_sharing
+    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % n]
+    shard = model.config.shard
     if uneven:
         raise BadInput(
-            f"optimizer=adamw8bit with shard={config.shard} needs as many rows of a tensor in each of {world_size()} "
-            f"processes, and {uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of "
-            f"{world_size()}, or --shard=none"
+            f"optimizer=adamw8bit with shard={shard} needs as many rows of a tensor in each of {n} processes, and "
+            f"{uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of {n}, or "
+            "--shard=none"
         )
     if eight_bit_library(device) == "bitsandbytes":
-        raise BadInput(f"optimizer=adamw8bit with shard={config.shard} needs torchao; install it, or use --shard=none")
+        raise BadInput(f"optimizer=adamw8bit with shard={shard} needs torchao; install it, or use --shard=none")
 
 
 def full_tensor(tensor):
@@ -72,7 +79,9 @@ def local_shard(tensor, like):
 
 def local_rows(tensor, like):
     """Returns this process's rows of a whole tensor if `like` is sharded, else the tensor."""
-    return tensor.chunk(world_size())[rank()].clone() if hasattr(like, "placements") else tensor
+    if not hasattr(like, "placements"):
+        return tensor
+    return tensor.chunk(mesh().n_sharing)[like.device_mesh.get_coordinate()[-1]].clone()
 
 
 def as_shards(tensors, like):

@@ -15,6 +15,7 @@ SHARDED = {
     "optimizer": "each with its share of optimizer and gradients",
     "full": "each with its share of weights, gradients and optimizer",
 }
+CUTS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 
 
 def print_header(config, model, dataset, device):
@@ -54,10 +55,15 @@ def choices(config, device):
     if config.compile:
         scope = "block" if config.shard != "none" else config.compile_scope
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
+    mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in CUTS}
     if parallel.world_size() > 1:
         chosen["processes"] = f"{parallel.world_size()} by {dist.get_backend()}, {SHARDED[config.shard]}"
-    elif config.shard != "none":
-        chosen["shard"] = "no effect with one process"
+        if max(cuts.values()) > 1:
+            chosen["mesh"] = f"{parallel.world_size()} processes = {mesh.sizes}"
+        if 1 < mesh.n_sharing < mesh.averaging:
+            chosen["shards"] = f"{mesh.averaging // mesh.n_sharing} copies × {mesh.n_sharing} shards"
+    elif idle := [key for key, size in cuts.items() if size > 1] + ["shard"] * (config.shard != "none"):
+        chosen["alone"] = f"{', '.join(idle)}: no effect with one process"
     return chosen
 
 

@@ -53,12 +53,13 @@ def find_micro_batch(config, device):
     trials run out of memory, the next larger one while they leave room, as compiled steps often do.
     """
     available = available_bytes(config, device)
-    sizes = divisors(config.batch_size // parallel.world_size())
+    sizes = divisors(config.batch_size // parallel.mesh().sizes.data)
     predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size", sizes[-1])
-    if parallel.world_size() > 1 and config.shard != "none":  # a single process cannot try a sharded step
+    # A single process cannot try a step of which it does a part
+    if parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or parallel.mesh().sizes.context > 1:
         if not predicted:
             raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
-        return predicted, f"the most predicted to fit into {gb(available)}; sharded steps are not tried"
+        return predicted, f"the most predicted to fit into {gb(available)}; steps of parts of the model are not tried"
     index = max(0, bisect.bisect(sizes, predicted) - 1)
     peak = trial(config, sizes[index], device, available)
     if peak:
@@ -81,7 +82,7 @@ def trial(config, size, device, available):
     Raises BadInput if they fail for another reason.
     """
     print(f"micro_batch_size=auto: trying {size}", flush=True)
-    share = config.batch_size // parallel.world_size()
+    share = config.batch_size // parallel.mesh().sizes.data
     tried = dataclasses.replace(
         config,
         micro_batch_size=size,
@@ -267,7 +268,7 @@ def product_dtype(config, device_type):
 
 def share_of_process(config, world_size):
     """Returns the config with the batch_size and micro_batch_size of one of world_size processes."""
-    batch_size = config.batch_size // world_size
+    batch_size = config.batch_size // parallel.divide(config, world_size).data
     micro_batch_size = min(config.micro_batch_size or batch_size, batch_size)
     return dataclasses.replace(config, batch_size=batch_size, micro_batch_size=micro_batch_size)
 

@@ -47,8 +47,8 @@ CHANGES = {
     "chunked_loss": ("head_loss(", 4),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", 11),
-    "low_memory_optimizer": ("return optim.adamw8bit(groups, config)", 10),
-    "ddp": ("parallel.DistributedDataParallel(", 20),
+    "low_memory_optimizer": ("return optim.build(groups, model, config)", 10),
+    "ddp": ("parallel.distributed_data_parallel(", 20),
     "shard": ("parallel.fully_shard(", 7),
 }
 NAIVE_LINES, DDP_HUNKS = 250, 6

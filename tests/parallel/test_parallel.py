@@ -22,6 +22,7 @@ from model import IGNORE
 from nanoladder import checkpoint, parallel
 from nanoladder.data import ValidationBatches, open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.parallel.mesh import Grid
 
 pytestmark = pytest.mark.slow
 
@@ -362,12 +363,12 @@ def test_a_node_that_was_killed_comes_back_and_the_run_goes_on(undisturbed, fold
 )
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(n, keys, expected):
     with pytest.raises(BadInput, match=re.escape(expected)):
-        parallel.check_batch(tiny(**keys), n)
+        parallel.check_batch(tiny(**keys), Grid(data=n))
 
 
 @pytest.mark.parametrize("n, keys", [(4, {"batch_size": 8}), (8, {"batch_size": 16, "micro_batch_size": 4})])
 def test_a_batch_that_divides_is_taken(n, keys):
-    parallel.check_batch(tiny(**keys), n)
+    parallel.check_batch(tiny(**keys), Grid(data=n))
 
 
 @pytest.mark.parametrize("kind", ["dense", "documents"])

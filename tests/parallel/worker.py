@@ -28,6 +28,7 @@ from nanoladder import parallel
 from nanoladder.config import load_config
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.parallel import data_parallel
 from nanoladder.run import metrics
 
 reductions = 0
@@ -45,7 +46,7 @@ def counted(function):
     return call
 
 
-class CountedDataParallel(parallel.DistributedDataParallel):
+class CountedDataParallel(data_parallel.DistributedDataParallel):
     def __init__(self, model, **options):
         super().__init__(model, **options)
         self.register_comm_hook(dist.group.WORLD, counted(allreduce_hook))
@@ -88,7 +89,7 @@ def main(argv):
     path = Path(argv[0])
     seen = {}
     stop, parallel.stop = parallel.stop, dist.barrier  # one group for all jobs
-    parallel.DistributedDataParallel = CountedDataParallel
+    data_parallel.DistributedDataParallel = CountedDataParallel
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # before 2.13
     setattr(dist, name, counted(getattr(dist, name)))
     metrics.plot = lambda *_: None

@@ -1,0 +1,16 @@
+"""Two processes share every matrix and every sequence, so that each does half of a layer's work.
+
+What: the first matrix of attention and of the MLP is cut by columns (attention's by heads), the second by rows; the
+vocabulary is cut by token ids. Between them, where norms, dropout and residuals act on each token alone, every process
+has a part of the sequence.
+Why: weights, their gradients, the optimizer's state and the activations of a layer are divided, and so is the time that
+one sequence takes. It is the way to train a layer that does not fit one device, or a batch of few sequences.
+Cost: eight exchanges of a block's activations in each step, four in the forward and four in the backward, which nothing
+hides: it needs the links within a node.
+Source:
+- Shoeybi et al. 2019, "Megatron-LM": https://arxiv.org/abs/1909.08053
+- Korthikanti et al. 2022, on the sequence: https://arxiv.org/abs/2205.05198
+- torch.distributed.tensor.parallel: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
+"""
+
+tensor_parallel = 2

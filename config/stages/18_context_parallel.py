@@ -1,0 +1,13 @@
+"""Two processes share every sequence, so that each keeps the activations of half of its tokens.
+
+What: every process has all weights and a part of each sequence. Around attention, the only layer in which tokens meet,
+they exchange: each gets whole sequences of a part of the heads, or, if there are too few heads, all keys and values.
+Why: activations grow with the length of a sequence, and a long one may not fit one device even by itself.
+Cost: two exchanges of a block's activations in the forward, and two in the backward.
+Source:
+- Jacobs et al. 2023, "DeepSpeed Ulysses", exchanges heads: https://arxiv.org/abs/2309.14509
+- Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2, gathers keys and values:
+  https://arxiv.org/abs/2407.21783
+"""
+
+context_parallel = 2

@@ -1,0 +1,16 @@
+"""Each of two processes has half of the blocks, and micro-batches pass through them in turn.
+
+What: `torch.distributed.pipelining`. The first stage embeds, the last has the norm, the head and the loss. While the
+second works on one micro-batch, the first works on the next; a stage alternates between forward and backward (1F1B).
+Why: weights and their state are divided by depth, and only the activations between two blocks are sent: the least of
+all ways to divide a model, so that it works between nodes.
+Cost: the bubble, when stages wait for the first micro-batch or the last one: (p - 1) / (m + p - 1) of a step for p
+stages and m micro-batches. The interleaved schedule and zero bubble shrink it.
+Source:
+- Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters":
+  https://arxiv.org/abs/2104.04473
+- Qi et al. 2023, "Zero Bubble Pipeline Parallelism": https://arxiv.org/abs/2401.10241
+- torch.distributed.pipelining: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+"""
+
+pipeline_parallel = 2

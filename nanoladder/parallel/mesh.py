@@ -1,0 +1,117 @@
+"""The mesh: the processes as a grid of pipeline stages × data × context × tensor parallelism.
+
+Ranks count the processes of a tensor group first, then those of a context group, then data, then the pipeline. So the
+groups that exchange most have neighbouring ranks, within a node.
+"""
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from nanoladder.errors import BadInput
+
+
+class Grid(NamedTuple):
+    """Processes along each dimension of the mesh, or the place of one process in it."""
+
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    def __str__(self):
+        """2 data × 4 tensor: every dimension of more than one process."""
+        names = ("data", "pipeline", "context", "tensor")
+        return " × ".join(f"{getattr(self, name)} {name}" for name in names if getattr(self, name) > 1)
+
+
+class Mesh:
+    """The mesh of this run. sizes: the processes along each dimension; place: this process's index along each.
+
+    n_sharing: processes that hold one copy of their weights among them (shard); the others hold further copies. They
+    are neighbours along data and context, whose processes all average their gradients.
+    """
+
+    def __init__(self, sizes, rank=0, n_sharing=1, device_type="cpu"):
+        self.sizes, self.n_sharing, self.device_type = sizes, n_sharing, device_type
+        place = []
+        for size in reversed(sizes):
+            rank, index = divmod(rank, size)
+            place.insert(0, index)
+        self.place = Grid(*place)
+
+    @property
+    def averaging(self):
+        """Number of processes that average their gradients: those along data and context."""
+        return self.sizes.data * self.sizes.context
+
+    @property
+    def is_cut(self):
+        """True if no process has the whole model."""
+        return self.sizes.tensor > 1 or self.sizes.pipeline > 1
+
+    @cached_property
+    def weights(self):
+        """DeviceMesh (pipeline, replicate, shard, tensor), on which the weights lie. Collective at first use."""
+        copies = self.averaging // self.n_sharing
+        shape = (self.sizes.pipeline, copies, self.n_sharing, self.sizes.tensor)
+        names = ("pipeline", "replicate", "shard", "tensor")
+        return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)
+
+    @cached_property
+    def context(self):
+        """DeviceMesh (context,) of the processes that share this one's sequences. Collective at first use."""
+        shape = (self.sizes.pipeline * self.sizes.data, self.sizes.context, self.sizes.tensor)
+        names = ("outer", "context", "tensor")
+        return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)["context"]
+
+
+current = Mesh(Grid())  # of one process
+
+
+def mesh():
+    """The mesh that start_mesh made; of one process before."""
+    return current
+
+
+def start_mesh(sizes, rank, n_sharing, device_type):
+    global current
+    current = Mesh(sizes, rank, n_sharing, device_type)
+
+
+def divide(config, n):
+    """The Grid of n processes: data is what the other dimensions leave. Raises BadInput if they do not divide n."""
+    parts = {key: getattr(config, key) for key in ("pipeline_parallel", "context_parallel", "tensor_parallel")}
+    product = math.prod(parts.values())
+    if n == 1:
+        return Grid()  # one process has every part
+    if n % product:
+        keys = " × ".join(f"{key}={size}" for key, size in parts.items() if size > 1)
+        below = n // product * product
+        nearest = " or ".join(str(size) for size in (below, below + product) if size)
+        raise BadInput(f"{keys} does not divide {n} processes; expected {nearest} of them (--nproc_per_node)")
+    return Grid(parts["pipeline_parallel"], n // product, parts["context_parallel"], parts["tensor_parallel"])
+
+
+def count_sharing(config, sizes, n_per_node):
+    """Number of processes that hold one copy of their weights among them: a Mesh's n_sharing.
+
+    Raises BadInput if shard_within does not divide the processes that could share.
+    """
+    averaging = sizes.data * sizes.context
+    if config.shard == "none":
+        return 1
+    n = config.shard_within
+    if n == "node":
+        n = min(n_per_node // sizes.tensor, averaging)
+    if n == 0:
+        return averaging
+    if n > averaging or averaging % n:
+        divisors = [size for size in range(1, averaging + 1) if averaging % size == 0]
+        raise BadInput(
+            f"shard_within={config.shard_within} does not divide the {averaging} processes that share a stage's "
+            f"weights; expected one of {', '.join(map(str, divisors))}, or 0 for all"
+        )
+    return n
