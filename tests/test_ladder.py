@@ -97,6 +97,9 @@ TOLERANCE = {
     "low_memory_optimizer": 1e-4,  # matrices this small keep 32 bits; tests/test_optim.py has larger ones
     "ddp": 0,  # in one process, as here; tests/test_parallel.py has more
     "shard": 0,
+    "tensor_parallel": 0,
+    "context_parallel": 0,
+    "pipeline_parallel": 0,
 }
 
 

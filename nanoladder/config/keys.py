@@ -89,13 +89,13 @@ class Config:
         "FSDP2: shard optimizer state and gradients, or the weights too (full)",
     ] = "none"
     shard_within: Annotated[
-        int | Literal["node"], "processes that hold one copy among them: all (0), those of a node, or so many"
+        int | Literal["node"], "processes that share one copy of the shards; 0: all; node: a node's"
     ] = 0
-    tensor_parallel: Annotated[int, "processes that share each matrix, by heads and columns, and the sequence"] = 1
+    tensor_parallel: Annotated[int, "processes that share every matrix, by heads and columns"] = 1
     context_parallel: Annotated[int, "processes that share each sequence"] = 1
-    pipeline_parallel: Annotated[int, "processes that share the blocks, each with its stages of the pipeline"] = 1
+    pipeline_parallel: Annotated[int, "processes that share the blocks, in stages"] = 1
     pipeline_schedule: Annotated[
-        Literal["1f1b", "interleaved", "zero_bubble"], "order of forwards and backwards; the last two: 2 stages each"
+        Literal["1f1b", "interleaved", "zero_bubble"], "order of the pipeline's forwards and backwards"
     ] = "1f1b"
 
     # -- logging and checkpoints

@@ -9,6 +9,7 @@ from conftest import tiny
 
 from lab import pages
 from lab.fold import NO_OPS, fold, merge, no_ops
+from model import GPT
 from nanoladder import machine, optim, parallel
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
@@ -152,9 +153,18 @@ X = torch.arange(3.0)
 
 
 class Batches:
-    def share(self, rank, world_size):
-        assert (rank, world_size) == (0, 1)
+    config = tiny()
+
+    def share(self, rank, world_size, positions):
+        assert (rank, world_size, positions) == (0, 1, None)
         return self
+
+
+def clipped(clip):
+    """The norm that a clipping function returns, and what it makes of a gradient."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.grad = torch.arange(3.0)[None]
+    return float(clip(model)), model.weight.grad.tolist()
 
 
 def without_scaler(method):
@@ -165,13 +175,28 @@ def without_scaler(method):
     return len(steps)
 
 
+def untouched(gpt):
+    """True if a model is as GPT makes it: no hooks, no method of its own, plain parameters."""
+    hooks = [module for module in gpt.modules() if module._forward_hooks or module._forward_pre_hooks]
+    methods = [name for module in gpt.modules() for name in ("forward", "attend") if name in vars(module)]
+    return not hooks and not methods and {type(p) for p in gpt.parameters()} == {torch.nn.Parameter}
+
+
 batches, model = Batches(), torch.nn.Linear(1, 1)
+gpt = GPT(tiny(vocab_size=8, tensor_parallel=2, context_parallel=2, pipeline_parallel=2))
 parts = [X, X]
 # Each call, made while its stage is off, and what the table says that it is.
 MADE = {
     "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
     "parallel.all_reduce_sum": lambda: parallel.all_reduce_sum(X) is X,
-    "parallel.full_tensor": lambda: parallel.full_tensor(X) is X,
+    "parallel.apply_context_parallel": lambda: parallel.apply_context_parallel(gpt) is None and untouched(gpt),
+    "parallel.apply_pipeline_parallel": lambda: parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt),
+    "parallel.apply_tensor_parallel": lambda: parallel.apply_tensor_parallel(gpt) is None and untouched(gpt),
+    "parallel.clip_grad_norm_": lambda: (
+        clipped(lambda model: parallel.clip_grad_norm_(model, 0.5))
+        == clipped(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+    ),
+    "parallel.distributed_data_parallel": lambda: parallel.distributed_data_parallel(gpt) is gpt and untouched(gpt),
     "parallel.rank": lambda: parallel.rank() == 0,
     "parallel.share": lambda: parallel.share(batches) is batches,
     "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,

@@ -50,6 +50,9 @@ CHANGES = {
     "low_memory_optimizer": ("return optim.build(groups, model, config)", 10),
     "ddp": ("parallel.distributed_data_parallel(", 20),
     "shard": ("parallel.fully_shard(", 7),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 1),
+    "context_parallel": ("parallel.apply_context_parallel(", 1),
+    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 4),
 }
 NAIVE_LINES, DDP_HUNKS = 250, 6
 
@@ -90,7 +93,7 @@ def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(dense, t
 @pytest.mark.slow
 def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(dense, tmp_path):
     jobs, configs = {}, {}
-    for stage in ("ddp", "shard"):
+    for stage in ("ddp", "shard", "tensor_parallel"):
         for program in ("train.py", str(write(stage, tmp_path))):
             keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2}
             keys["out_dir"] = tmp_path / stage / Path(program).stem

@@ -21,6 +21,7 @@ from nanoladder.config import load_config
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.optim import galore, lion
+from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.run import header
 
 OTHERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
@@ -374,10 +375,10 @@ def test_bitsandbytes_stands_in_for_torchao_on_a_gpu_only(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(optim=made))
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", made)
     on = SimpleNamespace(device=torch.device("cuda"))
-    groups, options = optim.adamw8bit([{"params": [on]}], tiny(learning_rate=0.5))
+    groups, options = adamw8bit([{"params": [on]}], tiny(learning_rate=0.5))
     assert groups == [{"params": [on]}] and options == {"lr": 0.5, "betas": (0.9, 0.95)}
     with pytest.raises(BadInput, match="torchao"):
-        optim.adamw8bit([{"params": [SimpleNamespace(device=CPU)]}], tiny())
+        adamw8bit([{"params": [SimpleNamespace(device=CPU)]}], tiny())
 
 
 def run_8_bits(dense, out_dir, **keys):
