@@ -19,6 +19,7 @@ from nanoladder import machine
 from nanoladder.config import load_config
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
+from nanoladder.parallel.mesh import Grid, Mesh
 from nanoladder.run import memory
 
 CPU = torch.device("cpu")
@@ -121,6 +122,7 @@ def test_without_a_prediction_trials_start_from_the_whole_batch(config, monkeypa
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_sharded_step_is_not_tried_by_one_process_alone(fits, config, in_process, monkeypatch):
     monkeypatch.setattr(memory.parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(memory.parallel, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
     tried = replace_trials(monkeypatch, 0, None)
     config = replace(with_vocabulary(config), shard="full", micro_batch_size="auto", memory_gb=1.0 if fits else 1e-6)
     if fits:
