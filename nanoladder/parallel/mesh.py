@@ -103,11 +103,10 @@ def count_sharing(config, sizes, n_per_node):
     averaging = sizes.data * sizes.context
     if config.shard == "none":
         return 1
-    n = config.shard_within
-    if n == "node":
-        n = min(n_per_node // sizes.tensor, averaging)
-    if n == 0:
-        return averaging
+    if config.shard_within == "node":
+        n = min(max(1, n_per_node // sizes.tensor), averaging)
+    else:
+        n = config.shard_within or averaging
     if n > averaging or averaging % n:
         divisors = [size for size in range(1, averaging + 1) if averaging % size == 0]
         raise BadInput(
