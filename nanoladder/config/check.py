@@ -143,6 +143,11 @@ COMBINATIONS = [
 
 def known(key, where):
     """Raises BadInput if there is no such key."""
+    if key == "data_parallel":
+        raise BadInput(
+            f"{where}: data_parallel is what tensor_parallel, context_parallel and pipeline_parallel leave of the "
+            "processes; expected torchrun --nproc_per_node=N, and no such key"
+        )
     if key not in DEFAULTS:
         raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
 

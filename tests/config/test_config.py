@@ -280,6 +280,10 @@ def test_help_groups_the_keys_under_headings(run_main):
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_the_derived_dimension_of_the_mesh_is_no_key(refused):
+    assert "data_parallel is what tensor_parallel" in refused(load_config, "--data_parallel=2")
+
+
 def test_every_key_has_a_type_and_a_meaning():
     fields = {field.name for field in dataclasses.fields(Config)}
     assert fields == set(DEFAULTS) == set(config.TYPES) == set(config.MEANINGS)
