@@ -55,6 +55,27 @@ def replays_graphs(c):
     return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
 
 
+def gathers_keys(c):
+    """True if context parallelism gathers keys and values: if its processes do not divide the heads that each has."""
+    return c.n_head // c.tensor_parallel % c.context_parallel > 0
+
+
+def count_pieces(c):
+    """Number of pieces, of equal length, into which the processes of a group cut a sequence."""
+    return c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel
+
+
+def suggest_length(c):
+    """The message if the processes cannot cut a sequence into equal pieces."""
+    keys = " and ".join(f"{key}={getattr(c, key)}" for key in ("context_parallel", "tensor_parallel"))
+    multiple = count_pieces(c) * max(1, round(c.context_length / count_pieces(c)))
+    why = f", two a process, as it does not divide n_head={c.n_head} heads," if gathers_keys(c) else ""
+    return (
+        f"context_length={c.context_length} does not divide into the {count_pieces(c)} pieces{why} of {keys}; "
+        f"expected a multiple of {count_pieces(c)}, such as --context_length={multiple}"
+    )
+
+
 def suggest_width(c):
     """The message if n_head does not divide n_embd."""
     return (
@@ -80,6 +101,13 @@ def suggest_batch(c):
 COMBINATIONS = [
     (lambda c: c.n_embd % c.n_head, suggest_width),
     (lambda c: c.micro_batch_size and c.batch_size % c.micro_batch_size, suggest_batch),
+    (lambda c: c.context_length % count_pieces(c), suggest_length),
+    (
+        lambda c: gathers_keys(c) and c.attention == "matmul",
+        "attention=matmul attends over whole sequences, and context_parallel={context_parallel} gathers keys and "
+        "values, as it does not divide the heads of a process (n_head={n_head}, tensor_parallel={tensor_parallel}); "
+        "expected --attention=sdpa, or a context_parallel that divides them",
+    ),
     (
         lambda c: c.min_lr > c.learning_rate,
         "min_lr={min_lr} is above learning_rate={learning_rate}; expected at most that, such as a tenth of it",

@@ -1,10 +1,83 @@
-"""Context parallelism: the processes of a group share every sequence."""
+"""Context parallelism: the processes of a group share every sequence, and exchange activations around attention alone.
+
+Each process has all weights and a part of every sequence; embeddings, norms, MLPs and the loss act on each token by
+itself. Attention exchanges in one of two ways:
+
+- heads, if the group divides them (Jacobs et al. 2023): each process attends over whole sequences, with its share of
+  the heads. Its tokens are neighbours.
+- keys and values, else (Llama team 2024): each process gathers those of all tokens for the queries of its own. Later
+  queries attend to more keys, so its tokens are one piece from the front of the sequence and one from the back: every
+  process has the same number of query-key pairs.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.distributed import _functional_collectives as collectives
+from torch.nn.attention.bias import causal_lower_right
+
+from nanoladder.parallel.mesh import mesh
+
+# Renamed in torch 2.13, where the name before warns
+all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 
 
-def positions(context_length):
-    """Positions of a sequence that this process trains on: a tensor (T,), or None for all of them."""
-    return None
+def exchanges_heads(config):
+    """True if the processes of a group exchange heads: if their number divides the heads that each has."""
+    return config.n_head // mesh().sizes.tensor % mesh().sizes.context == 0
+
+
+def positions(config):
+    """Positions of a sequence that this process trains on: a tensor (T / n,), or None for all of them."""
+    n, i = mesh().sizes.context, mesh().place.context
+    if n == 1:
+        return None
+    everything = torch.arange(config.context_length)
+    if exchanges_heads(config):
+        return everything.chunk(n)[i]
+    pieces = everything.chunk(2 * n)
+    return torch.cat([pieces[i], pieces[-1 - i]])
 
 
 def apply_context_parallel(model):
-    """Makes attention exchange what it needs. Does nothing unless several processes share a sequence."""
+    """Makes attention exchange activations, in place. Does nothing unless several processes share a sequence."""
+    if mesh().sizes.context == 1:
+        return
+    own, group = positions(model.config), mesh().context.get_group().group_name
+    if exchanges_heads(model.config):
+        attend = partial(attend_by_heads, group)
+    else:
+        masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
+        attend = partial(attend_to_gathered, group, masks)
+    own = own.to(mesh().device_type)
+    for part in getattr(model, "parts", [model]):  # of a pipeline
+        # Before the hook of tensor parallelism, which takes a part of these positions
+        part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
+        for attention in (module for module in part.modules() if hasattr(module, "attend")):
+            attention.attend = partial(attend, attention)
+
+
+def attend_by_heads(group, attention, q, k, v):
+    """The module's own attend over whole sequences, with a part of the heads: (B, nh, T / n, hs) -> the same."""
+    q, k, v = exchange(torch.stack([q, k, v]), group, cut=2, joined=3)  # (B, nh / n, T, hs)
+    return exchange(type(attention).attend(attention, q, k, v), group, cut=2, joined=1)
+
+
+def exchange(x, group, cut, joined):
+    """Cuts dimension `cut` among the processes and joins dimension `joined` from them: an all-to-all."""
+    x = x.unflatten(cut, (mesh().sizes.context, -1)).movedim(cut, 0)  # (n, ...)
+    x = collectives.all_to_all_single_autograd(x.contiguous(), None, None, group)
+    return x.movedim(0, joined).flatten(joined, joined + 1)
+
+
+def attend_to_gathered(group, masks, attention, q, k, v):
+    """Causal attention of the queries of this process to all keys: (B, nh, T / n, hs) -> the same."""
+    pieces = all_gather(torch.stack([k, v]), 3, group).chunk(2 * mesh().sizes.context, dim=3)  # front, back, front, ...
+    k, v = torch.cat([*pieces[::2], *pieces[::-2]], dim=3)  # (B, nh, T, hs), in order
+    dropout = attention.config.dropout if attention.training else 0.0
+    y = []
+    for queries, mask in zip(q.chunk(2, dim=2), masks, strict=True):
+        end = mask.seq_len_kv
+        y.append(F.scaled_dot_product_attention(queries, k[:, :, :end], v[:, :, :end], mask, dropout))
+    return torch.cat(y, dim=2)

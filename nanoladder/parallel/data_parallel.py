@@ -9,7 +9,7 @@ from nanoladder.parallel.shards import fully_shard
 
 def share(batches):
     """Returns this process's share of the batches, which have a method share(rank, world_size, positions)."""
-    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config.context_length))
+    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config))
 
 
 def distributed_data_parallel(model):
