@@ -16,10 +16,11 @@ import importlib.util
 import math
 
 import torch
-from torch.distributed._functional_collectives import all_gather_tensor
+import torch.distributed._functional_collectives as collectives
 
 from nanoladder.kernels import softmax
 
+all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor  # before 2.13
 CHUNK_BYTES = 128e6  # of a chunk's logits in half precision, for loss_chunks=auto
 
 
@@ -92,7 +93,7 @@ def compute(
 
 def over_shards(log_sum, picked, group):
     """Log-sum-exp (n,) over all shards of the vocabulary, and the target's logit (n,) from the shard that has it."""
-    gathered = all_gather_tensor(torch.stack([log_sum, picked])[None], 0, group)  # (shards, 2, n)
+    gathered = all_gather(torch.stack([log_sum, picked])[None], 0, group)  # (shards, 2, n)
     return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
 
 
