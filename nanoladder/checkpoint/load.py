@@ -87,7 +87,8 @@ def load_weights(model, state, path):
     tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
     weights["token_embedding.weight"] = weights["head.weight"] = tokens
     own = model.state_dict()
-    model.load_state_dict({name: parallel.local_shard(weight, own.get(name)) for name, weight in weights.items()})
+    shards = {name: parallel.local_shard(weight, own.get(name), name) for name, weight in weights.items()}
+    model.load_state_dict(shards)
 
 
 def resume(model, optimizer, scaler, state, path):

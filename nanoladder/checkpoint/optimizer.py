@@ -37,7 +37,7 @@ def load_optimizer(model, optimizer, state):
         raise ValueError("its optimizer has state of weights that are not this model's")
     try:
         learned = {
-            name: {key: from_plain(own(value), order[index_of[name]]) for key, value in values.items()}
+            name: {key: from_plain(own(value), order[index_of[name]], name) for key, value in values.items()}
             for name, values in state.items()
         }
     except (ArithmeticError, AssertionError, AttributeError, IndexError, RuntimeError, TypeError) as error:
@@ -92,13 +92,13 @@ def plain_parts(value):
     return {"codes": codes, "scale": scale, "qmap": local.qmap, "signed": local.signed}
 
 
-def from_plain(value, parameter):
-    """Converts a value of a parameter's state from its whole, plain form in a file to this process's shard.
+def from_plain(value, parameter, name):
+    """Converts a value of the named parameter's state from its whole, plain form in a file to this process's shard.
 
     Raises ValueError, or an exception from torchao, if the parts of an 8-bit tensor are inconsistent.
     """
     if not isinstance(value, dict):
-        return parallel.local_shard(value, parameter)
+        return parallel.local_shard(value, parameter, name)
     machine.eight_bit_library(parameter.device)
     from torchao.optim.subclass_8bit import OptimState8bit
 
@@ -108,6 +108,6 @@ def from_plain(value, parameter):
         raise ValueError("its 8-bit optimizer state has parts of an unexpected dtype or shape")
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     if local.numel() % whole.block_size:  # a shard would end inside a quantization block
-        return parallel.local_shard(whole.dequantize(), parameter)
+        return parallel.local_shard(whole.dequantize(), parameter, name)
     own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
     return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]

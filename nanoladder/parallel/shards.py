@@ -1,5 +1,7 @@
 """Sharding (FSDP2), and conversions between whole and sharded tensors."""
 
+from functools import partial
+
 import torch
 from torch.utils._pytree import tree_map_only
 
@@ -7,6 +9,7 @@ from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype, eight_bit_library
 from nanoladder.parallel.group import rank
 from nanoladder.parallel.mesh import mesh
+from nanoladder.parallel.tensor import by_process, is_reordered
 
 
 def fully_shard(model):
@@ -56,24 +59,34 @@ def full_tensor(tensor):
 
 
 def gather_state(state):
-    """Copies a state dict to rank 0's CPU, gathering sharded tensors; other ranks get None for tensors. Collective."""
+    """Copies {weight's name: tensor or its state} to rank 0's CPU, gathering sharded tensors. Collective.
+
+    Other ranks get None for tensors.
+    """
     copies = {}  # {id: copy}, so that tied tensors are copied once
 
-    def copy(tensor):
+    def copy(name, tensor):
         if id(tensor) not in copies:
             whole = full_tensor(tensor.detach())  # only one whole tensor is on the device at a time
+            if is_reordered(name, tensor):
+                whole = by_process(whole, back=True)
             copies[id(tensor)] = whole.to("cpu", copy=True) if rank() == 0 else None
         return copies[id(tensor)]
 
-    return tree_map_only(torch.Tensor, copy, state)
+    return {name: tree_map_only(torch.Tensor, partial(copy, name), value) for name, value in state.items()}
 
 
-def local_shard(tensor, like):
-    """Shards a whole tensor as `like` if `like` is sharded and of the same shape; else returns the tensor."""
+def local_shard(tensor, like, name):
+    """Shards a whole tensor as `like` if `like` is sharded and of the same shape; else returns the tensor.
+
+    name: that of the weight, or of the weight whose optimizer state the tensor is.
+    """
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
+    if is_reordered(name, like):
+        tensor = by_process(tensor)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 

@@ -1,5 +1,135 @@
-"""Tensor parallelism: the processes of a group share every matrix and every sequence."""
+"""Tensor and sequence parallelism: the processes of a group share every matrix and every sequence.
+
+The first matrix of attention and of the MLP is cut by columns, attention's by heads; the second is cut by rows, so that
+each process computes a part of every sum; the vocabulary is cut by token ids (Shoeybi et al. 2019). In between, each
+process has its part of the sequence: a sublayer begins with an all-gather and ends with a reduce-scatter (Korthikanti
+et al. 2022).
+
+Every process of a group has the same batch. Dropout on parts of the sequence or on heads must differ between them.
+"""
+
+import logging
+import math
+from functools import partial
+
+from model import IGNORE
+from nanoladder.errors import BadInput
+from nanoladder.kernels import count_chunks, head_loss
+from nanoladder.parallel.mesh import mesh
 
 
 def apply_tensor_parallel(model):
-    """Cuts the model in place. Does nothing unless several processes share it."""
+    """Cuts the model, or each of a pipeline's `parts`, in place. Does nothing unless several processes share it.
+
+    Every process must have the same weights, and keeps its part of them. Raises BadInput if the optimizer needs whole
+    matrices, or if a process would have no row of the vocabulary.
+    """
+    if mesh().sizes.tensor == 1:
+        return
+    check(model.config)
+    # Gathering what FSDP has also cut takes two steps; each would be warned of
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    from torch.distributed.tensor import Replicate  # imported here, as in shards.py: it takes a second
+
+    of_block, of_ends = plans()
+    parts = getattr(model, "parts", [model])
+    ends = [module for part in parts for name, module in part.named_children() if name in ("token_embedding", "head")]
+    weights = {module: module.weight for module in ends if hasattr(module, "weight")}
+    for part in parts:
+        for block in part.blocks.children():
+            for weight in block.attention.qkv.parameters():
+                weight.data = by_process(weight.data)
+            cut(block, of_block)
+        for plan in of_ends:
+            cut(part, plan)
+        for parameter in part.parameters():
+            if parameter.placements[0].is_replicate():  # its gradient is a sum over parts of the sequence
+                parameter.register_hook(lambda gradient: gradient.redistribute(placements=[Replicate()]))
+        if hasattr(part.head, "weight"):
+            part.forward = partial(loss, part)
+    cut_weights = {}
+    for module, weight in weights.items():  # tied again, because each was cut by itself
+        module.weight = cut_weights.setdefault(weight, module.weight)
+
+
+def plans():
+    """Plans for parallelize_module: of a block, and those of the modules around the blocks."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    sequence, whole = Shard(1), Replicate()
+    gathered = PrepareModuleInput(input_layouts=sequence, desired_input_layouts=whole)
+    block = {
+        "attention_norm": SequenceParallel(),
+        "attention": gathered,
+        "attention.qkv": ColwiseParallel(),
+        "attention.proj": RowwiseParallel(output_layouts=sequence),
+        "mlp_norm": SequenceParallel(),
+        "mlp": gathered,
+        "mlp.fc": ColwiseParallel(),
+        "mlp.proj": RowwiseParallel(output_layouts=sequence),
+    }
+    positions = {"position_embedding": PrepareModuleInput(input_layouts=whole, desired_input_layouts=Shard(0))}
+    others = {
+        "token_embedding": RowwiseParallel(input_layouts=whole, output_layouts=sequence),
+        "position_embedding": SequenceParallel(sequence_dim=0, use_local_output=True),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(),
+    }
+    return block, [positions, others]
+
+
+def cut(module, plan):
+    """Parallelizes the submodules of the plan; a pipeline's stage lacks some."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    found = {name for name, child in module.named_modules() if list(child.parameters())}
+    present = {name: style for name, style in plan.items() if name in found}
+    parallelize_module(module, mesh().weights["tensor"], present, src_data_rank=None)  # all have the same weights
+
+
+def loss(part, tokens, targets):
+    """GPT.forward over a cut vocabulary: each process has the logits of its own rows, a chunk of them at a time."""
+    from torch.distributed.tensor import Partial, Replicate
+
+    config, tensor = part.config, mesh().weights["tensor"]
+    # Each process computes its rows' part of the gradient, so that the backward is a reduce-scatter
+    hidden = part.hidden(tokens).redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])  # (B, T, C)
+    weight = part.head.weight
+    first_row = tensor.get_local_rank() * math.ceil(len(weight) / tensor.size())
+    rows, flat = weight.to_local(), targets.flatten()  # (V / processes, C), (BT,)
+    n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), len(rows)))
+    group = tensor.get_group().group_name
+    return head_loss(hidden.flatten(0, 1), rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group)
+
+
+def check(config):
+    """Raises BadInput if the optimizer needs whole matrices, or if a process would have no row of the vocabulary."""
+    n = mesh().sizes.tensor
+    if config.optimizer in ("adafactor", "galore", "adamw8bit"):
+        needs = "quantizes rows" if config.optimizer == "adamw8bit" else "needs whole matrices"
+        raise BadInput(
+            f"optimizer={config.optimizer} {needs}, and tensor_parallel={n} leaves each process only a part of them; "
+            "expected --tensor_parallel=1, or another --optimizer, such as adamw or lion"
+        )
+    rows = config.padded_vocab_size
+    if math.ceil(rows / n) * (n - 1) >= rows:
+        raise BadInput(
+            f"vocab_size={config.vocab_size}: cut by tensor_parallel={n}, its {rows} rows leave the last process none; "
+            f"expected --pad_vocab_to={n}"
+        )
+
+
+# -- the fused qkv: cut by heads, its rows have to be reordered, in weights and in the optimizer's state
+
+
+def by_process(rows, back=False):
+    """Reorders rows (3C, ...), which are q k v of all heads, to q k v of each process's heads; or back."""
+    n = mesh().sizes.tensor
+    shape = (n, 3, -1) if back else (3, n, -1)
+    return rows.unflatten(0, shape).transpose(0, 1).flatten(0, 2)
+
+
+def is_reordered(name, like):
+    """True if the named weight, or a tensor of its optimizer state, is cut and has reordered rows."""
+    return mesh().sizes.tensor > 1 and ".qkv." in name and hasattr(like, "placements")
