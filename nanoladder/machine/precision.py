@@ -21,10 +21,14 @@ def choose_dtype(name, device):
 
 
 def autocast(model, name, device):
-    """Makes the model's forward run matrix products in the chosen dtype. Returns the model, unchanged for float32."""
+    """Makes the model's forward run matrix products in the chosen dtype. Returns the model, unchanged for float32.
+
+    Of a pipeline, the forward of each part.
+    """
     dtype = choose_dtype(name, device)
     if dtype != torch.float32:
-        model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
+        for part in getattr(model, "parts", [model]):
+            part.forward = torch.autocast(device.type, dtype=dtype)(part.forward)
     return model
 
 

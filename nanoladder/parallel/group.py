@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid, count_sharing, divide, start_mesh
+from nanoladder.parallel.pipeline import check_pipeline
 
 
 def world_size():
@@ -43,6 +44,7 @@ def start(config, device):
     grid = divide(config, n)
     n_sharing = count_sharing(config, grid, local_n)
     check_batch(config, grid)
+    check_pipeline(config, grid, device)
     if config.optimizer_in_backward:
         raise BadInput(
             f"optimizer_in_backward uses a gradient before it is averaged over the {n} processes; "

@@ -1,6 +1,303 @@
-"""Pipeline parallelism: every process has some of the blocks."""
+"""Pipeline parallelism: every process has some of the blocks, and micro-batches pass through the processes in turn.
+
+A stage is a run of consecutive blocks. The first stage embeds; the last has the final norm, the head and the loss. With
+the schedule 1f1b every process has one stage; with interleaved and zero_bubble it has two, and stage s is on process
+s % p. The schedules are torch.distributed.pipelining's.
+"""
+
+import functools
+from itertools import accumulate
+from operator import itemgetter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from model import GPT
+from nanoladder.errors import BadInput
+from nanoladder.machine import choose_dtype
+from nanoladder.parallel.mesh import mesh
+
+STAGES = {"1f1b": 1, "interleaved": 2, "zero_bubble": 2}  # of a process
+TIED, COPY = "token_embedding.weight", "head.weight"  # one weight on the first stage, its copy on the last
 
 
 def apply_pipeline_parallel(model):
-    """Returns this process's part of the model. Does nothing unless several processes share it."""
-    return model
+    """Returns this process's stages of a GPT as a Pipeline. Returns the model unless several processes share it."""
+    return Pipeline(model) if mesh().sizes.pipeline > 1 else model
+
+
+class Stage(GPT):
+    """Some of the blocks of a GPT, under their numbers in the whole, with its first and last layers if they are its.
+
+    It maps token ids (B, T), or the activations (B, T, C) of the stage before, to activations, or on the last stage to
+    the summed loss (). K and √n in `checkpointing` count the stage's own blocks.
+    """
+
+    def __init__(self, model, blocks, is_first, is_last):
+        nn.Module.__init__(self)  # not GPT's, which would make a whole model
+        for name, value in vars(model).items():
+            if not name.startswith("_"):
+                setattr(self, name, value)  # config, n_params, ...
+        self.blocks = nn.ModuleList()
+        for number in blocks:
+            self.blocks.add_module(str(number), model.blocks[number])
+        self.token_embedding = model.token_embedding if is_first else nn.Identity()
+        self.position_embedding = model.position_embedding if is_first else Zero()
+        self.dropout = model.dropout if is_first else nn.Identity()
+        self.norm = model.norm if is_last else nn.Identity()
+        if is_last:
+            self.head = model.head
+        self.is_last = is_last
+
+    def forward(self, x, targets=None):
+        return super().forward(x, targets) if self.is_last else self.hidden(x)
+
+
+class Zero(nn.Module):
+    """Position embedding of activations that already contain it."""
+
+    def forward(self, positions):
+        return 0.0
+
+
+class Pipeline(nn.Module):
+    """The stages of one process, `parts`, with the names, the parameters' names and the config of the whole GPT."""
+
+    def __init__(self, model):
+        super().__init__()
+        n, place = mesh().sizes.pipeline, mesh().place.pipeline
+        self.config, self.n_params = model.config, model.n_params
+        self.cut = cut_blocks(model.config, n)  # the blocks of every stage
+        self.n_stages = len(self.cut)
+        self.numbers = range(place, self.n_stages, n)  # of this process's stages
+        self.has_first, self.has_last = place == 0, place == n - 1
+        self.parts = nn.ModuleList(Stage(model, self.cut[i], i == 0, i == self.n_stages - 1) for i in self.numbers)
+        self.schedule = self.scheduled = None
+
+    # -- training
+
+    def forward_backward(self, batch, n_tokens):
+        """Adds the gradients of the summed loss / n_tokens of a Batch, micro-batch by micro-batch.
+
+        Returns the loss () times the number of processes of the pipeline on the last one, 0 on the others, so that the
+        mean over all processes is the loss. n_tokens: valid tokens of the batch, () on its device.
+        """
+        rows = self.config.micro_batch_size or len(batch.inputs)
+        self.n_tokens = n_tokens
+        schedule = self.prepare(min(rows, len(batch.inputs)), batch.inputs)
+        losses = []
+        inputs = (batch.inputs,) if self.has_first else ()
+        targets = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
+        schedule.step(*inputs, **targets, losses=losses, return_outputs=False)
+        self.add_tied_gradients()
+        return sum((loss.detach() for loss in losses), torch.zeros_like(n_tokens.float())) * mesh().sizes.pipeline
+
+    def prepare(self, rows, inputs):
+        """The schedule for a batch of inputs (B, T) in micro-batches of so many rows. Made anew if either changes."""
+        if self.scheduled != (rows, inputs.shape):
+            self.scheduled = rows, inputs.shape
+            stages = [
+                self.make_stage(*numbered, rows, inputs) for numbered in zip(self.numbers, self.parts, strict=True)
+            ]
+            n, name = len(inputs) // rows, self.config.pipeline_schedule
+            self.schedule = make_schedule(name, stages, n, lambda loss, targets: loss / self.n_tokens)
+        return self.schedule
+
+    def make_stage(self, number, part, rows, inputs):
+        from torch.distributed.pipelining import PipelineStage  # here, because it takes a second that other runs save
+
+        tokens = torch.empty(rows, inputs.shape[1], dtype=torch.int64, device="meta")
+        sent = torch.empty(self.sent(tokens), device="meta", requires_grad=True)
+        shapes = {  # given, because DDP and FSDP2 do not support the trial by which they are found out
+            "input_args": tokens if number == 0 else sent,
+            "output_args": torch.empty((), device="meta") if part.is_last else sent,
+        }
+        return PipelineStage(part, number, self.n_stages, inputs.device, group=group(), **shapes)
+
+    def sent(self, tokens):
+        """Shape of the activations that a stage sends for tokens (B, T)."""
+        return tokens.shape[0], tokens.shape[1] // mesh().sizes.tensor, self.config.n_embd
+
+    @torch.no_grad()
+    def add_tied_gradients(self):
+        """Adds up the gradients of the tied weight on the first and the last stage, on both. Collective."""
+        if not (self.has_first or self.has_last):
+            return
+        weight = self.parts[0].token_embedding.weight if self.has_first else self.parts[-1].head.weight
+        gradient = weight.grad.to_local() if hasattr(weight.grad, "to_local") else weight.grad
+        peer, other = (mesh().sizes.pipeline - 1 if self.has_first else 0), torch.empty_like(gradient)
+        exchange = [
+            dist.P2POp(dist.isend, gradient, group=group(), group_peer=peer),
+            dist.P2POp(dist.irecv, other, group=group(), group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(exchange):
+            work.wait()
+        gradient += other
+
+    # -- evaluation
+
+    def forward(self, tokens, targets):
+        """Token ids and targets (B, T) -> summed loss () times the processes of the pipeline on the last; else 0."""
+        n, x = mesh().sizes.pipeline, tokens
+        for number, part in zip(self.numbers, self.parts, strict=True):
+            if number > 0:
+                x = torch.empty(self.sent(tokens), device=tokens.device)
+                dist.recv(x, group=group(), group_src=(number - 1) % n)
+            x = part(x, targets)
+            if not part.is_last:
+                dist.send(x, group=group(), group_dst=(number + 1) % n)
+        return x * n if self.has_last else torch.zeros((), device=tokens.device)
+
+    # -- the model of which these are parts
+
+    @property
+    def blocks(self):
+        """The blocks of this process."""
+        return nn.ModuleList(block for part in self.parts for block in part.blocks)
+
+    def compile(self, **options):
+        """Compiles the blocks, one by one."""
+        for block in self.blocks:
+            block.compile(**options)
+
+    def named_parameters(self, *args, **kwargs):
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name.split(".", 2)[2], parameter  # without parts.N.
+
+    def state_dict(self, **options):
+        return {name: value for part in self.parts for name, value in part.state_dict(**options).items()}
+
+    def load_state_dict(self, state):
+        for part in self.parts:
+            part.load_state_dict({name: state[name] for name in part.state_dict()})
+
+
+def group():
+    """The processes that share the blocks with this one."""
+    return mesh().weights["pipeline"].get_group()
+
+
+# -- schedules
+
+
+def make_schedule(name, stages, n_micro_batches, loss_fn):
+    from torch.distributed import pipelining
+
+    options = {"n_microbatches": n_micro_batches, "loss_fn": loss_fn, "scale_grads": False}
+    if name == "1f1b":
+        # Schedule1F1B refuses fewer micro-batches than stages, as growing batches have; GPipe is then the same
+        full = n_micro_batches >= stages[0].num_stages
+        return (pipelining.Schedule1F1B if full else pipelining.ScheduleGPipe)(stages[0], **options)
+    if name == "interleaved":
+        return pipelining.ScheduleInterleaved1F1B(stages, **options)
+    return pipelining.ScheduleInterleavedZeroBubble(stages, **options)
+
+
+def predict_bubble(name, n_processes, n_micro_batches):
+    """Share of a step in which a process waits, if all stages take equally long and sending takes no time.
+
+    p - 1 of the m + p - 1 turns for 1f1b, of v·m + p - 1 with v stages a process (Narayanan et al. 2021, section 2.2).
+    Zero bubble fills two of three turns with gradients of weights, if those take as long as the forward and as
+    gradients of activations (Qi et al. 2023, ZB-H1, table 2).
+    """
+    turns = STAGES[name] * n_micro_batches * (3 if name == "zero_bubble" else 1)
+    return (n_processes - 1) / (turns + n_processes - 1)
+
+
+def cut_blocks(config, n_processes):
+    """Cuts the blocks into stages, so that the slowest one is as fast as it can be. Returns a range for each stage.
+
+    Counts floating-point operations per token: 6 per multiplied weight, 12·C·T for attention (as metrics do), and the
+    head's on the last stage.
+    """
+    C, T = config.n_embd, config.context_length
+    costs = [72 * C * C + 12 * C * T] * config.n_layer
+    costs[-1] += 6 * C * config.padded_vocab_size
+    return balance(costs, STAGES[config.pipeline_schedule] * n_processes)
+
+
+def balance(costs, n_parts):
+    """Cuts a list of costs into n_parts consecutive ranges, of one at least, with sums as even as they can be.
+
+    The largest sum is the least possible; with it the second largest is, and so on.
+    """
+    total = [0, *accumulate(costs)]
+
+    @functools.cache
+    def best(end, n_parts):
+        """(sums in descending order, ranges) of the best cut of the first `end` costs."""
+        if n_parts == 1:
+            return (total[end],), (range(end),)
+        options = []
+        for begin in range(n_parts - 1, end):
+            sums, ranges = best(begin, n_parts - 1)
+            sums = sorted([*sums, total[end] - total[begin]], reverse=True)
+            options.append((tuple(sums), (*ranges, range(begin, end))))
+        return min(options, key=itemgetter(0))
+
+    return best(len(costs), n_parts)[1]
+
+
+# -- refusals
+
+
+def check_pipeline(config, grid, device):
+    """Raises BadInput if a pipeline of these processes cannot train this config on this device."""
+    n, schedule = grid.pipeline, config.pipeline_schedule
+    if n == 1:
+        return
+    cut = f"pipeline_parallel={n}"
+    n_stages = STAGES[schedule] * n
+    if config.n_layer < n_stages:
+        raise BadInput(
+            f"{cut} with pipeline_schedule={schedule} has {n_stages} stages of a block or more, and "
+            f"n_layer={config.n_layer}; expected n_layer={n_stages} at least, or fewer processes"
+        )
+    if choose_dtype(config.dtype, device) == torch.float16:
+        raise BadInput(
+            f"{cut} does not scale the loss, as float16 needs, which dtype={config.dtype} is here; expected "
+            "--dtype=bfloat16 or float32"
+        )
+    if config.compile and schedule == "zero_bubble":
+        raise BadInput(
+            "pipeline_schedule=zero_bubble splits the backward of a block, which compile=True fuses; expected "
+            "--compile=False, or --pipeline_schedule=interleaved"
+        )
+    if config.compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
+        raise BadInput(
+            f"compile_mode={config.compile_mode} replays CUDA graphs, whose memory the next micro-batch of "
+            f"{cut} overwrites; expected --compile_mode=default"
+        )
+    if config.batch_warmup_steps and schedule != "1f1b":
+        raise BadInput(
+            f"pipeline_schedule={schedule} takes multiples of {n} micro-batches, and batches that grow "
+            f"(batch_warmup_steps={config.batch_warmup_steps}) have any number; expected --pipeline_schedule=1f1b, or "
+            "--batch_warmup_steps=0"
+        )
+    check_micro_batches(config, grid)
+
+
+def check_micro_batches(config, grid):
+    """Raises BadInput if a pipeline's share of the batch is not cut into enough micro-batches."""
+    n, share = grid.pipeline, config.batch_size // grid.data
+    size = 1 if config.micro_batch_size == "auto" else min(config.micro_batch_size or share, share)
+    if can_schedule(config.pipeline_schedule, n, share // size):
+        return
+    fitting = [other for other in range(1, share + 1) if share % other == 0]
+    fitting = [str(other) for other in fitting if can_schedule(config.pipeline_schedule, n, share // other)]
+    expected = (
+        f"--micro_batch_size={' or '.join(fitting[-2:])}" if fitting else f"a batch_size of {n * grid.data} or more"
+    )
+    many = f"{n} micro-batches or more" if config.pipeline_schedule == "1f1b" else f"a multiple of {n} micro-batches"
+    raise BadInput(
+        f"pipeline_parallel={n} with pipeline_schedule={config.pipeline_schedule} takes {many}, and "
+        f"micro_batch_size={config.micro_batch_size} makes {share // size}; expected {expected}"
+    )
+
+
+def can_schedule(schedule, n_processes, n_micro_batches):
+    """True if a schedule keeps its processes busy with so many micro-batches."""
+    if schedule == "1f1b":
+        return n_micro_batches >= n_processes
+    return n_micro_batches % n_processes == 0

@@ -33,9 +33,12 @@ def fully_shard(model):
     # On a GPU, weights are gathered in autocast's dtype; on a CPU, LayerNorm does not support half-precision weights.
     half = dtype if device_type == "cuda" and dtype != torch.float32 else None
     policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for block in model.blocks:
-        fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=config.shard == "full")
-    fsdp.fully_shard(model, mesh=where, reshard_after_forward=False)
+    # In a pipeline, a block's weights stay gathered for all micro-batches of a step
+    reshard = config.shard == "full" and mesh().sizes.pipeline == 1
+    for part in getattr(model, "parts", [model]):
+        for block in part.blocks:
+            fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
+        fsdp.fully_shard(part, mesh=where, reshard_after_forward=False)
 
 
 def check_8_bits(model, device):
