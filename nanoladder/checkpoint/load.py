@@ -83,12 +83,11 @@ def load_weights(model, state, path):
     check_shape(ours, state["config"], path)
     weights = dict(state["model"])
     weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
-    padding = len(model.token_embedding.weight) - ours.vocab_size  # the checkpoint's padding may differ
+    padding = ours.padded_vocab_size - ours.vocab_size  # the checkpoint's may differ
     tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
     weights["token_embedding.weight"] = weights["head.weight"] = tokens
-    own = model.state_dict()
-    shards = {name: parallel.local_shard(weight, own.get(name), name) for name, weight in weights.items()}
-    model.load_state_dict(shards)
+    own = model.state_dict().items()  # in a pipeline, of this process's stages
+    model.load_state_dict({name: parallel.local_shard(weights[name], like, name) for name, like in own})
 
 
 def resume(model, optimizer, scaler, state, path):

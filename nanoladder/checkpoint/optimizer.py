@@ -3,15 +3,13 @@
 import torch
 
 from nanoladder import machine, parallel
-from nanoladder.checkpoint.check import check_like
+from nanoladder.checkpoint.check import check_like, shapes
 
 
 def names(model):
-    """Returns {parameter: plain name}; a tied weight gets the first of its names."""
-    found = {}
-    for name, parameter in model.state_dict(keep_vars=True).items():
-        found.setdefault(parameter, name)
-    return found
+    """Returns {parameter: plain name}; a tied weight has one name, on the last stage of a pipeline too."""
+    tensors = model.state_dict(keep_vars=True).items()
+    return {parameter: parallel.TIED if name == parallel.COPY else name for name, parameter in tensors}
 
 
 def parameters(optimizer):
@@ -33,8 +31,9 @@ def load_optimizer(model, optimizer, state):
     name_of, order = names(model), parameters(optimizer)
     index_of = {name_of[parameter]: index for index, parameter in enumerate(order)}
     groups = optimizer.state_dict()["param_groups"]
-    if state.keys() - index_of.keys():
+    if state.keys() - dict(shapes(model.config)).keys():
         raise ValueError("its optimizer has state of weights that are not this model's")
+    state = {name: values for name, values in state.items() if name in index_of}  # of this process's stages
     try:
         learned = {
             name: {key: from_plain(own(value), order[index_of[name]], name) for key, value in values.items()}

@@ -29,12 +29,15 @@ from nanoladder.parallel.group import (
     world_size,
 )
 from nanoladder.parallel.mesh import divide, mesh
-from nanoladder.parallel.pipeline import apply_pipeline_parallel
+from nanoladder.parallel.pipeline import COPY, STAGES, TIED, apply_pipeline_parallel, can_schedule, predict_bubble
 from nanoladder.parallel.shards import as_shards, full_tensor, fully_shard, gather_state, local_rows, local_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
 
 __all__ = [
+    "COPY",
     "LaggedMax",
+    "STAGES",
+    "TIED",
     "all_reduce_mean",
     "all_reduce_sum",
     "already_printed",
@@ -44,6 +47,7 @@ __all__ = [
     "as_shards",
     "broadcast_from_first",
     "check_batch",
+    "can_schedule",
     "clip_grad_norm_",
     "distributed_data_parallel",
     "divide",
@@ -55,6 +59,7 @@ __all__ = [
     "local_rows",
     "local_shard",
     "mesh",
+    "predict_bubble",
     "rank",
     "require_agreement",
     "share",
