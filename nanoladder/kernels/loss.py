@@ -136,8 +136,13 @@ def keep_gradients(ctx, inputs, output):
 
 
 def backward(ctx, d_loss, *_):
-    """Scales the gradients in place, as they are used once: a copy of the weight's would raise the peak."""
+    """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak.
+
+    The zero-bubble schedule comes here twice: for the gradient of the hidden states, then for the weight's.
+    """
     d_hidden, d_weight = ctx.saved_tensors
+    if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph=True
+        return d_hidden * d_loss, d_weight * d_loss, *[None] * 7
     return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 7
 
 
