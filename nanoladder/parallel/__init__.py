@@ -35,9 +35,9 @@ from nanoladder.parallel.tensor import apply_tensor_parallel
 
 __all__ = [
     "COPY",
-    "LaggedMax",
     "STAGES",
     "TIED",
+    "LaggedMax",
     "all_reduce_mean",
     "all_reduce_sum",
     "already_printed",
@@ -46,8 +46,8 @@ __all__ = [
     "apply_tensor_parallel",
     "as_shards",
     "broadcast_from_first",
-    "check_batch",
     "can_schedule",
+    "check_batch",
     "clip_grad_norm_",
     "distributed_data_parallel",
     "divide",
