@@ -1,0 +1,224 @@
+"""Trains a config under every layout and holds each against one process: losses, gradient norms, gathered weights.
+
+    python -m lab.equal config/x.py [more.py ...] [--processes=4] [--steps=12] [--key=value ...]
+
+Layouts are all grids of 2, 4, ... processes along data, tensor, context and pipeline; sharded and not; with every
+schedule; in micro-batches; and each of them once more, resumed from the checkpoint of the layout before it. Every step
+is train.py's own. Ends with code 1 if a layout trains another model. Sizes are the config's: small ones, and
+--compile=False, are quick.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from lab.layouts import layouts
+from nanoladder import data, files, machine
+from nanoladder.config import load_config
+from nanoladder.entry import Parser, run_script
+from nanoladder.errors import BadInput
+from nanoladder.run.memory import child_environment
+
+FLOAT32, HALF = 1e-4, 5e-3  # tolerances, by the precision of matrix products
+TIMES = {"losses": 1, "norms": 20}  # the tolerance: a norm sums what rounding does to every gradient
+KEYS = ("--ddp=True", "--num_workers=0", "--lr_decay_steps=0", "--memory_gb=0")  # do not change the model
+
+
+def main(argv):
+    options, words = parse(argv)
+    config, words = prepare(words, options)
+    tolerance = options.tolerance or tolerance_of(config)
+    print(conditions(config, options, tolerance))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = train_all(plan(config, options.processes), words, Path(folder), options.explain)
+    reference, *others = rows
+    judged = [judge(row, reference, tolerance) for row in others]
+    print(table(judged))
+    if options.out:
+        report = {"config": vars(config), "torch": torch.__version__, "tolerance": tolerance}
+        rows = [{**row, "verdict": verdict.text} for row, verdict in zip(others, judged, strict=True)]
+        text = json.dumps({**report, "reference": reference, "layouts": rows}, indent=1)
+        files.write(Path(options.out), text)
+    wrong = [verdict.name for verdict in judged if not verdict.good]
+    if wrong:
+        sys.exit(f"error: {len(wrong)} of {len(judged)} runs differ from one process: {'; '.join(wrong)}")
+
+
+def parse(argv):
+    """Splits a command line into lab.equal's options and the config's words."""
+    usage = "python -m lab.equal config/x.py [more.py ...] [--processes=4] [--steps=12] [--key=value ...]"
+    parser = Parser(prog="python -m lab.equal", usage=usage, description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--processes", type=int, default=2, help="most processes of a layout: 2 (default), 4, 8, ...")
+    parser.add_argument("--steps", type=int, default=12, help="updates of each run, at least 2 (default: 12)")
+    parser.add_argument("--tolerance", type=float, help="relative, of losses (default: 1e-4 in float32, else 5e-3)")
+    parser.add_argument("--explain", action="store_true", help="also print what each collective sends in a step")
+    parser.add_argument("--timeline", metavar="FILE.png", help="also draw a pipeline's step, for every schedule")
+    parser.add_argument("--out", metavar="FILE.json", help="also write every loss and distance to a file")
+    options, words = parser.parse_known_args(argv)
+    if options.processes < 2:
+        raise BadInput(f"--processes={options.processes}: expected at least 2")
+    if options.steps < 2:
+        raise BadInput(f"--steps={options.steps}: expected at least 2, as layouts resume from half of them")
+    return options, words
+
+
+def prepare(words, options):
+    """The config and the words that every layout trains with. Raises BadInput if layouts could not be equal."""
+    config = load_config(words)
+    if config.dropout:
+        raise BadInput(f"dropout={config.dropout}: each layout drops other activations; expected --dropout=0")
+    device = machine.choose_device(config.device)
+    if device.type == "cuda" and torch.cuda.device_count() < options.processes:
+        raise BadInput(
+            f"--processes={options.processes} on a machine with {torch.cuda.device_count()} CUDA devices; "
+            "expected at most that, or --device=cpu"
+        )
+    steps = [f"--max_steps={options.steps}", f"--warmup_steps={options.steps // 4}"]
+    words = [*words, *KEYS, *steps, f"--vocab_size={data.open_dataset(config).vocab_size}"]
+    return load_config(words), words
+
+
+def tolerance_of(config):
+    """Relative tolerance of losses: a larger one if matrix products round to half precision or TF32."""
+    device = machine.choose_device(config.device)
+    exact = device.type == "cpu" or config.matmul_precision == "highest"
+    return FLOAT32 if machine.choose_dtype(config.dtype, device) == torch.float32 and exact else HALF
+
+
+def conditions(config, options, tolerance):
+    """The line above the table."""
+    return (
+        f"{options.steps} updates of {config.n_layer} layers × {config.n_embd}, {config.batch_size} × "
+        f"{config.context_length} tokens, dtype {config.dtype}, seed {config.seed}; torch {torch.__version__} on "
+        f"{machine.choose_device(config.device)}; tolerance {tolerance:g}"
+    )
+
+
+# -- training
+
+
+def plan(config, processes):
+    """[(n, layouts of n processes)]. The first layout is the reference; one process also ends the list, resumed."""
+    counts = [2**k for k in range(processes.bit_length())]
+    return [*((n, layouts(config, n)) for n in counts), (1, [layouts(config, 1)[0]])]
+
+
+def train_all(planned, words, folder, explain):
+    """Trains every layout. Returns a row, a dict, for each run; the first is the reference's.
+
+    Raises BadInput if the reference cannot be trained.
+    """
+    rows = []
+    with tqdm(total=sum(len(group) for _, group in planned) - 1, unit="layout") as bar:
+        for number, (n, group) in enumerate(planned):
+            last = number == len(planned) - 1
+            jobs = [job_of(layout, words, whole=not last, resumed=number > 0 and layout.resumed) for layout in group]
+            while jobs:  # again if one of them ended the processes
+                found = train_group(n, {"folder": str(folder), "explain": explain, "layouts": jobs}, folder, bar)
+                rows += found
+                if reason(rows[0]):
+                    raise BadInput(f"one process cannot train this config: {reason(rows[0])}")
+                jobs = jobs[1 + [job["name"] for job in jobs].index(found[-1]["name"]) :]
+    return rows
+
+
+def reason(row):
+    return row.get("refused") or row.get("failed")
+
+
+def job_of(layout, words, whole, resumed):
+    return {"name": layout.name, "words": [*words, *layout.words], "whole": whole, "resumed": resumed}
+
+
+def train_group(n, job, folder, bar):
+    """Trains layouts of n processes in one process group, up to the first that fails. Returns a row for each run."""
+    path, errors, rows, current = folder / "job.json", folder / "stderr", [], {"name": job["layouts"][0]["name"]}
+    path.write_text(json.dumps(job))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
+    command = [sys.executable, *launcher, "-m", "lab.equal_worker", str(path)]
+    options = {"stdout": subprocess.PIPE, "text": True, "env": child_environment()}
+    with errors.open("w") as file, subprocess.Popen(command, stderr=file, **options) as process:
+        for row in map(json.loads, (line for line in process.stdout if line.startswith("{"))):
+            if len(row) == 2:  # begins
+                current = row
+                bar.set_postfix_str(row["name"])
+            elif "failed" not in (rows or [{}])[-1]:  # once one fails, all do
+                rows.append(row)
+                bar.update(not row["resumed"])
+    if process.returncode and "failed" not in (rows or [{}])[-1]:
+        rows.append(current | {"failed": last_error(errors.read_text())})
+    return rows
+
+
+def last_error(text):
+    """The line of a process's stderr that says why it ended."""
+    lines = text.strip().splitlines() or ["ended without a message"]
+    return next(line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line) or line is lines[-1])
+
+
+# -- judging
+
+
+@dataclass
+class Verdict:
+    """A run against the reference: largest differences, relative of losses and norms; empty where it did not train."""
+
+    name: str
+    good: bool
+    text: str
+    losses: float | None = None
+    norms: float | None = None
+    weights: float | None = None
+
+
+def judge(row, reference, tolerance):
+    """The Verdict on a run, which may have been resumed. A refused layout is no fault; one that failed is."""
+    name = f"{row['name']}, resumed from {row['resumed_from']}" if "resumed_from" in row else row["name"]
+    if "refused" in row:
+        return Verdict(name, True, f"refused: {row['refused']}")
+    if "failed" in row:
+        return Verdict(name, False, f"FAILED: {row['failed']}")
+    faults, largest = [], {}
+    for kind, times in TIMES.items():
+        expected = reference[kind][row["first_step"] - reference["first_step"] :]
+        relative = [distance(one, other) for one, other in zip(row[kind], expected, strict=True)]
+        largest[kind] = max(relative)
+        beyond = [step for step, value in enumerate(relative, row["first_step"]) if not value <= times * tolerance]
+        if beyond:
+            faults.append(f"{kind} from step {beyond[0]}")
+    differing = [tensor for tensor, value in row["weights"].items() if not value <= tolerance]
+    if differing:
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        faults.append(f"weights: {differing[0]}{more}")
+    if row.get("changed"):
+        faults.append(f"not what the checkpoint holds: {row['changed'][0]}")
+    text = f"WRONG: {'; '.join(faults)}" if faults else "equal"
+    return Verdict(name, not faults, text, **largest, weights=max(row["weights"].values()))
+
+
+def distance(one, other):
+    """Relative difference; infinite if a number is not finite."""
+    return abs(one - other) / abs(other) if math.isfinite(one) and math.isfinite(other) and other else math.inf
+
+
+def table(verdicts):
+    """The matrix as text: a line for each run."""
+    width = max(len(verdict.name) for verdict in verdicts)
+    lines = [f"{'layout':<{width}}  {'loss':>8}  {'norm':>8}  {'weights':>8}"]
+    for verdict in verdicts:
+        numbers = (verdict.losses, verdict.norms, verdict.weights)
+        cells = "  ".join(f"{'' if number is None else f'{number:.1e}':>8}" for number in numbers)
+        lines.append(f"{verdict.name:<{width}}  {cells}  {verdict.text}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_script(main)

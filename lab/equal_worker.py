@@ -1,0 +1,163 @@
+"""Trains layouts one after the other, in one process or in those that torchrun starts: lab.equal's worker.
+
+    python -m lab.equal_worker JOB.json
+
+The job has the folder for files and a list of layouts, each with its words of train.py's command line. Rank 0 prints
+one line of JSON for each run. Every step is train.py's own. The first run of all is the reference: its weights stay in
+the folder, and every other run reports how far it is from them.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import train
+from lab import timeline, traffic
+from nanoladder import checkpoint, data, machine, parallel
+from nanoladder.config import load_config
+from nanoladder.entry import run_script
+from nanoladder.errors import BadInput
+
+REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
+
+
+def main(argv):
+    job = json.loads(Path(argv[0]).read_text())
+    folder = Path(job["folder"])
+    for layout in job["layouts"]:
+        for resumed in [False] * layout["whole"] + [True] * layout["resumed"]:
+            if resumed and not (folder / HALF).exists():  # no run has come so far
+                continue
+            row = {"name": layout["name"], "resumed": resumed}
+            report(row)  # begins
+            try:
+                row |= follow(layout["words"], folder, resumed, job["explain"])
+            except BadInput as error:
+                row["refused"] = str(error)
+            except Exception as error:  # the other processes may wait for this one: all have to end
+                report(row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}, even=True)
+                raise
+            report(row)
+        pass_on(folder, layout["name"])
+    parallel.stop()
+
+
+def report(row, even=False):
+    """Prints a line for lab.equal: rank 0 alone, or `even` every process."""
+    if parallel.rank() == 0 or even:
+        print(json.dumps(row), file=sys.__stdout__, flush=True)
+
+
+def pass_on(folder, name):
+    """Makes this layout's checkpoint the one that the next layout resumes. Collective."""
+    if parallel.rank() == 0 and (folder / NEW_HALF).exists():
+        os.replace(folder / NEW_HALF, folder / HALF)
+        (folder / HALF).with_suffix(".txt").write_text(name)
+    parallel.gather_objects(None)
+
+
+def follow(words, folder, resumed=False, explain=False):
+    """Trains a layout, from another one's checkpoint if resumed. Returns what the run was like. Collective."""
+    config = load_config(words)
+    device = train.set_up(config)
+    dataset = data.open_dataset(config)
+    config = dataclasses.replace(config, vocab_size=dataset.vocab_size)
+    machine.check(config, device)
+    model = train.build_model(config, device)
+    parts = model, train.build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
+    found = {"first_step": 1, "losses": [], "norms": []}
+    if resumed:
+        found |= resume(config, *parts, folder)
+    batches = train.training_batches(dataset.train, config, found["first_step"], device)
+    for step, batch in enumerate(batches, found["first_step"]):
+        looked_at = explain and not resumed and step == config.max_steps
+        with record(config, model) if looked_at else contextlib.nullcontext({}) as seen:
+            loss, norm = train.train_step(*parts, batch, train.learning_rate(step, config), config)
+        found["losses"].append(float(loss))
+        found["norms"].append(float(norm))
+        found |= seen
+        if step == config.max_steps // 2 and not resumed:
+            keep(folder / NEW_HALF, snapshot(config, *parts, step))
+    state = snapshot(config, *parts, config.max_steps)
+    if parallel.rank() == 0 and (folder / REFERENCE).exists():
+        found["weights"] = distances(state["model"], checkpoint.load(folder / REFERENCE)["model"])
+    elif parallel.rank() == 0:
+        keep(folder / REFERENCE, state)
+    torch._dynamo.reset()
+    return found
+
+
+def resume(config, model, optimizer, scaler, folder):
+    """Continues the run that the folder has half of. Returns its name, the next step and wrong tensors."""
+    state = checkpoint.load(folder / HALF)
+    last = checkpoint.resume(model, optimizer, scaler, state, folder / HALF)["step"]
+    again = snapshot(config, model, optimizer, scaler, last)
+    changed = unequal(again["model"], state["model"]) if parallel.rank() == 0 else []
+    if parallel.rank() == 0 and config.optimizer != "adamw8bit":  # codes of 8 bits depend on how they are cut
+        changed += [f"optimizer.{name}" for name in unequal(again["optimizer"], state["optimizer"])]
+    name = (folder / HALF).with_suffix(".txt").read_text()
+    return {"resumed_from": name, "first_step": last + 1, "changed": changed}
+
+
+def snapshot(config, model, optimizer, scaler, step):
+    """A checkpoint's dict after a step; in processes other than rank 0 without tensors. Collective."""
+    progress = {"step": step, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
+    return checkpoint.snapshot(config, model, optimizer, scaler, progress)
+
+
+def keep(path, state):
+    if parallel.rank() == 0:
+        checkpoint.write_file(path, state)
+
+
+def unequal(ours, theirs, prefix=""):
+    """Lists the names under which two nested dicts of tensors differ, as in a.b."""
+    found = []
+    for name in ours.keys() | theirs.keys():
+        one, other = ours.get(name), theirs.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += unequal(one, other, f"{prefix}{name}.")
+        elif not (torch.equal(one, other) if torch.is_tensor(one) and torch.is_tensor(other) else one == other):
+            found.append(f"{prefix}{name}")
+    return sorted(found)
+
+
+def distances(weights, reference):
+    """{name: largest absolute difference} of whole weights from the reference's, in its order; infinite if missing.
+
+    Biases of the keys are left out: softmax does not depend on them, and AdamW magnifies the rounding errors that are
+    their gradients.
+    """
+    found = {}
+    for name, tensor in reference.items():
+        ours = weights.get(name)
+        if ours is None or ours.shape != tensor.shape:
+            found[name] = math.inf
+            continue
+        difference = (ours - tensor).abs()
+        if name.endswith("attention.qkv.bias"):
+            difference = difference.unflatten(0, (3, -1))[::2]  # of queries and values
+        found[name] = difference.max().nan_to_num(math.inf).item()
+    return found | dict.fromkeys(weights.keys() - reference.keys(), math.inf)
+
+
+@contextlib.contextmanager
+def record(config, model):
+    """Counts what the step inside sends and times a pipeline's parts. Yields a dict that is filled at the end."""
+    seen = {}
+    with torch.compiler.set_stance("force_eager"), traffic.Counter() as counter, timeline.recorded() as boxes:
+        yield seen
+    seen["sent"] = parallel.gather_objects(counter.sent)
+    seen["expected"] = traffic.expected(config, model.n_params, parallel.mesh())
+    if config.pipeline_parallel > 1:
+        seen["boxes"] = parallel.gather_objects(boxes)
+
+
+if __name__ == "__main__":
+    run_script(main)

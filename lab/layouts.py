@@ -1,0 +1,84 @@
+"""Lists the layouts: every way to divide a model and its batches among so many processes."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from nanoladder.config import TYPES
+from nanoladder.parallel.mesh import Grid
+
+SCHEDULES = get_args(TYPES["pipeline_schedule"])
+PLAIN = {"shard": "none", "shard_within": 0, "pipeline_schedule": SCHEDULES[0]}
+PARALLEL = ("pipeline_parallel", "context_parallel", "tensor_parallel")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A grid of processes, and the other keys of a layout, {key: value}. resumed: also continues another's run."""
+
+    grid: Grid
+    keys: dict
+    resumed: bool = True
+
+    @property
+    def processes(self):
+        return math.prod(self.grid)
+
+    @property
+    def name(self):
+        """2 data × 2 tensor, shard=full: the grid, and the keys that no other layout of this grid has."""
+        chosen = {key: value for key, value in self.keys.items() if value != PLAIN.get(key, 0)}
+        if self.resumed and self.grid.pipeline > 1:  # they come with every pipeline
+            chosen.pop("micro_batch_size", None)
+        return ", ".join([str(self.grid) or "1 process", *(f"{key}={value}" for key, value in chosen.items())])
+
+    @property
+    def words(self):
+        """Words of train.py's command line."""
+        grid = dict(zip(PARALLEL, (self.grid.pipeline, self.grid.context, self.grid.tensor), strict=True))
+        return [f"--{key}={value}" for key, value in (grid | self.keys).items()]
+
+
+def layouts(config, n):
+    """Lists the Layouts of n processes: every grid of them, sharded or not, with every schedule, in micro-batches."""
+    found = []
+    for grid in grids(n):
+        base = PLAIN | {"micro_batch_size": micro_batch(config, grid)}
+        found.append(Layout(grid, base))
+        found += [Layout(grid, base | {"pipeline_schedule": name}) for name in SCHEDULES[1:] if grid.pipeline > 1]
+        if grid.data * grid.context > 1:
+            found += [Layout(grid, base | {"shard": shard}) for shard in ("optimizer", "full")]
+        if grid.data * grid.context == 4:
+            found.append(Layout(grid, base | {"shard": "full", "shard_within": 2}))
+        if grid.pipeline == 1 and (size := smaller(share(config, grid), base["micro_batch_size"])):
+            shards = ("none", "full") if grid.data * grid.context > 1 else ("none",)
+            found += [Layout(grid, base | {"shard": shard, "micro_batch_size": size}, False) for shard in shards]
+    return found
+
+
+def grids(n):
+    """Lists the Grids of n processes, those along one dimension first."""
+    sizes = [size for size in range(1, n + 1) if n % size == 0]
+    found = [Grid(*grid) for grid in itertools.product(sizes, repeat=len(Grid._fields)) if math.prod(grid) == n]
+    order = ("data", "tensor", "context", "pipeline")
+    return sorted(found, key=lambda grid: (sum(size > 1 for size in grid), [-getattr(grid, name) for name in order]))
+
+
+def share(config, grid):
+    """Sequences of each process along data; 0 if they do not divide."""
+    return 0 if config.batch_size % grid.data else config.batch_size // grid.data
+
+
+def micro_batch(config, grid):
+    """The config's micro_batch_size; in a pipeline without one, the largest that makes two or more for each process."""
+    given = 0 if config.micro_batch_size == "auto" else config.micro_batch_size
+    if given or grid.pipeline == 1:
+        return given
+    rows = share(config, grid)
+    return next((rows // n for n in range(2 * grid.pipeline, rows + 1, grid.pipeline) if rows % n == 0), 1)
+
+
+def smaller(rows, given):
+    """The largest micro-batch size below the one given that divides the rows; 0 if there is none."""
+    return next((size for size in range((given or rows) - 1, 0, -1) if rows % size == 0), 0)

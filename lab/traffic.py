@@ -1,0 +1,75 @@
+"""Counts what the processes exchange in a step, and holds it against formulas."""
+
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# PyTorch's operators by kind: c10d's, which DDP, FSDP2 and pipelines call, and the functional ones of DTensor.
+KINDS = {
+    "all_reduce": ("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "all_reduce_coalesced"),
+    "all_gather": (
+        "allgather_",
+        "_allgather_base_",
+        "allgather_into_tensor_coalesced_",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_out",
+        "all_gather_into_tensor_coalesced",
+    ),
+    "reduce_scatter": (
+        "reduce_scatter_",
+        "_reduce_scatter_base_",
+        "reduce_scatter_tensor_coalesced_",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+    ),
+    "all_to_all": ("alltoall_", "alltoall_base_", "all_to_all_single"),
+    "broadcast": ("broadcast_", "broadcast"),
+    "send": ("send",),
+}
+KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+
+
+class Counter(TorchDispatchMode):
+    """Counts this process's collectives and sends, {kind: [calls, bytes]}, in eager code (sent).
+
+    Bytes are those of the larger of a call's input and output: an all_gather's output, a reduce_scatter's input. A
+    ring sends (n-1)/n of them, an all_reduce twice that. Groups of one process send nothing and are left out.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.sent = defaultdict(lambda: [0, 0])
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        from torch.distributed.tensor import DTensor
+
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its local tensors' operators come by themselves
+        result = operator(*args, **(kwargs or {}))
+        kind = KIND_OF.get(operator._schema.name.partition("::")[2])
+        if kind and operator.namespace in ("c10d", "_c10d_functional") and group_size(args) > 1:
+            self.sent[kind][0] += 1
+            self.sent[kind][1] += max(n_bytes(part) for part in (*args, result))
+        return result
+
+
+def n_bytes(part):
+    """Bytes of a tensor, or of all those in a list."""
+    return sum(leaf.nbytes for leaf in tree_leaves(part) if torch.is_tensor(leaf))
+
+
+def group_size(args):
+    """Number of processes of the group among a collective's arguments: an object, or its name."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            return dist.ProcessGroup.unbox(arg).size()
+        if isinstance(arg, dist.ProcessGroup):
+            return arg.size()
+    return dist.distributed_c10d._resolve_process_group(args[-1]).size()
+
+
+def expected(config, n_params, mesh):
+    return {}
