@@ -5,6 +5,7 @@
 - data_parallel: a share of each batch; DDP
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
+- whole: whole tensors from the parts of them that each process holds, and back
 - clip: the norm of all gradients
 
 Gradients and losses are averaged over all processes.
@@ -30,8 +31,9 @@ from nanoladder.parallel.group import (
 )
 from nanoladder.parallel.mesh import divide, mesh
 from nanoladder.parallel.pipeline import COPY, STAGES, TIED, apply_pipeline_parallel, can_schedule, predict_bubble
-from nanoladder.parallel.shards import as_shards, full_tensor, fully_shard, gather_state, local_rows, local_shard
+from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
+from nanoladder.parallel.whole import as_shards, full_tensor, gather_state, local_rows, local_shard
 
 __all__ = [
     "COPY",

@@ -5,7 +5,7 @@ from torch.nn import utils
 
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.pipeline import COPY
-from nanoladder.parallel.shards import full_tensor
+from nanoladder.parallel.whole import full_tensor
 
 
 def clip_grad_norm_(model, max_norm):

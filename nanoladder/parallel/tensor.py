@@ -94,7 +94,9 @@ def loss(part, tokens, targets):
 
     config, tensor = part.config, mesh().weights["tensor"]
     # Each process computes its rows' part of the gradient, so that the backward is a reduce-scatter
-    hidden = part.hidden(tokens).redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])  # (B, T, C)
+    hidden = (
+        part.hidden(tokens).redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    )  # (B, T, C)
     weight = part.head.weight
     first_row = tensor.get_local_rank() * math.ceil(len(weight) / tensor.size())
     rows, flat = weight.to_local(), targets.flatten()  # (V / processes, C), (BT,)
