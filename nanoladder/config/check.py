@@ -67,12 +67,12 @@ def count_pieces(c):
 
 def suggest_length(c):
     """The message if the processes cannot cut a sequence into equal pieces."""
-    keys = " and ".join(f"{key}={getattr(c, key)}" for key in ("context_parallel", "tensor_parallel"))
-    multiple = count_pieces(c) * max(1, round(c.context_length / count_pieces(c)))
-    why = f", two a process, as it does not divide n_head={c.n_head} heads," if gathers_keys(c) else ""
+    n = count_pieces(c)
+    why = f", two for each process of a group that does not divide its n_head={c.n_head}" if gathers_keys(c) else ""
     return (
-        f"context_length={c.context_length} does not divide into the {count_pieces(c)} pieces{why} of {keys}; "
-        f"expected a multiple of {count_pieces(c)}, such as --context_length={multiple}"
+        f"context_length={c.context_length} does not divide into {n} pieces{why} (context_parallel="
+        f"{c.context_parallel}, tensor_parallel={c.tensor_parallel}); expected a multiple of {n}, such as "
+        f"--context_length={n * max(1, round(c.context_length / n))}"
     )
 
 
@@ -103,9 +103,9 @@ COMBINATIONS = [
     (lambda c: c.micro_batch_size and c.batch_size % c.micro_batch_size, suggest_batch),
     (lambda c: c.context_length % count_pieces(c), suggest_length),
     (
-        lambda c: gathers_keys(c) and c.attention == "matmul",
-        "attention=matmul attends over whole sequences, and context_parallel={context_parallel} gathers keys and "
-        "values, as it does not divide the heads of a process (n_head={n_head}, tensor_parallel={tensor_parallel}); "
+        lambda c: gathers_keys(c) and c.attention in ("matmul", "cudnn"),
+        "attention={attention} takes as many queries as keys, and context_parallel={context_parallel} gathers more "
+        "keys, as it does not divide a process's heads (n_head={n_head}, tensor_parallel={tensor_parallel}); "
         "expected --attention=sdpa, or a context_parallel that divides them",
     ),
     (

@@ -17,15 +17,11 @@ import torch.nn.functional as F
 from torch.distributed import _functional_collectives as collectives
 from torch.nn.attention.bias import causal_lower_right
 
+from nanoladder.config import gathers_keys
 from nanoladder.parallel.mesh import mesh
 
 # Renamed in torch 2.13, where the name before warns
 all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-
-
-def exchanges_heads(config):
-    """True if the processes of a group exchange heads: if their number divides the heads that each has."""
-    return config.n_head // mesh().sizes.tensor % mesh().sizes.context == 0
 
 
 def positions(config):
@@ -34,7 +30,7 @@ def positions(config):
     if n == 1:
         return None
     everything = torch.arange(config.context_length)
-    if exchanges_heads(config):
+    if not gathers_keys(config):
         return everything.chunk(n)[i]
     pieces = everything.chunk(2 * n)
     return torch.cat([pieces[i], pieces[-1 - i]])
@@ -45,11 +41,11 @@ def apply_context_parallel(model):
     if mesh().sizes.context == 1:
         return
     own, group = positions(model.config), mesh().context.get_group().group_name
-    if exchanges_heads(model.config):
-        attend = partial(attend_by_heads, group)
-    else:
+    if gathers_keys(model.config):
         masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
         attend = partial(attend_to_gathered, group, masks)
+    else:
+        attend = partial(attend_by_heads, group)
     own = own.to(mesh().device_type)
     for part in getattr(model, "parts", [model]):  # of a pipeline
         # Before the hook of tensor parallelism, which takes a part of these positions

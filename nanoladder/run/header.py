@@ -7,7 +7,7 @@ from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
 from nanoladder.data import tokens_seen
 from nanoladder.kernels import count_chunks
-from nanoladder.run.memory import share_of_process
+from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
@@ -76,8 +76,7 @@ def dtype(config, device):
 
 
 def loss(config):
-    own = share_of_process(config, parallel.world_size())
-    n_tokens = own.micro_batch_size * config.context_length
+    n_tokens = count_tokens(config, parallel.world_size())
     n_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
     why = {0: "as requested", "auto": "the logits are small"}.get(config.loss_chunks)
     return f"logits and loss in {n_chunks} chunks of tokens" if n_chunks else f"all logits at once ({why})"

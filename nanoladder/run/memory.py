@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, machine, parallel
+from nanoladder.config import gathers_keys
 from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks
 
@@ -236,25 +237,36 @@ def estimate_peak(config, world_size):
     own = share_of_process(config, world_size)
     n_params = 12 * own.n_layer * own.n_embd**2 + (own.vocab_size + own.context_length) * own.n_embd
     n_blocks = own.n_layer if own.checkpointing == "none" else 1
-    n_tokens = own.micro_batch_size * own.context_length
+    n_tokens = count_tokens(config, world_size)
     n_chunks = count_chunks(own.loss_chunks, n_tokens, own.padded_vocab_size)
     logits = (2 if n_chunks else 4) * n_tokens * own.vocab_size // max(1, n_chunks)  # chunks may be in half precision
-    return 8 * n_params + n_blocks * block_activations(own) + logits
+    return 8 * n_params + n_blocks * block_activations(own, world_size=world_size) + logits
 
 
-def block_activations(config, device_type="cpu"):
+def count_tokens(config, world_size):
+    """Number of tokens in a forward of one of world_size processes: of its micro-batch, its part of each sequence."""
+    parts = parallel.divide(config, world_size).context
+    return share_of_process(config, world_size).micro_batch_size * config.context_length // parts
+
+
+def block_activations(config, device_type="cpu", world_size=1):
     """Activation bytes that one block keeps for a micro-batch (Korthikanti et al. 2022, equation 2).
 
     In half precision with dropout: s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads. The 34
     and the 5 count two bytes per number and one byte per element of a dropout mask. Without dropout there are no masks,
     in float32 a number takes four bytes, and fused attention drops the a·s/h term. A real block keeps more under
     autocast, which has a float32 residual stream and also copies the weights, and less if it is recomputed.
+
+    Each of the processes that share a sequence keeps its part, or, where it gathers them, the keys and values of all
+    tokens. config: that of one process.
     """
     s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
     number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
     linear = 16 * number + 2 * mask  # inputs of the norms, the matrix products and GELU
     quadratic = number + mask * (number + 1) if config.attention == "matmul" else 0  # softmax, then its dropout
-    return s * b * h * linear + a * s * s * b * quadratic
+    n = parallel.divide(config, world_size).context
+    gathered = 2 * number * (n - 1) if gathers_keys(config) else 0
+    return (s * b * h * (linear + gathered) + a * s * s * b * quadratic) // n
 
 
 def product_dtype(config, device_type):
