@@ -109,6 +109,16 @@ COMBINATIONS = [
         "expected --attention=sdpa, or a context_parallel that divides them",
     ),
     (
+        lambda c: c.n_head % c.tensor_parallel,
+        "n_head={n_head} does not divide among the processes of tensor_parallel={tensor_parallel}, each of which has "
+        "whole heads; expected tensor_parallel to be a divisor of n_head",
+    ),
+    (
+        lambda c: c.context_length % (c.tensor_parallel * c.context_parallel),
+        "context_length={context_length} does not divide into equal parts for tensor_parallel={tensor_parallel} × "
+        "context_parallel={context_parallel} processes; expected a multiple of their product",
+    ),
+    (
         lambda c: c.min_lr > c.learning_rate,
         "min_lr={min_lr} is above learning_rate={learning_rate}; expected at most that, such as a tenth of it",
     ),
@@ -126,6 +136,11 @@ COMBINATIONS = [
         "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
         "one by one (compile_scope={compile_scope}, shard={shard}); expected --compile_scope=model --shard=none, or "
         "--checkpointing=every:1",
+    ),
+    (
+        lambda c: c.checkpointing == "selective" and c.compile and c.tensor_parallel > 1,
+        "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
+        "one by one, as tensor_parallel={tensor_parallel} needs; expected --compile=False, or --checkpointing=every:1",
     ),
     (
         lambda c: replays_graphs(c) and (accumulates(c) or not c.set_to_none),
@@ -149,6 +164,12 @@ COMBINATIONS = [
         lambda c: replays_graphs(c) and c.shard != "none",
         "compile_mode={compile_mode} replays CUDA graphs, which need the weights at fixed addresses, and "
         "shard={shard} moves them; expected --compile_mode=default, or --shard=none",
+    ),
+    (
+        lambda c: replays_graphs(c) and c.tensor_parallel > 1,
+        "compile_mode={compile_mode} replays CUDA graphs, which hold no collectives of blocks compiled one by one, and "
+        "tensor_parallel={tensor_parallel} exchanges activations in each; expected --compile_mode=default, or "
+        "--tensor_parallel=1",
     ),
     (
         lambda c: c.optimizer_in_backward and (accumulates(c) or c.grad_clip),

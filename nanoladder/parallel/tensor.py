@@ -12,6 +12,8 @@ import logging
 import math
 from functools import partial
 
+import torch
+
 from model import IGNORE
 from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks, head_loss
@@ -39,6 +41,8 @@ def apply_tensor_parallel(model):
         for block in part.blocks.children():
             for weight in block.attention.qkv.parameters():
                 weight.data = by_process(weight.data)
+            for sublayer in (block.attention, block.mlp):
+                sublayer.register_forward_pre_hook(lambda _, inputs: as_autocast(*inputs))
             cut(block, of_block)
         for plan in of_ends:
             cut(part, plan)
@@ -88,21 +92,26 @@ def cut(module, plan):
     parallelize_module(module, mesh().weights["tensor"], present, src_data_rank=None)  # all have the same weights
 
 
+def as_autocast(x):
+    """The input of a matrix product in autocast's dtype, before it is gathered: half the bytes."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
 def loss(part, tokens, targets):
     """GPT.forward over a cut vocabulary: each process has the logits of its own rows, a chunk of them at a time."""
     from torch.distributed.tensor import Partial, Replicate
 
     config, tensor = part.config, mesh().weights["tensor"]
+    hidden = as_autocast(part.hidden(tokens)).redistribute(placements=[Replicate()])  # (B, T, C)
     # Each process computes its rows' part of the gradient, so that the backward is a reduce-scatter
-    hidden = (
-        part.hidden(tokens).redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-    )  # (B, T, C)
+    hidden = hidden.to_local(grad_placements=[Partial()]).flatten(0, 1)  # (BT, C)
     weight = part.head.weight
     first_row = tensor.get_local_rank() * math.ceil(len(weight) / tensor.size())
     rows, flat = weight.to_local(), targets.flatten()  # (V / processes, C), (BT,)
     n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), len(rows)))
     group = tensor.get_group().group_name
-    return head_loss(hidden.flatten(0, 1), rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group)
+    return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group)
 
 
 def check(config):
