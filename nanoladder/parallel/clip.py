@@ -10,13 +10,11 @@ from nanoladder.parallel.whole import full_tensor
 
 def clip_grad_norm_(model, max_norm):
     """Clips the gradients in place. Returns their norm () before, that of the whole model. Collective."""
-    # With foreach, torch 2.11 leaves what tensor parallelism does not cut unclipped
-    foreach = False if mesh().sizes.tensor > 1 else None
     counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != COPY]
-    norm = full_tensor(utils.get_total_norm(counted, foreach=foreach))
+    norm = full_tensor(utils.get_total_norm(counted))
     if mesh().sizes.pipeline > 1:
         square = norm.square()
         dist.all_reduce(square, group=mesh().weights["pipeline"].get_group())
         norm = square.sqrt()
-    utils.clip_grads_with_norm_(model.parameters(), max_norm, norm, foreach=foreach)
+    utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     return norm
