@@ -31,8 +31,6 @@ def apply_tensor_parallel(model):
     check(model.config)
     # Gathering what FSDP has also cut takes two steps; each would be warned of
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    from torch.distributed.tensor import Replicate  # imported here, as in shards.py: it takes a second
-
     of_block, of_ends = plans()
     parts = getattr(model, "parts", [model])
     ends = [module for part in parts for name, module in part.named_children() if name in ("token_embedding", "head")]
@@ -47,18 +45,22 @@ def apply_tensor_parallel(model):
         for plan in of_ends:
             cut(part, plan)
         for parameter in part.parameters():
-            if parameter.placements[0].is_replicate():  # its gradient is a sum over parts of the sequence
-                parameter.register_hook(lambda gradient: gradient.redistribute(placements=[Replicate()]))
-        if hasattr(part.head, "weight"):
+            parameter.register_hook(partial(place_like, parameter.placements))
+        if hasattr(part, "head"):  # not on the first stages of a pipeline
             part.forward = partial(loss, part)
     cut_weights = {}
     for module, weight in weights.items():  # tied again, because each was cut by itself
         module.weight = cut_weights.setdefault(weight, module.weight)
 
 
+def place_like(placements, gradient):
+    """A gradient, cut as its weight is: it may be a sum over parts of the sequence, or whole on every process."""
+    return gradient.detach().redistribute(placements=placements)
+
+
 def plans():
     """Plans for parallelize_module: of a block, and those of the modules around the blocks."""
-    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import Replicate, Shard  # imported here, as in shards.py: it takes a second
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
     sequence, whole = Shard(1), Replicate()
