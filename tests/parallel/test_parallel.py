@@ -289,6 +289,20 @@ def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been
     assert same(weights(killed), weights(undisturbed))
 
 
+def test_a_killed_process_that_has_a_part_of_the_model_restarts_exactly(dense, documents, folder):
+    keys = {"tensor_parallel": 2, "pipeline_parallel": 2, "micro_batch_size": 1, "dropout": 0.2, "save_interval": 2}
+    undisturbed = configuration(dense, documents, folder / "parts", **keys)
+    assert work(folder / "parts_job", {"job": {"argv": words(undisturbed)}}, 4)[0].returncode == 0
+    killed = replace(undisturbed, out_dir=f"{folder}/parts_killed", init_from="auto")
+    jobs = {"killed": {"argv": words(killed), "die": [3, 4, "SIGKILL"]}}
+    result, _ = work(folder / "parts_killing", jobs, 4, ["--standalone", "--max-restarts=1"])
+    assert result.returncode == 0 and "failed (exitcode" in result.stderr
+    assert "mesh      4 processes = 2 pipeline × 2 tensor" in result.stdout
+    assert rows(killed, *CURVE) == rows(undisturbed, *CURVE)
+    for part in ("model", "optimizer", "generators"):
+        assert same(saved(killed)[part], saved(undisturbed)[part]), part
+
+
 def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(undisturbed, folder):
     signalled = replace(undisturbed, out_dir=f"{folder}/signalled", init_from="auto", save_interval=100)
     jobs = {"signalled": {"argv": words(signalled), "die": [1, 3, "SIGTERM"]}}
