@@ -212,6 +212,13 @@ IMPOSSIBLE = [
     ({"checkpointing": "every:0"}, ["checkpointing=every:0", "every:1"]),
     ({"checkpointing": "selective", "compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
     ({"checkpointing": "selective", "shard": "full"}, ["selective", "shard=full", "--shard=none"]),
+    ({"checkpointing": "selective", "tensor_parallel": 2}, ["selective", "tensor_parallel=2", "--compile=False"]),
+    ({"tensor_parallel": 5}, ["n_head=12", "tensor_parallel=5", "divisor"]),
+    (
+        {"tensor_parallel": 2, "context_length": 15},
+        ["context_length=15", "tensor_parallel=2", "context_parallel=1", "multiple"],
+    ),
+    (GRAPHS | {"tensor_parallel": 2}, ["reduce-overhead", "tensor_parallel=2", "--compile_mode=default"]),
     (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "micro_batch_size=auto", "--micro_batch_size=0"]),
     (GRAPHS | {"set_to_none": False}, ["reduce-overhead", "set_to_none=False", "--set_to_none=True"]),
     (
