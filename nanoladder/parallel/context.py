@@ -74,6 +74,6 @@ def attend_to_gathered(group, masks, attention, q, k, v):
     dropout = attention.config.dropout if attention.training else 0.0
     y = []
     for queries, mask in zip(q.chunk(2, dim=2), masks, strict=True):
-        end = mask.seq_len_kv
+        queries, end = queries.contiguous(), mask.seq_len_kv  # a view would keep the projection's k and v alive
         y.append(F.scaled_dot_product_attention(queries, k[:, :, :end], v[:, :, :end], mask, dropout))
     return torch.cat(y, dim=2)
