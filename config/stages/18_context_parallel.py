@@ -1,7 +1,8 @@
 """Two processes share every sequence, so that each keeps the activations of half of its tokens.
 
-What: every process has all weights and a part of each sequence. Around attention, the only layer in which tokens meet,
-they exchange: each gets whole sequences of a part of the heads, or, if there are too few heads, all keys and values.
+What: every process has all weights and a part of each sequence; gradients are averaged over all, as ddp does. Around
+attention, the only layer in which tokens meet, they exchange: each gets whole sequences of a part of the heads, or, if
+the heads do not divide among them, all keys and values.
 Why: activations grow with the length of a sequence, and a long one may not fit one device even by itself.
 Cost: nothing hides what a block exchanges, and checkpointing exchanges it again. With B sequences of T tokens, C
 channels and n processes, each sends for heads 8·B·T·C·(n - 1) / n² numbers a step, in two all-to-alls in the forward and
