@@ -30,14 +30,13 @@ from nanoladder.parallel.group import (
     world_size,
 )
 from nanoladder.parallel.mesh import divide, mesh
-from nanoladder.parallel.pipeline import COPY, STAGES, TIED, apply_pipeline_parallel, can_schedule, predict_bubble
+from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, can_schedule, cut_blocks, predict_bubble
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
 from nanoladder.parallel.whole import as_shards, full_tensor, gather_state, local_rows, local_shard
 
 __all__ = [
     "COPY",
-    "STAGES",
     "TIED",
     "LaggedMax",
     "all_reduce_mean",
@@ -51,6 +50,7 @@ __all__ = [
     "can_schedule",
     "check_batch",
     "clip_grad_norm_",
+    "cut_blocks",
     "distributed_data_parallel",
     "divide",
     "full_tensor",

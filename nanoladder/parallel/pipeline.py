@@ -284,12 +284,12 @@ def check_micro_batches(config, grid):
     size = 1 if config.micro_batch_size == "auto" else min(config.micro_batch_size or share, share)
     if can_schedule(config.pipeline_schedule, n, share // size):
         return
-    fitting = [other for other in range(1, share + 1) if share % other == 0]
-    fitting = [str(other) for other in fitting if can_schedule(config.pipeline_schedule, n, share // other)]
-    expected = (
-        f"--micro_batch_size={' or '.join(fitting[-2:])}" if fitting else f"a batch_size of {n * grid.data} or more"
-    )
+    fitting = [size for size in range(1, share + 1) if share % size == 0]
+    fitting = [str(size) for size in fitting if can_schedule(config.pipeline_schedule, n, share // size)]
     many = f"{n} micro-batches or more" if config.pipeline_schedule == "1f1b" else f"a multiple of {n} micro-batches"
+    step = n * grid.data * size
+    nearest = f"--batch_size={-(-config.batch_size // step) * step}"
+    expected = f"--micro_batch_size={' or '.join(fitting[-2:])}" if fitting else nearest
     raise BadInput(
         f"pipeline_parallel={n} with pipeline_schedule={config.pipeline_schedule} takes {many}, and "
         f"micro_batch_size={config.micro_batch_size} makes {share // size}; expected {expected}"

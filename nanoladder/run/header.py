@@ -52,14 +52,19 @@ def choices(config, device):
         chosen["device"] = torch.cuda.get_device_name(device)
     else:
         chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
-    if config.compile:
-        scope = "block" if config.shard != "none" else config.compile_scope
-        chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
     mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in CUTS}
+    if config.compile:
+        by_block = config.shard != "none" or config.tensor_parallel > 1 or mesh.sizes.pipeline > 1
+        scope = "block" if by_block else config.compile_scope
+        chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
     if parallel.world_size() > 1:
-        chosen["processes"] = f"{parallel.world_size()} by {dist.get_backend()}, {SHARDED[config.shard]}"
+        cut = mesh.is_cut and config.shard == "none"
+        state = "each with its part of the model" if cut else SHARDED[config.shard]
+        chosen["processes"] = f"{parallel.world_size()} by {dist.get_backend()}, {state}"
         if max(cuts.values()) > 1:
             chosen["mesh"] = f"{parallel.world_size()} processes = {mesh.sizes}"
+        if mesh.sizes.pipeline > 1:
+            chosen["pipeline"] = pipeline(config)
         if 1 < mesh.n_sharing < mesh.averaging:
             chosen["shards"] = f"{mesh.averaging // mesh.n_sharing} copies × {mesh.n_sharing} shards"
     elif idle := [key for key, size in cuts.items() if size > 1] + ["shard"] * (config.shard != "none"):
@@ -80,6 +85,17 @@ def loss(config):
     n_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
     why = {0: "as requested", "auto": "the logits are small"}.get(config.loss_chunks)
     return f"logits and loss in {n_chunks} chunks of tokens" if n_chunks else f"all logits at once ({why})"
+
+
+def pipeline(config):
+    n, own = parallel.mesh().sizes.pipeline, share_of_process(config, parallel.world_size())
+    cut = " | ".join(f"{min(blocks)}-{max(blocks)}" for blocks in parallel.cut_blocks(config, n))
+    n_micro_batches = own.batch_size // own.micro_batch_size
+    bubble = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
+    return (
+        f"blocks {cut} and the head, {config.pipeline_schedule}, {n_micro_batches} micro-batches: "
+        f"bubble {bubble:.0%} of a step predicted"
+    )
 
 
 def optimizer(config, device):

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,10 +55,14 @@ def find_micro_batch(config, device):
     trials run out of memory, the next larger one while they leave room, as compiled steps often do.
     """
     available = available_bytes(config, device)
-    sizes = divisors(config.batch_size // parallel.mesh().sizes.data)
+    grid = parallel.mesh().sizes
+    share = config.batch_size // grid.data
+    fills = partial(parallel.can_schedule, config.pipeline_schedule, grid.pipeline)
+    sizes = [size for size in divisors(share) if fills(share // size)]
     predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size", sizes[-1])
     # A single process cannot try a step of which it does a part
-    if parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or parallel.mesh().sizes.context > 1:
+    if parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or grid.context > 1:
+        predicted = max((size for size in sizes if size <= predicted), default=0)
         if not predicted:
             raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
         return predicted, f"the most predicted to fit into {gb(available)}; steps of parts of the model are not tried"
