@@ -8,6 +8,7 @@ is train.py's own. Ends with code 1 if a layout trains another model. Sizes are 
 --compile=False, are quick.
 """
 
+import itertools
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from lab import timeline, traffic
 from lab.layouts import layouts
 from nanoladder import data, files, machine
 from nanoladder.config import load_config
@@ -38,18 +40,33 @@ def main(argv):
     tolerance = options.tolerance or tolerance_of(config)
     print(conditions(config, options, tolerance))
     with tempfile.TemporaryDirectory() as folder:
-        rows = train_all(plan(config, options.processes), words, Path(folder), options.explain)
+        look = options.explain or options.timeline
+        rows = train_all(plan(config, options.processes), words, Path(folder), bool(look))
     reference, *others = rows
     judged = [judge(row, reference, tolerance) for row in others]
     print(table(judged))
+    if options.explain:
+        print(traffic.explanation(rows))
+    if options.timeline:
+        draw(rows, Path(options.timeline))
     if options.out:
         report = {"config": vars(config), "torch": torch.__version__, "tolerance": tolerance}
         rows = [{**row, "verdict": verdict.text} for row, verdict in zip(others, judged, strict=True)]
         text = json.dumps({**report, "reference": reference, "layouts": rows}, indent=1)
         files.write(Path(options.out), text)
-    wrong = [verdict.name for verdict in judged if not verdict.good]
+    wrong = [str(verdict) for verdict in judged if not verdict.good]
     if wrong:
         sys.exit(f"error: {len(wrong)} of {len(judged)} runs differ from one process: {'; '.join(wrong)}")
+
+
+def draw(rows, path):
+    """Draws the widest pipelines that ran, of every schedule."""
+    pipelines = [row["pipeline"] for row in rows if "pipeline" in row]
+    widest = max((len(pipeline["processes"]) for pipeline in pipelines), default=0)
+    if not widest:
+        raise BadInput(f"--timeline={path}: no pipeline could be trained, for the reasons above")
+    timeline.draw([pipeline for pipeline in pipelines if len(pipeline["processes"]) == widest], path)
+    print(f"written: {path}")
 
 
 def parse(argv):
@@ -111,7 +128,7 @@ def plan(config, processes):
     return [*((n, layouts(config, n)) for n in counts), (1, [layouts(config, 1)[0]])]
 
 
-def train_all(planned, words, folder, explain):
+def train_all(planned, words, folder, look):
     """Trains every layout. Returns a row, a dict, for each run; the first is the reference's.
 
     Raises BadInput if the reference cannot be trained.
@@ -122,7 +139,7 @@ def train_all(planned, words, folder, explain):
             last = number == len(planned) - 1
             jobs = [job_of(layout, words, whole=not last, resumed=number > 0 and layout.resumed) for layout in group]
             while jobs:  # again if one of them ended the processes
-                found = train_group(n, {"folder": str(folder), "explain": explain, "layouts": jobs}, folder, bar)
+                found = train_group(n, {"folder": str(folder), "look": look, "layouts": jobs}, folder, bar)
                 rows += found
                 if reason(rows[0]):
                     raise BadInput(f"one process cannot train this config: {reason(rows[0])}")
@@ -169,39 +186,43 @@ def last_error(text):
 
 @dataclass
 class Verdict:
-    """A run against the reference: largest differences, relative of losses and norms; empty where it did not train."""
+    """A run against the reference: largest differences, relative of losses and norms; none where it did not train."""
 
     name: str
+    resumed_from: str | None
     good: bool
     text: str
     losses: float | None = None
     norms: float | None = None
     weights: float | None = None
 
+    def __str__(self):
+        return f"{self.name}, resumed from {self.resumed_from}" if self.resumed_from else self.name
+
 
 def judge(row, reference, tolerance):
     """The Verdict on a run, which may have been resumed. A refused layout is no fault; one that failed is."""
-    name = f"{row['name']}, resumed from {row['resumed_from']}" if "resumed_from" in row else row["name"]
+    run = row["name"], row.get("resumed_from")
     if "refused" in row:
-        return Verdict(name, True, f"refused: {row['refused']}")
+        return Verdict(*run, True, f"refused: {row['refused']}")
     if "failed" in row:
-        return Verdict(name, False, f"FAILED: {row['failed']}")
+        return Verdict(*run, False, f"FAILED: {row['failed']}")
     faults, largest = [], {}
     for kind, times in TIMES.items():
-        expected = reference[kind][row["first_step"] - reference["first_step"] :]
+        expected = reference[kind][row["first_step"] - 1 :]
         relative = [distance(one, other) for one, other in zip(row[kind], expected, strict=True)]
         largest[kind] = max(relative)
-        beyond = [step for step, value in enumerate(relative, row["first_step"]) if not value <= times * tolerance]
+        beyond = [step for step, value in enumerate(relative, row["first_step"]) if value > times * tolerance]
         if beyond:
             faults.append(f"{kind} from step {beyond[0]}")
-    differing = [tensor for tensor, value in row["weights"].items() if not value <= tolerance]
+    differing = [tensor for tensor, value in row["weights"].items() if value > tolerance]
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        faults.append(f"weights: {differing[0]}{more}")
+        faults.append(f"weights of {differing[0]}{more}")
     if row.get("changed"):
-        faults.append(f"not what the checkpoint holds: {row['changed'][0]}")
+        faults.append(f"the checkpoint's {row['changed'][0]} came back changed")
     text = f"WRONG: {'; '.join(faults)}" if faults else "equal"
-    return Verdict(name, not faults, text, **largest, weights=max(row["weights"].values()))
+    return Verdict(*run, not faults, text, **largest, weights=max(row["weights"].values()))
 
 
 def distance(one, other):
@@ -210,13 +231,17 @@ def distance(one, other):
 
 
 def table(verdicts):
-    """The matrix as text: a line for each run."""
-    width = max(len(verdict.name) for verdict in verdicts)
-    lines = [f"{'layout':<{width}}  {'loss':>8}  {'norm':>8}  {'weights':>8}"]
-    for verdict in verdicts:
+    """The matrix as text: a line for each run, those resumed below the run of the same layout."""
+    names = [verdicts[0].name]
+    for before, verdict in itertools.pairwise(verdicts):
+        below = verdict.resumed_from and verdict.name == before.name
+        names.append(f"    resumed from {verdict.resumed_from}" if below else str(verdict))
+    width = max(map(len, names))
+    lines = [f"{'largest difference of':<{width}}  {'loss':>8}  {'norm':>8}  {'weights':>8}"]
+    for name, verdict in zip(names, verdicts, strict=True):
         numbers = (verdict.losses, verdict.norms, verdict.weights)
         cells = "  ".join(f"{'' if number is None else f'{number:.1e}':>8}" for number in numbers)
-        lines.append(f"{verdict.name:<{width}}  {cells}  {verdict.text}")
+        lines.append(f"{name:<{width}}  {cells}  {verdict.text}")
     return "\n".join(lines)
 
 

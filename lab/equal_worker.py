@@ -23,6 +23,7 @@ from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.config import load_config
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.parallel.mesh import Grid
 
 REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
 
@@ -37,7 +38,7 @@ def main(argv):
             row = {"name": layout["name"], "resumed": resumed}
             report(row)  # begins
             try:
-                row |= follow(layout["words"], folder, resumed, job["explain"])
+                row |= follow(layout["words"], folder, resumed, job["look"])
             except BadInput as error:
                 row["refused"] = str(error)
             except Exception as error:  # the other processes may wait for this one: all have to end
@@ -62,8 +63,8 @@ def pass_on(folder, name):
     parallel.gather_objects(None)
 
 
-def follow(words, folder, resumed=False, explain=False):
-    """Trains a layout, from another one's checkpoint if resumed. Returns what the run was like. Collective."""
+def follow(words, folder, resumed=False, look=False):
+    """Trains a layout, from another one's checkpoint if resumed; looks into its last two steps. Returns what it saw."""
     config = load_config(words)
     device = train.set_up(config)
     dataset = data.open_dataset(config)
@@ -76,8 +77,8 @@ def follow(words, folder, resumed=False, explain=False):
         found |= resume(config, *parts, folder)
     batches = train.training_batches(dataset.train, config, found["first_step"], device)
     for step, batch in enumerate(batches, found["first_step"]):
-        looked_at = explain and not resumed and step == config.max_steps
-        with record(config, model) if looked_at else contextlib.nullcontext({}) as seen:
+        looks = {config.max_steps - 1: timed, config.max_steps: counted} if look and not resumed else {}
+        with looks.get(step, lambda *_: contextlib.nullcontext({}))(config, model) as seen:
             loss, norm = train.train_step(*parts, batch, train.learning_rate(step, config), config)
         found["losses"].append(float(loss))
         found["norms"].append(float(norm))
@@ -148,15 +149,26 @@ def distances(weights, reference):
 
 
 @contextlib.contextmanager
-def record(config, model):
-    """Counts what the step inside sends and times a pipeline's parts. Yields a dict that is filled at the end."""
+def timed(config, model):
+    """Times what each process of a pipeline computes in the step inside, unless there are other dimensions."""
     seen = {}
-    with torch.compiler.set_stance("force_eager"), traffic.Counter() as counter, timeline.recorded() as boxes:
+    if parallel.mesh().sizes != Grid(pipeline=parallel.world_size()) or parallel.world_size() == 1:
         yield seen
-    seen["sent"] = parallel.gather_objects(counter.sent)
-    seen["expected"] = traffic.expected(config, model.n_params, parallel.mesh())
-    if config.pipeline_parallel > 1:
-        seen["boxes"] = parallel.gather_objects(boxes)
+        return
+    with timeline.recorded() as boxes:
+        yield seen
+    share, schedule = config.batch_size // (config.micro_batch_size or config.batch_size), config.pipeline_schedule
+    seen["pipeline"] = {"schedule": schedule, "micro_batches": share, "processes": parallel.gather_objects(boxes)}
+
+
+@contextlib.contextmanager
+def counted(config, model):
+    """Counts what each process sends in the step inside, which runs eagerly."""
+    seen = {}
+    with torch.compiler.set_stance("force_eager"), traffic.Counter() as counter:
+        yield seen
+    seen["sent"] = parallel.gather_objects(dict(counter.sent))
+    seen["expected"] = traffic.expected(config, model.n_params)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,13 @@ class Layout:
 
     @property
     def name(self):
-        """2 data × 2 tensor, shard=full: the grid, and the keys that no other layout of this grid has."""
+        """2 data × 2 tensor, shard=full: the grid, and what else differs from its first layout."""
         chosen = {key: value for key, value in self.keys.items() if value != PLAIN.get(key, 0)}
         if self.resumed and self.grid.pipeline > 1:  # they come with every pipeline
             chosen.pop("micro_batch_size", None)
-        return ", ".join([str(self.grid) or "1 process", *(f"{key}={value}" for key, value in chosen.items())])
+        schedule = [chosen.pop("pipeline_schedule")] if "pipeline_schedule" in chosen else []
+        keys = [f"{key}={value}" for key, value in chosen.items()]
+        return ", ".join([str(self.grid) or "1 process", *schedule, *keys])
 
     @property
     def words(self):

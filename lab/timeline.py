@@ -2,17 +2,25 @@
 
 import contextlib
 import functools
+import itertools
 import time
 from unittest.mock import patch
 
-from nanoladder import files
+from nanoladder import files, parallel
 
-KINDS = {  # of computation: label, color
-    "forward": ("forward", "#56b4e9"),
-    "backward": ("backward", "#009e73"),
-    "input": ("backward, inputs' gradients", "#e69f00"),
-    "weight": ("backward, weights' gradients", "#cc79a7"),
+KINDS = {  # of computation: label, colors of a process's first and second stage
+    "forward": ("forward", ("#9ecae1", "#559fd1")),
+    "backward": ("backward", ("#a1d99b", "#52b36b")),
+    "input": ("backward: gradients of activations", ("#fee391", "#f2b632")),
+    "weight": ("backward: gradients of weights", ("#d4c6e8", "#a583cf")),
 }
+IDLE = "#ececec"
+IDLE_BY_FORMULA = {  # schedule: formula in processes p, micro-batches m and stages of a process v = 2
+    "1f1b": "(p - 1) / (m + p - 1)",
+    "interleaved": "(p - 1) / (v m + p - 1)",
+    "zero_bubble": "(p - 1) / (3 v m + p - 1)",
+}
+NARROW = 0.012  # of the width: a box without a number
 
 
 @contextlib.contextmanager
@@ -52,3 +60,81 @@ def recorded():
         patch.object(_PipelineSchedule, "_maybe_compute_loss", with_loss(_PipelineSchedule._maybe_compute_loss)),
     ):
         yield boxes
+
+
+def idle_share(processes):
+    """Share of the step in which processes do not compute, from the first start to the last end. 0 to 1.
+
+    processes: for each, its boxes as recorded() makes them.
+    """
+    boxes = list(itertools.chain(*processes))
+    begin, end = min(box[3] for box in boxes), max(box[4] for box in boxes)
+    return 1 - sum(box[4] - box[3] for box in boxes) / (len(processes) * (end - begin))
+
+
+def caption(schedule, micro_batches, processes):
+    """1f1b, 8 micro-batches: 30% idle, (p - 1) / (m + p - 1) = 27%"""
+    formula = parallel.predict_bubble(schedule, len(processes), micro_batches)
+    return (
+        f"{schedule}, {micro_batches} micro-batches: {idle_share(processes):.0%} idle, "
+        f"{IDLE_BY_FORMULA[schedule]} = {formula:.0%}"
+    )
+
+
+def draw(pipelines, path):
+    """Draws pipelines to a PNG, one above the other on one scale. pipelines: caption()'s arguments of each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = {caption(**pipeline): pipeline["processes"] for pipeline in pipelines}
+    heights = [len(processes) for processes in panels.values()]
+    figure, axes = plt.subplots(
+        len(panels),
+        figsize=(13, 1 + sum(0.42 * height + 0.75 for height in heights)),
+        sharex=True,
+        squeeze=False,
+        height_ratios=[height + 0.6 for height in heights],
+        layout="constrained",
+    )
+    axes = axes[:, 0]
+    begins = {title: min(box[3] for box in itertools.chain(*found)) for title, found in panels.items()}
+    width = max(box[4] - begins[title] for title, found in panels.items() for box in itertools.chain(*found))
+    for axis, (title, processes) in zip(axes, panels.items(), strict=True):
+        for row, boxes in enumerate(processes):
+            draw_process(axis, row, boxes, begins[title], NARROW * width)
+        axis.set_title(title, loc="left", fontsize="medium", fontweight="bold")
+        axis.set_yticks(range(len(processes)), [f"process {row}" for row in range(len(processes))])
+        axis.set_ylim(len(processes) - 0.5, -0.5)
+        axis.tick_params(left=False, bottom=axis is axes[-1])
+        axis.axvspan(0, 1e3 * max(box[4] - begins[title] for boxes in processes for box in boxes), color=IDLE, zorder=0)
+        axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axes[-1].set(xlabel="ms", xlim=(0, 1e3 * width))
+    legend(figure, panels)
+    files.write(path, lambda file: figure.savefig(file, dpi=130, format="png"))
+    plt.close(figure)
+
+
+def draw_process(axis, row, boxes, begin, narrow):
+    """Draws the boxes of a process, with the number of the micro-batch in each that is not too narrow (s)."""
+    first = min(box[1] for box in boxes)  # its first stage
+    for kind, stage, number, start, end in boxes:
+        color = KINDS[kind][1][stage > first]
+        left, width = 1e3 * (start - begin), 1e3 * (end - start)
+        axis.barh(row, width, left=left, height=0.84, color=color, edgecolor="white", linewidth=0.6)
+        if end - start > narrow:
+            axis.text(left + width / 2, row, number + 1, ha="center", va="center", fontsize=8)
+
+
+def legend(figure, panels):
+    """Adds a legend of the kinds that occur, the darker color for a process's second stage."""
+    from matplotlib.patches import Patch
+
+    boxes = [box for processes in panels.values() for found in processes for box in found]
+    kinds = [kind for kind in KINDS if kind in {box[0] for box in boxes}]
+    handles = [Patch(color=KINDS[kind][1][0], label=KINDS[kind][0]) for kind in kinds]
+    handles.append(Patch(color=IDLE, label="idle"))
+    if any(len({box[1] for box in found}) > 1 for processes in panels.values() for found in processes):
+        handles.append(Patch(color="#559fd1", label="darker: the process's second stage"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize="small")

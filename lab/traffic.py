@@ -1,12 +1,22 @@
 """Counts what the processes exchange in a step, and holds it against formulas."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nanoladder import parallel
+
+HEADING = """
+What a process hands to collectives in a step, the mean over processes: calls, bytes measured, bytes by the formula, and
+their ratio. Bytes are those of the larger of a call's input and output. On the wire, a ring of n sends (n - 1) / n of
+them, for an all_reduce twice that, and a send all. Letters: W weights of a process, A = 4 T C bytes of activations of
+its T tokens, L layers, C width, V token ids, m micro-batches, n processes that share a copy, t, c, p processes along
+tensor, context, pipeline, v stages of a process.
+"""
 # PyTorch's operators by kind: c10d's, which DDP, FSDP2 and pipelines call, and the functional ones of DTensor.
 KINDS = {
     "all_reduce": ("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "all_reduce_coalesced"),
@@ -71,5 +81,121 @@ def group_size(args):
     return dist.distributed_c10d._resolve_process_group(args[-1]).size()
 
 
-def expected(config, n_params, mesh):
-    return {}
+# -- formulas
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that the formulas are functions of; processes along a dimension by its first letter.
+
+    W: weights of a process. T: tokens of a process in a step. m: micro-batches. n: processes that share one copy of
+    their weights. v: stages of a process.
+    """
+
+    L: int
+    C: int
+    V: int
+    W: float
+    blocks: float  # weights of a process's blocks
+    T: int
+    positions: int
+    vectors: int  # norms' weights and biases, each (C,)
+    tensors: float  # number of a process's weight tensors
+    m: int
+    averaging: int  # data × context
+    n: int
+    t: int
+    c: int
+    p: int
+    v: int
+    shard: str
+    by_heads: bool  # context parallelism exchanges heads, not keys and values
+
+
+def formulas(s):
+    """Lists (applies, kind, bytes, text with source): what a process hands to a kind of collective in a step.
+
+    In float32, means over processes. Li et al. 2020 is DDP; Rajbhandari et al. 2020 ZeRO, Zhao et al. 2023 FSDP;
+    Korthikanti et al. 2022 tensor and sequence parallelism; Jacobs et al. 2023 exchanges heads, Llama team 2024 gathers
+    keys and values; Narayanan et al. 2021 has the pipeline's schedules.
+    """
+    d, n, t, c, p = s.averaging, s.n, s.t, s.c, s.p
+    L, A, W, tp = s.L, 4 * s.T * s.C, s.W, s.t * s.p
+    uncut = s.vectors + s.positions
+    scalars = 12 + 4 * s.tensors * (n > 1 or t > 1) + 4 * (p > 1)
+    return [
+        (d > n == 1, "all_reduce", 4 * W, "4 W: gradients (Li 2020)"),
+        (d > n > 1, "all_reduce", 4 * W / n, "4 W / n: shards of gradients, between copies (Zhao 2023)"),
+        (n > 1, "reduce_scatter", 4 * W, "4 W: gradients (Rajbhandari 2020)"),
+        (s.shard == "optimizer" and n > 1, "all_gather", 4 * W, "4 W: weights (Rajbhandari 2020)"),
+        (s.shard == "full" and n > 1, "all_gather", 4 * s.m * (W + s.blocks), "4 m (W + W of blocks) (Zhao 2023)"),
+        (t > 1, "all_gather", (4 * L + 2) * A / p, "(4 L + 2) A / p (Korthikanti 2022)"),
+        (t > 1, "reduce_scatter", (4 * L + 2) * A / p, "(4 L + 2) A / p (Korthikanti 2022)"),
+        (t > 1, "all_reduce", 4 * s.m * s.C * uncut / p, "4 m C (norms + positions) / p (Korthikanti 2022)"),
+        (c > 1 and s.by_heads, "all_to_all", 8 * L * A / tp, "8 L A / (t p): q, k, v, y and back (Jacobs 2023)"),
+        (c > 1 and not s.by_heads, "all_gather", 2 * L * c * A / tp, "2 L c A / (t p): k and v (Llama 2024)"),
+        (c > 1 and not s.by_heads, "reduce_scatter", 2 * L * c * A / tp, "2 L c A / (t p): back (Llama 2024)"),
+        (p > 1, "send", 2 * (p * s.v - 1) * A / tp, "2 (v p - 1) A / (t p): activations and back (Narayanan 2021)"),
+        (p > 1, "send", 8 * s.V * s.C / tp, "8 V C / (t p): gradients of the tied weight"),
+        (d * tp > 1, "all_reduce", scalars, "counts and norms"),
+    ]
+
+
+def sizes_of(config, n_params):
+    """The Sizes of a run on parallel.mesh(). n_params: parameters of the whole model, without padded token ids."""
+    mesh = parallel.mesh()
+    _, data, c, t = mesh.sizes
+    p, V, C, L = mesh.sizes.pipeline, config.padded_vocab_size, config.n_embd, config.n_layer
+    ends = (V + config.context_length + 1 + config.bias) * C
+    blocks = n_params + (V - config.vocab_size) * C - ends
+    rows = config.batch_size // data
+    return Sizes(
+        L=L,
+        C=C,
+        V=V,
+        W=(blocks + ends + (p > 1) * V * C) / (p * t),
+        blocks=blocks / (p * t),
+        T=rows * config.context_length // c,
+        positions=config.context_length,
+        vectors=(2 * L + 1) * (1 + config.bias),
+        tensors=((6 * L + 1) * (1 + config.bias) + 2) / p,
+        m=rows // min(config.micro_batch_size or rows, rows),
+        averaging=mesh.averaging,
+        n=mesh.n_sharing,
+        t=t,
+        c=c,
+        p=p,
+        v=2 if config.pipeline_schedule != "1f1b" else 1,
+        shard=config.shard,
+        by_heads=config.n_head // t % c == 0,
+    )
+
+
+def expected(config, n_params):
+    """{kind: [bytes, formulas as text]} that a process hands to each kind of collective in a step, on average."""
+    found = {}
+    for applies, kind, size, text in formulas(sizes_of(config, n_params)):
+        if applies:
+            total, texts = found.get(kind, (0, []))
+            found[kind] = total + size, [*texts, text]
+    return found
+
+
+def explanation(rows):
+    """The table of --explain as text: for each run and kind of collective, what was sent beside its formula."""
+    lines = []
+    for row in rows:
+        if not any(row.get("sent", [])):
+            continue
+        lines.append(row["name"])
+        for kind in KINDS:
+            sent = [process.get(kind, (0, 0)) for process in row["sent"]]
+            calls, measured = (sum(numbers) / len(sent) for numbers in zip(*sent, strict=True))
+            formula, texts = row["expected"].get(kind, (0, ["none"]))
+            if measured or formula:
+                close = f"{measured / formula:.3f}" if formula else "-"
+                lines.append(
+                    f"  {kind:<14} {calls:>6.4g} calls {measured:>14,.0f} B {formula:>14,.0f} B {close:>6}  "
+                    f"{' + '.join(texts)}"
+                )
+    return "\n".join([HEADING, *lines])
