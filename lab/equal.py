@@ -47,13 +47,13 @@ def main(argv):
     print(table(judged))
     if options.explain:
         print(traffic.explanation(rows))
-    if options.timeline:
-        draw(rows, Path(options.timeline))
     if options.out:
         report = {"config": vars(config), "torch": torch.__version__, "tolerance": tolerance}
         rows = [{**row, "verdict": verdict.text} for row, verdict in zip(others, judged, strict=True)]
         text = json.dumps({**report, "reference": reference, "layouts": rows}, indent=1)
         files.write(Path(options.out), text)
+    if options.timeline:
+        draw(rows, Path(options.timeline))
     wrong = [str(verdict) for verdict in judged if not verdict.good]
     if wrong:
         sys.exit(f"error: {len(wrong)} of {len(judged)} runs differ from one process: {'; '.join(wrong)}")

@@ -42,16 +42,16 @@ def main(argv):
             except BadInput as error:
                 row["refused"] = str(error)
             except Exception as error:  # the other processes may wait for this one: all have to end
-                report(row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}, even=True)
+                report(row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}, everywhere=True)
                 raise
             report(row)
         pass_on(folder, layout["name"])
     parallel.stop()
 
 
-def report(row, even=False):
-    """Prints a line for lab.equal: rank 0 alone, or `even` every process."""
-    if parallel.rank() == 0 or even:
+def report(row, everywhere=False):
+    """Prints a line for lab.equal: rank 0 alone, before it joins the group, too; or every process."""
+    if everywhere or int(os.environ.get("RANK", 0)) == 0:
         print(json.dumps(row), file=sys.__stdout__, flush=True)
 
 
@@ -90,7 +90,8 @@ def follow(words, folder, resumed=False, look=False):
         found["weights"] = distances(state["model"], checkpoint.load(folder / REFERENCE)["model"])
     elif parallel.rank() == 0:
         keep(folder / REFERENCE, state)
-    torch._dynamo.reset()
+    if config.compile:
+        torch._dynamo.reset()
     return found
 
 

@@ -1,0 +1,233 @@
+"""lab.equal: every layout trains the same model as one process, and a layout that does not is found and named."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import flags
+
+import train
+from lab import equal, equal_worker, timeline
+from lab.layouts import grids, layouts
+from nanoladder import checkpoint
+from nanoladder.config import load_config
+from nanoladder.parallel.mesh import Grid
+
+TOLERANCE = 1e-4
+SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
+
+
+# -- judging
+
+
+def run(**planted):
+    """A row as the worker reports it, of a run that equals reference()."""
+    row = {"name": "2 data", "resumed": False, "first_step": 1, "losses": [5.0, 4.0, 3.0], "norms": [1.0, 2.0, 1.0]}
+    return {**row, "weights": {"a": 1e-7, "b": 2e-7}, **planted}
+
+
+def test_a_run_within_the_tolerance_is_equal():
+    verdict = equal.judge(run(losses=[5.0001, 4.0, 3.0]), run(), TOLERANCE)
+    assert verdict.good and verdict.text == "equal"
+    assert (verdict.losses, verdict.norms, verdict.weights) == (pytest.approx(2e-5), 0, 2e-7)
+
+
+@pytest.mark.parametrize(
+    "planted, text",
+    [
+        ({"losses": [5.0, 4.01, 3.01]}, "WRONG: losses from step 2"),
+        ({"losses": [5.0, math.nan, 3.0]}, "WRONG: losses from step 2"),
+        ({"norms": [1.0, 2.0, 1.01]}, "WRONG: norms from step 3"),
+        ({"weights": {"a": 0.0, "b": 1e-3, "c": 1e-2}}, "WRONG: weights of b and 1 more"),
+        ({"weights": {"a": 0.0, "b": math.inf}}, "WRONG: weights of b"),
+        ({"changed": ["a"], "resumed_from": "2 tensor"}, "WRONG: the checkpoint's a came back changed"),
+        ({"failed": "ValueError: x"}, "FAILED: ValueError: x"),
+    ],
+)
+def test_a_planted_difference_is_named(planted, text):
+    verdict = equal.judge(run(**planted), run(), TOLERANCE)
+    assert not verdict.good and verdict.text == text
+
+
+def test_a_resumed_run_is_held_against_the_steps_that_it_took():
+    later = run(first_step=3, losses=[3.0], norms=[1.0], resumed_from="2 tensor", changed=[])
+    assert equal.judge(later, run(), TOLERANCE).good
+    assert equal.judge(later | {"losses": [3.01]}, run(), TOLERANCE).text == "WRONG: losses from step 3"
+
+
+def test_a_refused_layout_is_no_fault():
+    verdict = equal.judge({"name": "4 tensor", "refused": "n_head=2"}, run(), TOLERANCE)
+    assert verdict.good and verdict.text == "refused: n_head=2" and verdict.losses is None
+
+
+def test_distances_name_what_differs_and_leave_out_the_biases_of_keys():
+    reference = {"a": torch.zeros(2, 2), "attention.qkv.bias": torch.zeros(6), "lost": torch.zeros(1)}
+    ours = {"a": torch.eye(2), "attention.qkv.bias": torch.tensor([0, 0, 9.0, 9.0, 0.5, 0]), "new": torch.zeros(1)}
+    found = equal_worker.distances(ours, reference)
+    assert found == {"a": 1, "attention.qkv.bias": 0.5, "lost": math.inf, "new": math.inf}
+    assert equal_worker.distances({"a": torch.tensor([math.nan])}, {"a": torch.zeros(1)}) == {"a": math.inf}
+
+
+@pytest.mark.parametrize("planted, code", [({}, 0), ({"norms": [1.0, 2.0, 1.5]}, 1)])
+def test_the_matrix_is_printed_and_a_difference_ends_with_code_1(planted, code, dense, run_main, monkeypatch, tmp_path):
+    rows = [run(name="1 process"), run(), run(name="2 tensor", **planted), run(resumed_from="2 tensor")]
+    monkeypatch.setattr(equal, "train_all", lambda *_: rows)
+    result = run_main(equal.main, *flags(dataset=dense), "--steps=3", f"--out={tmp_path / 'out.json'}")
+    assert "2 tensor   " in result.out and "resumed from 2 tensor" in result.out
+    assert ("norms from step 3" in result.out) == bool(code)
+    assert result.code == ("error: 1 of 3 runs differ from one process: 2 tensor" if code else 0)
+    assert [row["name"] for row in json.loads((tmp_path / "out.json").read_text())["layouts"]] == [
+        "2 data",
+        "2 tensor",
+        "2 data",
+    ]
+
+
+# -- the layouts
+
+
+def test_every_grid_of_four_processes_is_listed():
+    found = grids(4)
+    assert found[0] == Grid(data=4) and len(set(found)) == len(found) == 10
+    assert sum(sorted(grid)[-2:] == [2, 2] for grid in found) == 6
+
+
+def test_every_dimension_sharding_and_schedule_is_listed():
+    config = load_config(flags(batch_size=8))
+    names = [layout.name for layout in layouts(config, 4)]
+    assert len(set(names)) == len(names)
+    assert {"4 data, shard=full, shard_within=2", "2 data × 2 tensor, shard=full"} <= set(names)
+    assert {"4 data", "4 tensor", "4 context", "4 pipeline, zero_bubble", "2 pipeline × 2 context"} <= set(names)
+    for layout in layouts(config, 4):
+        load_config(flags(batch_size=8) + layout.words)  # is a config
+    alone = layouts(config, 1)
+    assert [layout.name for layout in alone] == ["1 process", "1 process, micro_batch_size=4"]
+
+
+# -- planted faults, in one process
+
+
+def words(dataset, **keys):
+    return flags(dataset=dataset, ddp=True, max_steps=4, **keys)
+
+
+def follow(dataset, folder, **keys):
+    return equal_worker.follow(words(dataset, **keys), folder)
+
+
+def test_a_wrong_gradient_is_found(dense, tmp_path, monkeypatch):
+    reference, train_step = follow(dense, tmp_path), train.train_step
+    assert equal.judge({"name": "again", **follow(dense, tmp_path)}, reference, TOLERANCE).good
+
+    def one_row_too_many(model, optimizer, scaler, batch, *rest):
+        return train_step(model, optimizer, scaler, type(batch)(*(part[[0, 0, 1, 2]] for part in batch)), *rest)
+
+    monkeypatch.setattr(train, "train_step", one_row_too_many)
+    verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, TOLERANCE)
+    assert not verdict.good and "losses from step 1; norms from step 1; weights of " in verdict.text
+
+
+def test_swapped_rows_are_found_in_the_gathered_weights_alone(dense, tmp_path, monkeypatch):
+    reference, snapshot, name = follow(dense, tmp_path), checkpoint.snapshot, "blocks.1.attention.qkv.weight"
+
+    def swapped(*args):
+        state = snapshot(*args)
+        state["model"][name] = state["model"][name].flip(0)
+        return state
+
+    monkeypatch.setattr(checkpoint, "snapshot", swapped)
+    verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, TOLERANCE)
+    assert verdict.losses == verdict.norms == 0 and verdict.text == f"WRONG: weights of {name}"
+
+
+def test_a_checkpoint_that_is_loaded_wrong_is_found(dense, tmp_path, monkeypatch):
+    follow(dense, tmp_path)
+    equal_worker.pass_on(tmp_path, "1 process")
+    resumed = equal_worker.follow(words(dense), tmp_path, resumed=True)
+    assert resumed["first_step"] == 3 and resumed["resumed_from"] == "1 process" and resumed["changed"] == []
+    resume = checkpoint.resume
+
+    def spoiled(model, *rest):
+        progress = resume(model, *rest)
+        model.norm.weight.data += 1e-6
+        return progress
+
+    monkeypatch.setattr(checkpoint, "resume", spoiled)
+    assert equal_worker.follow(words(dense), tmp_path, resumed=True)["changed"] == ["norm.weight"]
+
+
+# -- several processes
+
+
+@pytest.fixture(scope="module")
+def matrix(documents, tmp_path_factory):
+    """Every layout of up to four processes: padded documents, an odd vocabulary, biases, heads of 9."""
+    folder = tmp_path_factory.mktemp("equal")
+    given = flags(dataset=documents, vocab_size=257, **SIZES)
+    options = ["--processes=4", "--explain", f"--timeline={folder / 'pipeline.png'}", f"--out={folder / 'out.json'}"]
+    try:
+        equal.main([*given, *options])
+    except SystemExit as end:
+        pytest.fail(str(end))
+    return folder, json.loads((folder / "out.json").read_text())["layouts"]
+
+
+@pytest.mark.slow
+def test_every_layout_equals_one_process(matrix):
+    _, rows = matrix
+    refused = {row["name"]: row["refused"] for row in rows if "refused" in row}
+    assert all("n_layer=4" in reason for reason in refused.values())
+    assert set(refused) == {"4 pipeline, interleaved", "4 pipeline, zero_bubble"}
+    trained = [row for row in rows if "refused" not in row]
+    resumed = [row for row in trained if row["resumed"]]
+    assert {row["verdict"] for row in trained} == {"equal"}
+    assert len(trained) > 60 and len(resumed) > 30 and resumed[-1]["name"] == "1 process"
+    for row in trained:
+        assert len(row["losses"]) == (6 if row["resumed"] else 12), row["name"]
+        assert max(row["weights"].values()) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_what_is_sent_is_what_the_formulas_say(matrix):
+    for row in matrix[1]:
+        for kind in {kind for sent in row.get("sent", []) for kind in sent}:
+            measured = sum(sent.get(kind, (0, 0))[1] for sent in row["sent"]) / len(row["sent"])
+            assert measured == pytest.approx(row["expected"][kind][0], rel=0.02, abs=1024), (row["name"], kind)
+
+
+@pytest.mark.slow
+def test_the_timeline_has_every_box(matrix):
+    folder, rows = matrix
+    assert (folder / "pipeline.png").read_bytes().startswith(b"\x89PNG")
+    pipelines = {row["pipeline"]["schedule"]: row["pipeline"] for row in rows if "pipeline" in row}
+    assert set(pipelines) == {"1f1b", "interleaved", "zero_bubble"}
+    for schedule, found in pipelines.items():
+        kinds = {"1f1b": 2, "interleaved": 2, "zero_bubble": 3}[schedule]
+        stages = len(found["processes"]) * (1 if schedule == "1f1b" else 2)
+        boxes = [tuple(box[:3]) for boxes in found["processes"] for box in boxes]
+        assert len(boxes) == len(set(boxes)) == kinds * stages * found["micro_batches"]
+        assert 0 < timeline.idle_share(found["processes"]) < 1
+
+
+def test_the_idle_share_of_a_perfect_pipeline_is_the_formula(tmp_path):
+    forward = [["forward", 0, 0, 0.0, 1.0], ["backward", 0, 0, 3.0, 5.0]]
+    backward = [["forward", 1, 0, 1.0, 2.0], ["backward", 1, 0, 2.0, 3.0]]
+    assert timeline.idle_share([forward, backward]) == pytest.approx(0.5)
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"dropout": 0.1}, "dropout=0.1: each layout drops other activations; expected --dropout=0"),
+        ({"processes": 1}, "--processes=1: expected at least 2"),
+        ({"processes": "two"}, "invalid int value: 'two'"),
+        ({"steps": 1}, "--steps=1: expected at least 2"),
+        ({"step": 3}, "unknown key 'step'"),
+    ],
+)
+def test_bad_input_is_one_line(given, message, dense, refused):
+    assert message in refused(equal.main, *flags(dataset=dense, **given))
