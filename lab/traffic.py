@@ -97,10 +97,9 @@ class Sizes:
     V: int
     W: float
     blocks: float  # weights of a process's blocks
-    T: int
-    positions: int
-    vectors: int  # norms' weights and biases, each (C,)
+    uncut: int  # weights of norms and positions, which all processes along tensor have
     tensors: float  # number of a process's weight tensors
+    T: int
     m: int
     averaging: int  # data × context
     n: int
@@ -121,22 +120,23 @@ def formulas(s):
     """
     d, n, t, c, p = s.averaging, s.n, s.t, s.c, s.p
     L, A, W, tp = s.L, 4 * s.T * s.C, s.W, s.t * s.p
-    uncut = s.vectors + s.positions
-    scalars = 12 + 4 * s.tensors * (n > 1 or t > 1) + 4 * (p > 1)
+    gathers = s.m * (W + s.blocks) if p == 1 else W  # a stage keeps what it has gathered
+    sums = s.m if d == 1 else 1  # FSDP2 adds up the gradients of micro-batches first
+    scalars = 12 + 4 * s.tensors * ((n > 1) + (t > 1)) + 4 * (p > 1)
     return [
         (d > n == 1, "all_reduce", 4 * W, "4 W: gradients (Li 2020)"),
         (d > n > 1, "all_reduce", 4 * W / n, "4 W / n: shards of gradients, between copies (Zhao 2023)"),
         (n > 1, "reduce_scatter", 4 * W, "4 W: gradients (Rajbhandari 2020)"),
         (s.shard == "optimizer" and n > 1, "all_gather", 4 * W, "4 W: weights (Rajbhandari 2020)"),
-        (s.shard == "full" and n > 1, "all_gather", 4 * s.m * (W + s.blocks), "4 m (W + W of blocks) (Zhao 2023)"),
+        (s.shard == "full" and n > 1, "all_gather", 4 * gathers, "4 m (W + W of blocks) (Zhao 2023)"),
         (t > 1, "all_gather", (4 * L + 2) * A / p, "(4 L + 2) A / p (Korthikanti 2022)"),
         (t > 1, "reduce_scatter", (4 * L + 2) * A / p, "(4 L + 2) A / p (Korthikanti 2022)"),
-        (t > 1, "all_reduce", 4 * s.m * s.C * uncut / p, "4 m C (norms + positions) / p (Korthikanti 2022)"),
+        (t > 1, "all_reduce", 4 * sums * s.uncut / p, "4 m (norms + positions) / p (Korthikanti 2022)"),
         (c > 1 and s.by_heads, "all_to_all", 8 * L * A / tp, "8 L A / (t p): q, k, v, y and back (Jacobs 2023)"),
         (c > 1 and not s.by_heads, "all_gather", 2 * L * c * A / tp, "2 L c A / (t p): k and v (Llama 2024)"),
         (c > 1 and not s.by_heads, "reduce_scatter", 2 * L * c * A / tp, "2 L c A / (t p): back (Llama 2024)"),
         (p > 1, "send", 2 * (p * s.v - 1) * A / tp, "2 (v p - 1) A / (t p): activations and back (Narayanan 2021)"),
-        (p > 1, "send", 8 * s.V * s.C / tp, "8 V C / (t p): gradients of the tied weight"),
+        (p > 1, "send", 8 * s.V * s.C / (n * tp), "8 V C / (n t p): gradients of the tied weight"),
         (d * tp > 1, "all_reduce", scalars, "counts and norms"),
     ]
 
@@ -144,28 +144,29 @@ def formulas(s):
 def sizes_of(config, n_params):
     """The Sizes of a run on parallel.mesh(). n_params: parameters of the whole model, without padded token ids."""
     mesh = parallel.mesh()
-    _, data, c, t = mesh.sizes
-    p, V, C, L = mesh.sizes.pipeline, config.padded_vocab_size, config.n_embd, config.n_layer
-    ends = (V + config.context_length + 1 + config.bias) * C
-    blocks = n_params + (V - config.vocab_size) * C - ends
+    p, data, c, t = mesh.sizes
+    V, C, L, bias = config.padded_vocab_size, config.n_embd, config.n_layer, config.bias
+    norm, positions = C * (1 + bias), C * config.context_length
+    everything, ends = n_params + (V - config.vocab_size) * C, V * C + positions + norm
+    uncut = 2 * L * (norm + bias * C)  # of the blocks: norms, and biases after a sum over processes
+    blocks = (everything - ends - uncut) / t + uncut
     rows = config.batch_size // data
     return Sizes(
         L=L,
         C=C,
         V=V,
-        W=(blocks + ends + (p > 1) * V * C) / (p * t),
-        blocks=blocks / (p * t),
+        W=(blocks + (1 + (p > 1)) * V * C / t + positions + norm) / p,
+        blocks=blocks / p,
+        uncut=(2 * L + 1) * norm + positions,
+        tensors=((6 * L + 1) * (1 + bias) + 2) / p,
         T=rows * config.context_length // c,
-        positions=config.context_length,
-        vectors=(2 * L + 1) * (1 + config.bias),
-        tensors=((6 * L + 1) * (1 + config.bias) + 2) / p,
         m=rows // min(config.micro_batch_size or rows, rows),
         averaging=mesh.averaging,
         n=mesh.n_sharing,
         t=t,
         c=c,
         p=p,
-        v=2 if config.pipeline_schedule != "1f1b" else 1,
+        v=parallel.STAGES[config.pipeline_schedule],
         shard=config.shard,
         by_heads=config.n_head // t % c == 0,
     )
