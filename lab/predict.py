@@ -8,20 +8,25 @@ from tqdm import tqdm
 
 from lab.trace import trace
 from model import GPT
+from nanoladder import parallel
 from nanoladder.data.batches import tokens_seen
 from nanoladder.errors import BadInput
+from nanoladder.parallel.mesh import Grid
+from nanoladder.run.header import CUTS
 from nanoladder.run.memory import block_activations, divisors, product_dtype, share_of_process
 from nanoladder.run.metrics import flops_per_token
 
+LENGTH = 1024  # tokens, of which long contexts are a multiple
+
 
 def predict_memory(config, device_type="cpu", world_size=1):
-    """Memory of a step in one of world_size processes.
+    """Memory of a step in one of world_size processes, of a pipeline's in the one with the highest peak.
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
     that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step counts as the
     compiler fuses it for a CPU, on "cuda" without buffers updated in place; CUDA graphs and autotuned products are left
-    out. Raises BadInput
-    if the config leaves the step open or the optimizer's package is missing.
+    out, and so are the copies that gloo makes on a CPU of what it sends. Raises BadInput if the config leaves the step
+    open, does not divide among the processes, or the optimizer's package is missing.
     """
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
@@ -29,64 +34,89 @@ def predict_memory(config, device_type="cpu", world_size=1):
         raise BadInput("vocab_size=0: memory depends on it; expected a number, such as --vocab_size=50257")
     if config.micro_batch_size == "auto":
         raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
-    if config.batch_size % world_size:
-        raise BadInput(
-            f"batch_size={config.batch_size} does not divide among world_size={world_size} processes; "
-            f"expected a multiple of {world_size}"
-        )
+    grid = parallel.divide(config, world_size)
+    parallel.check_batch(config, grid)
+    if world_size > 1 and config.optimizer_in_backward:
+        raise BadInput("optimizer_in_backward=True: for one process alone; expected --optimizer_in_backward=False")
     config = share_of_process(config, world_size)
-    accumulates = config.micro_batch_size < config.batch_size
-    ddp_buckets = world_size > 1 and config.shard == "none"  # hold the gradients from step to step
+    n_traced, keeps_gradients = traced_micro_batches(config, grid)
     traced = dataclasses.replace(
         config,
-        batch_size=config.micro_batch_size,
-        set_to_none=config.set_to_none and not accumulates and not ddp_buckets,
+        batch_size=n_traced * config.micro_batch_size,
+        micro_batch_size=config.micro_batch_size if n_traced > 1 else 0,
+        set_to_none=config.set_to_none and not keeps_gradients,
         dtype=product_dtype(config, device_type),
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
         **{"compile_mode": "default", "ddp": False},
     )
-    memory = trace(traced, device_type)
+    if is_whole(config, grid):
+        by_block = config.shard != "none" or config.tensor_parallel > 1  # build_model compiles block by block
+        alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(CUTS, 1)}
+        scope = "block" if by_block else config.compile_scope
+        memory = trace(dataclasses.replace(traced, compile_scope=scope, **alone), device_type)
+    else:
+        places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
+        memory = max((trace(traced, device_type, world_size, rank) for rank in places), key=lambda found: found.peak)
     n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
-    inputs = n_batches * config.batch_size // config.micro_batch_size * memory.inputs
-    memory = dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
-    return shard_memory(memory, config, world_size)
+    inputs = n_batches * config.batch_size // traced.batch_size * memory.inputs
+    return dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
 
 
-def shard_memory(memory, config, world_size):
-    """Memory of one of world_size processes that share what config.shard says: an estimate.
+def is_whole(config, grid):
+    """True if a process has the whole model and whole sequences, and gradients that DDP averages, if anything does."""
+    return grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1)
 
-    Each keeps its share of optimizer state, gradients and weights. For forward and backward weights are gathered: with
-    shard=optimizer all of them, with full those outside blocks and of two blocks, of which one computes and the other
-    is next.
+
+def traced_micro_batches(config, grid):
+    """Micro-batches to trace of one process's config, and if gradients are kept from one to the next, or by DDP.
+
+    FSDP2 holds whole gradients in between, a pipeline the activations of several. Without those, a later micro-batch
+    takes what the first does if that finds gradients.
     """
-    if config.shard == "none" or world_size == 1:
-        return memory
-    outside = 4 * config.n_embd * (config.vocab_size + config.context_length)  # float32
-    unsharded = min(outside + 2 * (memory.weights - outside) // config.n_layer, memory.weights)
-    gathered = memory.weights if config.shard == "optimizer" else unsharded
-    shares = {
-        "weights": min(gathered + memory.weights // world_size, memory.weights),
-        "gradients": unsharded + max(memory.gradients - unsharded, 0) // world_size,
-        "optimizer": memory.optimizer // world_size,
-    }
-    saved = {part: getattr(memory, part) - size for part, size in shares.items()}
-    resident = memory.weights + memory.gradients + memory.optimizer + memory.inputs + memory.activations
-    if resident > memory.peak - memory.temporary:  # gradients are dropped between steps: none in the forward
-        del saved["gradients"]
-    return dataclasses.replace(memory, **shares, peak=memory.peak - sum(saved.values()))
+    n = config.batch_size // config.micro_batch_size
+    averaging = grid.data * grid.context > 1
+    by_ddp = averaging and config.shard == "none" and grid.tensor * grid.pipeline == 1
+    if grid.pipeline > 1:
+        return n, False
+    if averaging and not by_ddp:
+        return min(n, 2), False
+    return 1, n > 1 or by_ddp
 
 
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     """The largest micro_batch_size whose predicted peak fits, of the divisors of a process's batch; 0 if none does."""
-    sizes = [0, *divisors(config.batch_size // world_size)]
 
-    def predict(index):
-        sized = dataclasses.replace(config, micro_batch_size=sizes[index])
-        return predict_memory(sized, device_type, world_size)
+    def predict(size):
+        return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size)
 
+    sizes = divisors(config.batch_size // parallel.divide(config, world_size).data)
+    return largest_that_fits(sizes, predict, memory_bytes)
+
+
+def longest_context(config, memory_bytes, device_type="cpu", world_size=1):
+    """The longest context_length whose predicted peak fits, one sequence in a micro-batch; 0 if none does.
+
+    A multiple of LENGTH or, below, a power of two. Raises BadInput if the config cannot be predicted.
+    """
+
+    def predict(length):
+        changed = dataclasses.replace(config, context_length=length, micro_batch_size=1)
+        return predict_memory(changed, device_type, world_size)
+
+    least = LENGTH
+    if predict(least).peak > memory_bytes:
+        return largest_that_fits([2**power for power in range(LENGTH.bit_length())], predict, memory_bytes)
+    while predict(2 * least).peak <= memory_bytes:
+        least *= 2
+    return largest_that_fits(range(least, 2 * least + 1, LENGTH), predict, memory_bytes)
+
+
+def largest_that_fits(sizes, predict, memory_bytes):
+    """The largest of the ascending sizes whose predicted peak fits; 0 if none does. predict: size -> Memory."""
+    sizes = [0, *sizes]
     low, high = 0, len(sizes) - 1
-    most = predict(high)
+    most = predict(sizes[high])
     if most.peak <= memory_bytes:
         return sizes[high]
     peaks = {low: most.weights + most.gradients + most.optimizer, high: most.peak}
@@ -94,7 +124,7 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
         share = (memory_bytes - peaks[low]) / (peaks[high] - peaks[low])
         guess = bisect.bisect(sizes, sizes[low] + share * (sizes[high] - sizes[low])) - 1
         middle = min(max(guess, low + 1), high - 1)
-        peaks[middle] = predict(middle).peak
+        peaks[middle] = predict(sizes[middle]).peak
         low, high = (middle, high) if peaks[middle] <= memory_bytes else (low, middle)
     return sizes[low]
 

@@ -25,6 +25,7 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
     "lab/losses.py",
     "lab/predict.py",
     "lab/trace.py",
+    "lab/processes.py",
     "lab/compiled.py",
 )
 

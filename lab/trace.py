@@ -2,7 +2,8 @@
 
 The step runs on fake tensors, which have a shape and a dtype but no numbers. That takes seconds and no accelerator, yet
 allocates and frees what a real step does, compiled or not, and a ledger counts the bytes that are alive. Nothing is
-fitted to measurements; the few constants are PyTorch's.
+fitted to measurements; the few constants are PyTorch's. One process of many is traced by itself, with the code that
+cuts its model and gathers its weights: the messages that it receives are fake too.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 import math
 import weakref
+from operator import itemgetter
 from unittest.mock import patch
 
 import torch
@@ -21,8 +23,9 @@ from torch.utils._pytree import tree_leaves
 
 import train
 from lab.compiled import without_kernels
+from lab.processes import one_of
 from model import GPT
-from nanoladder import machine
+from nanoladder import machine, parallel
 from nanoladder.data import Batch
 from nanoladder.kernels import loss
 
@@ -34,11 +37,12 @@ aten = torch.ops.aten
 class Memory:
     """Bytes of one process's tensors in a step, from the second step on, when the optimizer has its state.
 
-    activations: all that the forward of one micro-batch keeps for the backward, with autocast's half-precision copies
-    of the weights. block: the part of them that one transformer block keeps. temporary: the peak less all that is
-    alive at the end of the forward. The parts add up to the peak if gradients are kept between steps; if they are
-    dropped, they grow while activations are freed, and are within temporary. block is 0 if the model is compiled as a
-    whole, because its blocks are not apart then.
+    weights: those that the process keeps, and those gathered from others at the end of the forward. activations: all
+    that the forward of one micro-batch, or in a pipeline of all that are in flight, keeps for the backward, with
+    autocast's half-precision copies of the weights. block: the part of them that one transformer block keeps.
+    temporary: the peak less all that is alive at the end of the forward. The parts add up to the peak if gradients are
+    kept between steps; if they are dropped, they grow while activations are freed, and are within temporary. block is 0
+    if the model is compiled as a whole, because its blocks are not apart then.
     """
 
     weights: int
@@ -59,7 +63,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, on_cuda):
         super().__init__()
         self.on_cuda = on_cuda
-        self.alive = weakref.WeakSet()
+        self.alive = weakref.WeakKeyDictionary()  # {storage: its bytes}
         self.now = self.peak = 0
         self.gradient_sum = None  # a weak reference to the first addend, and the bytes alive with the sum
 
@@ -72,7 +76,7 @@ class Ledger(TorchDispatchMode):
         self.settle_gradient_sum()
         result = operator(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.alive:
+            if counts(tensor) and tensor.untyped_storage() not in self.alive:
                 self.add(tensor.untyped_storage())
         if in_backward() and operator is aten.add.Tensor and can_hold_sum(args[0]):
             self.gradient_sum = weakref.ref(args[0].untyped_storage()), self.now
@@ -93,15 +97,31 @@ class Ledger(TorchDispatchMode):
                 self.peak = max(self.peak, now)
 
     def add(self, storage):
-        size = storage.nbytes()
-        if self.on_cuda:
-            size = math.ceil(size / CUDA_BLOCK) * CUDA_BLOCK
-        self.alive.add(storage)
-        self.now += size
-        weakref.finalize(storage, self.subtract, size)
+        size = self.alive[storage] = [0]
+        weakref.finalize(storage, self.resize, size, 0)
+        self.resize(size, storage.nbytes())
 
-    def subtract(self, size):
-        self.now -= size
+    def resize(self, size, n_bytes):
+        """Counts a storage, whose size is [bytes counted so far], with n_bytes."""
+        if self.on_cuda:
+            n_bytes = math.ceil(n_bytes / CUDA_BLOCK) * CUDA_BLOCK
+        self.now += n_bytes - size[0]
+        size[0] = n_bytes
+
+    @contextlib.contextmanager
+    def seeing_resizes(self):
+        """Counts what FSDP2 does to gathered weights: it frees and refills their storages, without an operator."""
+        resize_ = torch.UntypedStorage.resize_
+
+        def resize(storage, n_bytes):
+            result = resize_(storage, n_bytes)
+            if storage in self.alive:
+                self.resize(self.alive[storage], storage.nbytes())
+                self.peak = max(self.peak, self.now)
+            return result
+
+        with patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
 
     def scratch(self, operator, args):
         """Bytes that a kernel allocates for itself and frees before it returns, for the kernels that take many."""
@@ -123,6 +143,11 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
+def counts(result):
+    """True for a tensor with bytes, which one on the device meta has not."""
+    return isinstance(result, torch.Tensor) and result.device.type != "meta"
+
+
 def can_hold_sum(tensor):
     return not tensor._is_view() and aten.is_non_overlapping_and_dense(tensor)
 
@@ -133,7 +158,7 @@ def cuda_kernels(attention):
 
     PyTorch 2.13 cannot run a backward on fake CUDA tensors unless it finds a GPU, so every step is traced on the CPU.
     """
-    softmax, dropout = torch.Tensor.softmax, F.dropout
+    softmax, dropout, layer_norm = torch.Tensor.softmax, F.dropout, F.layer_norm
 
     def attend(q, k, v, dropout_p, is_causal):
         if q.itemsize == 2 and attention != "efficient":  # cuDNN's kernel keeps the same tensors as flash
@@ -146,11 +171,15 @@ def cuda_kernels(attention):
     def dropout_by_bool(x, p, training, inplace):  # CUDA's mask is bool, the CPU's has the dtype of x
         return torch.native_dropout(x, p, True)[0] if p and training else dropout(x, p, training, inplace)
 
+    def norm_in_float32(x, shape, weight, bias, eps):  # gathered weights may be in half precision
+        x, weight, bias = (part if part is None else part.float() for part in (x, weight, bias))
+        return layer_norm(x, shape, weight, bias, eps)
+
     def softmax_in_place(logits, *_, **__):  # one kernel, as is the product that is added to the weight's gradient
         return torch.empty(2, len(logits)).unbind()
 
     with (
-        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool),
+        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
         patch.object(loss.softmax, "softmax_", softmax_in_place),
         patch.object(loss, "add_product", lambda *_: None),
         patch.object(torch.Tensor, "softmax", softmax_in_float32),
@@ -165,8 +194,11 @@ def cublas_workspaces():
 
 
 @functools.cache
-def trace(config, device_type):
-    """Memory of train.py's step on fake tensors, the whole batch as one micro-batch; only here is train.py called."""
+def trace(config, device_type, world_size=1, rank=0):
+    """Memory of train.py's step on fake tensors in process `rank` of world_size; only here is train.py called.
+
+    config: batch_size is that of the process.
+    """
     ledger = Ledger(device_type == "cuda")
     kernels = cuda_kernels(config.attention) if ledger.on_cuda else contextlib.nullcontext()
     programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()
@@ -176,7 +208,9 @@ def trace(config, device_type):
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
     stays = patch.object(GPT, "to", lambda model, _: model)  # fake weights cannot be moved, and are in place
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
-    with torch.random.fork_rng(devices=[]), programs, fake, ledger, kernels, finite, numbers, stays:
+    here = one_of(world_size, rank, config, device_type)
+    resizes, random = ledger.seeing_resizes(), torch.random.fork_rng(devices=[])
+    with here, random, programs, resizes, fake, ledger, kernels, finite, numbers, stays:
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
@@ -188,24 +222,30 @@ def trace(config, device_type):
         if config.optimizer_in_backward:
             gradients = max(parameter.grad.nbytes for parameter in model.parameters())
             optimizer.zero_grad()
-        batch = Batch(*torch.empty(2, config.batch_size, config.context_length, dtype=torch.long).unbind())
+        n_positions = config.context_length // parallel.mesh().sizes.context
+        batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
 
-        whole, block = record_forwards(model, ledger), [0, 0]
+        whole, block = [], [(0, [])] * 2
+        for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
+            record_forwards(part, ledger, whole)
         if not model._compiled_call_impl:  # compiled as a whole
-            block = record_forwards(model.blocks[0], ledger)
+            block = record_forwards(next(iter(model.blocks)), ledger, [])
         scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         ledger.peak = 0
         train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
-    (start, end), (block_start, block_end) = whole[:2], block[:2]  # later forwards recompute
+        end = max(whole, key=itemgetter(0)) if config.pipeline_parallel > 1 else whole[1]  # later forwards recompute
+        gathered, *gathered_by_block = [gathered_bytes(moment) for moment in (end, *block[:2])]
+        kept = 0 if config.set_to_none or config.optimizer_in_backward else gradients
+    inputs = sum(part.nbytes for part in batch)
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
     return Memory(
-        weights=weights,
+        weights=weights + gathered,
         gradients=gradients,
         optimizer=state,
-        inputs=sum(part.nbytes for part in batch),
-        activations=end - start,
-        block=block_end - block_start,
-        temporary=ledger.peak - end + workspaces,
+        inputs=inputs,
+        activations=end[0] - weights - gathered - kept - state - inputs,
+        block=block[1][0] - block[0][0] - (gathered_by_block[1] - gathered_by_block[0]),
+        temporary=ledger.peak - end[0] + workspaces,
         peak=ledger.peak + workspaces,
     )
 
@@ -219,19 +259,28 @@ def build_8bit_tables():
         OptimState8bit.zeros(256, signed)
 
 
-def record_forwards(module, ledger):
-    """A list that every forward of the module appends to: bytes alive before, bytes alive after."""
-    moments, compiled = [], module._compiled_call_impl
+def record_forwards(module, ledger, moments):
+    """Lets every forward append (bytes alive, [(storage, bytes)]) to the moments, before and after. Returns them."""
+    compiled = module._compiled_call_impl
+
+    def record(*_):
+        sizes = [(weakref.ref(storage), size[0]) for storage, size in ledger.alive.items()]
+        moments.append((ledger.now, sizes))
 
     def call(*args):
-        moments.append(ledger.now)
+        record()
         result = compiled(*args)
-        moments.append(ledger.now)
+        record()
         return result
 
     if compiled:
         module._compiled_call_impl = call
     else:
-        module.register_forward_pre_hook(lambda *_: moments.append(ledger.now))
-        module.register_forward_hook(lambda *_: moments.append(ledger.now))
+        module.register_forward_pre_hook(record)
+        module.register_forward_hook(record)
     return moments
+
+
+def gathered_bytes(moment):
+    """Bytes of gathered weights at a recorded moment, after the step: of storages that FSDP2 has emptied since."""
+    return sum(size for storage, size in moment[1] if storage() is not None and storage().nbytes() == 0)

@@ -93,7 +93,7 @@ def test_the_command_prints_one_line_of_json(config, run_main):
     [
         ([], "required: question, --available_bytes"),
         (["peaks", "--available_bytes=9"], "invalid choice: 'peaks'"),
-        (["peak", "--available_bytes=9", "--world_size=3"], "does not divide among world_size=3"),
+        (["peak", "--available_bytes=9", "--world_size=3"], "does not divide among 3 processes"),
         (["peak", "--available_bytes=9", "--device=mps"], "device=mps"),
     ],
 )

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import gc
+import json
 import operator
 
 import pytest
 import torch
 from conftest import build, needs_gpu, replace, state_bytes, tiny
+from processes import torchrun, words
 from torch.profiler import ProfilerActivity, profile
 
 import train
@@ -23,6 +25,13 @@ SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "vocab
 SMALL |= {"compile": False, "device": "cpu", "num_workers": 0}
 # The head is most of this model.
 WIDE = SMALL | {"n_layer": 1, "vocab_size": 9000, "batch_size": 4}
+
+
+def peaks_of_processes(folder, config, n):
+    """The peak of all tensors of each of n processes in two steps, by a ledger of real tensors."""
+    result = torchrun("tests/lab/peak_worker.py", folder, *words(config), n=n)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("peak*.json"))]
 
 
 def small(*files, shape=SMALL, **keys):
@@ -294,21 +303,57 @@ def test_cuda_keeps_the_tensors_of_its_own_kernels():
 
 
 def test_shares_of_sharded_state_are_smaller():
-    config = small(set_to_none=False, n_layer=8)
+    config = small(n_layer=8, dtype="float32")
     whole, optimizer, full = (
         predict.predict_memory(replace(config, batch_size=size, shard=shard), "cpu", world_size)
         for size, shard, world_size in [(2, "none", 1), (8, "optimizer", 4), (8, "full", 4)]
     )
-    assert optimizer.optimizer == full.optimizer == whole.optimizer // 4
-    assert optimizer.gradients == full.gradients < whole.gradients
-    assert whole.weights // 4 < full.weights < optimizer.weights == whole.weights
+    assert optimizer.optimizer == full.optimizer == pytest.approx(whole.optimizer / 4, rel=0.01)
+    assert optimizer.gradients == full.gradients == pytest.approx(whole.gradients / 4, rel=0.01)
+    assert optimizer.weights == pytest.approx(1.25 * whole.weights, rel=0.01)  # its shard, and all of them gathered
+    outside = 4 * (1024 + 128 + 1) * 128
+    assert full.weights == pytest.approx(whole.weights / 4 + outside, rel=0.01)
     assert full.peak < optimizer.peak < whole.peak
-    assert full.activations == whole.activations
+    assert full.activations == optimizer.activations == pytest.approx(whole.activations, rel=0.01)
+
+
+def test_a_process_of_thousands_is_predicted():
+    config = small(n_layer=2, batch_size=4096, shard="full", dtype="float32")
+    everyone, node = (
+        predict.predict_memory(replace(config, shard_within=within), "cuda", 4096) for within in (0, "node")
+    )
+    assert everyone.optimizer < node.optimizer
+    weights = predict.predict_memory(replace(config, batch_size=1), "cuda").weights
+    assert node.gradients == pytest.approx(weights / 8, rel=0.05)
+
+
+def test_on_cuda_the_weights_of_blocks_are_gathered_in_half_precision():
+    config = small(shard="optimizer", dtype="bfloat16")
+    cpu, cuda = (predict.predict_memory(config, device, 2) for device in ("cpu", "cuda"))
+    assert cpu.weights - cuda.weights == pytest.approx(2 * 3 * 12 * 128**2, rel=0.05)
+
+
+def test_fsdp_keeps_whole_gradients_between_micro_batches():
+    config = small(shard="full", dtype="float32", batch_size=4, context_length=16, n_layer=8)
+    whole, cut = (predict.predict_memory(replace(config, micro_batch_size=size), "cpu", 2) for size in (2, 1))
+    assert cut.temporary > whole.temporary + whole.gradients / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"shard": "optimizer"}, {"shard": "full"}, {"shard": "full", "micro_batch_size": 1}],
+    ids=str,
+)
+def test_the_bytes_of_two_processes_are_predicted(tmp_path, keys):
+    config = small(dtype="float32", **keys)
+    for peak in peaks_of_processes(tmp_path, config, 2):
+        assert predict.predict_memory(config, world_size=2).peak == pytest.approx(peak, abs=100)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["mps"], "device=mps"), (["cpu", 3], "world_size=3")],
+    [(["mps"], "device=mps"), (["cpu", 3], "does not divide among 3 processes")],
 )
 def test_configs_that_cannot_be_predicted_are_refused(arguments, message):
     with pytest.raises(BadInput, match=message):

@@ -1,0 +1,54 @@
+"""One process of many, without the others: the code that cuts a model runs, and its messages hold no numbers."""
+
+import contextlib
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
+
+PER_NODE = 8  # processes of a node, on which shard_within=node depends
+
+
+@contextlib.contextmanager
+def one_of(world_size, rank, config, device_type):
+    """Lets this process be `rank` of world_size for a while. Raises BadInput if the config does not divide among them.
+
+    device_type: of the process that is played, though all its tensors are a CPU's.
+    """
+    sizes = divide(config, world_size)
+    n_sharing = count_sharing(config, sizes, min(world_size, PER_NODE))
+    with contextlib.ExitStack() as stack:
+        if world_size > 1:
+            stack.enter_context(fake_group(world_size, rank))
+            if device_type == "cuda" and config.dtype != "float32":
+                stack.enter_context(gathering_in(getattr(torch, config.dtype)))
+        start_mesh(sizes, rank, n_sharing, "cpu")
+        stack.callback(start_mesh, Grid(), 0, 1, "cpu")
+        if world_size > 1:
+            mesh().weights, mesh().context  # before there are fake tensors, of which a mesh cannot be made
+        yield
+
+
+@contextlib.contextmanager
+def fake_group(world_size, rank):
+    """A process group that nobody else has joined, as torchtitan takes it to estimate memory."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gathering_in(dtype):
+    """Lets FSDP2 gather weights in this dtype, as parallel.fully_shard does on CUDA alone."""
+    from torch.distributed import fsdp
+
+    def policy(param_dtype, **options):
+        return original(param_dtype=dtype, **options)
+
+    original = fsdp.MixedPrecisionPolicy
+    return patch.object(fsdp, "MixedPrecisionPolicy", policy)
