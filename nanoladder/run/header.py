@@ -1,5 +1,7 @@
 """Header of a run: the model, the data, the config's differences from the defaults, and each choice with its reason."""
 
+import math
+
 import torch
 import torch.distributed as dist
 
@@ -7,7 +9,7 @@ from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
 from nanoladder.data import tokens_seen
 from nanoladder.kernels import count_chunks
-from nanoladder.run.memory import count_tokens
+from nanoladder.run.memory import count_tokens, share_of_process
 from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
@@ -82,7 +84,8 @@ def dtype(config, device):
 
 def loss(config):
     n_tokens = count_tokens(config, parallel.world_size())
-    n_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
+    n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
+    n_chunks = count_chunks(config.loss_chunks, n_tokens, n_logits)
     why = {0: "as requested", "auto": "the logits are small"}.get(config.loss_chunks)
     return f"logits and loss in {n_chunks} chunks of tokens" if n_chunks else f"all logits at once ({why})"
 
