@@ -33,10 +33,10 @@ def layouts(model, n_gpus, batch_size):
     """Yields every Layout of so many GPUs that divides the model and the batch, tensor groups within a node."""
     sizes = [2**i for i in range(n_gpus.bit_length()) if n_gpus % 2**i == 0]
     for p, c, t in itertools.product(sizes, repeat=3):
-        d = n_gpus // (p * c * t)
-        if not d or batch_size % d or t > NODE or model.n_head % (c * t) or model.context_length % (c * t):
+        d, left = divmod(n_gpus, p * c * t)
+        if left or batch_size % d or t > NODE or model.n_head % (c * t) or model.context_length % (c * t):
             continue
-        rows, groups = batch_size // d, {min(NODE // t, d * c), d * c} - {1}
+        rows, groups = batch_size // d, {math.gcd(NODE // t, d * c), d * c} - {1}
         shards = [("none", 1), *itertools.product(("optimizer", "full")[: 1 + (p == 1)], groups)]
         micro = [size for size in (1, 2, 4, 8, 16) if rows % size == 0]
         for (shard, s), size, recompute, schedule in itertools.product(
@@ -143,6 +143,8 @@ def main(argv):
     if not argv:
         print(traffic(), plans(), sep="\n\n")
         return
+    if options.gpus < 1:
+        raise BadInput(f"--gpus={options.gpus}: expected at least 1")
     config = load_config(words)
     if not config.vocab_size:
         raise BadInput("vocab_size=0: the time of a step depends on it; expected a number, such as --vocab_size=50257")

@@ -66,17 +66,19 @@ def test_sharded_processes_hold_a_share_and_the_gradients_that_wait():
     assert twice.memory == pytest.approx(once.memory - activations / 2 + 4 * model.n_params)
 
 
-def test_the_fastest_layout_divides_all_and_fits():
+@pytest.mark.parametrize(("n_gpus", "batch_size"), [(64, 512), (24, 192)])
+def test_the_fastest_layouts_divide_all_and_fit(n_gpus, batch_size):
     model = gpt(24, 2048, 16, 2048)
-    found = cluster.fastest(model, 64, 512)
+    found = cluster.fastest(model, n_gpus, batch_size)
     assert found
     for layout, step in found:
-        assert math.prod(layout.grid) == 64
+        assert math.prod(layout.grid) == n_gpus
         assert step.memory <= 72e9
-        assert step.n_micro * layout.rows * layout.grid.data == 512
+        assert step.n_micro * layout.rows * layout.grid.data == batch_size
+        assert layout.grid.data * layout.grid.context % layout.n_sharing == 0
     best, least = found[0][1].seconds, min(step.seconds for _, step in found)
     assert best <= cluster.CLOSE * least
-    assert cluster.fastest(model, 64, 512, memory_gb=0.1) == []
+    assert cluster.fastest(model, n_gpus, batch_size, memory_gb=0.1) == []
 
 
 def test_the_table_of_traffic_is_that_of_the_steps(monkeypatch):
@@ -121,6 +123,7 @@ def test_a_published_row_that_gives_the_rate_is_predicted_as_measured():
         (["--vocab_size=0"], "vocab_size=0"),
         (["--vocab_size=257", "--gpus=8", "--memory_gb=0.001"], "no layout of batch_size=32 fits 0.001 GB"),
         (["--vocab_size=257", "--gpus=many"], "--gpus"),
+        (["--vocab_size=257", "--gpus=-8"], "--gpus=-8: expected at least 1"),
     ],
 )
 def test_bad_input_is_named(words, says):
