@@ -5,8 +5,9 @@ vocabulary is cut by token ids. Between them, where norms, dropout and residuals
 has a part of the sequence.
 Why: weights, their gradients, the optimizer's state and the activations of a layer are divided, and so is the time that
 one sequence takes. It is the way to train a layer that does not fit one device, or a batch of few sequences.
-Cost: eight exchanges of a block's activations in each step, four in the forward and four in the backward, which nothing
-hides: it needs the links within a node.
+Cost: eight exchanges of a block's activations in each step, two all-gathers and two reduce-scatters in the forward and
+as many in the backward, which nothing hides: it needs the links within a node. Every process keeps the inputs of qkv
+and fc, which are gathered, whole for the backward. The 8-bit optimizer does not work with it: --optimizer=adamw.
 Source:
 - Shoeybi et al. 2019, "Megatron-LM": https://arxiv.org/abs/1909.08053
 - Korthikanti et al. 2022, on the sequence: https://arxiv.org/abs/2205.05198
