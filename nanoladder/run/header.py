@@ -92,7 +92,8 @@ def loss(config):
 
 def pipeline(config):
     n, own = parallel.mesh().sizes.pipeline, share_of_process(config, parallel.world_size())
-    cut = " | ".join(f"{min(blocks)}-{max(blocks)}" for blocks in parallel.cut_blocks(config, n))
+    ends = [sorted({min(blocks), max(blocks)}) for blocks in parallel.cut_blocks(config, n)]
+    cut = " | ".join("-".join(map(str, numbers)) for numbers in ends)
     n_micro_batches = own.batch_size // own.micro_batch_size
     bubble = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
     return (

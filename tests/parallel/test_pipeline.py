@@ -85,8 +85,8 @@ def test_a_pipeline_follows_the_curve_of_one_process_to_the_same_weights(name, r
 
 
 def test_the_header_shows_the_cut_and_the_bubble(runs, together):
-    assert "pipeline  blocks 0-0 | 1-1 and the head, 1f1b, 4 micro-batches: bubble 20% of a step predicted" in together
-    assert "pipeline  blocks 0-1 | 2-2 | 3-3 | 4-4 and the head, interleaved, 2 micro-batches: bubble 20%" in together
+    assert "pipeline  blocks 0 | 1 and the head, 1f1b, 4 micro-batches: bubble 20% of a step predicted" in together
+    assert "pipeline  blocks 0 | 1 | 2-3 | 4 and the head, interleaved, 2 micro-batches: bubble 20%" in together
     assert "4 processes = 2 data × 2 pipeline" in together
     assert "compile   the block" in together
 
