@@ -264,6 +264,11 @@ def check_pipeline(config, grid, device):
             "pipeline_schedule=zero_bubble splits the backward of a block, which compile=True fuses; expected "
             "--compile=False, or --pipeline_schedule=interleaved"
         )
+    if config.loss_chunks and schedule == "zero_bubble" and torch.__version__ < (2, 13):
+        raise BadInput(
+            f"pipeline_schedule=zero_bubble with loss_chunks={config.loss_chunks} needs torch 2.13, and this is "
+            f"{torch.__version__}; expected --loss_chunks=0, or --pipeline_schedule=interleaved"
+        )
     if config.compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
         raise BadInput(
             f"compile_mode={config.compile_mode} replays CUDA graphs, whose memory the next micro-batch of "

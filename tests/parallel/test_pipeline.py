@@ -191,7 +191,7 @@ def test_a_fault_on_one_stage_ends_every_process(dense, documents, folder):
         ({"micro_batch_size": 0}, "takes 2 micro-batches or more, and micro_batch_size=0 makes 1; expected --micro_ba"),
         ({"batch_size": 1, "micro_batch_size": 1}, "makes 1; expected --batch_size=2"),
         (
-            {"batch_size": 6, "micro_batch_size": 2, "pipeline_schedule": "interleaved"},
+            {"batch_size": 6, "n_layer": 4, "pipeline_schedule": "interleaved"},
             "takes a multiple of 2 micro-batches, and micro_batch_size=2 makes 3; expected --micro_batch_size=1 or 3",
         ),
         ({"n_layer": 1}, "has 2 stages of a block or more, and n_layer=1; expected n_layer=2 at least"),
