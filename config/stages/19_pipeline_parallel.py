@@ -1,11 +1,12 @@
-"""Each of two processes has half of the blocks, and micro-batches pass through them in turn.
+"""Each of two processes has a part of the blocks, and micro-batches pass through them in turn.
 
-What: `torch.distributed.pipelining`. The first stage embeds, the last has the norm, the head and the loss. While the
-second works on one micro-batch, the first works on the next; a stage alternates between forward and backward (1F1B).
+What: `torch.distributed.pipelining`. The first stage embeds, the last has the norm, the head and the loss, and fewer
+blocks for it: the cut is by arithmetic. While the second works on one micro-batch, the first works on the next; a stage
+alternates between forward and backward (1F1B). It takes at least as many micro-batches as processes.
 Why: weights and their state are divided by depth, and only the activations between two blocks are sent: the least of
 all ways to divide a model, so that it works between nodes.
 Cost: the bubble, when stages wait for the first micro-batch or the last one: (p - 1) / (m + p - 1) of a step for p
-stages and m micro-batches. The interleaved schedule and zero bubble shrink it.
+stages and m micro-batches. The interleaved schedule halves it, and zero bubble divides that by three.
 Source:
 - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters":
   https://arxiv.org/abs/2104.04473

@@ -19,28 +19,21 @@ from nanoladder.parallel.mesh import Grid
 
 pytestmark = pytest.mark.slow
 
-BASE = {"data": "documents", "batch_size": 8, "micro_batch_size": 2, "max_steps": 12, "eval_interval": 6}
-CURVES = {
-    "1f1b": {"adamw_impl": "fused", "lazy_metrics": True, "set_to_none": True},
-    "interleaved": {
-        "pipeline_schedule": "interleaved",
-        "n_layer": 5,
-        "data": "dense",
-        "pad_vocab_to": 16,
-        "bias": True,
-    },
-    "zero_bubble": {"pipeline_schedule": "zero_bubble", "n_layer": 4, "loss_chunks": 3, "attention": "sdpa"},
-    "checkpointing": {"n_layer": 5, "checkpointing": "sqrt", "loss_chunks": 3, "batch_size": 6, "micro_batch_size": 1},
-    "zero_bubble, checkpointing": {"pipeline_schedule": "zero_bubble", "n_layer": 4, "checkpointing": "every:1"},
+BASE = {"data": "documents", "batch_size": 8, "micro_batch_size": 2, "eval_interval": 3}
+CURVES = {  # 2 processes
+    "1f1b": {"max_steps": 12, "adamw_impl": "fused", "lazy_metrics": True, "set_to_none": True},
+    "interleaved": {"pipeline_schedule": "interleaved", "n_layer": 5, "data": "dense", "checkpointing": "sqrt"},
+    "zero_bubble": {"pipeline_schedule": "zero_bubble", "n_layer": 4, "checkpointing": "every:1", "loss_chunks": 3},
+    "shapes": {"n_layer": 3, "batch_size": 6, "pad_vocab_to": 48, "bias": True, "context_length": 15},
     "growing": {"micro_batch_size": 1, "batch_warmup_steps": 5, "num_workers": 1},
     "bfloat16": {"dtype": "bfloat16", "max_steps": 3},
     "muon": {"optimizer": "muon"},
-    "adamw8bit": {"optimizer": "adamw8bit", "n_embd": 64, "context_length": 64, "max_steps": 6},
+    "adamw8bit": {"optimizer": "adamw8bit", "n_embd": 64, "context_length": 64},
     "compile": {"compile": True, "attention": "sdpa"},
 }
 WIDE = {  # 4 processes: pipeline × data
     "none": {"adamw_impl": "fused"},
-    "full": {"shard": "full", "n_layer": 5, "pipeline_schedule": "interleaved", "save_interval": 6},
+    "full": {"shard": "full", "n_layer": 5, "pipeline_schedule": "interleaved", "save_interval": 3},
 }
 
 
@@ -221,6 +214,13 @@ def test_auto_may_choose_among_micro_batches_that_fill_the_pipeline():
 
 
 # -- the cut
+
+
+def test_the_bubble_is_that_of_the_papers():
+    bubbles = {name: [parallel.predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in pipeline.STAGES}
+    assert bubbles["1f1b"] == [1 / 5, 3 / 11]
+    assert bubbles["interleaved"] == [1 / 9, 3 / 19]
+    assert bubbles["zero_bubble"] == [1 / 25, 3 / 51]
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
