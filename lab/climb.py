@@ -33,6 +33,7 @@ from lab.summary import BEYOND, factors
 from nanoladder import files
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
+from nanoladder.errors import BadInput
 from nanoladder.run.memory import child_environment
 
 
@@ -61,8 +62,12 @@ def prediction(options, config_words):
     """The text of --mode=predict: the cost of the run, and the memory of each stage on the config's device."""
     words = sized(config_words)
     config = load_config(words)
-    stages = [] if config.stage else options.stages or stage_names()
-    rows = [(stage, load_config([*words, f"--stage={stage}"])) for stage in stages]
+    rows = []
+    for stage in [] if config.stage else options.stages or stage_names():
+        try:
+            rows.append((stage, load_config([*words, f"--stage={stage}"])))
+        except BadInput as error:
+            rows.append((stage, error))
     rows.append((config.stage or "as configured", config))
     return predict.report(
         config,

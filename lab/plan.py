@@ -97,7 +97,12 @@ OPTIONS = {
         "multiples of each optimizer's learning rate to try; extended beyond an end that does best",
     ),
     "processes": Option(("scaling",), at_least(2), None, "largest number of processes"),
-    "memory_gb": Option(("predict",), positive, None, "also find the largest micro-batch that fits into this many GB"),
+    "memory_gb": Option(
+        ("predict",),
+        positive,
+        None,
+        "also find the largest micro-batch and the longest context that fit into this many GB",
+    ),
     "world_size": Option(("predict",), at_least(1), "1", "processes of the predicted run"),
     "mfu": Option(("predict",), positive, "0.4", "fraction of --peak_tflops that the run is assumed to reach"),
     "peak_tflops": Option(("predict",), positive, "989", "peak of one device (989: an H200 in bfloat16)"),

@@ -151,7 +151,8 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
 def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1):
     """Text: the cost of the run, and a table of the memory of every row (name, config), whose vocab_size is known.
 
-    With memory_gb (1e9 bytes) the table has the largest micro-batch that fits.
+    With memory_gb (1e9 bytes) the table has the largest micro-batch that fits, and the longest context, of which a
+    micro-batch is one sequence. A row that the processes cannot train, or whose config is an error, has the reason.
     """
     cost = costs(config, mfu, peak_flops, world_size)
     each = f" in each of {world_size} processes" if world_size > 1 else ""
@@ -163,24 +164,43 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
         "",
     ]
     parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
-    table = [["stage", *parts, "B/param", "block MB", "formula MB"] + [f"fits {memory_gb:g} GB"] * (memory_gb > 0)]
+    fits = [f"fits {memory_gb:g} GB", "longest context"] * (memory_gb > 0)
+    table, refused = [["stage", *parts, "B/param", "block MB", "formula MB", *fits]], []
     for name, row in tqdm(rows, unit="stage", leave=False):
-        memory = predict_memory(row, device_type, world_size)
-        formula = block_activations(share_of_process(row, world_size), device_type)
-        cells = [
-            name + "*" * (row.compile and device_type == "cuda"),
-            *(f"{getattr(memory, part) / 1e9:.3f}" for part in parts),
-        ]
-        block = f"{memory.block / 1e6:.1f}" if memory.block else "-"
-        cells += [f"{memory.peak / cost['n_params']:.1f}", block, f"{formula / 1e6:.1f}"]
-        if memory_gb > 0:
-            fitting = largest_micro_batch(row, memory_gb * 1e9, device_type, world_size)
-            cells.append(f"{fitting} of {row.batch_size // world_size}" if fitting else "nothing")
-        table.append(cells)
+        try:
+            if isinstance(row, BadInput):
+                raise row
+            table.append(
+                [
+                    name + "*" * (row.compile and device_type == "cuda"),
+                    *cells_of(row, device_type, world_size, parts, cost["n_params"]),
+                    *(cells_that_fit(row, memory_gb * 1e9, device_type, world_size) if memory_gb else []),
+                ]
+            )
+        except BadInput as error:
+            refused.append(f"{name}: {error}")
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for stage, *cells in table:
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         lines.append("  ".join([stage.ljust(widths[0]), *padded]))
-    if device_type == "cuda" and any(row.compile for _, row in rows):
+    lines += refused
+    if device_type == "cuda" and any(row[0].endswith("*") for row in table):
         lines.append("* compiled as for a CPU, with CUDA's attention, nothing in place; not compared with a GPU yet")
     return "\n".join(lines)
+
+
+def cells_of(config, device_type, world_size, parts, n_params):
+    """The texts of a row of the report: its predicted memory, by these parts, and of a block."""
+    memory = predict_memory(config, device_type, world_size)
+    formula = block_activations(share_of_process(config, world_size), device_type)
+    block = f"{memory.block / 1e6:.1f}" if memory.block else "-"
+    sizes = [f"{getattr(memory, part) / 1e9:.3f}" for part in parts]
+    return [*sizes, f"{memory.peak / n_params:.1f}", block, f"{formula / 1e6:.1f}"]
+
+
+def cells_that_fit(config, memory_bytes, device_type, world_size):
+    """The texts of a row of the report: the largest micro-batch that fits, and the longest context."""
+    fitting = largest_micro_batch(config, memory_bytes, device_type, world_size)
+    longest = longest_context(config, memory_bytes, device_type, world_size)
+    share = config.batch_size // parallel.divide(config, world_size).data
+    return [f"{fitting} of {share}" if fitting else "nothing", f"{longest:,}" if longest else "nothing"]

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
 
@@ -36,9 +37,15 @@ def fake_group(world_size, rank):
     """A process group that nobody else has joined, as torchtitan takes it to estimate memory."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
+    def init_of_real_tensors(*args, **options):  # FSDP2 makes meshes too; they read their numbers
+        with _disable_current_modes():
+            return init(*args, **options)
+
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    init = dist.DeviceMesh.__init__
     try:
-        yield
+        with patch.object(dist.DeviceMesh, "__init__", init_of_real_tensors):
+            yield
     finally:
         dist.destroy_process_group()
 

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 import train
 from lab.compiled import without_kernels
 from lab.processes import one_of
-from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.data import Batch
 from nanoladder.kernels import loss
@@ -160,7 +159,7 @@ def cuda_kernels(attention):
     """
     softmax, dropout, layer_norm = torch.Tensor.softmax, F.dropout, F.layer_norm
 
-    def attend(q, k, v, dropout_p, is_causal):
+    def attend(q, k, v, mask=None, dropout_p=0.0, is_causal=True):  # the mask is causal too
         if q.itemsize == 2 and attention != "efficient":  # cuDNN's kernel keeps the same tensors as flash
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
         return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
@@ -206,11 +205,14 @@ def trace(config, device_type, world_size=1, rank=0):
         build_8bit_tables()
     finite = patch.object(train, "finite", lambda *_: True)  # there are no numbers to check
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
-    stays = patch.object(GPT, "to", lambda model, _: model)  # fake weights cannot be moved, and are in place
+    stays = patch.object(
+        torch.nn.Module, "to", lambda model, _: model
+    )  # fake weights cannot be moved, and are in place
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
+    without_ddp = patch.object(parallel.data_parallel, "DistributedDataParallel", lambda model, **_: model)  # C++
     here = one_of(world_size, rank, config, device_type)
     resizes, random = ledger.seeing_resizes(), torch.random.fork_rng(devices=[])
-    with here, random, programs, resizes, fake, ledger, kernels, finite, numbers, stays:
+    with here, random, programs, resizes, fake, ledger, kernels, finite, numbers, stays, without_ddp:
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)

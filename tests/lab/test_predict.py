@@ -419,11 +419,27 @@ def test_the_report_has_a_row_for_every_stage():
     lines = predict.report(rows[-1][1], rows, memory_gb=0.1).splitlines()
     assert lines[0].startswith("0.7 M parameters")
     header, naive, flash = lines[-3:]
-    assert header.endswith("fits 0.1 GB")
+    assert header.endswith("fits 0.1 GB  longest context")
     assert naive.split()[1:4] == ["0.003", "0.003", "0.006"]  # bytes: 4 a parameter, 4, and 8
     assert float(flash.split()[6]) == round(predict.predict_memory(rows[1][1]).peak / 1e9, 3)
-    assert flash.endswith(f"{predict.largest_micro_batch(rows[1][1], 1e8)} of 8")
+    longest = f"{predict.longest_context(rows[1][1], 1e8):,}"
+    assert flash.split()[-4:] == [str(predict.largest_micro_batch(rows[1][1], 1e8)), "of", "8", longest]
     assert "fits" not in predict.report(rows[0][1], rows)
+
+
+def test_the_longest_context_fits_and_the_next_does_not():
+    config = small("--stage=flash", n_layer=1, vocab_size=64, micro_batch_size=1)
+    peaks = {n: predict.predict_memory(replace(config, context_length=n)).peak for n in (64, 128, 2048, 3072)}
+    assert predict.longest_context(config, peaks[128] - 1) == 64
+    assert predict.longest_context(config, peaks[3072] - 1) == 2048
+    assert predict.longest_context(config, peaks[3072]) == 3072
+    assert predict.longest_context(config, 1000) == 0
+
+
+def test_a_row_that_the_processes_cannot_train_has_the_reason():
+    rows = [(f"cut by {n}", small(tensor_parallel=n, batch_size=6)) for n in (1, 2)]
+    *_, row, reason = predict.report(rows[0][1], [*rows, ("wrong", BadInput("no"))], world_size=3).splitlines()[:-1]
+    assert row.startswith("cut by 1 ") and reason.startswith("cut by 2: tensor_parallel=2 does not divide 3")
 
 
 def test_the_report_says_how_a_compiled_stage_is_predicted():
