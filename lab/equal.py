@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import train
 from lab import timeline, traffic
 from lab.layouts import layouts
 from nanoladder import data, files, machine
@@ -29,26 +30,26 @@ from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.memory import child_environment
 
-FLOAT32, HALF = 1e-4, 5e-3  # tolerances, by the precision of matrix products
-TIMES = {"losses": 1, "norms": 20}  # the tolerance: a norm sums what rounding does to every gradient
+FLOAT32, HALF = 1e-4, 5e-3  # relative tolerances of losses, by the precision of matrix products
+NORMS = 20  # times that: a norm sums up what rounding does to every gradient
 KEYS = ("--ddp=True", "--num_workers=0", "--lr_decay_steps=0", "--memory_gb=0")  # do not change the model
 
 
 def main(argv):
     options, words = parse(argv)
     config, words = prepare(words, options)
-    tolerance = options.tolerance or tolerance_of(config)
-    print(conditions(config, options, tolerance))
+    limits = tolerances(config, options.tolerance)
+    print(conditions(config, limits))
     with tempfile.TemporaryDirectory() as folder:
         look = options.explain or options.timeline
         rows = train_all(plan(config, options.processes), words, Path(folder), bool(look))
     reference, *others = rows
-    judged = [judge(row, reference, tolerance) for row in others]
+    judged = [judge(row, reference, limits) for row in others]
     print(table(judged))
     if options.explain:
         print(traffic.explanation(rows))
     if options.out:
-        report = {"config": vars(config), "torch": torch.__version__, "tolerance": tolerance}
+        report = {"config": vars(config), "torch": torch.__version__, "tolerances": limits}
         rows = [{**row, "verdict": verdict.text} for row, verdict in zip(others, judged, strict=True)]
         text = json.dumps({**report, "reference": reference, "layouts": rows}, indent=1)
         files.write(Path(options.out), text)
@@ -103,19 +104,27 @@ def prepare(words, options):
     return load_config(words), words
 
 
-def tolerance_of(config):
-    """Relative tolerance of losses: a larger one if matrix products round to half precision or TF32."""
+def tolerances(config, given=None):
+    """{kind: largest difference} that makes a run equal: relative of losses and norms, absolute of weights.
+
+    In half precision (or TF32), rounding decides where weights with small gradients go, so that two runs may differ by
+    as much as AdamW moves them: by the sum of the learning rates.
+    """
     device = machine.choose_device(config.device)
     exact = device.type == "cpu" or config.matmul_precision == "highest"
-    return FLOAT32 if machine.choose_dtype(config.dtype, device) == torch.float32 and exact else HALF
+    exact = exact and machine.choose_dtype(config.dtype, device) == torch.float32
+    losses = given or (FLOAT32 if exact else HALF)
+    moved = sum(train.learning_rate(step, config) for step in range(1, config.max_steps + 1))
+    return {"losses": losses, "norms": NORMS * losses, "weights": losses if exact else moved}
 
 
-def conditions(config, options, tolerance):
+def conditions(config, limits):
     """The line above the table."""
     return (
-        f"{options.steps} updates of {config.n_layer} layers × {config.n_embd}, {config.batch_size} × "
+        f"{config.max_steps} updates of {config.n_layer} layers × {config.n_embd}, {config.batch_size} × "
         f"{config.context_length} tokens, dtype {config.dtype}, seed {config.seed}; torch {torch.__version__} on "
-        f"{machine.choose_device(config.device)}; tolerance {tolerance:g}"
+        f"{machine.choose_device(config.device)}; tolerances: "
+        + ", ".join(f"{kind} {limit:.2g}" for kind, limit in limits.items())
     )
 
 
@@ -200,7 +209,7 @@ class Verdict:
         return f"{self.name}, resumed from {self.resumed_from}" if self.resumed_from else self.name
 
 
-def judge(row, reference, tolerance):
+def judge(row, reference, limits):
     """The Verdict on a run, which may have been resumed. A refused layout is no fault; one that failed is."""
     run = row["name"], row.get("resumed_from")
     if "refused" in row:
@@ -208,14 +217,14 @@ def judge(row, reference, tolerance):
     if "failed" in row:
         return Verdict(*run, False, f"FAILED: {row['failed']}")
     faults, largest = [], {}
-    for kind, times in TIMES.items():
+    for kind in ("losses", "norms"):
         expected = reference[kind][row["first_step"] - 1 :]
         relative = [distance(one, other) for one, other in zip(row[kind], expected, strict=True)]
         largest[kind] = max(relative)
-        beyond = [step for step, value in enumerate(relative, row["first_step"]) if value > times * tolerance]
+        beyond = [step for step, value in enumerate(relative, row["first_step"]) if value > limits[kind]]
         if beyond:
             faults.append(f"{kind} from step {beyond[0]}")
-    differing = [tensor for tensor, value in row["weights"].items() if value > tolerance]
+    differing = [tensor for tensor, value in row["weights"].items() if value > limits["weights"]]
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         faults.append(f"weights of {differing[0]}{more}")
@@ -232,7 +241,7 @@ def distance(one, other):
 
 def table(verdicts):
     """The matrix as text: a line for each run, those resumed below the run of the same layout."""
-    names = [verdicts[0].name]
+    names = [str(verdicts[0])]
     for before, verdict in itertools.pairwise(verdicts):
         below = verdict.resumed_from and verdict.name == before.name
         names.append(f"    resumed from {verdict.resumed_from}" if below else str(verdict))

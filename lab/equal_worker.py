@@ -77,12 +77,10 @@ def follow(words, folder, resumed=False, look=False):
         found |= resume(config, *parts, folder)
     batches = train.training_batches(dataset.train, config, found["first_step"], device)
     for step, batch in enumerate(batches, found["first_step"]):
-        looks = {config.max_steps - 1: timed, config.max_steps: counted} if look and not resumed else {}
-        with looks.get(step, lambda *_: contextlib.nullcontext({}))(config, model) as seen:
+        with looking(config, model, found, step) if look and not resumed else contextlib.nullcontext():
             loss, norm = train.train_step(*parts, batch, train.learning_rate(step, config), config)
         found["losses"].append(float(loss))
         found["norms"].append(float(norm))
-        found |= seen
         if step == config.max_steps // 2 and not resumed:
             keep(folder / NEW_HALF, snapshot(config, *parts, step))
     state = snapshot(config, *parts, config.max_steps)
@@ -149,27 +147,32 @@ def distances(weights, reference):
     return found | dict.fromkeys(weights.keys() - reference.keys(), math.inf)
 
 
+def looking(config, model, found, step):
+    """A context that counts what the last step sends, and times the others of a pipeline without other dimensions."""
+    if step == config.max_steps:
+        return counted(config, model, found)
+    alone = parallel.mesh().sizes == Grid(pipeline=parallel.world_size()) and parallel.world_size() > 1
+    return timed(config, found) if alone else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def timed(config, model):
-    """Times what each process of a pipeline computes in the step inside, unless there are other dimensions."""
-    seen = {}
-    if parallel.mesh().sizes != Grid(pipeline=parallel.world_size()) or parallel.world_size() == 1:
-        yield seen
-        return
+def timed(config, found):
+    """Times what each process of a pipeline computes in the step inside. Keeps the fastest as found["pipeline"]."""
     with timeline.recorded() as boxes:
-        yield seen
-    share, schedule = config.batch_size // (config.micro_batch_size or config.batch_size), config.pipeline_schedule
-    seen["pipeline"] = {"schedule": schedule, "micro_batches": share, "processes": parallel.gather_objects(boxes)}
+        yield
+    processes = parallel.gather_objects(boxes)
+    if "pipeline" not in found or timeline.seconds(processes) < timeline.seconds(found["pipeline"]["processes"]):
+        n, schedule = config.batch_size // (config.micro_batch_size or config.batch_size), config.pipeline_schedule
+        found["pipeline"] = {"schedule": schedule, "micro_batches": n, "processes": processes}
 
 
 @contextlib.contextmanager
-def counted(config, model):
-    """Counts what each process sends in the step inside, which runs eagerly."""
-    seen = {}
+def counted(config, model, found):
+    """Counts what each process sends in the step inside, which runs eagerly, as found["sent"]."""
     with torch.compiler.set_stance("force_eager"), traffic.Counter() as counter:
-        yield seen
-    seen["sent"] = parallel.gather_objects(dict(counter.sent))
-    seen["expected"] = traffic.expected(config, model.n_params)
+        yield
+    found["sent"] = parallel.gather_objects(dict(counter.sent))
+    found["expected"] = traffic.expected(config, model.n_params)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Layout:
     def name(self):
         """2 data × 2 tensor, shard=full: the grid, and what else differs from its first layout."""
         chosen = {key: value for key, value in self.keys.items() if value != PLAIN.get(key, 0)}
-        if self.resumed and self.grid.pipeline > 1:  # they come with every pipeline
+        if self.grid.pipeline > 1:  # all of its layouts have micro-batches
             chosen.pop("micro_batch_size", None)
         schedule = [chosen.pop("pipeline_schedule")] if "pipeline_schedule" in chosen else []
         keys = [f"{key}={value}" for key, value in chosen.items()]
@@ -46,16 +46,19 @@ def layouts(config, n):
     """Lists the Layouts of n processes: every grid of them, sharded or not, with every schedule, in micro-batches."""
     found = []
     for grid in grids(n):
-        base = PLAIN | {"micro_batch_size": micro_batch(config, grid)}
+        base, averaging = PLAIN | {"micro_batch_size": micro_batch(config, grid)}, grid.data * grid.context
         found.append(Layout(grid, base))
         found += [Layout(grid, base | {"pipeline_schedule": name}) for name in SCHEDULES[1:] if grid.pipeline > 1]
-        if grid.data * grid.context > 1:
-            found += [Layout(grid, base | {"shard": shard}) for shard in ("optimizer", "full")]
-        if grid.data * grid.context == 4:
+        if averaging > 1:
+            found.append(Layout(grid, base | {"shard": "optimizer"}, resumed=False))  # cut like the next
+            found.append(Layout(grid, base | {"shard": "full"}))
+        if averaging == 4:
             found.append(Layout(grid, base | {"shard": "full", "shard_within": 2}))
         if grid.pipeline == 1 and (size := smaller(share(config, grid), base["micro_batch_size"])):
-            shards = ("none", "full") if grid.data * grid.context > 1 else ("none",)
-            found += [Layout(grid, base | {"shard": shard, "micro_batch_size": size}, False) for shard in shards]
+            shards = ("none", "full") if grid.data == n > 1 else ("none",)
+            found += [
+                Layout(grid, base | {"shard": shard, "micro_batch_size": size}, resumed=False) for shard in shards
+            ]
     return found
 
 

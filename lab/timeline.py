@@ -63,13 +63,15 @@ def recorded():
 
 
 def idle_share(processes):
-    """Share of the step in which processes do not compute, from the first start to the last end. 0 to 1.
+    """Share of a step in which processes do not compute, 0 to 1. processes: for each, its boxes, as of recorded()."""
+    busy = sum(box[4] - box[3] for boxes in processes for box in boxes)
+    return 1 - busy / (len(processes) * seconds(processes))
 
-    processes: for each, its boxes as recorded() makes them.
-    """
+
+def seconds(processes):
+    """Time from the first start of a step's boxes to their last end."""
     boxes = list(itertools.chain(*processes))
-    begin, end = min(box[3] for box in boxes), max(box[4] for box in boxes)
-    return 1 - sum(box[4] - box[3] for box in boxes) / (len(processes) * (end - begin))
+    return max(box[4] for box in boxes) - min(box[3] for box in boxes)
 
 
 def caption(schedule, micro_batches, processes):
@@ -98,17 +100,16 @@ def draw(pipelines, path):
         height_ratios=[height + 0.6 for height in heights],
         layout="constrained",
     )
-    axes = axes[:, 0]
-    begins = {title: min(box[3] for box in itertools.chain(*found)) for title, found in panels.items()}
-    width = max(box[4] - begins[title] for title, found in panels.items() for box in itertools.chain(*found))
+    axes, width = axes[:, 0], max(map(seconds, panels.values()))
     for axis, (title, processes) in zip(axes, panels.items(), strict=True):
+        axis.axvspan(0, 1e3 * seconds(processes), color=IDLE, zorder=0)
+        begin = min(box[3] for box in itertools.chain(*processes))
         for row, boxes in enumerate(processes):
-            draw_process(axis, row, boxes, begins[title], NARROW * width)
+            draw_process(axis, row, boxes, begin, NARROW * width)
         axis.set_title(title, loc="left", fontsize="medium", fontweight="bold")
         axis.set_yticks(range(len(processes)), [f"process {row}" for row in range(len(processes))])
         axis.set_ylim(len(processes) - 0.5, -0.5)
         axis.tick_params(left=False, bottom=axis is axes[-1])
-        axis.axvspan(0, 1e3 * max(box[4] - begins[title] for boxes in processes for box in boxes), color=IDLE, zorder=0)
         axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes[-1].set(xlabel="ms", xlim=(0, 1e3 * width))
     legend(figure, panels)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import flags
+from conftest import flags, replace, tiny
 
 import train
 from lab import equal, equal_worker, timeline
@@ -14,7 +14,7 @@ from nanoladder import checkpoint
 from nanoladder.config import load_config
 from nanoladder.parallel.mesh import Grid
 
-TOLERANCE = 1e-4
+LIMITS = {"losses": 1e-4, "norms": 2e-3, "weights": 1e-4}
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
 
 
@@ -28,7 +28,7 @@ def run(**planted):
 
 
 def test_a_run_within_the_tolerance_is_equal():
-    verdict = equal.judge(run(losses=[5.0001, 4.0, 3.0]), run(), TOLERANCE)
+    verdict = equal.judge(run(losses=[5.0001, 4.0, 3.0]), run(), LIMITS)
     assert verdict.good and verdict.text == "equal"
     assert (verdict.losses, verdict.norms, verdict.weights) == (pytest.approx(2e-5), 0, 2e-7)
 
@@ -46,18 +46,18 @@ def test_a_run_within_the_tolerance_is_equal():
     ],
 )
 def test_a_planted_difference_is_named(planted, text):
-    verdict = equal.judge(run(**planted), run(), TOLERANCE)
+    verdict = equal.judge(run(**planted), run(), LIMITS)
     assert not verdict.good and verdict.text == text
 
 
 def test_a_resumed_run_is_held_against_the_steps_that_it_took():
     later = run(first_step=3, losses=[3.0], norms=[1.0], resumed_from="2 tensor", changed=[])
-    assert equal.judge(later, run(), TOLERANCE).good
-    assert equal.judge(later | {"losses": [3.01]}, run(), TOLERANCE).text == "WRONG: losses from step 3"
+    assert equal.judge(later, run(), LIMITS).good
+    assert equal.judge(later | {"losses": [3.01]}, run(), LIMITS).text == "WRONG: losses from step 3"
 
 
 def test_a_refused_layout_is_no_fault():
-    verdict = equal.judge({"name": "4 tensor", "refused": "n_head=2"}, run(), TOLERANCE)
+    verdict = equal.judge({"name": "4 tensor", "refused": "n_head=2"}, run(), LIMITS)
     assert verdict.good and verdict.text == "refused: n_head=2" and verdict.losses is None
 
 
@@ -82,6 +82,14 @@ def test_the_matrix_is_printed_and_a_difference_ends_with_code_1(planted, code, 
         "2 tensor",
         "2 data",
     ]
+
+
+def test_half_precision_has_larger_tolerances():
+    config = tiny(max_steps=2, warmup_steps=2)  # learning rates 0.005 and 0.01
+    assert equal.tolerances(config) == pytest.approx({"losses": 1e-4, "norms": 2e-3, "weights": 1e-4})
+    assert equal.tolerances(config, 1e-5) == pytest.approx({"losses": 1e-5, "norms": 2e-4, "weights": 1e-5})
+    half = equal.tolerances(replace(config, dtype="bfloat16"))
+    assert half == pytest.approx({"losses": 5e-3, "norms": 0.1, "weights": 0.015})
 
 
 # -- the layouts
@@ -118,13 +126,13 @@ def follow(dataset, folder, **keys):
 
 def test_a_wrong_gradient_is_found(dense, tmp_path, monkeypatch):
     reference, train_step = follow(dense, tmp_path), train.train_step
-    assert equal.judge({"name": "again", **follow(dense, tmp_path)}, reference, TOLERANCE).good
+    assert equal.judge({"name": "again", **follow(dense, tmp_path)}, reference, LIMITS).good
 
     def one_row_too_many(model, optimizer, scaler, batch, *rest):
         return train_step(model, optimizer, scaler, type(batch)(*(part[[0, 0, 1, 2]] for part in batch)), *rest)
 
     monkeypatch.setattr(train, "train_step", one_row_too_many)
-    verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, TOLERANCE)
+    verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, LIMITS)
     assert not verdict.good and "losses from step 1; norms from step 1; weights of " in verdict.text
 
 
@@ -137,7 +145,7 @@ def test_swapped_rows_are_found_in_the_gathered_weights_alone(dense, tmp_path, m
         return state
 
     monkeypatch.setattr(checkpoint, "snapshot", swapped)
-    verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, TOLERANCE)
+    verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, LIMITS)
     assert verdict.losses == verdict.norms == 0 and verdict.text == f"WRONG: weights of {name}"
 
 
@@ -185,7 +193,7 @@ def test_every_layout_equals_one_process(matrix):
     assert len(trained) > 60 and len(resumed) > 30 and resumed[-1]["name"] == "1 process"
     for row in trained:
         assert len(row["losses"]) == (6 if row["resumed"] else 12), row["name"]
-        assert max(row["weights"].values()) < TOLERANCE
+        assert max(row["weights"].values()) < 1e-4
 
 
 @pytest.mark.slow
