@@ -11,6 +11,7 @@ is train.py's own. Ends with code 1 if a layout trains another model. Sizes are 
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from nanoladder.run.memory import child_environment
 
 FLOAT32, HALF = 1e-4, 5e-3  # relative tolerances of losses, by the precision of matrix products
 NORMS = 20  # times that: a norm sums up what rounding does to every gradient
-KEYS = ("--ddp=True", "--num_workers=0", "--lr_decay_steps=0", "--memory_gb=0")  # do not change the model
+KEYS = ("--ddp=True", "--num_workers=0", "--lr_decay_steps=0")
 
 
 def main(argv):
@@ -74,13 +75,18 @@ def parse(argv):
     """Splits a command line into lab.equal's options and the config's words."""
     usage = "python -m lab.equal config/x.py [more.py ...] [--processes=4] [--steps=12] [--key=value ...]"
     parser = Parser(prog="python -m lab.equal", usage=usage, description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--processes", type=int, default=2, help="most processes of a layout: 2 (default), 4, 8, ...")
+    parser.add_argument("--processes", type=int, default=2, help="most processes of a layout (default: 2)")
     parser.add_argument("--steps", type=int, default=12, help="updates of each run, at least 2 (default: 12)")
-    parser.add_argument("--tolerance", type=float, help="relative, of losses (default: 1e-4 in float32, else 5e-3)")
+    parser.add_argument("--tolerance", type=float, help="of losses, relative (default: 1e-4 in float32, else 5e-3)")
     parser.add_argument("--explain", action="store_true", help="also print what each collective sends in a step")
     parser.add_argument("--timeline", metavar="FILE.png", help="also draw a pipeline's step, for every schedule")
     parser.add_argument("--out", metavar="FILE.json", help="also write every loss and distance to a file")
     options, words = parser.parse_known_args(argv)
+    if "WORLD_SIZE" in os.environ:
+        raise BadInput("lab.equal starts its processes itself; expected `python -m lab.equal`, without torchrun")
+    for path in filter(None, (options.timeline, options.out)):
+        if not Path(path).parent.is_dir():
+            raise BadInput(f"{path}: expected a file in a folder that exists, and {Path(path).parent} does not")
     if options.processes < 2:
         raise BadInput(f"--processes={options.processes}: expected at least 2")
     if options.steps < 2:

@@ -235,7 +235,13 @@ def test_the_idle_share_of_a_perfect_pipeline_is_the_formula(tmp_path):
         ({"processes": "two"}, "invalid int value: 'two'"),
         ({"steps": 1}, "--steps=1: expected at least 2"),
         ({"step": 3}, "unknown key 'step'"),
+        ({"timeline": "no/such/folder.png"}, "no/such/folder.png: expected a file in a folder that exists"),
     ],
 )
 def test_bad_input_is_one_line(given, message, dense, refused):
     assert message in refused(equal.main, *flags(dataset=dense, **given))
+
+
+def test_torchrun_is_refused(dense, refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "lab.equal starts its processes itself" in refused(equal.main, *flags(dataset=dense))
