@@ -55,6 +55,12 @@ def replays_graphs(c):
     return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
 
 
+def compiles_blocks(c):
+    """True if the blocks are compiled one by one."""
+    between = c.shard != "none" or c.tensor_parallel > 1 or c.pipeline_parallel > 1  # something is exchanged
+    return c.compile and (c.compile_scope == "block" or between)
+
+
 def gathers_keys(c):
     """True if context parallelism gathers keys and values: if its processes do not divide the heads that each has."""
     return c.n_head // c.tensor_parallel % c.context_parallel > 0
@@ -101,22 +107,17 @@ def suggest_batch(c):
 COMBINATIONS = [
     (lambda c: c.n_embd % c.n_head, suggest_width),
     (lambda c: c.micro_batch_size and c.batch_size % c.micro_batch_size, suggest_batch),
+    (
+        lambda c: c.n_head % c.tensor_parallel,
+        "n_head={n_head} does not divide among the processes of tensor_parallel={tensor_parallel}, each of which has "
+        "whole heads; expected tensor_parallel to be a divisor of n_head",
+    ),
     (lambda c: c.context_length % count_pieces(c), suggest_length),
     (
         lambda c: gathers_keys(c) and c.attention in ("matmul", "cudnn"),
         "attention={attention} takes as many queries as keys, and context_parallel={context_parallel} gathers more "
         "keys, as it does not divide a process's heads (n_head={n_head}, tensor_parallel={tensor_parallel}); "
         "expected --attention=sdpa, or a context_parallel that divides them",
-    ),
-    (
-        lambda c: c.n_head % c.tensor_parallel,
-        "n_head={n_head} does not divide among the processes of tensor_parallel={tensor_parallel}, each of which has "
-        "whole heads; expected tensor_parallel to be a divisor of n_head",
-    ),
-    (
-        lambda c: c.context_length % (c.tensor_parallel * c.context_parallel),
-        "context_length={context_length} does not divide into equal parts for tensor_parallel={tensor_parallel} × "
-        "context_parallel={context_parallel} processes; expected a multiple of their product",
     ),
     (
         lambda c: c.min_lr > c.learning_rate,
@@ -132,15 +133,11 @@ COMBINATIONS = [
         "checkpointing={checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
     ),
     (
-        lambda c: c.checkpointing == "selective" and c.compile and (c.compile_scope == "block" or c.shard != "none"),
+        lambda c: c.checkpointing == "selective" and compiles_blocks(c),
         "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
-        "one by one (compile_scope={compile_scope}, shard={shard}); expected --compile_scope=model --shard=none, or "
-        "--checkpointing=every:1",
-    ),
-    (
-        lambda c: c.checkpointing == "selective" and c.compile and c.tensor_parallel > 1,
-        "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
-        "one by one, as tensor_parallel={tensor_parallel} needs; expected --compile=False, or --checkpointing=every:1",
+        "one by one (compile_scope={compile_scope}, shard={shard}, tensor_parallel={tensor_parallel}, "
+        "pipeline_parallel={pipeline_parallel}); expected --compile_scope=model --shard=none and 1 of both, "
+        "--compile=False, or --checkpointing=every:1",
     ),
     (
         lambda c: replays_graphs(c) and (accumulates(c) or not c.set_to_none),

@@ -56,8 +56,8 @@ def synchronize(model, on):
     """Turns gradient averaging over processes on or off. Call it before the forward."""
     if mesh().averaging == 1:
         return
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = on
-    else:
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2's
         model.set_requires_gradient_sync(on)
         model.set_reshard_after_backward(on or model.config.shard == "full")
+    else:
+        model.require_backward_grad_sync = on

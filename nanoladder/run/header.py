@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from nanoladder import machine, optim, parallel
-from nanoladder.config import differences
+from nanoladder.config import compiles_blocks, differences
 from nanoladder.data import tokens_seen
 from nanoladder.kernels import count_chunks
 from nanoladder.run.memory import count_tokens, share_of_process
@@ -56,8 +56,7 @@ def choices(config, device):
         chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
     mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in CUTS}
     if config.compile:
-        by_block = config.shard != "none" or config.tensor_parallel > 1 or mesh.sizes.pipeline > 1
-        scope = "block" if by_block else config.compile_scope
+        scope = "block" if compiles_blocks(config) else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
     if parallel.world_size() > 1:
         cut = mesh.is_cut and config.shard == "none"

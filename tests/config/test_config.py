@@ -213,6 +213,7 @@ IMPOSSIBLE = [
     ({"checkpointing": "selective", "compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
     ({"checkpointing": "selective", "shard": "full"}, ["selective", "shard=full", "--shard=none"]),
     ({"checkpointing": "selective", "tensor_parallel": 2}, ["selective", "tensor_parallel=2", "--compile=False"]),
+    ({"checkpointing": "selective", "pipeline_parallel": 2}, ["selective", "pipeline_parallel=2", "every:1"]),
     ({"tensor_parallel": 5}, ["n_head=12", "tensor_parallel=5", "divisor"]),
     (
         {"tensor_parallel": 2, "context_length": 15},
