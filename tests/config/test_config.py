@@ -219,6 +219,11 @@ IMPOSSIBLE = [
         {"tensor_parallel": 2, "context_length": 15},
         ["context_length=15", "tensor_parallel=2", "context_parallel=1", "multiple"],
     ),
+    ({"context_parallel": 5}, ["n_head=12", "10 pieces", "context_parallel=5", "--context_length=1020"]),
+    (
+        {"context_parallel": 5, "context_length": 1000, "attention": "matmul"},
+        ["attention=matmul", "context_parallel=5", "n_head=12", "--attention=sdpa"],
+    ),
     (GRAPHS | {"tensor_parallel": 2}, ["reduce-overhead", "tensor_parallel=2", "--compile_mode=default"]),
     (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "micro_batch_size=auto", "--micro_batch_size=0"]),
     (GRAPHS | {"set_to_none": False}, ["reduce-overhead", "set_to_none=False", "--set_to_none=True"]),
