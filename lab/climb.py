@@ -112,8 +112,10 @@ def climb(options, config_words):
     results = open_results(folder, conditions)
     training = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
     reasons = plan.not_applicable(rows, options.mode, sized(config_words))
-    part = open_mode(folder, results, options.mode, rows, reasons, training)
-    with tqdm(tasks(options, rows, replicated=config.shard == "none"), unit="process") as bar:
+    kind = plan.part_of_results(options)
+    part = open_mode(folder, results, kind, rows, reasons, training)
+    replicated = options.dimension == "data" and config.shard == "none"
+    with tqdm(tasks(options, rows, replicated), unit="process") as bar:
         for name, measurement, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {measurement}")
             row = part["rows"][name] if name else part
@@ -127,14 +129,24 @@ def climb(options, config_words):
                     continue
                 words += plan.training_run(options, config_words, tried[len(done)])
             try:
-                done.append(run_alone(measurement, words, int(name) if scaling and name else 1))
+                n = int(name) if scaling and name else 1
+                done.append(run_alone(measurement, words, n))
+                if measurement == "exchange":
+                    done[-1]["predicted"] = predicted_peak(words, n, results["machine"]["gpu"])
             except RuntimeError as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
             write_results(folder, results)
-    pictures.draw(results, options.mode, folder / f"{options.mode}.png")
-    print(tables.table(results, options.mode))
-    print(f"written: {folder}/results.json, table.md and {options.mode}.png")
+    pictures.draw(results, kind, folder / f"{kind}.png")
+    print(tables.table(results, kind))
+    print(f"written: {folder}/results.json, table.md and {kind}.png")
+
+
+def predicted_peak(words, n, gpu):
+    """Predicted peak bytes of one of n processes; None if they cannot be predicted."""
+    config = load_config(sized([word for word in words if not word.startswith("--threads")]))
+    with contextlib.suppress(BadInput):
+        return predict.predict_memory(config, "cuda" if gpu else "cpu", n).peak
 
 
 def conditions_of(options, config_words, config):
@@ -163,7 +175,7 @@ def tasks(options, rows, replicated):
     gradients (replicated).
     """
     scaling = options.mode == "scaling"
-    found = [] if scaling else [(name, "examine", 1) for name in rows]
+    found = [(name, "exchange" if scaling else "examine", 1) for name in rows]
     if options.mode == "optimizers":
         most = len(options.grid) + BEYOND
         found += [(name, "curve", count) for name in rows for count in range(1, 1 + most)]

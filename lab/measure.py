@@ -7,6 +7,7 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     examine   the losses of the first steps, and where the memory and the time of a step go
     time      seconds of a step
     silent    seconds of a step in which processes do not communicate
+    exchange  what a process sends in a step, and the peak memory of the process with the highest
     curve     the losses of a whole training run
     trial     the peak memory of two steps
     loss      head and loss by themselves: seconds and peak memory of a variant of losses.py
@@ -26,6 +27,7 @@ import train
 from lab import losses, predict
 from lab.anatomy import anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
+from lab.traffic import Counter
 from nanoladder import data, machine, parallel
 from nanoladder.config import load_config, replays_graphs
 from nanoladder.entry import Parser, run_script
@@ -43,7 +45,7 @@ POINTS = 50  # of a curve of losses
 
 def main(argv):
     parser = Parser(prog="lab.measure", allow_abbrev=False)
-    choices = ["machine", "limits", "examine", "time", "silent", "curve", "trial", "loss"]
+    choices = ["machine", "limits", "examine", "time", "silent", "exchange", "curve", "trial", "loss"]
     parser.add_argument("measurement", choices=choices)
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
     parser.add_argument("--threads", type=int, help="threads of each process")
@@ -67,6 +69,8 @@ def main(argv):
                 measured = time_steps(config, options.steps, options.threads)
             case "silent":
                 measured = time_without_communication(config, options.steps, options.threads)
+            case "exchange":
+                measured = exchange(config, options.threads)
             case "loss":
                 measured = losses.measure(config, options.variant)
             case "trial":
@@ -189,6 +193,32 @@ def time_without_communication(config, steps, threads):
     loop.seconds(warmup(config), window=0)
     sent.clear()  # the first step had other buckets
     return {"seconds": loop.seconds(steps), "bytes": sum(sent.values())}
+
+
+def exchange(config, threads):
+    """{kind of message: [number, bytes]} that this process sends in a step, and the peak bytes of all tensors.
+
+    The peak is that of the process with the highest, on a CPU with the copies that gloo makes. Of a pipeline also its
+    predicted bubble: the share of a step in which a process waits. A counted step is not compiled.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        loop = Loop(config, threads)
+        loop.seconds(WARMUP, window=0)
+    now = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
+            now += event.nbytes()
+            peak = max(peak, now)
+    if loop.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(loop.device)
+    with Counter() as counter:
+        loop.step()
+    found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
+    n = parallel.mesh().sizes.pipeline
+    if n > 1:
+        n_micro_batches = config.batch_size // parallel.mesh().sizes.data // config.micro_batch_size
+        found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
+    return found
 
 
 def trial(config):

@@ -31,9 +31,10 @@ def draw(results, mode, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    needed = {"scaling": {"seconds"}, "optimizers": {"best"}}.get(mode, {"seconds", "peak"})
+    kind = mode.partition("-")[0]  # scaling-tensor is drawn as scaling is
+    needed = {"scaling": {"seconds"}, "optimizers": {"best"}}.get(kind, {"seconds", "peak"})
     if rows := [row for row in summarize(results, mode) if needed <= row.keys()]:
-        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(mode, bars)(plt, rows)
+        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(kind, bars)(plt, rows)
         figure.savefig(path, dpi=110)
         plt.close(figure)
 

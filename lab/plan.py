@@ -25,10 +25,18 @@ MODES = {
     "losses": "head and loss by themselves: the operator beside PyTorch's functions and Liger's kernel",
     "optimizers": "whole training runs with every optimizer, each at several learning rates",
     "sweep": "the same batch, cut into micro-batches of every size",
-    "scaling": "one batch per process, on 1, 2, 4, ... processes of this machine",
+    "scaling": "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
     "predict": "no measurement: what the run will cost and the memory of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
+DIMENSIONS = {  # of --mode=scaling: the words of n processes
+    "data": lambda n: [],
+    "shard": lambda n: ["--shard=full"],
+    "tensor": lambda n: [f"--tensor_parallel={n}"],
+    "context": lambda n: [f"--context_parallel={n}"],
+    "pipeline": lambda n: [f"--pipeline_parallel={n}"],
+}
+WEAK = ("data", "shard")  # dimensions in which every process has a batch of its own
 MEASURING = ("ladder", "each", "without", "attention", "optimizers", "sweep", "scaling")
 FORMER = {"--fit": "--mode=predict", "--sweep": "--mode=sweep", "--compare": "--mode=compare A B"}
 
@@ -69,6 +77,18 @@ def stages(text):
     return [stage for stage in stage_names() if stage in ["naive", *asked]]
 
 
+def dimension(text):
+    if text not in DIMENSIONS:
+        raise argparse.ArgumentTypeError(f"{text}: expected {', '.join(DIMENSIONS)}")
+    return text
+
+
+def part_of_results(options):
+    """The name under which results keep a mode: scaling-tensor and the like for scaling along another dimension."""
+    along = options.mode == "scaling" and options.dimension != "data"
+    return f"scaling-{options.dimension}" if along else options.mode
+
+
 class Option(NamedTuple):
     """An option of profile.py: the modes that use it, the parser of its text (None: a switch), and its default text."""
 
@@ -97,6 +117,12 @@ OPTIONS = {
         "multiples of each optimizer's learning rate to try; extended beyond an end that does best",
     ),
     "processes": Option(("scaling",), at_least(2), None, "largest number of processes"),
+    "dimension": Option(
+        ("scaling",),
+        dimension,
+        "data",
+        "data|shard: a batch for each process; tensor|context|pipeline: one batch for all",
+    ),
     "memory_gb": Option(
         ("predict",),
         positive,
@@ -180,7 +206,8 @@ def measurable(options, config_words):
     added = []
     if config.batch_warmup_steps:
         added.append("--batch_warmup_steps=0")  # the whole batch is measured
-    one_micro_batch = config.micro_batch_size and options.mode not in ("optimizers", "sweep", "predict")
+    several = options.mode in ("optimizers", "sweep", "predict") or options.dimension == "pipeline"
+    one_micro_batch = config.micro_batch_size and not several
     if one_micro_batch and not any(word.startswith("--batch_size") for word in config_words):
         added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too
     return [*config_words, *added]
@@ -218,7 +245,9 @@ def rows(options, config_words):
         case "scaling":
             share = load_config(config_words).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
-            return {str(n): [f"--batch_size={n * share}"] for n in counts}
+            if options.dimension in WEAK:
+                return {str(n): [f"--batch_size={n * share}", *DIMENSIONS[options.dimension](n)] for n in counts}
+            return {str(n): DIMENSIONS[options.dimension](n) for n in counts}
 
 
 def training_run(options, config_words, factor):
@@ -264,7 +293,7 @@ def not_applicable(rows, mode, config_words):
             reasons[name] = str(error)
             continue
         config = in_one_process(config)
-        if configs and config == configs[-1 if mode == "ladder" else 0]:
+        if mode != "scaling" and configs and config == configs[-1 if mode == "ladder" else 0]:
             reasons[name] = "not applicable: in one process the same as the row that it is compared with"
         configs.append(config)
     return reasons

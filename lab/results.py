@@ -26,6 +26,7 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
     "lab/predict.py",
     "lab/trace.py",
     "lab/processes.py",
+    "lab/traffic.py",
     "lab/compiled.py",
 )
 

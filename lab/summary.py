@@ -12,6 +12,9 @@ FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
     "tokens_per_s": "throughput",
     "resident": "peak resident memory above the start's: the median",
     "exposed": "seconds of a step that go into communication and are not hidden by computation",
+    "sent": "bytes that a process sends in a step, if messages go around a ring",
+    "beyond": "seconds of a step beyond a process's share of the work, at the speed of one process alone",
+    "bubble": "share of a step in which a process of a pipeline waits, by a formula",
     "gradient_bytes": "bytes of gradients that a process averages in a step",
     "loss": "of the last examined step",
     "gap": "largest difference of a loss from the first row's",
@@ -59,6 +62,13 @@ def summarize(results, mode):
         if silent := measured.get("silent"):
             row["exposed"] = row["seconds"] - statistics.median(process["seconds"] for process in silent)
             row["gradient_bytes"] = silent[0]["bytes"]
+        if exchanged := measured.get("exchange"):
+            n = int(name)
+            row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
+            row |= {key: exchanged[0][key] for key in ("predicted", "bubble") if exchanged[0].get(key)}
+        if mode.startswith("scaling-") and timed and rows and "seconds" in rows[0]:
+            own_tokens = row["tokens_per_s"] * row["seconds"] / int(name)
+            row["beyond"] = row["seconds"] - own_tokens / rows[0]["tokens_per_s"]
         if found := (measured.get("examine") or [None])[0]:
             row |= examination(found, examined[0], row, results["machine"]["gpu"])
             row["dropout"] = results["keys"]["dropout"]
@@ -70,6 +80,12 @@ def summarize(results, mode):
             row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))
         rows.append(row)
     return rows
+
+
+def ring_bytes(sent, n):
+    """Bytes that a process sends of {kind: [number, bytes]} among n processes in a ring."""
+    share = {"all_reduce": 2 * (n - 1) / n, "send": 1, "broadcast": 1}
+    return sum(share.get(kind, (n - 1) / n) * size for kind, (_, size) in sent.items())
 
 
 def timing(processes):

@@ -24,7 +24,9 @@ def table(results, mode):
     keys = results["keys"]
     rows = summarize(results, mode)
     repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
-    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode == "scaling")
+    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (
+        mode in ("scaling", "scaling-shard")
+    )
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
         f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians over up to {repeats} "
@@ -157,12 +159,16 @@ def columns(rows, mode):
             "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
             "exposed communication ms": lambda row: f"{1e3 * row['exposed']:.1f}",
             "gradients MB": lambda row: f"{row['gradient_bytes'] / 1e6:.1f}",
+            "beyond its share of one process's time ms": lambda row: f"{1e3 * row['beyond']:.1f}" * (row is not first),
+            "bubble predicted": lambda row: f"{row['bubble']:.0%}",
+            "sent by a process MB": lambda row: f"{row['sent'] / 1e6:.1f}" * (row is not first),
+            "predicted GB": lambda row: f"{row['predicted'] / 1e9:.3f}",
         },
     }
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
-        **relative[mode],
+        **relative[mode.partition("-")[0]],
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's rate": lambda row: f"{row['datasheet_mfu']:.0%}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",

@@ -223,22 +223,66 @@ def test_other_rows_are_not_mixed_in(dense, tmp_path, measured):
         climb.main([*argv, "--stages=naive,amp,compile"])
 
 
-def test_scaling_starts_1_to_n_processes(dense, tmp_path, measured):
+EXCHANGED = {"sent": {"all_reduce": [3, 4e6], "send": [1, 1e6]}, "peak": 2e9}
+
+
+def test_scaling_starts_1_to_n_processes(dense, tmp_path, measured, monkeypatch):
     def answer(what, words):
         n = int([word for word in words if word.startswith("--batch_size=")][-1][13:]) // 4
         assert "--threads=1" in words
         seconds = 1.25 if n > 1 and what == "time" else 1.0
-        return TIMED | {"seconds": seconds, "tokens": 64 * n, "bytes": 4e6}
+        return EXCHANGED.copy() if what == "exchange" else TIMED | {"seconds": seconds, "tokens": 64 * n, "bytes": 4e6}
 
     asked = measured(answer)
+    monkeypatch.setattr(climb, "predicted_peak", lambda *_: 1e9)
     words = ["--mode=scaling", "--processes=4", "--repeats=2"]
     climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", *words])
-    assert [processes for *_, processes in asked] == [1, 2, 2, 4, 4, 4, 4, 2, 2, 1]
+    assert [processes for *_, processes in asked] == [1, 2, 4, 1, 2, 2, 4, 4, 4, 4, 2, 2, 1]
     rows = rows_of(tmp_path / "table.md")
     assert rows["4"]["efficiency"] == "80%"
     assert rows["4"]["exposed communication ms"] == "250.0"
     assert rows["2"]["gradients MB"] == "4.0"
+    assert rows["4"]["sent by a process MB"] == "7.0"  # 2 · 3/4 of the all_reduce
+    assert rows["4"]["tensors GB"] == "2.000" and rows["4"]["predicted GB"] == "1.000"
     assert (tmp_path / "scaling.png").exists()
+
+
+@pytest.mark.parametrize(
+    "dimension, of_four, tokens, beyond",
+    [
+        ("shard", ["--batch_size=16", "--shard=full"], 256, "-600.0"),
+        ("tensor", ["--tensor_parallel=4"], 64, "150.0"),
+        ("context", ["--context_parallel=4"], 64, "150.0"),
+        ("pipeline", ["--pipeline_parallel=4"], 64, "150.0"),
+    ],
+)
+def test_scaling_along_a_dimension(dense, tmp_path, measured, monkeypatch, dimension, of_four, tokens, beyond):
+    def answer(what, words):
+        alone = value_of("batch_size", words) == "4" if dimension == "shard" else of_four[0] not in words
+        if what == "exchange":
+            return EXCHANGED | ({"bubble": 0.25} if dimension == "pipeline" and not alone else {})
+        return TIMED | ({"seconds": 1.0, "tokens": 64} if alone else {"seconds": 0.4, "tokens": tokens})
+
+    asked = measured(answer)
+    monkeypatch.setattr(climb, "predicted_peak", lambda *_: None)
+    words = ["--mode=scaling", f"--dimension={dimension}", "--processes=4", "--repeats=1", "--n_layer=4", "--n_head=4"]
+    climb.main([*TINY_MODEL, *words, "--micro_batch_size=1", f"--dataset={dense}", f"--out_dir={tmp_path}"])
+    assert not any(what == "silent" for what, *_ in asked)
+    assert set(of_four) <= set(next(call for call in asked if call[-1] == 4))
+    rows = rows_of(tmp_path / "table.md")
+    assert rows["4"]["beyond its share of one process's time ms"] == beyond
+    assert rows["4"].get("bubble predicted") == ("25%" if dimension == "pipeline" else None)
+    assert (tmp_path / f"scaling-{dimension}.png").exists()
+
+
+@pytest.mark.slow
+def test_what_two_processes_exchange_is_measured_for_real(dense):
+    words = [*flags(dataset=dense, ddp=True, n_layer=1), "--threads=1"]
+    vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
+    found = climb.run_alone("exchange", words, processes=2)
+    weights = 4 * GPT(load_config([*words[:-1], f"--vocab_size={vocab_size}"])).n_params
+    assert found["sent"]["all_reduce"][1] == pytest.approx(weights, abs=100)  # and two scalars
+    assert found["peak"] > 4 * weights
 
 
 @pytest.mark.slow
@@ -270,6 +314,7 @@ def test_torchrun_is_refused_in_one_line(processes, refused, monkeypatch):
         ["--mode=optimizers", "--grid="],
         ["--mode=scaling"],
         ["--mode=scaling", "--processes=1"],
+        ["--mode=scaling", "--processes=2", "--dimension=model"],
         ["--no_such_key=1"],
         ["--mode=all"],
         ["--stage=amp"],
@@ -292,7 +337,7 @@ def test_bad_options_are_refused_before_anything_is_measured(words, monkeypatch)
 @pytest.mark.parametrize("mode", plan.MODES)
 def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
     option = plan.OPTIONS[name]
-    text = {"stages": "amp", "out_dir": "x"}.get(name, "2")
+    text = {"stages": "amp", "out_dir": "x", "dimension": "tensor"}.get(name, "2")
     given = [f"--mode={mode}", f"--{name}={text}" if option.parse else f"--{name}"]
     if mode in option.modes:
         assert getattr(plan.split(given)[0], name)
