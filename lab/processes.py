@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanoladder import parallel
 from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
 
 PER_NODE = 8  # processes of a node, on which shard_within=node depends
@@ -28,6 +29,7 @@ def one_of(world_size, rank, config, device_type):
         start_mesh(sizes, rank, n_sharing, "cpu")
         stack.callback(start_mesh, Grid(), 0, 1, "cpu")
         if world_size > 1:
+            stack.enter_context(positions_of_numbers())
             mesh().weights, mesh().context  # before there are fake tensors, of which a mesh cannot be made
         yield
 
@@ -48,6 +50,17 @@ def fake_group(world_size, rank):
             yield
     finally:
         dist.destroy_process_group()
+
+
+def positions_of_numbers():
+    """Lets context parallelism read the positions of this process, which fake tensors do not have."""
+    apply = parallel.apply_context_parallel
+
+    def apply_without_modes(model):
+        with _disable_current_modes():
+            apply(model)
+
+    return patch.object(parallel, "apply_context_parallel", apply_without_modes)
 
 
 def gathering_in(dtype):
