@@ -62,12 +62,14 @@ def main(argv):
 
 
 def draw(rows, path):
-    """Draws the widest pipelines that ran, of every schedule."""
-    pipelines = [row["pipeline"] for row in rows if "pipeline" in row]
-    widest = max((len(pipeline["processes"]) for pipeline in pipelines), default=0)
-    if not widest:
+    """Draws the pipelines of as many processes as ran with most schedules, the widest of these."""
+    pipelines = {}  # by number of processes
+    for row in rows:
+        if "pipeline" in row:
+            pipelines.setdefault(len(row["pipeline"]["processes"]), []).append(row["pipeline"])
+    if not pipelines:
         raise BadInput(f"--timeline={path}: no pipeline could be trained, for the reasons above")
-    timeline.draw([pipeline for pipeline in pipelines if len(pipeline["processes"]) == widest], path)
+    timeline.draw(max(sorted(pipelines.items(), reverse=True), key=lambda item: len(item[1]))[1], path)
     print(f"written: {path}")
 
 
