@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanoladder import parallel
+from nanoladder.parallel.pipeline import STAGES
 
 HEADING = """
 What a process hands to collectives in a step, the mean over processes: calls, bytes measured, bytes by the formula, and
@@ -166,7 +167,7 @@ def sizes_of(config, n_params):
         t=t,
         c=c,
         p=p,
-        v=parallel.STAGES[config.pipeline_schedule],
+        v=STAGES[config.pipeline_schedule],
         shard=config.shard,
         by_heads=config.n_head // t % c == 0,
     )

@@ -102,13 +102,14 @@ def test_every_grid_of_four_processes_is_listed():
 
 
 def test_every_dimension_sharding_and_schedule_is_listed():
-    config = load_config(flags(batch_size=8))
+    keys = {"batch_size": 8, "n_head": 4}
+    config = load_config(flags(**keys))
     names = [layout.name for layout in layouts(config, 4)]
     assert len(set(names)) == len(names)
     assert {"4 data, shard=full, shard_within=2", "2 data × 2 tensor, shard=full"} <= set(names)
     assert {"4 data", "4 tensor", "4 context", "4 pipeline, zero_bubble", "2 pipeline × 2 context"} <= set(names)
     for layout in layouts(config, 4):
-        load_config(flags(batch_size=8) + layout.words)  # is a config
+        load_config(flags(**keys) + layout.words)  # is a config
     alone = layouts(config, 1)
     assert [layout.name for layout in alone] == ["1 process", "1 process, micro_batch_size=4"]
 
