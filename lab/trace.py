@@ -205,9 +205,7 @@ def trace(config, device_type, world_size=1, rank=0):
         build_8bit_tables()
     finite = patch.object(train, "finite", lambda *_: True)  # there are no numbers to check
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
-    stays = patch.object(
-        torch.nn.Module, "to", lambda model, _: model
-    )  # fake weights cannot be moved, and are in place
+    stays = patch.object(torch.nn.Module, "to", lambda model, _: model)  # fake weights are in place
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
     without_ddp = patch.object(parallel.data_parallel, "DistributedDataParallel", lambda model, **_: model)  # C++
     here = one_of(world_size, rank, config, device_type)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -169,14 +170,21 @@ def test_a_checkpoint_that_is_loaded_wrong_is_found(dense, tmp_path, monkeypatch
 # -- several processes
 
 
+def pairs(config, n):
+    """The layouts of two processes, and of four along two dimensions: those along one have tests of their own."""
+    found = layouts(config, n)
+    return found if n < 4 else [layout for layout in found if max(layout.grid) == 2 or "shard_within" in layout.name]
+
+
 @pytest.fixture(scope="module")
 def matrix(documents, tmp_path_factory):
-    """Every layout of up to four processes: padded documents, an odd vocabulary, biases, heads of 9."""
+    """Every dimension of two processes and every pair: padded documents, an odd vocabulary, biases, heads of 9."""
     folder = tmp_path_factory.mktemp("equal")
     given = flags(dataset=documents, vocab_size=257, **SIZES)
     options = ["--processes=4", "--explain", f"--timeline={folder / 'pipeline.png'}", f"--out={folder / 'out.json'}"]
     try:
-        equal.main([*given, *options])
+        with patch.object(equal, "layouts", pairs):
+            equal.main([*given, *options])
     except SystemExit as end:
         pytest.fail(str(end))
     return folder, json.loads((folder / "out.json").read_text())["layouts"]
@@ -185,14 +193,10 @@ def matrix(documents, tmp_path_factory):
 @pytest.mark.slow
 def test_every_layout_equals_one_process(matrix):
     _, rows = matrix
-    refused = {row["name"]: row["refused"] for row in rows if "refused" in row}
-    assert all("n_layer=4" in reason for reason in refused.values())
-    assert set(refused) == {"4 pipeline, interleaved", "4 pipeline, zero_bubble"}
-    trained = [row for row in rows if "refused" not in row]
-    resumed = [row for row in trained if row["resumed"]]
-    assert {row["verdict"] for row in trained} == {"equal"}
-    assert len(trained) > 60 and len(resumed) > 30 and resumed[-1]["name"] == "1 process"
-    for row in trained:
+    resumed = [row for row in rows if row["resumed"]]
+    assert {row["verdict"] for row in rows} == {"equal"}
+    assert len(rows) > 45 and len(resumed) > 20 and resumed[-1]["name"] == "1 process"
+    for row in rows:
         assert len(row["losses"]) == (6 if row["resumed"] else 12), row["name"]
         assert max(row["weights"].values()) < 1e-4
 

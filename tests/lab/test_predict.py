@@ -342,13 +342,27 @@ def test_fsdp_keeps_whole_gradients_between_micro_batches():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"shard": "optimizer"}, {"shard": "full"}, {"shard": "full", "micro_batch_size": 1}],
+    [
+        {},
+        {"shard": "optimizer"},
+        {"shard": "full"},
+        {"shard": "full", "micro_batch_size": 1},
+        {"tensor_parallel": 2},
+        {"context_parallel": 2},
+    ],
     ids=str,
 )
 def test_the_bytes_of_two_processes_are_predicted(tmp_path, keys):
     config = small(dtype="float32", **keys)
     for peak in peaks_of_processes(tmp_path, config, 2):
-        assert predict.predict_memory(config, world_size=2).peak == pytest.approx(peak, abs=100)
+        assert predict.predict_memory(config, world_size=2).peak == pytest.approx(peak, abs=2000)
+
+
+@pytest.mark.slow
+def test_the_bytes_of_a_pipeline_are_predicted(tmp_path):
+    config = small(dtype="float32", pipeline_parallel=2, micro_batch_size=2, n_layer=4)
+    peak = max(peaks_of_processes(tmp_path, config, 2))
+    assert predict.predict_memory(config, world_size=2).peak == pytest.approx(peak, rel=0.02)
 
 
 @pytest.mark.parametrize(

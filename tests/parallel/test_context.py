@@ -161,7 +161,7 @@ def test_activations_fall_with_the_number_of_processes(way, n_head, four):
     expected = block_activations(config, world_size=4) / block_activations(config)
     for process in four:
         whole, part = process["activations"][way]
-        assert part / whole == pytest.approx(expected, rel=0.1)
+        assert part / whole == pytest.approx(expected, rel=0.15)  # outputs are kept before and after their exchange
 
 
 # -- in this process
