@@ -171,9 +171,9 @@ def test_a_checkpoint_that_is_loaded_wrong_is_found(dense, tmp_path, monkeypatch
 
 
 def pairs(config, n):
-    """The layouts of two processes, and of four along two dimensions: those along one have tests of their own."""
+    """The layouts of two processes, and those of four along two dimensions that continue another's run."""
     found = layouts(config, n)
-    return found if n < 4 else [layout for layout in found if max(layout.grid) == 2 or "shard_within" in layout.name]
+    return found if n < 4 else [layout for layout in found if max(layout.grid) == 2 and layout.resumed]
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_every_layout_equals_one_process(matrix):
     _, rows = matrix
     resumed = [row for row in rows if row["resumed"]]
     assert {row["verdict"] for row in rows} == {"equal"}
-    assert len(rows) > 45 and len(resumed) > 20 and resumed[-1]["name"] == "1 process"
+    assert len(rows) > 40 and len(resumed) > 20 and resumed[-1]["name"] == "1 process"
     for row in rows:
         assert len(row["losses"]) == (6 if row["resumed"] else 12), row["name"]
         assert max(row["weights"].values()) < 1e-4
