@@ -264,6 +264,11 @@ def check_pipeline(config, grid, device):
             "pipeline_schedule=zero_bubble splits the backward of a block, which compile=True fuses; expected "
             "--compile=False, or --pipeline_schedule=interleaved"
         )
+    if config.optimizer in ("adafactor", "galore") and grid.data * grid.context > 1:
+        raise BadInput(
+            f"optimizer={config.optimizer} needs plain tensors, and data parallelism beside {cut} makes DTensors of "
+            f"them; expected --optimizer=adamw8bit, or {n} processes"
+        )
     if config.loss_chunks and schedule == "zero_bubble" and torch.__version__ < (2, 13):
         raise BadInput(
             f"pipeline_schedule=zero_bubble with loss_chunks={config.loss_chunks} needs torch 2.13, and this is "
