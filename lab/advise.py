@@ -13,12 +13,12 @@ import torch
 
 from lab import predict
 from lab.trace import cublas_workspaces
-from nanoladder import machine
+from nanoladder import machine, parallel
 from nanoladder.config import check, load_config
 from nanoladder.data import find_folder, read_meta
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.run.memory import divisors, share_of_process
+from nanoladder.run.memory import share_of_process
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
 EIGHT_BITS = 2 * (1 + 4 / 256) / 8  # of AdamW's state: for each moment a byte, and a float32 scale per 256 numbers
@@ -73,6 +73,7 @@ def savings(config, memory, available, device_type, world_size):
 
     The cheapest come first: those that cost nothing, then those that cost time, then those that train otherwise.
     """
+    grid = parallel.divide(config, world_size)
     half_is_native = device_type == "cuda" or machine.choose_dtype("auto", torch.device("cpu")) != torch.float32
     changes = {
         ("set_to_none", True): not config.set_to_none,
@@ -80,9 +81,9 @@ def savings(config, memory, available, device_type, world_size):
         ("dtype", "auto"): config.dtype == "float32" and half_is_native,
         ("loss_chunks", 8): config.loss_chunks in (0, "auto"),
         ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,
-        ("shard", "full"): world_size > 1 and config.shard != "full",
+        ("shard", "full"): grid.data * grid.context > 1 and config.shard != "full",
         ("checkpointing", "every:1"): config.checkpointing == "none",
-        ("optimizer", "adamw8bit"): config.optimizer == "adamw" and importlib.util.find_spec("torchao") is not None,
+        ("optimizer", "adamw8bit"): can_quantize(config, grid),
     }
     for (key, value), possible in changes.items():
         changed = dataclasses.replace(config, **{key: value})
@@ -95,6 +96,11 @@ def savings(config, memory, available, device_type, world_size):
                 yield key, value, less
 
 
+def can_quantize(config, grid):
+    """True if AdamW could keep its state in 8 bits."""
+    return config.optimizer == "adamw" and grid.tensor == 1 and importlib.util.find_spec("torchao") is not None
+
+
 def peak_in_8_bits(config, memory, device_type, world_size):
     """Predicts the peak with AdamW's state in 8 bits, without importing torchao, which itself needs memory.
 
@@ -102,7 +108,8 @@ def peak_in_8_bits(config, memory, device_type, world_size):
     """
     state = EIGHT_BITS * memory.optimizer
     n_rows = max(config.padded_vocab_size, 4 * config.n_embd)
-    largest = 4 * n_rows * config.n_embd // (1 if config.shard == "none" else world_size)
+    grid = parallel.divide(config, world_size)
+    largest = 4 * n_rows * config.n_embd // (1 if config.shard == "none" else grid.data * grid.context)
     workspaces = cublas_workspaces() if device_type == "cuda" else 0
     update = memory.weights + memory.gradients + state + memory.inputs + workspaces + EIGHT_BIT_UPDATE * largest
     return round(max(memory.peak - memory.optimizer + state, update))
@@ -121,7 +128,8 @@ def smaller_micro_batch(config, available, device_type, world_size):
     """The largest micro-batch below the present one that is predicted to fit; 1 if none is."""
     present = share_of_process(config, world_size).micro_batch_size
     fitting = max(1, predict.largest_micro_batch(config, available, device_type, world_size))
-    sizes = [size for size in divisors(config.batch_size // world_size) if size < present and size <= fitting]
+    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, world_size))
+    sizes = [size for size in sizes if size < present and size <= fitting]
     return max(sizes, default=config.micro_batch_size)
 
 

@@ -10,12 +10,13 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from lab import pages, predict
+from lab import pages
 from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks
 from nanoladder.run.header import CUTS
+from nanoladder.run.memory import divisors
 
 MODES = {
     "ladder": "each stage on top of all stages before it (the default)",
@@ -241,7 +242,7 @@ def rows(options, config_words):
             return {name: [f"--optimizer={name}"] for name in optimizers}
         case "sweep":
             total = load_config(config_words).batch_size
-            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in predict.divisors(total)}
+            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in divisors(total)}
         case "scaling":
             share = load_config(config_words).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]

@@ -3,17 +3,19 @@
 import bisect
 import dataclasses
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from tqdm import tqdm
 
 from lab.trace import trace
 from model import GPT
 from nanoladder import parallel
+from nanoladder.config import compiles_blocks
 from nanoladder.data.batches import tokens_seen
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run.header import CUTS
-from nanoladder.run.memory import block_activations, divisors, product_dtype, share_of_process
+from nanoladder.run.memory import block_activations, product_dtype, share_of_process
 from nanoladder.run.metrics import flops_per_token
 
 LENGTH = 1024  # tokens, of which long contexts are a multiple
@@ -36,6 +38,8 @@ def predict_memory(config, device_type="cpu", world_size=1):
         raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
     grid = parallel.divide(config, world_size)
     parallel.check_batch(config, grid)
+    numbers = dataclasses.replace(config, dtype=product_dtype(config, device_type))
+    parallel.check_pipeline(numbers, grid, torch.device("cpu"))
     if world_size > 1 and config.optimizer_in_backward:
         raise BadInput("optimizer_in_backward=True: for one process alone; expected --optimizer_in_backward=False")
     config = share_of_process(config, world_size)
@@ -51,9 +55,8 @@ def predict_memory(config, device_type="cpu", world_size=1):
         **{"compile_mode": "default", "ddp": False},
     )
     if is_whole(config, grid):
-        by_block = config.shard != "none" or config.tensor_parallel > 1  # build_model compiles block by block
         alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(CUTS, 1)}
-        scope = "block" if by_block else config.compile_scope
+        scope = "block" if compiles_blocks(config) else "model"
         memory = trace(dataclasses.replace(traced, compile_scope=scope, **alone), device_type)
     else:
         places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
@@ -85,12 +88,12 @@ def traced_micro_batches(config, grid):
 
 
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
-    """The largest micro_batch_size whose predicted peak fits, of the divisors of a process's batch; 0 if none does."""
+    """The largest micro_batch_size whose predicted peak fits, of those that divide its batch; 0 if none does."""
 
     def predict(size):
         return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size)
 
-    sizes = divisors(config.batch_size // parallel.divide(config, world_size).data)
+    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, world_size))
     return largest_that_fits(sizes, predict, memory_bytes)
 
 
@@ -192,7 +195,7 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
 def cells_of(config, device_type, world_size, parts, n_params):
     """The texts of a row of the report: its predicted memory, by these parts, and of a block."""
     memory = predict_memory(config, device_type, world_size)
-    formula = block_activations(share_of_process(config, world_size), device_type)
+    formula = block_activations(share_of_process(config, world_size), device_type, world_size)
     block = f"{memory.block / 1e6:.1f}" if memory.block else "-"
     sizes = [f"{getattr(memory, part) / 1e9:.3f}" for part in parts]
     return [*sizes, f"{memory.peak / n_params:.1f}", block, f"{formula / 1e6:.1f}"]

@@ -225,12 +225,15 @@ def trace(config, device_type, world_size=1, rank=0):
         n_positions = config.context_length // parallel.mesh().sizes.context
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
 
+        scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
+        if parallel.mesh().sizes.tensor > 1:  # DTensor first tries each operator once, on whole fake tensors
+            train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
+
         whole, block = [], [(0, [])] * 2
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, whole)
         if not model._compiled_call_impl:  # compiled as a whole
             block = record_forwards(next(iter(model.blocks)), ledger, [])
-        scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         ledger.peak = 0
         train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
         end = max(whole, key=itemgetter(0)) if config.pipeline_parallel > 1 else whole[1]  # later forwards recompute

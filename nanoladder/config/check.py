@@ -56,9 +56,8 @@ def replays_graphs(c):
 
 
 def compiles_blocks(c):
-    """True if the blocks are compiled one by one."""
-    between = c.shard != "none" or c.tensor_parallel > 1 or c.pipeline_parallel > 1  # something is exchanged
-    return c.compile and (c.compile_scope == "block" or between)
+    """True if train.py compiles the blocks one by one. The processes of a pipeline, which are several, do so too."""
+    return c.compile and (c.compile_scope == "block" or c.shard != "none" or c.tensor_parallel > 1)
 
 
 def gathers_keys(c):
@@ -133,7 +132,7 @@ COMBINATIONS = [
         "checkpointing={checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
     ),
     (
-        lambda c: c.checkpointing == "selective" and compiles_blocks(c),
+        lambda c: c.checkpointing == "selective" and (compiles_blocks(c) or (c.compile and c.pipeline_parallel > 1)),
         "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
         "one by one (compile_scope={compile_scope}, shard={shard}, tensor_parallel={tensor_parallel}, "
         "pipeline_parallel={pipeline_parallel}); expected --compile_scope=model --shard=none and 1 of both, "

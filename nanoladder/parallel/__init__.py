@@ -8,7 +8,7 @@
 - whole: whole tensors from the parts of them that each process holds, and back
 - clip: the norm of all gradients
 
-Gradients and losses are averaged over all processes.
+Gradients are averaged over the processes that train on different tokens, losses over all.
 """
 
 from nanoladder.parallel.clip import clip_grad_norm_
@@ -30,7 +30,15 @@ from nanoladder.parallel.group import (
     world_size,
 )
 from nanoladder.parallel.mesh import divide, mesh
-from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, can_schedule, cut_blocks, predict_bubble
+from nanoladder.parallel.pipeline import (
+    COPY,
+    TIED,
+    apply_pipeline_parallel,
+    check_pipeline,
+    cut_blocks,
+    micro_batch_sizes,
+    predict_bubble,
+)
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
 from nanoladder.parallel.whole import as_shards, full_tensor, gather_state, local_rows, local_shard
@@ -47,8 +55,8 @@ __all__ = [
     "apply_tensor_parallel",
     "as_shards",
     "broadcast_from_first",
-    "can_schedule",
     "check_batch",
+    "check_pipeline",
     "clip_grad_norm_",
     "cut_blocks",
     "distributed_data_parallel",
@@ -61,6 +69,7 @@ __all__ = [
     "local_rows",
     "local_shard",
     "mesh",
+    "micro_batch_sizes",
     "predict_bubble",
     "rank",
     "require_agreement",

@@ -294,8 +294,7 @@ def check_micro_batches(config, grid):
     size = 1 if config.micro_batch_size == "auto" else min(config.micro_batch_size or share, share)
     if can_schedule(config.pipeline_schedule, n, share // size):
         return
-    fitting = [size for size in range(1, share + 1) if share % size == 0]
-    fitting = [str(size) for size in fitting if can_schedule(config.pipeline_schedule, n, share // size)]
+    fitting = [str(size) for size in micro_batch_sizes(config, grid)]
     many = f"{n} micro-batches or more" if config.pipeline_schedule == "1f1b" else f"a multiple of {n} micro-batches"
     step = n * grid.data * size
     nearest = f"--batch_size={-(-config.batch_size // step) * step}"
@@ -304,6 +303,13 @@ def check_micro_batches(config, grid):
         f"pipeline_parallel={n} with pipeline_schedule={config.pipeline_schedule} takes {many}, and "
         f"micro_batch_size={config.micro_batch_size} makes {share // size}; expected {expected}"
     )
+
+
+def micro_batch_sizes(config, grid):
+    """Sizes into which a process's share of the batch divides, ascending; in a pipeline those that fill it."""
+    share = config.batch_size // grid.data
+    divisors = [size for size in range(1, share + 1) if share % size == 0]
+    return [size for size in divisors if can_schedule(config.pipeline_schedule, grid.pipeline, share // size)]
 
 
 def can_schedule(schedule, n_processes, n_micro_batches):

@@ -48,4 +48,7 @@ def check_8_bits(model, device):
             "--shard=none"
         )
     if eight_bit_library(device) == "bitsandbytes":
-        raise BadInput(f"optimizer=adamw8bit with shard={shard} needs torchao; install it, or use --shard=none")
+        raise BadInput(
+            f"optimizer=adamw8bit with shard={shard} and pipeline_parallel={model.config.pipeline_parallel} needs "
+            "torchao; install it, or use --optimizer=adamw"
+        )

@@ -56,7 +56,7 @@ def choices(config, device):
         chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
     mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in CUTS}
     if config.compile:
-        scope = "block" if compiles_blocks(config) else "model"
+        scope = "block" if compiles_blocks(config) or mesh.sizes.pipeline > 1 else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
     if parallel.world_size() > 1:
         cut = mesh.is_cut and config.shard == "none"

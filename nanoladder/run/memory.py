@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import traceback
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,16 +55,16 @@ def find_micro_batch(config, device):
     """
     available = available_bytes(config, device)
     grid = parallel.mesh().sizes
-    share = config.batch_size // grid.data
-    fills = partial(parallel.can_schedule, config.pipeline_schedule, grid.pipeline)
-    sizes = [size for size in divisors(share) if fills(share // size)]
-    predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size", sizes[-1])
+    sizes = parallel.micro_batch_sizes(config, grid)
+    predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size")
     # A single process cannot try a step of which it does a part
     if parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or grid.context > 1:
-        predicted = max((size for size in sizes if size <= predicted), default=0)
-        if not predicted:
+        if predicted is None:
+            return sizes[0], "the smallest: none is predicted, and steps of parts of the model are not tried"
+        if predicted == 0:
             raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
         return predicted, f"the most predicted to fit into {gb(available)}; steps of parts of the model are not tried"
+    predicted = sizes[-1] if predicted is None else predicted
     index = max(0, bisect.bisect(sizes, predicted) - 1)
     peak = trial(config, sizes[index], device, available)
     if peak:

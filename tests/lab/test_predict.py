@@ -5,10 +5,13 @@ import functools
 import gc
 import json
 import operator
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import build, needs_gpu, replace, state_bytes, tiny
+from conftest import ROOT, build, needs_gpu, replace, state_bytes, tiny
 from processes import torchrun, words
 from torch.profiler import ProfilerActivity, profile
 
@@ -356,6 +359,40 @@ def test_the_bytes_of_two_processes_are_predicted(tmp_path, keys):
     config = small(dtype="float32", **keys)
     for peak in peaks_of_processes(tmp_path, config, 2):
         assert predict.predict_memory(config, world_size=2).peak == pytest.approx(peak, abs=2000)
+
+
+TWICE = """
+from conftest import tiny
+from lab.predict import predict_memory
+keys = {"n_embd": 64, "context_length": 64, "batch_size": 2, "vocab_size": 257, "tensor_parallel": 2}
+print(*(predict_memory(tiny(ddp=True, seed=seed, **keys), world_size=2).peak for seed in (1, 2)))
+"""
+
+
+def test_the_first_prediction_of_a_process_is_like_its_second():
+    """DTensor tries each operator once, on whole tensors."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    result = subprocess.run([sys.executable, "-c", TWICE], env=environment, capture_output=True, text=True, check=True)
+    first, second = result.stdout.split()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"micro_batch_size": 2, "batch_size": 10, "pipeline_schedule": "interleaved"}, "a multiple of 2 micro-"),
+        ({"micro_batch_size": 1, "n_layer": 1}, "n_layer=1"),
+        ({"micro_batch_size": 0}, "makes 1"),
+    ],
+)
+def test_a_pipeline_that_cannot_train_is_not_predicted(keys, message):
+    with pytest.raises(BadInput, match=message):
+        predict.predict_memory(small(dtype="float32", **{"n_layer": 4, "pipeline_parallel": 2, **keys}), world_size=2)
+
+
+def test_the_largest_micro_batch_fills_the_pipeline():
+    config = small(dtype="float32", pipeline_parallel=2, n_layer=4, batch_size=12, pipeline_schedule="interleaved")
+    assert predict.largest_micro_batch(config, 1e12, world_size=2) == 6
 
 
 @pytest.mark.slow

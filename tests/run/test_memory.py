@@ -133,6 +133,13 @@ def test_a_sharded_step_is_not_tried_by_one_process_alone(fits, config, in_proce
     assert tried == []
 
 
+def test_a_sharded_step_that_is_not_predicted_takes_the_smallest_micro_batch(config, monkeypatch):
+    monkeypatch.setattr(memory.parallel, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
+    monkeypatch.setattr(memory, "ask", lambda *_: {})
+    config = replace(with_vocabulary(config), shard="full", micro_batch_size="auto", memory_gb=1.0)
+    assert memory.find_micro_batch(config, CPU)[0] == 1
+
+
 @pytest.mark.parametrize(
     "returncode, output, expected",
     [
