@@ -101,7 +101,10 @@ def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does
             configs.setdefault(stage, []).append(load_config(jobs[f"{stage}, {program}"]["argv"]))
     result, seen = work(tmp_path / "work", jobs, 2)
     assert result.returncode == 0 and len(seen) == 2, result.stderr
-    for pair in configs.values():
+    refused = [error for process in seen for name in jobs if (error := process[name]["error"])]
+    assert len(refused) == 4 and len(set(refused)) == 1  # the stages before set an optimizer that is not cut
+    assert "optimizer=adamw8bit" in refused[0] and "tensor_parallel=2" in refused[0]
+    for pair in (configs["ddp"], configs["shard"]):
         expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in pair)
         assert shown == expected and len(shown) == TINY["max_steps"]
         assert same(*(saved(config)["model"] for config in pair))
