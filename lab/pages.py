@@ -27,6 +27,14 @@ MODULES = {"model": "model.py", "train": "train.py"}
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
+EACH, ALL = "one batch per process", "one batch for all processes"
+SCALING = {  # stages of several processes: the mode that measures them, and the batches that it gives them
+    "ddp": ("scaling", EACH),
+    "shard": ("scaling-shard", EACH),
+    "tensor_parallel": ("scaling-tensor", ALL),
+    "context_parallel": ("scaling-context", ALL),
+    "pipeline_parallel": ("scaling-pipeline", ALL),
+}
 COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 
 
@@ -143,7 +151,7 @@ A test runs each program and compares its losses with `python train.py --stage=N
 Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. The gain of a stage
 depends on the machine: the tables list what was measured, and `python profile.py config/reference.py` measures your
 machine. The defaults of `python train.py` are the stages up to chunked_loss. The later stages trade speed for memory
-and are enabled by their keys; the last two need several devices.
+and are enabled by their keys; the last five, from ddp on, need several devices.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """
@@ -170,13 +178,13 @@ def measured(before, name):
     return tables.markdown(columns, rows) + "\n\n" if rows else ""
 
 
-def scaled():
+def scaled(mode, batches):
     """Returns Markdown tables of throughput by number of processes, one for each machine in results/."""
     found_tables = []
-    for where, found in summaries("scaling"):
+    for where, found in summaries(mode):
         rows = list(found.values())
-        table = tables.markdown(tables.columns(rows, "scaling"), rows)
-        found_tables.append(f"{where}, one batch per process:\n\n{table}\n\n")
+        table = tables.markdown(tables.columns(rows, mode), rows)
+        found_tables.append(f"{where}, {batches}:\n\n{table}\n\n")
     return "".join(found_tables)
 
 
@@ -200,7 +208,7 @@ def section(before, name):
         lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(before, name))
         command, language, lines = f"diff {name}", "diff", "\n".join(lines).rstrip()
     field = f"`{change(name)}`\n\n" if before else ""
-    gain = scaled() if "ddp" in fields(name) and before else measured(before, name)
+    gain = scaled(*SCALING[name]) if name in SCALING else measured(before, name)
     return (
         f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
         f"```{language}\n{lines}\n```\n\n{gain}`python ladder.py {command}`\n"
