@@ -209,8 +209,8 @@ def test_a_pipeline_that_cannot_run_is_refused(keys, expected):
 def test_auto_may_choose_among_micro_batches_that_fill_the_pipeline():
     config = tiny(pipeline_parallel=4, batch_size=12, micro_batch_size="auto")
     pipeline.check_pipeline(replace(config, n_layer=4), Grid(pipeline=4), torch.device("cpu"))
-    assert [size for size in (1, 2, 3, 4) if parallel.can_schedule("1f1b", 4, 12 // size)] == [1, 2, 3]
-    assert [size for size in (1, 2, 3, 4) if parallel.can_schedule("interleaved", 4, 12 // size)] == [1, 3]
+    assert [size for size in (1, 2, 3, 4) if pipeline.can_schedule("1f1b", 4, 12 // size)] == [1, 2, 3]
+    assert [size for size in (1, 2, 3, 4) if pipeline.can_schedule("interleaved", 4, 12 // size)] == [1, 3]
 
 
 # -- the cut
