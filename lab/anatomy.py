@@ -25,6 +25,17 @@ LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
 
 
+def allocated(profiler, on_gpu):
+    """Yields (nanoseconds, bytes allocated since the start) after each allocation and release that a profiler saw."""
+    device_type = torch._C._autograd.DeviceType.CUDA if on_gpu else torch._C._autograd.DeviceType.CPU
+    events = profiler.profiler.kineto_results.events()
+    changes = (event for event in events if event.name() == "[memory]" and event.device_type() == device_type)
+    now = 0
+    for change in sorted(changes, key=lambda event: event.start_ns()):
+        now += change.nbytes()
+        yield change.start_ns(), now
+
+
 def anatomy(loop, profiler):
     """Bytes of the last step's memory by purpose.
 
@@ -43,14 +54,11 @@ def anatomy(loop, profiler):
     backward = "autograd::engine::evaluate_function"
     starts = (event.start_ns() for event in events if event.name().startswith(backward))
     backward_start = min(start for start in starts if start > step_start)
-    now = peak = forward_end = 0
-    device_type = torch._C._autograd.DeviceType.CUDA if on_gpu else torch._C._autograd.DeviceType.CPU
-    changes = (event for event in events if event.name() == "[memory]" and event.device_type() == device_type)
-    for change in sorted(changes, key=lambda event: event.start_ns()):
-        now += change.nbytes()
-        if change.start_ns() > step_start:
+    peak = forward_end = 0
+    for time, now in allocated(profiler, on_gpu):
+        if time > step_start:
             peak = max(peak, now)
-        if change.start_ns() < backward_start:
+        if time < backward_start:
             forward_end = now
 
     def size(tensors):

@@ -26,6 +26,7 @@ from nanoladder.config import load_config
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
+from nanoladder.run.memory import count_micro_batches
 
 REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
 
@@ -166,7 +167,7 @@ def timed(config, found):
         yield
     processes = parallel.gather_objects(boxes)
     if "pipeline" not in found or timeline.seconds(processes) < timeline.seconds(found["pipeline"]["processes"]):
-        n, schedule = config.batch_size // (config.micro_batch_size or config.batch_size), config.pipeline_schedule
+        n, schedule = count_micro_batches(config, parallel.world_size()), config.pipeline_schedule
         found["pipeline"] = {"schedule": schedule, "micro_batches": n, "processes": processes}
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from nanoladder.config import TYPES
-from nanoladder.parallel.mesh import Grid
+from nanoladder.parallel.mesh import CUTS, Grid
 
 SCHEDULES = get_args(TYPES["pipeline_schedule"])
 PLAIN = {"shard": "none", "shard_within": 0, "pipeline_schedule": SCHEDULES[0]}
-PARALLEL = ("pipeline_parallel", "context_parallel", "tensor_parallel")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Layout:
     @property
     def words(self):
         """Words of train.py's command line."""
-        grid = dict(zip(PARALLEL, (self.grid.pipeline, self.grid.context, self.grid.tensor), strict=True))
+        grid = dict(zip(CUTS, (self.grid.pipeline, self.grid.context, self.grid.tensor), strict=True))
         return [f"--{key}={value}" for key, value in (grid | self.keys).items()]
 
 

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
 from lab import losses, predict
-from lab.anatomy import anatomy, product_dtype, seconds_by_kind
+from lab.anatomy import allocated, anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
 from lab.traffic import Counter
 from nanoladder import data, machine, parallel
@@ -34,7 +34,7 @@ from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.failures import explain_compiler_failure
-from nanoladder.run.memory import is_out_of_memory
+from nanoladder.run.memory import count_micro_batches, is_out_of_memory
 from nanoladder.run.metrics import flops_per_token
 
 WARMUP = 2  # steps before the clock starts (see warmup): the first compiles, both touch memory for the first time
@@ -204,19 +204,16 @@ def exchange(config, threads):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loop = Loop(config, threads)
         loop.seconds(WARMUP, window=0)
-    now = peak = 0
-    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
-            now += event.nbytes()
-            peak = max(peak, now)
-    if loop.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(loop.device)
+    on_gpu = loop.device.type == "cuda"
+    peak = (
+        torch.cuda.max_memory_allocated(loop.device) if on_gpu else max(now for _, now in allocated(profiler, on_gpu))
+    )
     with Counter() as counter:
         loop.step()
     found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
     n = parallel.mesh().sizes.pipeline
     if n > 1:
-        n_micro_batches = config.batch_size // parallel.mesh().sizes.data // config.micro_batch_size
+        n_micro_batches = count_micro_batches(config, parallel.world_size())
         found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
     return found
 

@@ -27,13 +27,12 @@ MODULES = {"model": "model.py", "train": "train.py"}
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
-EACH, ALL = "one batch per process", "one batch for all processes"
-SCALING = {  # stages of several processes: the mode that measures them, and the batches that it gives them
-    "ddp": ("scaling", EACH),
-    "shard": ("scaling-shard", EACH),
-    "tensor_parallel": ("scaling-tensor", ALL),
-    "context_parallel": ("scaling-context", ALL),
-    "pipeline_parallel": ("scaling-pipeline", ALL),
+SCALING = {  # stages of several processes: the mode that measures them
+    "ddp": "scaling",
+    "shard": "scaling-shard",
+    "tensor_parallel": "scaling-tensor",
+    "context_parallel": "scaling-context",
+    "pipeline_parallel": "scaling-pipeline",
 }
 COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 
@@ -178,13 +177,13 @@ def measured(before, name):
     return tables.markdown(columns, rows) + "\n\n" if rows else ""
 
 
-def scaled(mode, batches):
+def scaled(mode):
     """Returns Markdown tables of throughput by number of processes, one for each machine in results/."""
-    found_tables = []
+    found_tables, batches = [], "per process" if mode in tables.PER_PROCESS else "for all processes"
     for where, found in summaries(mode):
         rows = list(found.values())
         table = tables.markdown(tables.columns(rows, mode), rows)
-        found_tables.append(f"{where}, {batches}:\n\n{table}\n\n")
+        found_tables.append(f"{where}, one batch {batches}:\n\n{table}\n\n")
     return "".join(found_tables)
 
 
@@ -208,7 +207,7 @@ def section(before, name):
         lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(before, name))
         command, language, lines = f"diff {name}", "diff", "\n".join(lines).rstrip()
     field = f"`{change(name)}`\n\n" if before else ""
-    gain = scaled(*SCALING[name]) if name in SCALING else measured(before, name)
+    gain = scaled(SCALING[name]) if name in SCALING else measured(before, name)
     return (
         f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
         f"```{language}\n{lines}\n```\n\n{gain}`python ladder.py {command}`\n"

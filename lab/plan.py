@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from lab import pages
+from lab import pages, tables
 from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks
-from nanoladder.run.header import CUTS
+from nanoladder.parallel import CUTS
 from nanoladder.run.memory import divisors
 
 MODES = {
@@ -37,7 +37,6 @@ DIMENSIONS = {  # of --mode=scaling: the words of n processes
     "context": lambda n: [f"--context_parallel={n}"],
     "pipeline": lambda n: [f"--pipeline_parallel={n}"],
 }
-WEAK = ("data", "shard")  # dimensions in which every process has a batch of its own
 MEASURING = ("ladder", "each", "without", "attention", "optimizers", "sweep", "scaling")
 FORMER = {"--fit": "--mode=predict", "--sweep": "--mode=sweep", "--compare": "--mode=compare A B"}
 
@@ -246,7 +245,7 @@ def rows(options, config_words):
         case "scaling":
             share = load_config(config_words).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
-            if options.dimension in WEAK:
+            if part_of_results(options) in tables.PER_PROCESS:
                 return {str(n): [f"--batch_size={n * share}", *DIMENSIONS[options.dimension](n)] for n in counts}
             return {str(n): DIMENSIONS[options.dimension](n) for n in counts}
 

@@ -14,7 +14,6 @@ from nanoladder.config import compiles_blocks
 from nanoladder.data.batches import tokens_seen
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
-from nanoladder.run.header import CUTS
 from nanoladder.run.memory import block_activations, product_dtype, share_of_process
 from nanoladder.run.metrics import flops_per_token
 
@@ -55,7 +54,7 @@ def predict_memory(config, device_type="cpu", world_size=1):
         **{"compile_mode": "default", "ddp": False},
     )
     if is_whole(config, grid):
-        alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(CUTS, 1)}
+        alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
         scope = "block" if compiles_blocks(config) else "model"
         memory = trace(dataclasses.replace(traced, compile_scope=scope, **alone), device_type)
     else:

@@ -6,6 +6,7 @@ import statistics
 from lab.summary import BEYOND, UNCHANGED, NotMeasured, speedup, summarize
 
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
+PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
 KNEE = 0.95  # share of a sweep's best throughput that its knee has
 BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # {rounds: how often normal noise looks like a change}
 KINDS = {  # kind of work: heading
@@ -24,9 +25,7 @@ def table(results, mode):
     keys = results["keys"]
     rows = summarize(results, mode)
     repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
-    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (
-        mode in ("scaling", "scaling-shard")
-    )
+    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode in PER_PROCESS)
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
         f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians over up to {repeats} "

@@ -1,5 +1,6 @@
 """Counts what the processes exchange in a step, and holds it against formulas."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanoladder import parallel
+from nanoladder.config import gathers_keys
 from nanoladder.parallel.pipeline import STAGES
+from nanoladder.run.memory import count_micro_batches
 
 HEADING = """
 What a process hands to collectives in a step, the mean over processes: calls, bytes measured, bytes by the formula, and
@@ -151,7 +154,6 @@ def sizes_of(config, n_params):
     everything, ends = n_params + (V - config.vocab_size) * C, V * C + positions + norm
     uncut = 2 * L * (norm + bias * C)  # of the blocks: norms, and biases after a sum over processes
     blocks = (everything - ends - uncut) / t + uncut
-    rows = config.batch_size // data
     return Sizes(
         L=L,
         C=C,
@@ -160,8 +162,8 @@ def sizes_of(config, n_params):
         blocks=blocks / p,
         uncut=(2 * L + 1) * norm + positions,
         tensors=((6 * L + 1) * (1 + bias) + 2) / p,
-        T=rows * config.context_length // c,
-        m=rows // min(config.micro_batch_size or rows, rows),
+        T=config.batch_size // data * config.context_length // c,
+        m=count_micro_batches(config, math.prod(mesh.sizes)),
         averaging=mesh.averaging,
         n=mesh.n_sharing,
         t=t,
@@ -169,7 +171,7 @@ def sizes_of(config, n_params):
         p=p,
         v=STAGES[config.pipeline_schedule],
         shard=config.shard,
-        by_heads=config.n_head // t % c == 0,
+        by_heads=not gathers_keys(config),
     )
 
 

@@ -5,9 +5,15 @@ import os
 import subprocess
 import sys
 
-from conftest import ROOT
+from conftest import ROOT, tiny
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
+
+
+def configuration(dense, documents, out_dir, data="dense", **keys):
+    """A tiny config that several processes can train, on one of the two datasets."""
+    dataset = {"dense": dense, "documents": documents}[data]
+    return tiny(dataset=str(dataset), out_dir=str(out_dir), **{"ddp": True, "max_steps": 6, **keys})
 
 
 def words(config):

@@ -29,7 +29,7 @@ from nanoladder.parallel.group import (
     stop,
     world_size,
 )
-from nanoladder.parallel.mesh import divide, mesh
+from nanoladder.parallel.mesh import CUTS, divide, mesh
 from nanoladder.parallel.pipeline import (
     COPY,
     TIED,
@@ -45,6 +45,7 @@ from nanoladder.parallel.whole import as_shards, full_tensor, gather_state, loca
 
 __all__ = [
     "COPY",
+    "CUTS",
     "TIED",
     "LaggedMax",
     "all_reduce_mean",

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from nanoladder.errors import BadInput
 
+CUTS = ("pipeline_parallel", "context_parallel", "tensor_parallel")  # keys of the dimensions; data is what they leave
+
 
 class Grid(NamedTuple):
     """Processes along each dimension of the mesh, or the place of one process in it."""
@@ -83,7 +85,7 @@ def start_mesh(sizes, rank, n_sharing, device_type):
 
 def divide(config, n):
     """The Grid of n processes: data is what the other dimensions leave. Raises BadInput if they do not divide n."""
-    parts = {key: getattr(config, key) for key in ("pipeline_parallel", "context_parallel", "tensor_parallel")}
+    parts = {key: getattr(config, key) for key in CUTS}
     product = math.prod(parts.values())
     if n == 1:
         return Grid()  # one process has every part

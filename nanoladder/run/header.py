@@ -9,7 +9,7 @@ from nanoladder import machine, optim, parallel
 from nanoladder.config import compiles_blocks, differences
 from nanoladder.data import tokens_seen
 from nanoladder.kernels import count_chunks
-from nanoladder.run.memory import count_tokens, share_of_process
+from nanoladder.run.memory import count_micro_batches, count_tokens
 from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
@@ -17,7 +17,6 @@ SHARDED = {
     "optimizer": "each with its share of optimizer and gradients",
     "full": "each with its share of weights, gradients and optimizer",
 }
-CUTS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 
 
 def print_header(config, model, dataset, device):
@@ -54,7 +53,7 @@ def choices(config, device):
         chosen["device"] = torch.cuda.get_device_name(device)
     else:
         chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
-    mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in CUTS}
+    mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in parallel.CUTS}
     if config.compile:
         scope = "block" if compiles_blocks(config) or mesh.sizes.pipeline > 1 else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
@@ -90,10 +89,9 @@ def loss(config):
 
 
 def pipeline(config):
-    n, own = parallel.mesh().sizes.pipeline, share_of_process(config, parallel.world_size())
+    n, n_micro_batches = parallel.mesh().sizes.pipeline, count_micro_batches(config, parallel.world_size())
     ends = [sorted({min(blocks), max(blocks)}) for blocks in parallel.cut_blocks(config, n)]
     cut = " | ".join("-".join(map(str, numbers)) for numbers in ends)
-    n_micro_batches = own.batch_size // own.micro_batch_size
     bubble = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
     return (
         f"blocks {cut} and the head, {config.pipeline_schedule}, {n_micro_batches} micro-batches: "

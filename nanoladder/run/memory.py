@@ -247,6 +247,12 @@ def estimate_peak(config, world_size):
     return 8 * n_params + n_blocks * block_activations(own, world_size=world_size) + logits
 
 
+def count_micro_batches(config, world_size):
+    """Number of micro-batches into which one of world_size processes cuts its share of a batch."""
+    own = share_of_process(config, world_size)
+    return own.batch_size // own.micro_batch_size
+
+
 def count_tokens(config, world_size):
     """Number of tokens in a forward of one of world_size processes: of its micro-batch, its part of each sequence."""
     parts = parallel.divide(config, world_size).context

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from conftest import replace, rows, same, saved, tiny, weights
-from processes import torchrun, words, work
+from processes import configuration, torchrun, words, work
 
 import train
 from nanoladder.config import check
@@ -42,9 +42,8 @@ def alone(dense, documents, folder):
     """What one process makes of every configuration: {name: config of the finished run}."""
     runs = {}
     for name, keys in (CURVES | ONLY_HEADS | ONLY_KEYS).items():
-        keys = {"data": "documents", "attention": "sdpa", "context_parallel": 2, "ddp": True, **keys}
-        dataset = {"dense": dense, "documents": documents}[keys.pop("data")]
-        runs[name] = tiny(dataset=str(dataset), out_dir=str(folder / "alone" / name), **keys)
+        keys = {"data": "documents", "attention": "sdpa", "context_parallel": 2, **keys}
+        runs[name] = configuration(dense, documents, folder / "alone" / name, **keys)
         train.train(runs[name])
     return runs
 

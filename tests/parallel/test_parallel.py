@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights, write_folder
-from processes import ENVIRONMENT, TORCHRUN, torchrun, words, work
+from processes import ENVIRONMENT, TORCHRUN, configuration, torchrun, words, work
 from torch.utils._pytree import tree_map
 
 import train
@@ -57,11 +57,6 @@ SHARDS = ["none", "optimizer", "full"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("parallel")
-
-
-def configuration(dense, documents, out_dir, data="dense", **keys):
-    dataset = {"dense": dense, "documents": documents}[data]
-    return tiny(dataset=str(dataset), out_dir=str(out_dir), **{"ddp": True, "max_steps": 6, **keys})
 
 
 @pytest.fixture(scope="module")

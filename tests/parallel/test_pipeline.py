@@ -8,8 +8,8 @@ import torch
 from conftest import ROOT, replace, rows, same, saved, tiny, weights
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import words, work
-from test_parallel import CURVE, agree, configuration
+from processes import configuration, words, work
+from test_parallel import CURVE, agree
 
 import train
 from nanoladder import parallel

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from conftest import ROOT, replace, rows, same, saved, tiny
-from processes import words, work
+from processes import configuration, words, work
 
 import sample
 import train
@@ -56,11 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def configured(dense, documents, folder):
-    def configuration(out_dir, data="dense", **keys):
-        dataset = {"dense": dense, "documents": documents}[data]
-        return tiny(dataset=str(dataset), out_dir=str(folder / out_dir), **{"ddp": True, **SIZES, **keys})
-
-    return configuration
+    return lambda out_dir, **keys: configuration(dense, documents, folder / out_dir, **{**SIZES, **keys})
 
 
 @pytest.fixture(scope="module")
