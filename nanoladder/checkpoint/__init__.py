@@ -20,12 +20,14 @@ last.safetensors (the newest), best.safetensors (the lowest validation loss) and
 step_00000250.safetensors and so on. These are hard links: one file may have up to three names.
 
 Files: save.py writes, load.py reads, format.py defines the layout, check.py validates, folder.py lists a run's files,
-optimizer.py and generators.py convert their state to plain tensors and back. Not here: atomic writes
-(nanoladder/files.py) and gathering shards (nanoladder/parallel).
+optimizer.py and generators.py convert their state to plain tensors and back; formats.py reads models in the formats of
+others, huggingface.py and nanogpt.py. Not here: atomic writes (nanoladder/files.py) and gathering shards
+(nanoladder/parallel).
 """
 
 from nanoladder.checkpoint.check import Damaged, config_of
 from nanoladder.checkpoint.folder import BEST, LAST, clear, current, found, history
+from nanoladder.checkpoint.formats import load_model
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, snapshot, write_file
@@ -42,6 +44,7 @@ __all__ = [
     "generator_states",
     "history",
     "load",
+    "load_model",
     "load_weights",
     "newest",
     "resume",

@@ -188,7 +188,7 @@ def start_from(config, model, optimizer, scaler):
             "or choose another --out_dir"
         )
     elif config.init_from not in ("scratch", "auto"):
-        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
+        checkpoint.load_weights(model, checkpoint.load_model(config.init_from), config.init_from)
     return progress
 
 
