@@ -1,13 +1,11 @@
 """Generates text from a checkpoint: python sample.py --out_dir=out/x --prompt="def " """
 
 import codecs
-from pathlib import Path
 
 import torch
 
-from model import GPT
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import encode, end_of_text, load_tokenizer
+from nanoladder.data.tokenizer import encode, end_of_text
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -16,14 +14,9 @@ from nanoladder.machine import choose_device
 def main(argv):
     options = parse(argv)
     device = choose_device(options.device)
-    folder = Path(options.out_dir)
-    model = load_model(folder, options.checkpoint).to(device).eval()
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.n_vocab > model.config.vocab_size:
-        raise BadInput(
-            f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size="
-            f"{model.config.vocab_size}; expected the tokenizer that the model was trained with"
-        )
+    source = options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint)
+    model = checkpoint.load_gpt(source).to(device).eval()
+    tokenizer = checkpoint.tokenizer_of(source, model.config.vocab_size)
     stop = end_of_text(tokenizer)
     prompt = encode(tokenizer, options.prompt)
     if not prompt:  # start a new document, as in the training data
@@ -46,6 +39,7 @@ def parse(argv):
     parser = Parser(prog="sample.py", description="Generates text from a checkpoint.")
     parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
+    parser.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
     parser.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
     parser.add_argument("--num_samples", type=int, default=1, help="number of samples (default: %(default)s)")
     parser.add_argument("--max_new_tokens", type=int, default=500, help="tokens per sample (default: %(default)s)")
@@ -65,21 +59,6 @@ def parse(argv):
         if not condition:
             raise BadInput(message)
     return options
-
-
-def load_model(folder, name):
-    """Loads the model of a run's best or last checkpoint, on the CPU. Raises BadInput if there is none."""
-    if name not in ("best", "last"):
-        raise BadInput(f"checkpoint={name}: expected best or last")
-    if not folder.is_dir():
-        raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
-    path = folder / f"{name}.safetensors"
-    if name == "best" and not path.exists():
-        path = folder / checkpoint.LAST  # a run that never evaluated
-    state = checkpoint.load(path)
-    model = GPT(checkpoint.config_of(state))
-    checkpoint.load_weights(model, state, path)
-    return model
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ def test_the_least_of_chance_is_the_likeliest_token(words, prompt, text, trained
 
 def test_the_head_sees_the_last_position_alone(trained):
     """The tokens are the same as with the logits of all positions."""
-    model, prompt, rows = sample.load_model(Path(trained.out_dir), "last").eval(), [3, 1, 4, 1, 5], []
+    model, prompt, rows = checkpoint.load_gpt(Path(trained.out_dir, "last.safetensors")).eval(), [3, 1, 4, 1, 5], []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
     options = SimpleNamespace(temperature=1.0, top_k=0, top_p=0.95, max_new_tokens=40)
     generator = torch.Generator().manual_seed(1)
@@ -116,7 +116,7 @@ def stream(ids, folder, monkeypatch):
     """The texts that sample.py writes, one for each write, for the given ids."""
     model = torch.nn.Identity()
     model.config = tiny(vocab_size=260)
-    monkeypatch.setattr(sample, "load_model", lambda *arguments: model)
+    monkeypatch.setattr(checkpoint, "load_gpt", lambda *arguments: model)
     monkeypatch.setattr(sample, "generate", lambda *arguments: iter(ids))
     monkeypatch.setattr(sys, "stdout", pieces := Pieces())
     sample.main([f"--out_dir={folder}", "--prompt=a"])

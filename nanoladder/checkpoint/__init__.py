@@ -26,8 +26,8 @@ others, huggingface.py and nanogpt.py. Not here: atomic writes (nanoladder/files
 """
 
 from nanoladder.checkpoint.check import Damaged, config_of
-from nanoladder.checkpoint.folder import BEST, LAST, clear, current, found, history
-from nanoladder.checkpoint.formats import load_model
+from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, current, found, history
+from nanoladder.checkpoint.formats import load_gpt, load_model, tokenizer_of
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, snapshot, write_file
@@ -37,6 +37,7 @@ __all__ = [
     "LAST",
     "Damaged",
     "Writer",
+    "best_or_last",
     "clear",
     "config_of",
     "current",
@@ -44,11 +45,13 @@ __all__ = [
     "generator_states",
     "history",
     "load",
+    "load_gpt",
     "load_model",
     "load_weights",
     "newest",
     "resume",
     "set_generator_states",
     "snapshot",
+    "tokenizer_of",
     "write_file",
 ]

@@ -1,14 +1,29 @@
 """Checkpoints in a run's folder: names, order and removal."""
 
 import os
+from pathlib import Path
 
 from nanoladder import files
+from nanoladder.errors import BadInput
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 
 
 def step_name(step):
     return f"step_{step:08}.safetensors"
+
+
+def best_or_last(folder, name):
+    """Path of a run's best or last checkpoint; a run that never evaluated has no best, and gives its last.
+
+    Raises BadInput if there is no such folder. The file may not exist either: loading says so.
+    """
+    folder = Path(folder)
+    if name not in ("best", "last"):
+        raise BadInput(f"checkpoint={name}: expected best or last")
+    if not folder.is_dir():
+        raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
+    return folder / (BEST if name == "best" and (folder / BEST).exists() else LAST)
 
 
 def found(folder):

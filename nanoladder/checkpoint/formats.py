@@ -1,17 +1,55 @@
-"""Formats in which a model may come: a checkpoint of ours, Hugging Face's GPT-2, nanoGPT's ckpt.pt."""
+"""Models in any format: a checkpoint of ours, Hugging Face's GPT-2, nanoGPT's ckpt.pt. Their tokenizers too.
+
+A source names one: hf:NAME or hf:FOLDER, the path of a ckpt.pt of nanoGPT, or that of a checkpoint.
+"""
 
 from pathlib import Path
 
+from model import GPT
 from nanoladder.checkpoint import huggingface, load, nanogpt
+from nanoladder.checkpoint.check import config_of
+from nanoladder.data.huggingface_tokenizer import from_huggingface
+from nanoladder.data.tokenizer import load_tokenizer
+from nanoladder.errors import BadInput
+
+HUB = "hf:"
 
 
 def load_model(source):
     """Returns a dict with the "config" of a model, as config_of takes it, and its weights, "model", on the CPU.
 
-    source: hf:NAME or hf:FOLDER, a ckpt.pt of nanoGPT, or a checkpoint. Raises BadInput.
+    Raises BadInput.
     """
-    if source.startswith("hf:"):
-        return huggingface.read(source.removeprefix("hf:"))
+    source = str(source)
+    if source.startswith(HUB):
+        return huggingface.read(source.removeprefix(HUB))
     if nanogpt.wrote(Path(source)):
         return nanogpt.read(Path(source))
     return load.load(source)
+
+
+def load_gpt(source):
+    """Returns a source's GPT, on the CPU. Raises BadInput."""
+    state = load_model(source)
+    model = GPT(config_of(state))
+    load.load_weights(model, state, source)
+    return model
+
+
+def tokenizer_of(source, vocab_size):
+    """Returns the tokenizer, a tiktoken.Encoding, of a source whose model has vocab_size token ids.
+
+    It lies beside the weights. Raises BadInput if there is none, or it has more tokens than the model.
+    """
+    if str(source).startswith(HUB):
+        folder = huggingface.find_folder(str(source).removeprefix(HUB))
+        tokenizer = from_huggingface(folder)
+    else:
+        folder = Path(source).parent
+        tokenizer = load_tokenizer(folder)
+    if tokenizer.n_vocab > vocab_size:
+        raise BadInput(
+            f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size={vocab_size}; "
+            "expected the tokenizer that the model was trained with"
+        )
+    return tokenizer
