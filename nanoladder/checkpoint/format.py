@@ -30,7 +30,11 @@ HEADER_LIMIT = 2**24  # bytes of JSON; about 150 per tensor, of which a block wi
 def serialize(state, file):
     """Writes a checkpoint's dict to an open binary file. Raises OSError."""
     tensors, metadata = flatten(state)
-    metadata["sha256"] = digest(metadata, tensors)
+    write_tensors(file, tensors, {**metadata, "sha256": digest(metadata, tensors)})
+
+
+def write_tensors(file, tensors, metadata):
+    """Writes a safetensors file of {name: CPU tensor} and metadata, {name: text}. Raises OSError."""
     header, end = {"__metadata__": metadata}, 0
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps all aligned
     for name in order:

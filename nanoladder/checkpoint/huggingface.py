@@ -1,13 +1,270 @@
-"""GPT-2 in Hugging Face's format."""
+"""GPT-2 in Hugging Face's format: a folder of config.json, model.safetensors or its shards, and the tokenizer's files.
 
+Their model is ours with other names, all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from nanoladder import files
+from nanoladder.checkpoint.check import config_of, shapes
+from nanoladder.checkpoint.format import parse, write_tensors
+from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
+from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+WRITTEN = [
+    WEIGHTS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    GENERATION,
+    CONFIG,
+]  # in this order: a folder with config.json is whole
+TEMPORARY = ".convert-"  # folder of files that are being written
+FOLDER = f"a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
+HUB_FILES = [CONFIG, WEIGHTS, "model-*-of-*.safetensors", INDEX, TOKENIZER, "vocab.json", "merges.txt"]
+OPENAI = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]  # short names of openai-community/gpt2 and so on
+
+PARTS = {  # of a weight's name
+    "token_embedding": "wte",
+    "position_embedding": "wpe",
+    "blocks": "h",
+    "attention_norm": "ln_1",
+    "attention": "attn",
+    "qkv": "c_attn",
+    "mlp_norm": "ln_2",
+    "fc": "c_fc",
+    "proj": "c_proj",
+    "norm": "ln_f",
+}
+TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
+PREFIX, HEAD = "transformer.", "lm_head.weight"
+BUFFERS = (".attn.bias", ".attn.masked_bias")  # causal masks in older files
+
+SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size"}
+SIZES |= {"context_length": "n_positions"}  # our key: theirs
+ALIKE = {  # their key: its default, then the values with which their model computes what ours does
+    "model_type": (None, "gpt2"),
+    "activation_function": ("gelu_new", "gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5, 1e-5),
+    "scale_attn_weights": (True, True),
+    "scale_attn_by_inverse_layer_idx": (False, False),
+    "reorder_and_upcast_attn": (False, False),
+    "add_cross_attention": (False, False),
+}
+
+
+def their_name(name):
+    return ".".join(PARTS.get(part, part) for part in name.split("."))
+
+
+# -- finding
 
 
 def find_folder(name):
-    """Returns the folder of a model, which is a local one or the hub's."""
-    raise BadInput(f"hf:{name}: not read yet")
+    """Returns the folder of a model: a local one, or a snapshot of the hub's, downloaded unless it is cached.
+
+    name: a folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl or the hub's owner/name. Raises BadInput.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    repositories = [f"openai-community/{name}", name] if name in OPENAI else [name]  # the cache may have either
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        reason = "downloading needs the package huggingface_hub (pip install huggingface_hub)"
+    else:
+        for repository in repositories:
+            try:
+                return Path(snapshot_download(repository, allow_patterns=HUB_FILES))
+            except Exception as error:  # a download fails in many ways
+                reason = f"the hub gives no such model ({type(error).__name__})"
+    raise BadInput(
+        f"hf:{name}: no such folder, and {reason}; make {FOLDER}, from "
+        f"https://huggingface.co/{repositories[0]}/tree/main, and give it as hf:FOLDER"
+    )
+
+
+# -- reading
 
 
 def read(name):
-    """Returns a dict with the "config" and the weights, "model", of a GPT-2 in the hub or in a folder."""
-    raise BadInput(f"hf:{name}: not read yet")
+    """Reads a GPT-2 from the hub or a folder. Returns the dict of checkpoint.load_model, its weights in float32.
+
+    Raises BadInput: no such model, another architecture, tensors that are missing, unknown or of another shape.
+    """
+    folder = find_folder(name)
+    theirs = read_config(folder / CONFIG)
+    config = {ours: theirs[key] for ours, key in SIZES.items()} | {"bias": True, "pad_vocab_to": 1, "compile": False}
+    tensors = read_tensors(folder)
+    try:
+        weights = {ours: convert(tensors, ours, shape) for ours, shape in shapes(config_of({"config": config}))}
+        check_head(tensors.pop(HEAD, None), weights["token_embedding.weight"], theirs)
+        if tensors:
+            raise ValueError(f"it has tensors that GPT-2 does not have, such as {min(tensors)}")
+    except (ValueError, RuntimeError, BadInput) as error:
+        raise BadInput(f"hf:{name} cannot be read as a GPT-2: {error}") from None
+    biases = [ours for ours in weights if ours.endswith("bias")]
+    if theirs.get("bias") is False and not any(weights[ours].any() for ours in biases):  # write() added them
+        config["bias"] = False
+        for ours in biases:
+            del weights[ours]
+    return {"config": config, "model": weights}
+
+
+def read_config(path):
+    """Returns the dict of a config.json. Raises BadInput if its model computes something else than ours."""
+    try:
+        config = parse(files.read(path))
+        n_embd = config.get("n_embd")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{path} cannot be read ({reason}); expected {FOLDER}") from None
+    for key, (default, *values) in {**ALIKE, "n_inner": (None, None, n_embd and 4 * n_embd)}.items():
+        if (found := config.get(key, default)) not in values:
+            expected = " or ".join(map(json.dumps, values))
+            raise BadInput(f"{path} has {key}={json.dumps(found):.100}; expected {expected}, as GPT-2 has")
+    if missing := [key for key in SIZES.values() if key not in config]:
+        raise BadInput(f"{path} has no {' and no '.join(missing)}; expected the config of a GPT-2")
+    return config
+
+
+def read_tensors(folder):
+    """Returns the tensors of a folder by name, without prefix and without causal masks. Raises BadInput."""
+    path, tensors = folder / WEIGHTS, {}
+    try:
+        paths = [path]
+        if not path.exists() and (folder / INDEX).exists():
+            path = folder / INDEX
+            shards = parse(files.read(path, limit=2**24))["weight_map"].values()
+            paths = [folder / Path(shard).name for shard in sorted(set(shards))]
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name.removeprefix(PREFIX) in tensors:
+                        raise ValueError(f"{name} comes twice")
+                    if not name.endswith(BUFFERS):
+                        tensors[name.removeprefix(PREFIX)] = file.get_tensor(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        remedy = f"expected {FOLDER}"
+        if (folder / "pytorch_model.bin").exists():
+            remedy = f"a pickle is not read; transformers writes {WEIGHTS}: from_pretrained, then save_pretrained"
+        raise BadInput(f"{path} cannot be read ({error}); {remedy}") from None
+    return tensors
+
+
+def convert(tensors, name, shape):
+    """Takes our weight of that name and shape out of their tensors. Raises ValueError if it is not there."""
+    theirs, transposed = their_name(name), name.endswith(TRANSPOSED)
+    expected = tuple(reversed(shape) if transposed else shape)
+    tensor = tensors.pop(theirs, None)
+    if tensor is None:
+        raise ValueError(f"it has no {theirs}")
+    if tuple(tensor.shape) != expected or not tensor.is_floating_point():
+        raise ValueError(
+            f"its {theirs} is {tensor.dtype} {tuple(tensor.shape)}, its {CONFIG} requires float {expected}"
+        )
+    return (tensor.t() if transposed else tensor).float().contiguous()
+
+
+def check_head(head, tokens, config):
+    """Raises ValueError unless the output head, if there is one of its own, equals the token embedding."""
+    if head is None and not config.get("tie_word_embeddings", True):
+        raise ValueError(f"it has no {HEAD}, although its {CONFIG} does not tie it to the token embedding")
+    if head is not None and not (head.shape == tokens.shape and torch.equal(head.float(), tokens)):
+        raise ValueError(f"its {HEAD} differs from the token embedding; here the two are tied")
+
+
+# -- writing
+
+
+def write(folder, state, encoding=None, overwrite=False):
+    """Writes a model and its tokenizer into a folder that transformers loads. Returns the paths of its files.
+
+    state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. A model without biases
+    gets biases of zero. All or nothing: config.json, without which nothing loads a folder, comes last.
+    Raises BadInput if the folder holds something and overwrite is False, or cannot be written.
+    """
+    folder, config = Path(folder), config_of(state)
+    eot = encoding and end_of_text(encoding)
+    contents = {
+        WEIGHTS: partial(write_tensors, tensors=their_tensors(config, state["model"]), metadata={"format": "pt"}),
+        GENERATION: to_json({"bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot}),
+        CONFIG: to_json(their_config(config, state["config"].get("dropout", 0.0), eot)),
+    }
+    if encoding:
+        contents[TOKENIZER] = to_json(to_huggingface(encoding))
+        contents[TOKENIZER_CONFIG] = to_json(tokenizer_config(config, eot))
+    replace_files(folder, contents, overwrite)
+    return [folder / name for name in contents]
+
+
+def to_json(content):
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def their_config(config, dropout, eot):
+    """The contents of config.json. eot: id of `<|endoftext|>`, or None."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **{key: values[0] for key, (_, *values) in ALIKE.items()},
+        **{key: getattr(config, ours) for ours, key in SIZES.items()},
+        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], dropout),
+        **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
+        "bias": config.bias,  # read() reads it, transformers does not: its biases are there, all zero
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+
+
+def tokenizer_config(config, eot):
+    """The contents of tokenizer_config.json: tokenizer.json is used as it is, not rebuilt as a GPT-2's."""
+    special = {} if eot is None else dict.fromkeys(["bos_token", "eos_token"], END_OF_TEXT)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.context_length,
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
+
+
+def their_tensors(config, weights):
+    """Our weights under their names, matrices transposed, padded rows left out. The tied head is not written."""
+    tensors = {}
+    for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1)):
+        weight = weights[name][: shape[0]] if name in weights else torch.zeros(shape)
+        tensors[PREFIX + their_name(name)] = weight.t() if name.endswith(TRANSPOSED) else weight
+    return tensors
+
+
+def replace_files(folder, contents, overwrite):
+    """Writes {name: content} into a folder, in which only WRITTEN are replaced, and only if overwrite is True."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{TEMPORARY}*"):  # by a killed process
+            shutil.rmtree(left)
+        if not overwrite and (others := sorted(path.name for path in folder.iterdir())):
+            raise BadInput(
+                f"{folder} holds {others[0]}; --overwrite replaces the model in it, or choose another folder"
+            )
+        with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
+            for name, content in contents.items():
+                files.write(Path(temporary, name), content)
+            for name in (CONFIG, *WRITTEN):
+                (folder / name).unlink(missing_ok=True)
+            for name in WRITTEN:
+                if name in contents:
+                    os.replace(Path(temporary, name), folder / name)
+            files.sync_folder(folder)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error.strerror or error}); choose another folder") from None

@@ -1,8 +1,235 @@
-"""Tokenizers in Hugging Face's format."""
+"""Tokenizers in Hugging Face's format, tokenizer.json: written from a tiktoken.Encoding, and read into one.
 
+Both encode every text to the same ids. tiktoken has a rank for each token and merges the pair of lowest rank; Hugging
+Face has a list of pairs, the merges. A token's only possible pair is the last that is left when the token itself is
+merged by lower ranks, so ranks and merges determine each other.
+
+Written: any of our tokenizers. Read: these, and byte-level BPE with GPT-2's pattern, which nearly every GPT-2 has.
+Only JSON is needed for it, not the package tokenizers.
+"""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import tiktoken
+
+from nanoladder import files
+from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN
 from nanoladder.errors import BadInput
+
+TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+
+# GPT-4's pattern for Oniguruma, the regex engine of Hugging Face: there {1,3}+ is a repeated group, $ also matches
+# before a newline, and (?i:) folds pairs of letters. ſ is the one other character that (?i:) takes for these letters.
+GPT4_ONIGURUMA = (
+    r"'(?:[sSſdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++\z|\s*[\r\n]|\s+(?!\S)|\s"
+)
+
+
+def split(regex):
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def byte_level(use_regex):
+    """Writes each byte as a character; with use_regex, cuts the text by GPT-2's pattern first."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+PRE_TOKENIZERS = {  # by tiktoken's pattern
+    GPT4_PATTERN: {"type": "Sequence", "pretokenizers": [split(GPT4_ONIGURUMA), byte_level(use_regex=False)]},
+    EVERY_CHARACTER: byte_level(use_regex=False),  # for single bytes, which nothing merges
+    **dict.fromkeys(GPT2_PATTERNS, byte_level(use_regex=True)),
+}
+CHARACTERS = split(EVERY_CHARACTER)  # for a char tokenizer
+
+
+def byte_alphabet():
+    """{byte: character}: GPT-2's, in which printable bytes stand for themselves and the others are shifted past 255."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+ALPHABET = byte_alphabet()
+BYTES = {character: byte for byte, character in ALPHABET.items()}
+
+
+def last_pair(token, ranks):
+    """The two parts of a token, bytes, whose merge makes it; None if no merges make it, as of a single byte."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, math.inf) for left, right in pairwise(parts)]
+        lowest = min(pairs)
+        if lowest == math.inf:
+            return None
+        i = pairs.index(lowest)  # the leftmost, as both libraries choose
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return tuple(parts) if len(parts) == 2 else None
+
+
+def merges_of(ranks):
+    """[(left, right)] of all tokens that merges make, in the order of their ranks. ranks: {token: rank}."""
+    pairs = (last_pair(token, ranks) for token in sorted(ranks, key=ranks.get))
+    return [pair for pair in pairs if pair]
+
+
+# -- writing
+
+
+def to_huggingface(encoding):
+    """Returns the contents of a tokenizer.json, a dict, that encodes as the tiktoken.Encoding does.
+
+    An unknown character is an error there too. `<|endoftext|>` is a special token: transformers reads it in a text as
+    that token, or as ordinary text with split_special_tokens=True.
+    """
+    ranks = encoding._mergeable_ranks
+    if encoding.name == "char":
+        vocab = {token.decode(): rank for token, rank in ranks.items()}
+        unknown = "<unknown>"  # not in the vocabulary
+        model = {"type": "WordLevel", "vocab": vocab, "unk_token": unknown}
+        pre_tokenizer, decoder = CHARACTERS, {"type": "Fuse"}
+    else:
+        model = {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,  # a piece of text that is a token becomes it, as in tiktoken
+            "vocab": {spell(token): rank for token, rank in ranks.items()},
+            "merges": [" ".join(map(spell, pair)) for pair in merges_of(ranks)],
+        }
+        pre_tokenizer, decoder = PRE_TOKENIZERS[encoding._pat_str], byte_level(use_regex=True)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [special_token(*item) for item in encoding._special_tokens.items()],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def spell(token):
+    """Bytes in the characters of the byte alphabet."""
+    return "".join(ALPHABET[byte] for byte in token)
+
+
+def special_token(content, number):
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": number, "content": content, **flags}
+
+
+# -- reading
 
 
 def from_huggingface(folder):
-    """Returns the tokenizer in a folder, as a tiktoken.Encoding."""
-    raise BadInput(f"tokenizer in {folder}: not read yet")
+    """Reads tokenizer.json, or vocab.json and merges.txt, into a tiktoken.Encoding, whose name is char or huggingface.
+
+    Raises BadInput if there is none, it is damaged, or tiktoken cannot encode every text to the same ids.
+    """
+    folder = Path(folder)
+    path = folder / TOKENIZER
+    try:
+        if not path.exists() and (folder / VOCAB).exists():
+            path = folder / VOCAB
+            return byte_level_bpe(read_json(path), read_merges(folder / MERGES), GPT2_PATTERNS[0])
+        return parse(read_json(path))
+    except OSError as error:
+        problem = f"{error.strerror or error}; expected {TOKENIZER}, or {VOCAB} and {MERGES}"
+        path = Path(error.filename or path)
+    except Unlike as error:
+        problem = f"{error}; expected the byte-level BPE of a GPT-2"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"damaged, {type(error).__name__}: {error}"
+    raise BadInput(f"tokenizer {path}: {problem}")
+
+
+class Unlike(Exception):
+    """Raised for a tokenizer that no tiktoken.Encoding equals."""
+
+
+def read_json(path):
+    return json.loads(files.read(path, limit=2**27))
+
+
+def read_merges(path):
+    lines = files.read(path, limit=2**27).decode().split("\n")
+    return [line for line in lines if line and not line.startswith("#version")]
+
+
+def parse(content):
+    """Makes an Encoding of the contents of a tokenizer.json."""
+    model, special = content["model"], {}
+    if content.get("normalizer"):
+        raise Unlike(f"it changes a text first (normalizer {content['normalizer']['type']})")
+    for token in content.get("added_tokens") or []:
+        if not token["special"] or token["lstrip"] or token["rstrip"] or token["single_word"]:
+            raise Unlike(f"its added token {token['content']!r} is found in ordinary text")
+        special[token["content"]] = token["id"]
+    if content["pre_tokenizer"] == CHARACTERS and model["type"] == "WordLevel":
+        return characters(model["vocab"], special)
+    kind = model.get("type", "BPE")
+    if kind != "BPE":
+        raise Unlike(f"its model is {kind}")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(option):
+            raise Unlike(f"it has {option}={model[option]!r}")
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    vocab = {token: number for token, number in model["vocab"].items() if token not in special}
+    pattern = pattern_of(content["pre_tokenizer"], merges)
+    return byte_level_bpe(vocab, merges, pattern, special, model.get("ignore_merges", False))
+
+
+def pattern_of(pre_tokenizer, merges):
+    """tiktoken's pattern that cuts a text as the pre_tokenizer does."""
+    if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("type") == "ByteLevel":
+        pre_tokenizer = {"use_regex": True, **pre_tokenizer, "trim_offsets": True}  # offsets are not used here
+    for pattern, known in PRE_TOKENIZERS.items():
+        if pre_tokenizer == known and not (pattern == EVERY_CHARACTER and merges):
+            return pattern
+    raise Unlike(f"it cuts a text in another way (pre_tokenizer {json.dumps(pre_tokenizer):.200})")
+
+
+def byte_level_bpe(vocab, merges, pattern, special=None, ignore_merges=False):
+    """Makes an Encoding of {token: id} and merges, ["left right"], both in characters of the byte alphabet.
+
+    Without ignore_merges, a token that no merge makes occurs in no text, so it counts as special.
+    """
+    made = {merge.replace(" ", "", 1) for merge in merges} | BYTES.keys()
+    special = dict(special or {}) | {
+        token: number for token, number in vocab.items() if token not in made and not ignore_merges
+    }
+    if unknown := [token for token in vocab if token not in special and not set(token) <= BYTES.keys()]:
+        raise Unlike(f"its token {unknown[0]!r} is not spelled in bytes")
+    ranks = {
+        bytes(BYTES[character] for character in token): number
+        for token, number in vocab.items()
+        if token not in special
+    }
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise Unlike(f"it has no token for byte {missing[0]}")
+    if [" ".join(map(spell, pair)) for pair in merges_of(ranks)] != merges:
+        raise Unlike("its merges are not in the order of its ids")
+    return make("huggingface", pattern, ranks, special)
+
+
+def characters(vocab, special):
+    if any(len(token) != 1 for token in vocab):
+        raise Unlike("its tokens are words")
+    return make("char", EVERY_CHARACTER, {token.encode(): number for token, number in vocab.items()}, special)
+
+
+def make(name, pattern, ranks, special):
+    ids = sorted([*ranks.values(), *special.values()])
+    if ids != list(range(len(ids))):
+        raise ValueError("its ids have gaps, or one comes twice")
+    return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)

@@ -1,0 +1,40 @@
+"""Converts a run's model for other programs: python convert.py --out_dir=out/x --to=hf --output=FOLDER"""
+
+from pathlib import Path
+
+from nanoladder import checkpoint
+from nanoladder.data.tokenizer import DESCRIPTION
+from nanoladder.entry import Parser, run_script
+
+
+def main(argv):
+    options = parse(argv)
+    source = checkpoint.best_or_last(options.out_dir, options.checkpoint)
+    state = checkpoint.load_model(source)
+    config = checkpoint.config_of(state)
+    tokenizer = None
+    if Path(options.out_dir, DESCRIPTION).exists():
+        tokenizer = checkpoint.tokenizer_of(source, config.vocab_size)
+    paths = checkpoint.huggingface.write(options.output, state, tokenizer, options.overwrite)
+    print(f"wrote {options.output} from {source}, step {state['progress']['step']}:")
+    for path in paths:
+        print(f"  {path.name:<25}{path.stat().st_size:>14,} bytes")
+    if not config.bias:
+        print("The model has no biases and GPT-2 always has them, so they are there, and zero.")
+    if not tokenizer:
+        print(f"{options.out_dir} has no tokenizer, so there is none.")
+    print(f'transformers loads it: AutoModelForCausalLM.from_pretrained("{options.output}")')
+
+
+def parse(argv):
+    parser = Parser(prog="convert.py", description="Converts a run's model for other programs.", allow_abbrev=False)
+    parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
+    parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
+    parser.add_argument("--to", choices=["hf"], default="hf", help="hf: a GPT-2 that Hugging Face's transformers loads")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the model in FOLDER; other files stay")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    run_script(main)
