@@ -66,15 +66,21 @@ def shapes(config):
 
 
 def check_shape(ours, theirs, path):
-    """Raises BadInput unless weights of a checkpoint with config `theirs` fit a model with config `ours`."""
-    for key in SHAPE.split():
-        if getattr(ours, key) != theirs[key]:
-            raise BadInput(f"{path} has {key}={theirs[key]}, the config {key}={getattr(ours, key)}; expected the same")
+    """Raises BadInput unless weights of a model with config `theirs` fit one with config `ours`; names the keys to set.
+
+    A shorter context_length fits.
+    """
+    wrong = [key for key in SHAPE.split() if getattr(ours, key) != theirs[key]]
     if ours.context_length > theirs["context_length"]:
-        raise BadInput(
-            f"context_length={ours.context_length} is longer than the checkpoint's ({path}); "
-            f"expected at most {theirs['context_length']}"
-        )
+        wrong.append("context_length")
+    if not wrong:
+        return
+    found = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
+    flags = " ".join(f"--{key}={theirs[key]}" for key in wrong)
+    line = f"the config has {found}, unlike the model of {path}; expected {flags}"
+    if "vocab_size" in wrong:
+        line += f", and data prepared with that model's tokenizer, of at most {theirs['vocab_size']} token ids"
+    raise BadInput(line)
 
 
 def check_like(ours, theirs, where):

@@ -418,7 +418,7 @@ def test_a_shorter_context_takes_the_first_positions(trained, tmp_path):
 @pytest.mark.parametrize(
     "given, named",
     [
-        ({"context_length": 17}, ["context_length=17", "at most 16"]),
+        ({"context_length": 17}, ["context_length=17", "--context_length=16"]),
         ({"n_layer": 3}, ["n_layer=2", "n_layer=3"]),
         ({"n_layer": 1}, ["n_layer=2", "n_layer=1"]),
         ({"n_embd": 64}, ["n_embd=32", "n_embd=64"]),
