@@ -1,0 +1,192 @@
+"""nanoGPT's ckpt.pt: the same logits, and nothing in the file is executed. transformers is the reference."""
+
+import os
+
+import pytest
+import torch
+from conftest import flags, rows, tiny, weights
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import train
+from model import GPT
+from nanoladder import checkpoint
+from nanoladder.errors import BadInput
+
+V = 17  # as in the folder `dense`
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16}
+ODD = {"n_layer": 3, "n_head": 5, "n_embd": 35, "n_positions": 7}
+
+
+def reference(bias=True, vocab_size=V, **shape):
+    """A GPT-2 of transformers with large random weights; without bias, its biases are 0."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **SHAPE | shape)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+            if name.endswith("bias") and not bias:
+                parameter.zero_()
+    return model
+
+
+def saved_by_nanogpt(gpt2, bias=True):
+    """The dict that nanoGPT would save of a GPT-2. Its matrices are (out, in), those of transformers (in, out)."""
+    model = {}
+    for name, tensor in gpt2.state_dict().items():
+        if bias or not name.endswith("bias"):
+            linear = tensor.dim() == 2 and ".h." in name
+            model[name] = tensor.T.contiguous() if linear else tensor
+    c = gpt2.config
+    shape = {"n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "block_size": c.n_positions}
+    return {
+        "model": model,
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 1e-3, "params": [0]}]},
+        "model_args": {**shape, "bias": bias, "vocab_size": c.vocab_size, "dropout": 0.0},
+        "iter_num": 3,
+        "best_val_loss": torch.tensor(1.5),
+        "config": {"dataset": "shakespeare_char", "compile": True},
+    }
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of nanoGPT as a dict, and the path at which a test saves it."""
+    return saved_by_nanogpt(reference()), tmp_path / "ckpt.pt"
+
+
+def imported(path):
+    state = checkpoint.load_model(str(path))
+    model = GPT(checkpoint.config_of(state))
+    checkpoint.load_weights(model, state, path)
+    return model.eval()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [SHAPE, ODD], ids=["even", "odd"])
+def test_logits_are_those_of_the_same_weights(shape, bias, tmp_path):
+    gpt2 = reference(bias, **shape)
+    torch.save(saved_by_nanogpt(gpt2, bias), tmp_path / "ckpt.pt")
+    model, tokens = imported(tmp_path / "ckpt.pt"), torch.randint(V, (3, 7))
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(tokens), gpt2(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_a_compiled_model_and_the_mask_of_an_older_one(saved):
+    """torch.compile prefixes every name; without fused attention each block also has its causal mask."""
+    state, path = saved
+    expected = state["model"]
+    masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 16, 16).tril() for n in range(2)}
+    state["model"] = {f"_orig_mod.{name}": tensor for name, tensor in (expected | masks).items()}
+    torch.save(state, path)
+    found = checkpoint.load_model(str(path))["model"]
+    assert torch.equal(found["blocks.1.mlp.fc.weight"], expected["transformer.h.1.mlp.c_fc.weight"])
+
+
+def test_padding_of_gpt2s_vocabulary_is_no_vocabulary(tmp_path):
+    """nanoGPT counts 50304 tokens, of which a run on GPT-2's 50257 takes its own, whatever its padding."""
+    gpt2 = reference(n_layer=1, n_embd=4, vocab_size=50304)
+    torch.save(saved_by_nanogpt(gpt2), tmp_path / "ckpt.pt")
+    model = imported(tmp_path / "ckpt.pt")
+    assert (model.config.vocab_size, len(model.head.weight)) == (50257, 50304)
+    tokens = torch.randint(50257, (1, 16))
+    with torch.no_grad():
+        theirs = gpt2(tokens).logits[..., :50257]
+        torch.testing.assert_close(model.logits(tokens)[..., :50257], theirs, atol=1e-5, rtol=0)
+
+
+def test_training_starts_from_it_with_a_shorter_context(saved, dense, tmp_path):
+    state, path = saved
+    torch.save(state, path)
+    config = tiny(bias=True, context_length=8, dataset=str(dense), out_dir=str(tmp_path / "run"), init_from=str(path))
+    train.train(config)
+    still = tiny(**{**vars(config), "out_dir": str(tmp_path / "still"), "learning_rate": 0.0, "min_lr": 0.0})
+    train.train(still)
+    assert rows(config)[-1]["train_loss"] < rows(still)[0]["train_loss"]
+    kept = weights(still)
+    assert torch.equal(kept["position_embedding.weight"], state["model"]["transformer.wpe.weight"][:8])
+    assert torch.equal(kept["head.weight"], state["model"]["lm_head.weight"])
+    assert torch.equal(kept["blocks.0.attention.qkv.weight"], state["model"]["transformer.h.0.attn.c_attn.weight"])
+
+
+def test_a_run_of_another_shape_is_told_all_of_its_differences(saved, dense, tmp_path, refused):
+    state, path = saved
+    torch.save(state, path)
+    line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", init_from=path, n_layer=1, n_head=4))
+    assert "n_layer=2 n_head=2 bias=True" in line and "--n_layer=2 --n_head=2 --bias=True" in line
+    assert not (tmp_path / "run").exists()
+
+
+# -- bad input
+
+
+class Call:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("key", ["model", "optimizer", "config", "surprise"])
+def test_an_object_is_refused_and_not_made(key, saved, tmp_path, dense, refused):
+    state, path = saved
+    torch.save(state | {key: Call(tmp_path / "made")}, path)
+    line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", bias=True, init_from=path))
+    assert "mkdir" in line and "may run code" in line and str(path) in line
+    assert not (tmp_path / "made").exists() and not (tmp_path / "run").exists()
+
+
+def without(name, part="model"):
+    return lambda state: state[part].pop(name)
+
+
+def with_value(name, value, part="model"):
+    return lambda state: state[part].update({name: value})
+
+
+WPE = "transformer.wpe.weight"
+DAMAGE = {
+    "no model": (lambda state: state.pop("model"), "it has no 'model'"),
+    "no weights": (lambda state: state.update(model=3), "damaged or not a ckpt.pt of nanoGPT"),
+    "a weight missing": (without(WPE), f"its {WPE} is not a tensor (16, 32)"),
+    "misshapen": (with_value(WPE, torch.zeros(32, 16)), f"its {WPE} is not a tensor (16, 32)"),
+    "whole numbers": (with_value(WPE, torch.zeros(16, 32, dtype=torch.int64)), WPE),
+    "a text": (with_value(WPE, "text"), WPE),
+    "fewer numbers than its shape": (with_value(WPE, torch.zeros(1).expand(16, 32)), WPE),
+    "another layer": (with_value("transformer.h.2.ln_1.weight", torch.ones(32)), "transformer.h.2.ln_1.weight"),
+    "another name": (with_value("classifier.weight", torch.ones(32)), "classifier.weight"),
+    "untied": (with_value("lm_head.weight", torch.zeros(V, 32)), "expected tied weights"),
+    "no argument": (without("block_size", "model_args"), "it has no 'block_size'"),
+    "a wrong type": (with_value("n_layer", "2", "model_args"), "n_layer"),
+    "impossible": (with_value("n_head", 5, "model_args"), "n_head=5"),
+    "none": (with_value("n_embd", None, "model_args"), "n_embd"),
+    "huge": (with_value("n_embd", 2**61, "model_args"), "overflowed"),
+    "more layers": (with_value("n_layer", 10**12, "model_args"), "transformer.h.2.ln_1.weight"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named(kind, saved):
+    (state, path), (change, reason) = saved, DAMAGE[kind]
+    change(state)
+    torch.save(state, path)
+    with pytest.raises(BadInput) as error:
+        checkpoint.load_model(str(path))
+    assert reason in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
+def test_a_truncated_file(kept, saved):
+    state, path = saved
+    torch.save(state, path)
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with pytest.raises(BadInput, match=r"damaged or not a ckpt.pt of nanoGPT"):
+        checkpoint.load_model(str(path))
+
+
+def test_another_archive_is_not_nanogpts(tmp_path):
+    torch.save({"format_version": 1, "model": {}}, tmp_path / "last.pt")
+    with pytest.raises(BadInput, match=r"older version \(format 1\)"):
+        checkpoint.load_model(str(tmp_path / "last.pt"))
