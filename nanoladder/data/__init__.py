@@ -1,8 +1,8 @@
 """Data: prepared datasets, their validation, and batches.
 
 writer.py writes a prepared folder and is called by every data/*/prepare.py, tokenizer.py handles its tokenizer, meta.py
-reads its meta.json, datasets.py opens it, batches.py cuts batches. Not here: the sources of texts (data/*/prepare.py)
-and moving batches to a device (train.py).
+reads its meta.json and nanogpt.py a meta.pkl of nanoGPT's, datasets.py opens it, batches.py cuts batches. Not here: the
+sources of texts (data/*/prepare.py) and moving batches to a device (train.py).
 """
 
 from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead, tokens_seen

@@ -1,10 +1,11 @@
 """Prepared folders: finding one, opening it, and reading windows of its tokens.
 
 A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as writer.py describes. A
-folder made by nanoGPT, without meta.json, is read too.
+folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read too.
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
-from nanoladder.data import checks
+from nanoladder.data import checks, nanogpt
 from nanoladder.data.meta import SPLITS, read_meta
+from nanoladder.data.tokenizer import save_tokenizer
 from nanoladder.errors import BadInput
 
 DATA_DIR = Path(__file__).parents[2] / "data"
@@ -89,6 +91,13 @@ class Dataset:
     def vocab_size(self):
         """Number of token ids: the folder's own, or a larger number that the config asks for."""
         return self.meta["vocab_size"]
+
+    def save_tokenizer(self, out_dir):
+        """Copies the tokenizer's files to a run's folder, for sample.py; writes them if it is that of a meta.pkl."""
+        for file in self.folder.glob("tokenizer.*"):
+            shutil.copyfile(file, out_dir / file.name)
+        if nanogpt.has_vocabulary(self.folder):
+            save_tokenizer(nanogpt.read_tokenizer(self.folder), out_dir)
 
     def fingerprint(self):
         """{file name: size and digest} of both splits, to compare with the data of another machine."""

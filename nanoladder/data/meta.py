@@ -1,6 +1,7 @@
 """meta.json, the description of a prepared folder: its format, its checksum, and reading it.
 
-A folder may come from anywhere, so every entry is checked before it is used. A folder made by nanoGPT has no meta.json.
+A folder may come from anywhere, so every entry is checked before it is used. A folder made by nanoGPT has no meta.json;
+if it has characters, it has a meta.pkl.
 """
 
 import hashlib
@@ -8,6 +9,7 @@ import json
 import os
 
 from nanoladder import files
+from nanoladder.data import nanogpt
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 2  # of a prepared folder
@@ -24,22 +26,25 @@ def checksum(meta):
 def read_meta(folder, vocab_size):
     """The entries of a folder's meta.json, with vocab_size in place of its own unless that is 0.
 
-    For a folder made by nanoGPT, which has no meta.json: vocab_size, dtype and documents. Raises BadInput: damaged,
-    of another format, or more token ids than vocab_size.
+    For a folder made by nanoGPT, which has no meta.json: vocab_size, dtype and documents, and tokenizer if meta.pkl has
+    it. Raises BadInput: damaged, of another format, or more token ids than vocab_size.
     """
-    path = folder / "meta.json"
-    if not os.path.lexists(path):
-        if not vocab_size:
-            raise BadInput(
-                f"{folder} has no meta.json; prepare it again, or, if nanoGPT wrote its uint16 files, give the number "
-                "of token ids with --vocab_size=N (50257 for GPT-2's tokenizer)"
-            )
-        return {"vocab_size": vocab_size, "dtype": "uint16", "documents": False}
-    try:
-        meta = check_entries(json.loads(files.read(path)))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path} is not the meta.json of a prepared dataset ({reason}); prepare it again") from None
+    path, foreign = folder / "meta.json", {"dtype": "uint16", "documents": False}
+    if os.path.lexists(path):
+        try:
+            meta = check_entries(json.loads(files.read(path)))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise BadInput(f"{path} is not the meta.json of a prepared dataset ({reason}); prepare it again") from None
+    elif nanogpt.has_vocabulary(folder):
+        meta = {**foreign, "vocab_size": nanogpt.read_tokenizer(folder).n_vocab, "tokenizer": "char"}
+    elif vocab_size:
+        return {**foreign, "vocab_size": vocab_size}
+    else:
+        raise BadInput(
+            f"{folder} has no meta.json; prepare it again, or, if nanoGPT wrote its uint16 files, give the number "
+            "of token ids with --vocab_size=N (50257 for GPT-2's tokenizer)"
+        )
     own = meta["vocab_size"]
     if vocab_size and vocab_size < own:
         raise BadInput(

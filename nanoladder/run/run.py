@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import shutil
 import sys
 from pathlib import Path
 
@@ -203,7 +202,6 @@ def prepare_out_dir(config, start_step, dataset):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.clear(folder, start_step)
-        for file in dataset.folder.glob("tokenizer.*"):
-            shutil.copyfile(file, folder / file.name)
+        dataset.save_tokenizer(folder)
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
