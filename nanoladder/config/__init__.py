@@ -9,6 +9,7 @@ Config files contain plain assignments. They apply from left to right, then the 
 - load: the command line, config files, `--help`
 - check: validation of names, types, ranges and combinations, with one-line errors
 - expressions: arithmetic in config files
+- nanogpt: names of nanoGPT's, refused with the keys that mean the same
 - stages: names and files of the ladder's stages
 
 Not here: the presets and stages themselves (config/), and checks that need a dataset, a device or a checkpoint.

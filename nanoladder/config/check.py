@@ -9,6 +9,7 @@ import math
 import re
 from typing import Literal, get_args, get_origin
 
+from nanoladder.config import nanogpt
 from nanoladder.config.expressions import LONGEST_TEXT, short
 from nanoladder.config.keys import DEFAULTS, NOT_EMPTY, TYPES, WORDS
 from nanoladder.errors import BadInput
@@ -102,8 +103,13 @@ def suggest_batch(c):
     )
 
 
+GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # nanoGPT's names of OpenAI's models
 # (condition on the config, message): the message is a function of the config, or text with {key} for its values.
 COMBINATIONS = [
+    (
+        lambda c: c.init_from in GPT2,
+        "init_from={init_from} names a file; expected, for OpenAI's model of that name, --init_from=hf:{init_from}",
+    ),
     (lambda c: c.n_embd % c.n_head, suggest_width),
     (lambda c: c.micro_batch_size and c.batch_size % c.micro_batch_size, suggest_batch),
     (
@@ -186,15 +192,18 @@ COMBINATIONS = [
 ]
 
 
-def known(key, where):
-    """Raises BadInput if there is no such key."""
+def known(key, where, given):
+    """Raises BadInput if there is no such key. given: {key: value} of all keys that are set in the same place."""
+    if key in DEFAULTS:
+        return
+    if key in nanogpt.NAMES:
+        nanogpt.refuse(given, where)
     if key == "data_parallel":
         raise BadInput(
             f"{where}: data_parallel is what tensor_parallel, context_parallel and pipeline_parallel leave of the "
             "processes; expected torchrun --nproc_per_node=N, and no such key"
         )
-    if key not in DEFAULTS:
-        raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
+    raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
 
 
 def nearest(name, names):

@@ -1,6 +1,7 @@
 """Loading: config files, then a stage of the ladder, then the command line make a Config."""
 
 import ast
+import contextlib
 import sys
 from collections import ChainMap
 from pathlib import Path
@@ -39,15 +40,19 @@ def load_config(argv):
 
 def parse_arguments(argv):
     """Splits ["x.py", "--key=value", "--key", "value"] into the paths of files and {key: typed value}."""
-    paths, given = [], {}
+    paths, texts, given = [], [], {}
     rest = iter(argv)
     for word in rest:
         if not word.startswith("--"):
             paths.append(word)
             continue
         key, equals, text = word[2:].partition("=")
-        known(key, "command line")
         if not equals and (text := next(rest, "--")).startswith("--"):
+            text = None
+        texts.append((key, text))
+    for key, text in texts:
+        known(key, "command line", dict(texts))
+        if text is None:
             raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
         given[key] = typed(key, from_text(key, text), "command line")
     return paths, given
@@ -73,7 +78,7 @@ def read_assignments(path, values, given):
             case ast.Expr(value=ast.Constant(value=str())):  # a docstring
                 continue
             case ast.Assign(targets=[ast.Name(id=key)], value=expression):
-                known(key, where)
+                known(key, where, constants(tree))
             case _:
                 raise BadInput(f"{where}: only plain assignments are allowed; expected a line like n_layer = 12")
         try:
@@ -82,6 +87,16 @@ def read_assignments(path, values, given):
             text = short(ast.get_source_segment(source, expression))
             raise BadInput(f"{where}: `{text}`: {error}; expected a value or arithmetic on keys") from None
         values[key] = typed(key, value, where)
+
+
+def constants(tree):
+    """{key: value} of the assignments of a config file whose values do not depend on other keys."""
+    found = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            with contextlib.suppress(ValueError, TypeError, ArithmeticError, RecursionError):
+                found[statement.targets[0].id] = evaluate(statement.value, {})
+    return found
 
 
 def from_text(key, text):
