@@ -8,7 +8,7 @@ from nanoladder import checkpoint
 from nanoladder.data.tokenizer import encode, end_of_text
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.machine import choose_device
+from nanoladder.machine import choose_device, double
 
 
 def main(argv):
@@ -47,7 +47,7 @@ def parse(argv):
     parser.add_argument("--top_k", type=int, default=0, help="sample from the k most likely tokens (default: 0, all)")
     parser.add_argument("--top_p", type=float, default=0.95, help="nucleus sampling, total probability (default: 0.95)")
     parser.add_argument("--seed", type=int, default=1337, help="of the first sample, then + 1 each (default: 1337)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     options = parser.parse_args(argv)
     for condition, message in [
         (options.num_samples >= 1, "num_samples: expected at least 1"),
@@ -78,7 +78,7 @@ def draw(logits, options, generator):
     """Samples one token id () from logits (V,): temperature, then top-k, then top-p (Holtzman et al. 2020)."""
     if options.temperature == 0:
         return logits.argmax()
-    probabilities = torch.softmax((logits.double() - logits.max()) / options.temperature, dim=-1)
+    probabilities = torch.softmax((double(logits) - logits.max()) / options.temperature, dim=-1)
     probabilities, order = probabilities.sort(descending=True)
     if options.top_k:
         probabilities[options.top_k :] = 0

@@ -39,7 +39,7 @@ def training_batches(split, config, first_step, device):
         return (batches[step].to(device) for step in steps)
     pinned = device.type == "cuda"
     loader = DataLoader(batches, sampler=steps, num_workers=config.num_workers, pin_memory=pinned, **data.WORKERS)
-    return data.one_ahead(batch.to(device, non_blocking=True) for batch in loader)
+    return data.one_ahead(batch.to(device, non_blocking=pinned) for batch in loader)
 
 
 # -- 3. The model
@@ -145,7 +145,7 @@ def evaluate(model, split, config, device):
     loss_sum, n_tokens = 0.0, 0
     for batch in parallel.share(data.ValidationBatches(split, config)):
         batch = batch.to(device)
-        loss_sum += model(batch.inputs, batch.targets).double()
+        loss_sum += machine.double(model(batch.inputs, batch.targets))
         n_tokens += batch.n_tokens
     model.train()
     return float(parallel.all_reduce_sum(loss_sum) / parallel.all_reduce_sum(n_tokens))

@@ -115,7 +115,7 @@ class Loop:
         lr = self.learning_rate(number)
         with record_function("step"):
             loss, _ = train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)
-        return loss.double() if torch.is_tensor(loss) else loss  # sums of losses are exact enough
+        return machine.double(loss) if torch.is_tensor(loss) else loss  # sums of losses are exact enough
 
     def val_loss(self):
         return train.evaluate(self.model, self.dataset.val, self.config, self.device)

@@ -106,7 +106,7 @@ def resume(model, optimizer, scaler, state, path):
         load_optimizer(model, optimizer, state["optimizer"])
         load_scaler(scaler, state["scaler"])
         load_weights(model, state, path)
-        set_generator_states(state["generators"])
+        set_generator_states(state["generators"], next(model.parameters()).device)
     except ValueError as error:
         raise damage(path, error) from None
     return {key: state["progress"][key] for key in PROGRESS}

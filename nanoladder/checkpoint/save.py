@@ -82,7 +82,7 @@ def snapshot(config, model, optimizer, scaler, progress):
         "model": parallel.gather_state(weights),
         "optimizer": parallel.gather_state(to_plain(named_state(model, optimizer))),
         "scaler": scaler.state_dict(),  # empty if disabled
-        "generators": generator_states(),
+        "generators": generator_states(next(model.parameters()).device),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
     }
 

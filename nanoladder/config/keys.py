@@ -16,7 +16,7 @@ class Config:
     init_from: Annotated[str, "scratch | resume | auto (resume if there is a run) | PATH | hf:NAME"] = "scratch"
     overwrite: Annotated[bool, "let a run from scratch replace the run in out_dir"] = False
     seed: Annotated[int, "random seed of initial weights, batches and dropout"] = 1337
-    device: Annotated[str, "auto (a GPU if there is one) | cpu | cuda | cuda:N"] = "auto"
+    device: Annotated[str, "auto (a GPU if there is one) | cpu | cuda | cuda:N | mps"] = "auto"
     memory_gb: Annotated[float, "memory budget of each process, in 1e9 bytes; 0: all that is free"] = 0.0
     stage: Annotated[str, "climb the ladder up to this stage only; `python ladder.py` lists them"] = ""
     deterministic: Annotated[bool, "deterministic algorithms only: runs repeat bit for bit, slower"] = False

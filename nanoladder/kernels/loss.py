@@ -111,8 +111,8 @@ def add_product(total, a, b):
 
 @functools.cache
 def triton_softmax():
-    """softmax.softmax_ as one kernel, or None where Triton is not installed."""
-    if not importlib.util.find_spec("triton"):
+    """softmax.softmax_ as one kernel, or None if Triton is not installed or the GPU is older than Volta."""
+    if not importlib.util.find_spec("triton") or torch.cuda.get_device_capability() < (7, 0):
         return None
     from nanoladder.kernels import softmax_triton
 

@@ -6,7 +6,9 @@ from nanoladder.machine.device import (
     check,
     choose_device,
     configure,
+    device_name,
     find_compiler,
+    lacks,
     peak_flops,
 )
 from nanoladder.machine.memory import (
@@ -18,7 +20,7 @@ from nanoladder.machine.memory import (
     peak_memory_gb,
     proc_bytes,
 )
-from nanoladder.machine.precision import autocast, choose_dtype, eight_bit_library, gradient_scaler
+from nanoladder.machine.precision import autocast, choose_dtype, double, eight_bit_library, gradient_scaler
 
 __all__ = [
     "ATTENTION_KERNELS",
@@ -29,12 +31,15 @@ __all__ = [
     "choose_device",
     "choose_dtype",
     "configure",
+    "device_name",
+    "double",
     "eight_bit_library",
     "find_compiler",
     "free_memory",
     "gradient_scaler",
     "is_out_of_memory",
     "keep_freed_memory",
+    "lacks",
     "limit_memory",
     "peak_flops",
     "peak_memory_gb",

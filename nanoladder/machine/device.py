@@ -1,10 +1,11 @@
-"""Device of this process, with its attention kernels, its compiler and its peak FLOP/s."""
+"""Device of this process, with its name, its attention kernels, its compiler and its peak FLOP/s."""
 
 import contextlib
 import importlib.util
 import os
 import re
 import shutil
+import sys
 import warnings
 
 import torch
@@ -44,33 +45,67 @@ PEAK_TFLOPS = {
 def choose_device(name):
     """Returns the named device; "auto" is the GPU if there is one, else the CPU. Raises BadInput if it is missing."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        found = torch.accelerator.current_accelerator(check_available=True)
+        name = found.type if found and found.type in ("cuda", "mps") else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"device={name}: expected auto, cpu, cuda or cuda:N")
+        device = None
+    if not device or device.type not in ("cpu", "cuda", "mps") or (device.type == "mps" and device.index):
+        raise BadInput(f"device={name}: expected auto, cpu, cuda, cuda:N or mps")
     if device.type == "cpu":
         return device
+    if device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise BadInput(f"device={name}: it needs macOS on Apple silicon, with PyTorch for it; try --device=auto")
+        return torch.device("mps")
     number = device.index or 0
     if number >= torch.cuda.device_count():
         raise BadInput(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices; try --device=auto")
     return torch.device("cuda", number)
 
 
-def find_compiler(device):
-    """Returns the name of the compiler behind torch.compile on this device. Raises BadInput if it is not installed."""
+def device_name(device):
+    """Name of the device, as its maker calls it."""
     if device.type == "cuda":
+        platform = f", ROCm {torch.version.hip}" if torch.version.hip else ""
+        return torch.cuda.get_device_name(device) + platform
+    if device.type == "mps":
+        return f"{torch.backends.mps.get_name()}, {torch.backends.mps.get_core_count()} GPU cores"
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def lacks(device):
+    """Describes the switches that have no effect on this device, and why; "" if all have."""
+    if device.type != "cuda":
+        return "TF32, pinned memory and CUDA graphs: they need CUDA"
+    if not torch.version.hip and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        return f"TF32: it needs compute capability 8.0 (Ampere), this GPU has {capability[0]}.{capability[1]}"
+    return ""
+
+
+def find_compiler(device):
+    """Returns the name of the compiler behind torch.compile on this device. Raises BadInput if there is none."""
+    if device.type == "mps":
+        return "Metal shaders, which PyTorch calls a prototype"
+    if device.type == "cuda":
+        if not torch.version.hip and (capability := torch.cuda.get_device_capability(device)) < (7, 0):
+            raise BadInput(
+                "compile=True needs compute capability 7.0 (Volta) for triton, this GPU has "
+                f"{capability[0]}.{capability[1]}; expected --compile=False"
+            )
         if importlib.util.find_spec("triton") is None:
             raise BadInput("compile=True needs triton on a GPU; install it, or use --compile=False")
         found = next((c for c in (os.environ.get("CC"), "gcc", "clang") if c and shutil.which(c)), None)
         if found is None:
             raise BadInput("compile=True needs a C compiler for triton; install gcc, or use --compile=False")
         return f"triton and {found}"
-    compiler = os.environ.get("CXX", "g++")
+    usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    compiler = os.environ.get("CXX", usual)
     if shutil.which(compiler) is None:
-        raise BadInput(f"compile=True needs a C++ compiler, but {compiler} is missing; install g++, or --compile=False")
+        raise BadInput(
+            f"compile=True needs a C++ compiler, but {compiler} is missing; install {usual}, or use --compile=False"
+        )
     return compiler
 
 
@@ -78,6 +113,10 @@ def attention_kernel(config, device):
     """Describes the attention kernel that this config uses. Raises BadInput if none supports it."""
     if config.attention == "matmul":
         return "matmul, the (T, T) matrix in memory"
+    if device.type == "mps":  # it has no choice of kernels to ask for
+        if config.attention != "sdpa":
+            raise BadInput(f"attention={config.attention} has no kernel on mps; expected --attention=sdpa or matmul")
+        return "sdpa on mps, in training with the (T, T) matrix in memory"
     shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
     kernel = SDPBackend.ERROR
     q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
@@ -112,13 +151,13 @@ def check(config, device):
         find_compiler(device)
     if choose_dtype(config.dtype, device) == torch.float16 and config.optimizer_in_backward:
         raise BadInput(
-            "optimizer_in_backward does not support float16, which dtype=auto is on this GPU; expected "
+            f"optimizer_in_backward does not support float16, which dtype={config.dtype} is on this device; expected "
             "--dtype=float32, or --optimizer_in_backward=False"
         )
 
 
 def peak_flops(device):
-    """Dense half-precision FLOP/s of a CUDA device from its datasheet; None for unlisted devices and CPUs."""
+    """Dense half-precision FLOP/s of a CUDA device from its datasheet; None for any other device."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

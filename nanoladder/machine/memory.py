@@ -2,14 +2,19 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import re
-import resource
 import sys
 from pathlib import Path
 
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
@@ -19,7 +24,7 @@ def keep_freed_memory(device):
     """Makes this process keep freed memory for later allocations instead of returning it to the system."""
     if device.type == "cuda":
         set_allocator("expandable_segments:True")
-    elif GLIBC:
+    elif device.type == "cpu" and GLIBC:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
         mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
@@ -35,10 +40,12 @@ def free_memory(device):
     """Bytes that this process can still allocate: GPU memory, or its share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     try:
         free = proc_bytes("/proc/meminfo", "MemAvailable")
     except OSError:  # not Linux
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return installed_memory()
     with contextlib.suppress(OSError, ValueError):  # a container's limit; "max" means none
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
@@ -51,11 +58,23 @@ def free_memory(device):
     return max(0, free)
 
 
+def installed_memory():
+    """Bytes of memory that this machine has."""
+    if sys.platform != "win32":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kib = ctypes.c_ulonglong()
+    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kib))
+    return kib.value * 1024
+
+
 def limit_memory(device, size):
     """Limits this process to `size` bytes of GPU memory, or to `size` more bytes of memory on Linux; else a no-op."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+        return
+    if device.type == "mps":
+        torch.mps.set_per_process_memory_fraction(min(1.0, size / torch.mps.recommended_max_memory()))
         return
     with contextlib.suppress(OSError):
         most = proc_bytes("/proc/self/status", "VmData") + int(size)
@@ -76,8 +95,15 @@ def is_out_of_memory(text):
 
 
 def peak_memory_gb(device):
-    """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU."""
+    """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU.
+
+    On mps, which keeps no peak, what Metal holds for the process: it seldom shrinks. Not a number on Windows' CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 1e9
+    if resource is None:
+        return math.nan
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -9,15 +9,27 @@ import torch
 
 from nanoladder.errors import BadInput
 
+WITHOUT_FLOAT64 = ("mps",)
+
 
 def choose_dtype(name, device):
-    """Returns the dtype of matrix products. "auto": bfloat16 if native, else float16 on a GPU and float32 on a CPU."""
+    """Returns the dtype of matrix products. "auto": bfloat16 if native, else float16 on CUDA and float32 elsewhere.
+
+    Apple's GPUs compute float16 at the rate of float32, and M1 and M2 emulate bfloat16: on mps "auto" is float32.
+    """
     if name != "auto":
         return getattr(torch, name)
+    if device.type == "mps":
+        return torch.float32
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def double(tensor):
+    """Converts a tensor to float64, in which sums lose nothing; to float32 on mps, which has no float64."""
+    return tensor.to(torch.float32 if tensor.device.type in WITHOUT_FLOAT64 else torch.float64)
 
 
 def autocast(model, name, device):

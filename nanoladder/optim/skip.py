@@ -6,11 +6,12 @@ import torch
 def may_update(optimizer, number):
     """False if the host knows that the number (), from the loss and the gradients, is not finite.
 
-    True for a fused optimizer, whose kernel skips the update itself, and for a number on a GPU, for which nobody waits:
-    any other optimizer updates there, and the run ends before it saves.
+    True for a fused optimizer, whose kernel skips the update itself, and for a number on CUDA, for which nobody waits:
+    any other optimizer updates there, and the run ends before it saves. On mps the host waits, because PyTorch's fused
+    kernel ignores found_inf there (https://github.com/pytorch/pytorch/pull/186360).
     """
-    finite = torch.isfinite(number)
-    if optimizer.defaults.get("fused"):
+    finite, device = torch.isfinite(number), number.device.type
+    if optimizer.defaults.get("fused") and device != "mps":
         optimizer.found_inf = (~finite).float()  # read by the fused kernel, as with GradScaler
         return True
-    return number.device.type != "cpu" or bool(finite.item())
+    return device == "cuda" or bool(finite.item())

@@ -41,6 +41,8 @@ def start(config, device):
         return device
     if not config.ddp:
         raise BadInput("started by torchrun as several processes, which need ddp=True; expected `python train.py ...`")
+    if device.type == "mps":
+        raise BadInput(f"{n} processes on mps, which is one GPU; expected one process, or --device=cpu")
     grid = divide(config, n)
     n_sharing = count_sharing(config, grid, local_n)
     check_batch(config, grid)

@@ -41,7 +41,7 @@ def print_header(config, model, dataset, device):
 def choices(config, device):
     """Returns {name: choice made on this machine and its reason}."""
     chosen = {
-        "device": f"CPU, {torch.get_num_threads()} threads",
+        "device": machine.device_name(device),
         "dtype": dtype(config, device),
         "attention": machine.attention_kernel(config, device),
         "loss": loss(config),
@@ -49,10 +49,8 @@ def choices(config, device):
         "compile": "off",
         "memory": memory(config, device),
     }
-    if device.type == "cuda":
-        chosen["device"] = torch.cuda.get_device_name(device)
-    else:
-        chosen["no effect"] = "TF32, pinned memory and CUDA graphs: they need a GPU"
+    if lacking := machine.lacks(device):
+        chosen["no effect"] = lacking
     mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in parallel.CUTS}
     if config.compile:
         scope = "block" if compiles_blocks(config) or mesh.sizes.pipeline > 1 else "model"
@@ -73,10 +71,14 @@ def choices(config, device):
 
 
 def dtype(config, device):
-    chosen = machine.choose_dtype(config.dtype, device)
+    chosen, native = machine.choose_dtype(config.dtype, device), machine.choose_dtype("auto", device)
     why = "as requested"
-    if config.dtype == "auto":
+    if config.dtype == "auto" and device.type == "mps":
+        why = "half precision is no faster on most of Apple's GPUs"
+    elif config.dtype == "auto":
         why = "bfloat16 is native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
+    elif chosen == torch.bfloat16 != native and device.type != "mps":
+        why = f"as requested, but emulated here, and slow: expected --dtype={native}".replace("torch.", "")
     return f"{chosen} ({why})".removeprefix("torch.")
 
 
@@ -113,6 +115,6 @@ def memory(config, device):
         return "freed memory returns to the system"
     if device.type == "cuda":
         return "freed memory is kept, in expandable segments"
-    if machine.GLIBC:
+    if machine.GLIBC and device.type == "cpu":
         return "freed memory is kept, by glibc's mallopt"
-    return "keep_memory does nothing here: it needs glibc or CUDA"
+    return f"keep_memory does nothing here: it needs {'CUDA' if device.type == 'mps' else 'glibc or CUDA'}"

@@ -36,7 +36,7 @@ def resolve_micro_batch(config, device):
     prints a warning if a step is predicted not to fit, because the system may kill the process without a message.
     Raises MemoryError if not even one sequence fits.
     """
-    if config.memory_gb and device.type == "cuda":
+    if config.memory_gb and device.type != "cpu":
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size == "auto":
         size, reason = parallel.broadcast_from_first(lambda: find_micro_batch(config, device))
@@ -145,14 +145,14 @@ def explain(config, device, available, error):
         return
     traceback.clear_frames(error.__traceback__)
     try:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        if device.type != "cpu":
+            torch.get_device_module(device.type).empty_cache()
         available = available or available_bytes(config, device)
         lines += explanation(config, device, available)
     except RuntimeError as another:
         if not is_out_of_memory(another):
             raise
-        lines[0] += "; not even CUDA's context fits: end other processes on the GPU, or choose another --device"
+        lines[0] += "; not even the device's context fits: end other processes on the GPU, or choose another --device"
     print("\n".join(lines), file=sys.stderr)
 
 

@@ -91,7 +91,7 @@ class Run:
         """Records a training step, whose loss and grad_norm may still be on the device. Fills a row if one is due."""
         config, progress = self.config, self.progress
         step = progress["step"]
-        progress["interval_loss"] += loss.double() if torch.is_tensor(loss) else loss
+        progress["interval_loss"] += machine.double(loss) if torch.is_tensor(loss) else loss
         progress["interval_steps"] += 1
         if step == self.first_step:
             self.metrics.first_step(self.clock.lap())
