@@ -22,9 +22,11 @@ ATTENTION_KERNELS = {
     "math": torch.backends.cuda.enable_math_sdp,
 }
 
-# Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), from NVIDIA's datasheets. The first entry contained in
-# the device's name applies; an unlisted device reports no MFU.
+# Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), with sums in float32, for which a GeForce takes twice as
+# long as for sums in float16. The cards' are multiprocessors × boost clock × 512 FLOP, or × 1024 of professional ones.
+# Names are PyTorch's. A device of a longer name, such as a Ti, needs an entry of its own; unlisted ones have no MFU.
 PEAK_TFLOPS = {
+    # NVIDIA's datasheets
     "H200 NVL": 835,
     "H200": 989,
     "H100 NVL": 835,
@@ -34,12 +36,43 @@ PEAK_TFLOPS = {
     "A100": 312,
     "L40S": 362,
     "L4": 121,
+    "A40": 149.7,
+    "A10": 125,
     "A10G": 70,
-    "RTX 4090": 165,
-    "RTX 3090": 71,
     "V100": 125,
     "T4": 65,
+    # NVIDIA's white papers on GA102 (2021, appendices A and C), Ada (2023, appendix A), RTX Blackwell (2025, appendix
+    # A) and RTX Blackwell PRO (2025), "Peak FP16 Tensor TFLOPS with FP32 Accumulate", without sparsity
+    "RTX PRO 6000 Blackwell Workstation Edition": 503.8,
+    "RTX 6000 Ada Generation": 364.2,
+    "RTX A6000": 154.8,
+    "RTX 5090": 209.5,
+    "RTX 5080": 112.6,
+    "RTX 5070 Ti": 87.9,
+    "RTX 5070": 61.7,
+    "RTX 4090": 165.2,
+    "RTX 4080": 97.5,
+    "RTX 4070 Ti": 80.2,
+    "RTX 4070": 58.3,
+    "RTX 3090 Ti": 80,
+    "RTX 3090": 71,
+    "RTX 3080 Ti": 68.2,
+    "RTX 3080": 59.5,
+    "RTX 3070 Ti": 43.5,
+    "RTX 3070": 40.6,
+    # Not in the white papers: computed from the multiprocessors and the clock on NVIDIA's product pages
+    "RTX 5060 Ti": 47.4,  # 36 × 2.57 GHz
+    "RTX 5060": 38.4,  # 30 × 2.50 GHz
+    "RTX 4060 Ti": 44.1,  # 34 × 2.535 GHz
+    "RTX 4060": 30.2,  # 24 × 2.46 GHz
+    "RTX 3060 Ti": 32.4,  # 38 × 1.665 GHz
+    "RTX 3060": 25.5,  # 28 × 1.777 GHz
+    "RTX A5000": 111.1,  # 64 × 1.695 GHz
+    # AMD's datasheets
+    "AMD Instinct MI325X": 1307.4,
+    "AMD Instinct MI300X": 1307.4,
 }
+VARIANT = r"( (Ti|SUPER|D|Max-Q|Laptop)|.* MIG|-\d+[ABCQ])\b"  # of a listed device; the last two are parts of one
 
 
 def choose_device(name):
@@ -161,6 +194,5 @@ def peak_flops(device):
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    other = "(?! Laptop| D\\b|.* MIG )"  # smaller variants and MIG slices do not match
-    matches = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b{other}", name))
-    return next((peak * 1e12 for peak in matches), None)
+    peaks = (peak for part, peak in PEAK_TFLOPS.items() if re.search(rf"\b{part}\b(?!{VARIANT})", name))
+    return next((peak * 1e12 for peak in peaks), None)
