@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def link(source, path):
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
-            with open(temporary, "rb") as file:
+            with open(temporary, "rb+") as file:  # Windows syncs only what may be written
                 os.fsync(file.fileno())
 
 
@@ -45,7 +46,9 @@ def replacing(path):
 
 
 def sync_folder(folder):
-    """Syncs a folder to disk, so that a rename in it survives a power cut."""
+    """Syncs a folder to disk, so that a rename in it survives a power cut. Windows cannot open a folder: a no-op."""
+    if sys.platform == "win32":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -155,9 +155,10 @@ def one_ahead(items):
 
 def survive_signals(_worker):
     """Keeps a loader's worker process alive after a signal to its process group, until the run has saved."""
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):  # Windows has neither this nor alarms, and its SIGTERM asks nobody
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
 # Arguments of a DataLoader of TrainingBatches. A DataLoader without a generator of its own draws from the global one,

@@ -6,7 +6,9 @@ import time
 
 from nanoladder import parallel
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM can send SIGUSR1 before a job's time limit
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+if hasattr(signal, "SIGUSR1"):  # not on Windows; SLURM can send it before a job's time limit
+    SIGNALS.append(signal.SIGUSR1)
 
 
 class Signals:

@@ -1,0 +1,376 @@
+"""Devices: the right one is chosen, it is called alone, and what it lacks is said or refused in one line."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, flags, rows, saved, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import sample
+import train
+from nanoladder import checkpoint, files, machine, optim, parallel
+from nanoladder.errors import BadInput
+from nanoladder.kernels import loss
+from nanoladder.machine import memory, precision
+from nanoladder.run import clock, header
+from nanoladder.run.failures import explain_failure
+
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
+
+
+# -- choosing one
+
+
+@pytest.mark.parametrize("found, chosen", [("mps", MPS), ("xpu", CPU), (None, CPU), ("cuda", torch.device("cuda", 0))])
+def test_auto_is_the_gpu_that_pytorch_finds_and_the_loop_supports(found, chosen, monkeypatch):
+    accelerator = found and torch.device(found)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: accelerator)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: found == "mps")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(found == "cuda"))
+    assert machine.choose_device("auto") == chosen
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("gpu", "expected auto, cpu, cuda, cuda:N or mps"),
+        ("meta", "expected auto, cpu, cuda, cuda:N or mps"),
+        ("mps:1", "expected auto, cpu, cuda, cuda:N or mps"),
+        ("mps", "needs macOS on Apple silicon"),
+        ("cuda:7", "has 0 CUDA devices"),
+    ],
+)
+def test_a_device_that_is_not_there_is_bad_input(name, expected, dense, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    line = refused(train.main, *flags(device=name, dataset=dense, out_dir=tmp_path / "run"))
+    assert f"device={name}" in line and expected in line
+    assert not (tmp_path / "run").exists()
+
+
+# -- calling it alone
+
+
+@pytest.fixture
+def without_cuda(monkeypatch):
+    """Every function of torch.cuda fails if this project calls it; PyTorch itself may ask for a device."""
+
+    def refuse(function):
+        def call(*args, **kwargs):
+            caller = Path(sys._getframe(1).f_code.co_filename)
+            assert ROOT / "tests" in caller.parents or ROOT not in caller.parents, f"{function.__name__} in {caller}"
+            return function(*args, **kwargs)
+
+        return call
+
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        for name, function in inspect.getmembers(module, inspect.isroutine):
+            monkeypatch.setattr(module, name, refuse(function))
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_the_whole_loop_runs_without_a_call_of_cuda(device, dense, tmp_path, run_main, without_cuda, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    out_dir = str(tmp_path / "run")
+    finished = {"attention": "sdpa", "adamw_impl": "fused", "keep_memory": True, "lazy_metrics": True, "loss_chunks": 2}
+    finished |= {"pad_vocab_to": 64, "dtype": "bfloat16", "num_workers": 1, "micro_batch_size": 2}
+    words = flags(device=device, dataset=dense, out_dir=out_dir, eval_interval=2, save_interval=2, **finished)
+    assert run_main(train.main, *words, "--max_steps=4").code == 0
+    assert run_main(train.main, *words, "--init_from=resume").code == 0
+    config = tiny(out_dir=out_dir)
+    assert [row["step"] for row in rows(config) if "val_loss" in row] == [2, 4, 6]
+    assert set(saved(config)["generators"]) == {"cpu"}
+    assert run_main(sample.main, f"--out_dir={out_dir}", f"--device={device}", "--max_new_tokens=3").code == 0
+
+
+def test_a_call_of_cuda_is_noticed(without_cuda):
+    with pytest.raises(AssertionError, match=r"get_device_name in .*device\.py"):
+        machine.peak_flops(CUDA)
+
+
+# -- mps, which no machine of these tests has: a CPU's tensors, and PyTorch's functions replaced
+
+
+class NoFloat64(TorchDispatchMode):
+    """Fails if an operation returns float64."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            assert not (isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64), f"float64 from {function}"
+        return result
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion", "adafactor"])
+def test_nothing_needs_float64_on_a_device_that_has_none(optimizer, dense, tmp_path, run_main, monkeypatch):
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
+    words = flags(dataset=dense, out_dir=tmp_path / "run", optimizer=optimizer, eval_interval=3, lazy_metrics=True)
+    with NoFloat64():
+        assert run_main(train.main, *words, "--adamw_impl=fused").code == 0
+        assert run_main(sample.main, f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--max_new_tokens=3").code == 0
+    assert machine.double(torch.ones(1)).dtype == torch.float32
+
+
+def test_a_planted_float64_is_noticed():
+    with NoFloat64(), pytest.raises(AssertionError, match="float64 from"):
+        machine.double(torch.ones(1))
+
+
+def test_mps_chooses_float32_and_its_own_attention():
+    assert machine.choose_dtype("auto", MPS) == torch.float32
+    assert machine.choose_dtype("bfloat16", MPS) == torch.bfloat16
+    assert "(T, T) matrix" in machine.attention_kernel(tiny(attention="sdpa"), MPS)
+    with pytest.raises(BadInput, match="attention=flash has no kernel on mps"):
+        machine.check(tiny(attention="flash"), MPS)
+
+
+def test_the_header_says_what_mps_lacks(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4")
+    monkeypatch.setattr(torch.backends.mps, "get_core_count", lambda: 10)
+    chosen = header.choices(tiny(vocab_size=17, compile=True, keep_memory=True, dtype="auto"), MPS)
+    assert chosen["device"] == "Apple M4, 10 GPU cores"
+    assert chosen["dtype"] == "float32 (half precision is no faster on most of Apple's GPUs)"
+    assert "need CUDA" in chosen["no effect"] and "does nothing" in chosen["memory"]
+    assert "Metal" in chosen["compile"] and "prototype" in chosen["compile"]
+
+
+def test_memory_of_mps_is_metals(monkeypatch):
+    limits = []
+    fake = {"recommended_max_memory": 8e9, "current_allocated_memory": 3e9, "driver_allocated_memory": 5e9}
+    for name, size in fake.items():
+        monkeypatch.setattr(torch.mps, name, lambda size=size: size)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", limits.append)
+    assert machine.free_memory(MPS) == 5e9 and machine.peak_memory_gb(MPS) == 5.0
+    machine.limit_memory(MPS, 2e9)
+    machine.limit_memory(MPS, 20e9)
+    assert limits == [0.25, 1.0]
+    called = []
+    monkeypatch.setattr(memory.ctypes, "CDLL", called.append)
+    machine.keep_freed_memory(MPS)
+    assert not called
+
+
+def test_the_clock_waits_for_mps(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append(1))
+    clock.synchronized_time(MPS)
+    assert waits == [1]
+
+
+def test_out_of_memory_on_mps_is_explained(dense, tmp_path, monkeypatch, capsys):
+    emptied = []
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append(1))
+    error = RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB, max allowed: 9.07 GiB).")
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path), vocab_size=17, device="mps")
+    with pytest.raises(SystemExit) as stop:
+        explain_failure(error, config, MPS, 8e9)
+    assert stop.value.code == 3 and "out of memory" in capsys.readouterr().err and emptied
+
+
+def test_the_generator_of_mps_is_saved_and_restored(monkeypatch):
+    state, restored = torch.arange(44, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: state)
+    monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
+    states = checkpoint.generator_states(MPS)
+    assert set(states) == {"cpu", "mps"}
+    checkpoint.set_generator_states(states, CPU)  # another device's state stays unused
+    assert not restored
+    checkpoint.set_generator_states(states, MPS)
+    assert torch.equal(restored[0], state)
+    checkpoint.set_generator_states({"cpu": states["cpu"]}, MPS)  # of a run on a CPU
+    assert len(restored) == 1
+
+
+@pytest.mark.parametrize("number, may", [(1.0, True), (float("inf"), False), (float("nan"), False)])
+def test_the_host_looks_before_an_update_on_mps(number, may, monkeypatch):
+    """PyTorch's fused kernel applies it whatever found_inf says."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=True)
+    monkeypatch.setattr(torch, "isfinite", lambda number: torch.tensor(number.value < float("inf")))
+    fake = SimpleNamespace(device=MPS, value=number)
+    assert optim.may_update(optimizer, fake) is may
+
+
+def test_several_processes_on_mps_are_bad_input(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="2 processes on mps, which is one GPU"):
+        parallel.start(tiny(ddp=True), MPS)
+
+
+# -- CUDA before Ampere, and ROCm: a CPU's answers replaced
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """gpu(name, capability, hip) lets PyTorch describe such a GPU."""
+
+    def describe(name, capability, hip=None):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        native = bool(hip) or capability >= (8, 0)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(machine.device.importlib.util, "find_spec", lambda name: True)
+        monkeypatch.setattr(machine, "attention_kernel", lambda config, device: "math kernel")
+
+    return describe
+
+
+def test_a_gpu_before_ampere_uses_float16_without_tf32(gpu):
+    gpu("Tesla T4", (7, 5))
+    chosen = header.choices(tiny(vocab_size=17, dtype="auto", compile=True), CUDA)
+    assert chosen["dtype"] == "float16 (bfloat16 is not native here)"
+    assert chosen["no effect"] == "TF32: it needs compute capability 8.0 (Ampere), this GPU has 7.5"
+    assert "triton" in chosen["compile"]
+    asked = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CUDA)["dtype"]
+    assert asked == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float16)"
+    assert machine.gradient_scaler("auto", torch.device("cpu")).is_enabled() is False
+
+
+def test_a_gpu_before_volta_does_not_compile(gpu):
+    gpu("NVIDIA GeForce GTX 1080", (6, 1))
+    with pytest.raises(BadInput, match=r"needs compute capability 7.0 \(Volta\).* has 6.1; expected --compile=False"):
+        machine.find_compiler(CUDA)
+    loss.triton_softmax.cache_clear()
+    assert loss.triton_softmax() is None
+    loss.triton_softmax.cache_clear()
+
+
+def test_a_gpu_from_ampere_on_lacks_nothing(gpu):
+    gpu("NVIDIA GeForce RTX 3060", (8, 6))
+    chosen = header.choices(tiny(vocab_size=17, dtype="bfloat16", compile=True), CUDA)
+    assert chosen["dtype"] == "bfloat16 (as requested)" and "no effect" not in chosen
+
+
+def test_rocm_is_named(gpu):
+    gpu("AMD Instinct MI300X", (9, 4), hip="6.4")
+    assert machine.device_name(CUDA) == "AMD Instinct MI300X, ROCm 6.4"
+    assert machine.lacks(CUDA) == ""
+
+
+def test_a_cpu_that_emulates_bfloat16_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    text = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CPU)["dtype"]
+    assert text == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float32)"
+
+
+# -- peaks
+
+
+@pytest.mark.parametrize(
+    "name, tflops",
+    [
+        ("NVIDIA GeForce RTX 3060", 25.5),
+        ("NVIDIA GeForce RTX 3070", 40.6),
+        ("NVIDIA GeForce RTX 3080", 59.5),
+        ("NVIDIA GeForce RTX 3080 Ti", 68.2),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA GeForce RTX 4060 Ti", 44.1),
+        ("NVIDIA GeForce RTX 4070", 58.3),
+        ("NVIDIA GeForce RTX 4080", 97.5),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 5070 Ti", 87.9),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA RTX A5000", 111.1),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A40", 149.7),
+        ("AMD Instinct MI300X", 1307.4),
+        ("AMD Instinct MI300X VF", 1307.4),
+        ("AMD Instinct MI325X", 1307.4),
+        # others, of a longer or similar name
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4070 SUPER", None),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 5090 D v2", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
+        ("NVIDIA RTX 5000 Ada Generation", None),
+        ("NVIDIA RTX A5000 Laptop GPU", None),
+        ("Quadro RTX 6000", None),
+        ("Quadro RTX 5000 with Max-Q Design", None),
+        ("NVIDIA A10-8Q", None),
+        ("GRID A100-10C", None),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", None),
+        ("AMD Instinct MI250X/MI250", None),
+        ("AMD Radeon RX 7900 XTX", None),
+    ],
+)
+def test_a_peak_is_that_of_the_very_device(name, tflops, gpu):
+    gpu(name, (8, 6))
+    assert machine.peak_flops(CUDA) == (tflops and pytest.approx(tflops * 1e12))
+
+
+# -- Windows and macOS, of which no test machine has one: Linux without what they lack
+
+LIKE_WINDOWS = """
+import multiprocessing, os, signal, sys
+sys.modules["resource"] = None
+del signal.SIGUSR1, signal.alarm, signal.SIGALRM, os.fork, os.sysconf, os.sched_getaffinity
+multiprocessing.set_start_method("spawn")
+"""
+
+
+@pytest.mark.slow
+def test_training_needs_nothing_that_windows_lacks(dense, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LIKE_WINDOWS, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    words = flags(dataset=dense, num_workers=1, eval_interval=3, keep_memory=True, max_steps=4, memory_gb=8)
+    for name, path in (("windows", environment), ("linux", {**environment, "PYTHONPATH": ""})):
+        command = [sys.executable, "train.py", *words, f"--out_dir={tmp_path / name}"]
+        done = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    windows, linux = (
+        rows(tiny(out_dir=str(tmp_path / name)), "step", "train_loss", "val_loss") for name in ("windows", "linux")
+    )
+    assert windows == linux and len(windows) == 4
+    assert not any("peak_memory_gb" in row for row in rows(tiny(out_dir=str(tmp_path / "windows"))))
+
+
+def test_files_are_written_where_folders_cannot_be_opened(tmp_path, monkeypatch):
+    opened = os.open
+
+    def no_folders(path, *args, **kwargs):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", no_folders)
+    with pytest.raises(PermissionError):
+        files.write(tmp_path / "linux", "text")
+    monkeypatch.setattr(sys, "platform", "win32")
+    files.write(tmp_path / "windows", "text")
+    assert (tmp_path / "windows").read_text() == "text"
+
+
+def test_installed_memory_without_proc(monkeypatch):
+    monkeypatch.setattr(memory, "proc_bytes", lambda path, field: (_ for _ in ()).throw(FileNotFoundError(path)))
+    assert machine.free_memory(CPU) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def installed(kib):
+        kib._obj.value = 2**24
+
+    kernel = SimpleNamespace(GetPhysicallyInstalledSystemMemory=installed)
+    monkeypatch.setattr(memory.ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert machine.free_memory(CPU) == 2**34
+
+
+@pytest.mark.parametrize("platform, compiler", [("win32", "cl"), ("darwin", "clang++"), ("linux", "g++")])
+def test_the_missing_compiler_is_that_of_the_platform(platform, compiler, monkeypatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(machine.device.shutil, "which", lambda name: None)
+    with pytest.raises(BadInput, match=f"but {compiler.replace('+', '.')} is missing"):
+        machine.find_compiler(CPU)
