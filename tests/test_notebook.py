@@ -1,0 +1,84 @@
+"""The notebook: committed without outputs, and every cell of it runs, in a copy of this repository."""
+
+import base64
+import shutil
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+nbformat = pytest.importorskip("nbformat")
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+NOT_COPIED = (".git", ".venv*", "out", "results", "tests", "*.bin", "meta.json", "__pycache__")
+
+
+def cell(name):
+    """The source of the quickstart's cell of this name."""
+    notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
+    return next(found.source for found in notebook.cells if found.id == name)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_hold_no_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for found in notebook.cells:
+        assert found.cell_type == "markdown" or (found.outputs == [] and found.execution_count is None), found.id
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_to_its_end(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    for name, value in (("NOTEBOOK_SMALL", "1"), ("OMP_NUM_THREADS", "1"), ("CUDA_VISIBLE_DEVICES", "")):
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(copy / "notebooks" / "quickstart.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(copy / "notebooks")}}
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
+    client.execute()
+    cells = {found.id: found for found in notebook.cells if found.cell_type == "code"}
+    text = {name: "".join(output.get("text", "") for output in found.outputs) for name, found in cells.items()}
+    assert "installed: nothing" in text["packages"] and "CPU" in text["sizes"]
+    assert "vocabulary of 4,096" in text["data"]
+    assert "parameters" in text["training"] and "bits/byte" in text["training"]
+    assert text["sample"].startswith("def __init__(self")
+    assert "+" in text["diff"] and "autocast" in text["diff"]
+    assert "| fused_adamw" in text["profile"] and "losses against naive" in text["profile"]
+    for name in ("loss", "figure"):
+        (picture,) = cells[name].outputs
+        assert len(base64.b64decode(picture.data["image/png"])) > 5000
+
+
+def test_the_quickstart_clones_the_repository_that_it_is_given(tmp_path, monkeypatch):
+    repository, elsewhere = tmp_path / "repository", tmp_path / "elsewhere" / "here"
+    repository.mkdir()
+    elsewhere.mkdir(parents=True)
+    (repository / "train.py").write_text("")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for words in (["init", "--quiet"], ["add", "train.py"], ["commit", "--quiet", "-m", "x"]):
+        subprocess.run([*git, *words], cwd=repository, check=True)
+    monkeypatch.chdir(elsewhere)
+    parameters = {"REPO": "", "SMALL": False}
+    with pytest.raises(SystemExit, match="expected REPO in the first cell"):
+        exec(cell("place"), parameters)
+    monkeypatch.setenv("NOTEBOOK_REPO", repository.as_uri())
+    for _ in range(2):  # the second time it is there
+        exec(cell("place"), parameters)
+        assert (elsewhere / "nanoladder" / "train.py").samefile("train.py")
+        monkeypatch.chdir(elsewhere)
+
+
+def test_the_quickstart_leaves_pytorch_alone_and_installs_what_is_missing(monkeypatch, capsys):
+    import importlib.util
+
+    installed = []
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "rustbpe" else found(name))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: installed.append(command))
+    modules = {name: __import__(name) for name in ("importlib", "subprocess", "sys")}
+    exec(cell("packages"), dict(modules))
+    assert installed[0][-1] == "rustbpe" and installed[0][1:4] == ["-m", "pip", "install"]
+    monkeypatch.setattr("torch.__version__", "2.10.0+cu128")
+    with pytest.raises(SystemExit, match=r"PyTorch 2.10.0\+cu128 is too old"):
+        exec(cell("packages"), dict(modules))
