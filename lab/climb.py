@@ -34,6 +34,7 @@ from nanoladder import files
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.machine import choose_device
 from nanoladder.run.memory import child_environment
 
 
@@ -48,6 +49,12 @@ def main(argv):
             compare_losses(options, words)
         case _:
             climb(options, words)
+
+
+def check_device(config):
+    """Raises BadInput for a device whose memory and time by kind of work PyTorch does not report."""
+    if choose_device(config.device).type == "mps":
+        raise BadInput("device=mps cannot be measured; expected --device=cpu, or a machine with CUDA")
 
 
 def sized(config_words):
@@ -84,6 +91,7 @@ def compare_losses(options, config_words):
     """Measures each variant of head and loss, round by round, and writes losses.md."""
     words = sized(config_words)
     config, rows = load_config(words), {name: [] for name in losses.VARIANTS}
+    check_device(config)
     device = run_alone("machine", words)
     folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +114,7 @@ def compare_losses(options, config_words):
 def climb(options, config_words):
     """Measures what results.json does not hold yet, and writes it after each process."""
     config, scaling = load_config(config_words), options.mode == "scaling"
+    check_device(config)
     rows = plan.rows(options, config_words)
     conditions = conditions_of(options, config_words, config)
     folder = Path(options.out_dir or default_folder(conditions))

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import sample
 import train
+from lab import climb
 from nanoladder import checkpoint, files, machine, optim, parallel
 from nanoladder.errors import BadInput
 from nanoladder.kernels import loss
@@ -195,6 +196,13 @@ def test_the_host_looks_before_an_update_on_mps(number, may, monkeypatch):
     monkeypatch.setattr(torch, "isfinite", lambda number: torch.tensor(number.value < float("inf")))
     fake = SimpleNamespace(device=MPS, value=number)
     assert optim.may_update(optimizer, fake) is may
+
+
+@pytest.mark.parametrize("mode", ["ladder", "losses"])
+def test_profile_py_does_not_measure_mps(mode, dense, refused, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    line = refused(climb.main, f"--mode={mode}", *flags(device="mps", dataset=dense))
+    assert "device=mps cannot be measured; expected --device=cpu" in line
 
 
 def test_several_processes_on_mps_are_bad_input(monkeypatch):
