@@ -41,8 +41,8 @@ class Watch:
         self.steps.append((step, lr, loss, grad_norm))
 
     def look(self, due):
-        """Ends the run if a step since the last look was faulty. A GPU is read only if due or after LOOK steps."""
-        if not (due or self.device.type == "cpu" or len(self.steps) >= LOOK):
+        """Ends the run if a step since the last look was faulty. CUDA is read only if due or after LOOK steps."""
+        if not (due or self.device.type != "cuda" or len(self.steps) >= LOOK):
             return
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         for step, lr, loss, grad_norm in self.steps:
