@@ -1,7 +1,7 @@
 """Matrix products and stored activations are in half precision; weights and sums stay in float32.
 
 What: `torch.autocast` around the forward. auto means bfloat16 if the hardware multiplies it natively, else float16
-with a `GradScaler` on a GPU, and on a CPU float32, which changes nothing.
+with a `GradScaler` on CUDA, and elsewhere float32, which changes nothing.
 Why: tensor cores (on a CPU: AMX) multiply bfloat16 many times as fast as float32, and activations take half the
 memory and half the time to move.
 Cost: activations keep 8 bits of mantissa. With float16 the loss is scaled up, lest small gradients vanish, and

@@ -182,6 +182,11 @@ def check(config, device):
     attention_kernel(config, device)
     if config.compile:
         find_compiler(device)
+    if device.type == "mps" and config.checkpointing != "none" and config.dropout > 0:
+        raise BadInput(  # without an error: https://github.com/pytorch/pytorch/issues/127676
+            f"checkpointing={config.checkpointing} with dropout={config.dropout}: on mps PyTorch recomputes with other "
+            "random numbers, and gradients would be wrong; expected --checkpointing=none or --dropout=0"
+        )
     if choose_dtype(config.dtype, device) == torch.float16 and config.optimizer_in_backward:
         raise BadInput(
             f"optimizer_in_backward does not support float16, which dtype={config.dtype} is on this device; expected "

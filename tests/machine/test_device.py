@@ -132,6 +132,16 @@ def test_mps_chooses_float32_and_its_own_attention():
         machine.check(tiny(attention="flash"), MPS)
 
 
+def test_mps_does_not_recompute_dropout():
+    """PyTorch would draw other numbers, because torch.mps has not the attribute that it looks for."""
+    assert not hasattr(torch.mps, "_initialized")  # once it has, or this changes otherwise, look again
+    line = "checkpointing=every:1 with dropout=0.1: on mps .* expected --checkpointing=none or --dropout=0"
+    with pytest.raises(BadInput, match=line):
+        machine.check(tiny(checkpointing="every:1", dropout=0.1), MPS)
+    machine.check(tiny(checkpointing="every:1"), MPS)
+    machine.check(tiny(dropout=0.1), MPS)
+
+
 def test_the_header_says_what_mps_lacks(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4")
     monkeypatch.setattr(torch.backends.mps, "get_core_count", lambda: 10)
