@@ -14,9 +14,9 @@ from conftest import ROOT
 LAYERS = [
     ("profile", "ladder"),  # the doors
     ("lab",),
-    ("train", "sample", "data"),  # the scripts; data: each dataset's prepare.py
+    ("train", "sample", "evaluate", "data"),  # the scripts; data: each dataset's prepare.py
     ("nanoladder.run",),
-    ("nanoladder.checkpoint",),
+    ("nanoladder.checkpoint", "nanoladder.evaluation"),
     ("nanoladder.data", "nanoladder.optim"),
     ("nanoladder.entry",),
     ("nanoladder.parallel",),
@@ -26,7 +26,8 @@ LAYERS = [
     ("nanoladder.kernels",),
 ]
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
-SCRIPTS = ["ladder.py", "model.py", "profile.py", "sample.py", "train.py"]  # and no other file in the root
+# The files in the root, and no others.
+SCRIPTS = ["evaluate.py", "ladder.py", "model.py", "profile.py", "sample.py", "train.py"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,18 @@
+"""Evaluation of a finished model: the loss over a whole split, and tasks with right and wrong answers.
+
+- score: log-probabilities of the targets in rows of tokens, in batches of little padding that the processes share
+- whole: a split of a dataset as rows that predict every target once
+- items: task files and their format
+- tasks: their items as rows, and the accuracies that follow from the scores
+- download: the public task files
+
+Not here: the validation loss during training (train.py), and loading a model (nanoladder/checkpoint).
+"""
+
+from nanoladder.evaluation.download import PUBLIC, download
+from nanoladder.evaluation.items import read_items
+from nanoladder.evaluation.score import Scorer
+from nanoladder.evaluation.tasks import Task
+from nanoladder.evaluation.whole import WholeSplit
+
+__all__ = ["PUBLIC", "Scorer", "Task", "WholeSplit", "download", "read_items"]

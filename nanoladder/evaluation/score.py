@@ -1,0 +1,107 @@
+"""Log-probabilities of the targets in rows of tokens, computed in batches that the processes share."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from model import IGNORE
+from nanoladder import machine, parallel
+from nanoladder.errors import BadInput
+
+LOGITS = 2**26  # at a time: 268 MB in float32
+
+
+class Scores(NamedTuple):
+    """Scores of n rows, the same in every process and for any number of processes."""
+
+    log_probs: np.ndarray  # (n,) float64: sum over the row's targets, in nats
+    greedy: np.ndarray  # (n,) bool: each target is the likeliest token at its position
+    padding: float  # share of the positions computed that are padding
+
+
+class LogProbs(nn.Module):
+    """Log-probability of each target under a GPT."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model.eval()
+
+    def forward(self, inputs, targets):
+        """Token ids and targets (B, T) -> log-probabilities (B, T) in nats, and True where the target is the likeliest.
+
+        At a target of IGNORE they are 0 and True, and no logits are computed.
+        """
+        log_probs = torch.zeros(targets.shape, device=targets.device)
+        likeliest = torch.ones_like(targets, dtype=torch.bool)
+        wanted = targets != IGNORE
+        hidden, ids = self.model.hidden(inputs)[wanted], targets[wanted]  # (N, C), (N,)
+        size = max(1, LOGITS // self.model.config.padded_vocab_size)
+        found = [self.of_positions(*part) for part in zip(hidden.split(size), ids.split(size), strict=True)]
+        log_probs[wanted], likeliest[wanted] = map(torch.cat, zip(*found, strict=True))
+        return log_probs, likeliest
+
+    def of_positions(self, hidden, ids):
+        """Hidden states (N, C) and targets (N,) -> log-probabilities (N,), and if the target is the likeliest (N,)."""
+        logits = self.model.head(hidden).float()  # (N, V)
+        log_probs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
+        return log_probs, logits.argmax(1) == ids
+
+
+class Scorer:
+    """Scores rows of tokens with a model on its device, in batches of at most batch_tokens tokens (or one row)."""
+
+    def __init__(self, model, dtype, device, batch_tokens):
+        self.log_probs = machine.autocast(LogProbs(model.to(device)), dtype, device)
+        self.device, self.batch_tokens = device, batch_tokens
+
+    @torch.inference_mode()
+    def score(self, name, lengths, read):
+        """Returns the Scores of n rows. Shows progress under that name. Collective.
+
+        lengths: (n,) tokens of each row. read: numbers of B rows -> their inputs and targets, two int64 arrays (B, T)
+        whose columns beyond a row's length have targets of IGNORE.
+        """
+        batches = schedule(lengths, self.batch_tokens)
+        computed = sum(len(rows) * lengths[rows[0]] for rows in batches)
+        rank, n_processes = parallel.rank(), parallel.world_size()
+        mine, found = batches[rank::n_processes], []
+        total = int(sum(lengths[rows].sum() for rows in mine))
+        quiet = None if rank == 0 else True
+        with tqdm(total=total, desc=name, unit="token", unit_scale=True, disable=quiet, dynamic_ncols=True) as progress:
+            for rows in mine:
+                inputs, targets = (torch.from_numpy(ids[:, : lengths[rows[0]]]).to(self.device) for ids in read(rows))
+                log_probs, likeliest = self.log_probs(inputs, targets)
+                found.append((rows, log_probs.cpu().double().sum(1).numpy(), likeliest.all(1).cpu().numpy()))
+                progress.update(int(lengths[rows].sum()))
+        scores = Scores(np.empty(len(lengths)), np.empty(len(lengths), bool), 1 - float(lengths.sum() / computed))
+        for rows, log_probs, greedy in (batch for share in parallel.gather_objects(found) for batch in share):
+            scores.log_probs[rows], scores.greedy[rows] = log_probs, greedy
+        if not np.isfinite(scores.log_probs).all():
+            raise BadInput(
+                f"{name}: the model's log-probabilities are not finite; expected sound weights, and a --dtype in which "
+                "nothing overflows, such as float32"
+            )
+        return scores
+
+
+def schedule(lengths, batch_tokens):
+    """Returns a list of batches, each the numbers of its rows: sorted by length, so that little is padding.
+
+    A batch is as many rows as fit in batch_tokens once all are as long as its first, or one row. The longest come
+    first, so that what does not fit in memory fails at once.
+    """
+    order, batches = np.argsort(-lengths, kind="stable"), []
+    while len(order):
+        n_rows = max(1, batch_tokens // int(lengths[order[0]]))
+        batches.append(order[:n_rows])
+        order = order[n_rows:]
+    return batches
+
+
+def perplexity(nats):
+    """e to that power; None if that is too large for a float."""
+    return math.exp(nats) if nats < 700 else None

@@ -1,0 +1,73 @@
+"""The loss over a whole split: every target once, whatever the context length."""
+
+import math
+
+import numpy as np
+
+from model import IGNORE
+from nanoladder.errors import BadInput
+from nanoladder.evaluation.score import perplexity
+
+
+class WholeSplit:
+    """A split of a dataset as rows that predict each target once.
+
+    Documents are cut as for training. A stream is cut into windows that begin every `stride` tokens (0: one
+    context_length after the other); the last one ends with the last token. A target in several windows counts in the
+    first of them.
+
+    Raises BadInput unless stride is 0 to context_length, and 0 for documents.
+    """
+
+    def __init__(self, dataset, name, stride=0):
+        self.split, T = (split := getattr(dataset, name)), split.context_length
+        self.name, self.n_bytes = name, dataset.meta.get("bytes", {}).get(name)
+        if stride and split.documents:
+            raise BadInput(
+                f"stride={stride}: the documents of {dataset.folder} are read one by one; expected no stride"
+            )
+        if not 0 <= stride <= T:
+            raise BadInput(f"stride={stride}: expected 1 to context_length={T}")
+        if split.documents:
+            self.lengths = document_windows(dataset.folder / f"{name}.idx", T)
+            self.n_targets = int(self.lengths.sum())
+        else:
+            self.n_targets = len(split.tokens) - 1
+            ends = np.append(np.arange(T, self.n_targets, stride or T), self.n_targets)
+            self.starts, self.lengths = ends - T, np.full(len(ends), T)
+            self.counted = T - np.diff(ends, prepend=0)  # targets of each window that windows before it have counted
+
+    def read(self, numbers):
+        """Inputs and targets (B, T) of the windows of these numbers."""
+        if self.split.documents:
+            return self.split.read(numbers)
+        windows, phases = np.divmod(self.starts[numbers], self.split.context_length)
+        inputs, targets = self.split.read(windows, phases)
+        targets[np.arange(targets.shape[1]) < self.counted[numbers, None]] = IGNORE
+        return inputs, targets
+
+    def evaluate(self, scorer):
+        """Returns a dict: loss, the mean in nats per token, and what follows from it. Collective.
+
+        perplexity: None if too large. bits_per_byte: of the split's text, if the dataset records its size.
+        """
+        scores = scorer.score(self.name, self.lengths, self.read)
+        nats = -math.fsum(scores.log_probs)
+        loss = nats / self.n_targets
+        bits = {"bits_per_byte": nats / math.log(2) / self.n_bytes} if self.n_bytes else {}
+        return {
+            "targets": self.n_targets,
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            **bits,
+            "padding": scores.padding,
+        }
+
+
+def document_windows(index, context_length):
+    """Number of targets of each window (n,) of the documents in an index file: context_length, or a document's rest."""
+    targets = np.diff(np.fromfile(index, "<u8").astype(np.int64)) - 1  # a document's first token is no target
+    pieces = -(-targets // context_length)
+    lengths = np.full(pieces.sum(), context_length)
+    lengths[np.cumsum(pieces) - 1] = targets - (pieces - 1) * context_length
+    return lengths

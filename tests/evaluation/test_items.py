@@ -1,0 +1,96 @@
+"""A task file is read whole, or refused in one line that names its line."""
+
+import json
+
+import pytest
+
+from nanoladder.errors import BadInput
+from nanoladder.evaluation import read_items
+from nanoladder.evaluation.items import Item
+
+CHOICE = {"ind": 24, "ctx": " A man. he ", "endings": ["sings.", " flies. ", "x"], "label": 2, "split": "val"}
+WORD = {"text": "She opened the door, and there stood her father"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(*lines) -> the path of a file of them: dicts, texts or bytes."""
+
+    def save(*lines):
+        path = tmp_path / "task.jsonl"
+        texts = [json.dumps(line) if isinstance(line, dict) else line for line in lines]
+        path.write_bytes(b"\n".join(text if isinstance(text, bytes) else text.encode() for text in texts))
+        return path
+
+    return save
+
+
+def test_choices(write):
+    path = write(CHOICE, "", {**CHOICE, "label": "0"}, "  ", {**CHOICE, "text": "x"}, "")
+    expected = ("A man. he", ["sings.", "flies.", "x"])
+    assert read_items(path) == [Item(1, *expected, 2), Item(3, *expected, 0), Item(5, *expected, 2)]
+
+
+def test_last_words(write):
+    path = write(WORD, {"text": "“a\u2028b”\n c  d\n"}, b'{"text": "a b\\n\\nc d.\\r\\n"}\r')
+    found = [("She opened the door, and there stood her", "father"), ("“a\u2028b”\n c", "d"), ("a b\n\nc", "d.")]
+    assert read_items(path) == [Item(i, context, [word], 0) for i, (context, word) in enumerate(found, 1)]
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("{", "not JSON (Expecting"),
+        ("[" * 100_000, "not JSON (RecursionError)"),
+        ('{"ctx": "a", "endings": ["b", "c"], "label": 1', "not JSON"),
+        ('{"ctx": "a", "endings": ["b", "c"], "label": ' + "1" * 5000 + "}", "not JSON (ValueError)"),
+        (b'{"text": "\xff b"}', "not UTF-8"),
+        ("7", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ({}, "no field ctx"),
+        ({"endings": ["a", "b"], "label": 0}, "no field ctx"),
+        ({"ctx": "a", "label": 0}, "no field endings"),
+        ({"ctx": "a", "endings": ["a", "b"]}, "no field label"),
+        ({**CHOICE, "ctx": " "}, "ctx: expected a text"),
+        ({**CHOICE, "ctx": None}, "ctx: expected a text"),
+        ({**CHOICE, "endings": []}, "endings: expected a list of two"),
+        ({**CHOICE, "endings": ["a"]}, "endings: expected a list of two"),
+        ({**CHOICE, "endings": "abc"}, "endings: expected a list of two"),
+        ({**CHOICE, "endings": ["a", ""]}, "endings[1]: expected a text"),
+        ({**CHOICE, "endings": ["a", 1]}, "endings[1]: expected a text"),
+        ({**CHOICE, "endings": ["a", "\ud800"]}, "endings[1]: expected characters"),
+        *(
+            ({**CHOICE, "label": label}, "expected the number of an ending, 0 to 2")
+            for label in (3, -1, 1.0, True, None, "", "3", "-1", "²", "1" * 5000, [], 10**20)
+        ),
+    ],
+)
+def test_a_broken_choice_is_refused_with_its_line(line, expected, write):
+    with pytest.raises(BadInput) as error:
+        read_items(write(CHOICE, "", line, CHOICE))
+    assert "task.jsonl line 3: " in str(error.value) and expected in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["", " ", "word", " word ", 7, None, "\ud800 a"])
+def test_a_broken_last_word_is_refused_with_its_line(text, write):
+    with pytest.raises(BadInput, match=r"task\.jsonl line 2: text: expected"):
+        read_items(write(WORD, {"text": text}))
+
+
+def test_kinds_do_not_mix(write):
+    with pytest.raises(BadInput, match="line 2: no field text"):
+        read_items(write(WORD, CHOICE))
+    with pytest.raises(BadInput, match="line 2: no field ctx"):
+        read_items(write(CHOICE, WORD))
+
+
+def test_a_file_without_items_is_refused(write):
+    with pytest.raises(BadInput, match="has no items"):
+        read_items(write("", " "))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_a_missing_file_is_refused(name, tmp_path):
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_items(tmp_path / name)

@@ -1,0 +1,97 @@
+"""Rows are scored in batches of little padding; any batches give the same scores."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import GPT, IGNORE
+from nanoladder.errors import BadInput
+from nanoladder.evaluation import Scorer, score
+
+CPU = torch.device("cpu")
+
+
+def padding(batches, lengths):
+    computed = sum(len(rows) * lengths[rows].max() for rows in batches)
+    return 1 - lengths.sum() / computed
+
+
+@given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 200))
+def test_each_row_is_in_one_batch_which_does_not_exceed_its_tokens(lengths, batch_tokens):
+    lengths = np.array(lengths)
+    batches = score.schedule(lengths, batch_tokens)
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+    assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= batch_tokens for rows in batches)
+    assert all(lengths[rows[0]] == lengths[rows].max() for rows in batches)
+
+
+def test_batches_of_rows_of_many_lengths_pad_little():
+    lengths = np.random.default_rng(0).lognormal(4.3, 0.5, 40_000).astype(int) + 1  # like HellaSwag's, 10 to 500
+    in_order = [np.arange(start, min(start + 100, 40_000)) for start in range(0, 40_000, 100)]
+    assert padding(score.schedule(lengths, 16384), lengths) < 0.02 < 0.5 < padding(in_order, lengths)
+
+
+def rows_of(lengths, n_targets):
+    """Rows, some of one token alone, and a function that reads them; of each the last n_targets are predicted."""
+    rows = np.random.default_rng(0).integers(0, 5, (len(lengths), 17))
+    rows[::3] = rows[::3, :1]
+
+    def read(numbers):
+        inputs, targets = rows[numbers, :-1].copy(), rows[numbers, 1:].copy()
+        place, length = np.arange(16), lengths[numbers, None]
+        targets[(place >= length) | (place < length - n_targets[numbers, None])] = IGNORE
+        return inputs, targets
+
+    return rows, read
+
+
+def test_scores_are_those_of_each_row_alone(monkeypatch):
+    """With a padded vocabulary, whose logits are computed three positions at a time."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 17, 60)
+    n_targets = rng.integers(1, lengths + 1)
+    rows, read = rows_of(lengths, n_targets)
+    model = GPT(tiny(vocab_size=5, pad_vocab_to=64)).eval()
+    log_probs, greedy = [], []
+    for row, length, n in zip(rows, lengths, n_targets, strict=True):
+        with torch.no_grad():
+            logits = model.logits(torch.from_numpy(row[None, :length]))[0, -n:].double()
+        targets = torch.from_numpy(row[length + 1 - n : length + 1])
+        log_probs.append(float(logits.log_softmax(1)[range(n), targets].sum()))
+        greedy.append(torch.equal(logits.argmax(1), targets))
+    monkeypatch.setattr(score, "LOGITS", 3 * 64)
+    scores = Scorer(model, "float32", CPU, batch_tokens=70).score("rows", lengths, read)
+    assert scores.log_probs == pytest.approx(log_probs, abs=1e-4)
+    assert scores.greedy.tolist() == greedy and any(greedy) and not all(greedy)
+
+
+def test_scores_in_bfloat16_are_near():
+    lengths = np.full(20, 16)
+    _, read = rows_of(lengths, lengths)
+    model = GPT(tiny(vocab_size=5))
+    full, half = (Scorer(model, dtype, CPU, 70).score("x", lengths, read) for dtype in ("float32", "bfloat16"))
+    assert full.log_probs == pytest.approx(half.log_probs, abs=0.2)
+    assert (full.log_probs != half.log_probs).all()
+
+
+def test_dropout_is_off():
+    lengths = np.full(20, 16)
+    _, read = rows_of(lengths, lengths)
+    models = [GPT(tiny(vocab_size=5, dropout=dropout)).train() for dropout in (0.0, 0.5)]
+    without, off = (Scorer(model, "float32", CPU, 70).score("x", lengths, read) for model in models)
+    assert (without.log_probs == off.log_probs).all()
+
+
+def test_a_broken_model_is_refused():
+    lengths = np.full(2, 16)
+    model = GPT(tiny(vocab_size=5))
+    model.norm.weight.data[0] = torch.nan
+    with pytest.raises(BadInput, match="not finite"):
+        Scorer(model, "float32", CPU, 70).score("x", lengths, rows_of(lengths, lengths)[1])
+
+
+def test_a_perplexity_too_large_for_a_float_is_none():
+    assert score.perplexity(0.0) == 1.0 and score.perplexity(1e4) is None

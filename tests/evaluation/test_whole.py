@@ -1,0 +1,109 @@
+"""The loss over a whole split counts every target once, and equals that of one target after the other."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from conftest import replace, tiny, write_folder
+
+from model import GPT, IGNORE
+from nanoladder import data
+from nanoladder.errors import BadInput
+from nanoladder.evaluation import Scorer, WholeSplit
+
+CPU = torch.device("cpu")
+T = 16
+
+
+def scorer(config, batch_tokens=100):
+    return Scorer(GPT(config), "float32", CPU, batch_tokens)
+
+
+def of_stream(folder, n_tokens):
+    ids = np.random.default_rng(n_tokens).integers(0, 50, n_tokens)
+    write_folder(folder, ids[:17], ids, 50)
+    return tiny(dataset=str(folder), vocab_size=50)
+
+
+def tokens(folder):
+    return np.fromfile(folder / "val.bin", np.uint16).astype(np.int64)
+
+
+def nats(model, ids):
+    """Loss of the last of these ids, given the others."""
+    with torch.no_grad():
+        logits = model.logits(torch.tensor([ids[:-1].tolist()]))[0, -1]
+    return -float(logits.double().log_softmax(0)[ids[-1]])
+
+
+def by_target(model, ids, stride):
+    """Loss of each target of a stream, one by one: from the first window that has it."""
+    last = len(ids) - 1 - T
+    starts = [min(last, stride * max(0, math.ceil((i + 1 - T) / stride))) for i in range(len(ids) - 1)]
+    return [nats(model, ids[start : i + 2]) for i, start in enumerate(starts)]
+
+
+@pytest.mark.parametrize("n_tokens", [T + 1, T + 2, 2 * T, 2 * T + 1, 3 * T - 1, 70])
+@pytest.mark.parametrize("stride", [0, 1, 5, T])
+def test_the_loss_is_that_of_each_target_of_a_stream(n_tokens, stride, tmp_path):
+    config = of_stream(tmp_path, n_tokens)
+    dataset, model = data.open_dataset(config), GPT(config).eval()
+    expected = by_target(model, tokens(tmp_path), stride or T)
+    result = WholeSplit(dataset, "val", stride).evaluate(scorer(config))
+    assert result["targets"] == len(expected) == n_tokens - 1
+    assert result["loss"] == pytest.approx(np.mean(expected), rel=1e-6)
+    assert result["perplexity"] == pytest.approx(math.exp(np.mean(expected)), rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(sum(expected) / math.log(2) / (2 * n_tokens), rel=1e-6)
+    assert result["padding"] == 0
+
+
+def test_the_loss_is_that_of_each_target_of_each_document(documents):
+    config = tiny(dataset=str(documents), vocab_size=256)
+    dataset, model = data.open_dataset(config), GPT(config).eval()
+    offsets, expected = np.fromfile(documents / "val.idx", "<u8").astype(int), []
+    for first, end in pairwise(offsets):
+        ids = tokens(documents)[first:end]
+        expected += [nats(model, ids[i // T * T : i + 2]) for i in range(len(ids) - 1)]
+    result = WholeSplit(dataset, "val").evaluate(scorer(config))
+    assert result["targets"] == len(expected) == offsets[-1] - len(offsets) + 1
+    assert result["loss"] == pytest.approx(np.mean(expected), rel=1e-6)
+    assert 0 < result["padding"] < 0.3
+
+
+def test_batches_of_any_size_give_the_same_loss(documents):
+    config = tiny(dataset=str(documents), vocab_size=256)
+    whole = WholeSplit(data.open_dataset(config), "train")
+    losses = [whole.evaluate(scorer(config, size))["loss"] for size in (1, 50, 10**6)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+
+
+def test_a_split_of_unknown_size_in_bytes_has_no_bits_per_byte(tmp_path):
+    config = of_stream(tmp_path, 40)
+    (tmp_path / "meta.json").unlink()  # as nanoGPT leaves it
+    assert "bits_per_byte" not in WholeSplit(data.open_dataset(config), "val").evaluate(scorer(config))
+
+
+def test_a_target_counts_in_one_window(tmp_path):
+    whole = WholeSplit(data.open_dataset(of_stream(tmp_path, 70)), "val", 5)
+    _, targets = whole.read(np.arange(len(whole.lengths)))
+    assert targets[targets != IGNORE].tolist() == tokens(tmp_path)[1:].tolist()
+
+
+@pytest.mark.parametrize("stride", [-1, 17])
+def test_a_stride_beyond_the_context_is_refused(stride, tmp_path):
+    with pytest.raises(BadInput, match="1 to context_length=16"):
+        WholeSplit(data.open_dataset(of_stream(tmp_path, 40)), "val", stride)
+
+
+def test_documents_have_no_stride(documents):
+    with pytest.raises(BadInput, match="one by one"):
+        WholeSplit(data.open_dataset(tiny(dataset=str(documents))), "val", 4)
+
+
+def test_a_padded_vocabulary_changes_nothing(tmp_path):
+    config = of_stream(tmp_path, 70)
+    whole = WholeSplit(data.open_dataset(config), "val")
+    padded = whole.evaluate(scorer(replace(config, pad_vocab_to=64)))
+    assert padded["loss"] == pytest.approx(whole.evaluate(scorer(config))["loss"], rel=1e-6)
