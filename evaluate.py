@@ -1,0 +1,195 @@
+"""Evaluates a model: the loss over a whole split, and tasks with right and wrong answers.
+
+python evaluate.py --out_dir=out/x [--dataset=NAME]
+python evaluate.py --model=hf:gpt2 --tasks hellaswag lambada FILE.jsonl
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+from model import GPT
+from nanoladder import checkpoint, data, evaluation, files, machine, parallel
+from nanoladder.config import Config
+from nanoladder.data.tokenizer import load_tokenizer
+from nanoladder.entry import Parser, run_script
+from nanoladder.errors import BadInput
+from nanoladder.run.memory import is_out_of_memory
+
+FIGURES = {  # in the table: label and format
+    "loss": ("loss, nats per token", ".4f"),
+    "accuracy": ("accuracy", ".4f"),
+    "accuracy_per_token": ("accuracy per token", ".4f"),
+    "accuracy_per_byte": ("accuracy per byte", ".4f"),
+    "perplexity": ("perplexity", ",.2f"),
+    "bits_per_byte": ("bits per byte", ".4f"),
+}
+
+
+def main(argv):
+    options = parse(argv)
+    for name in options.download:
+        print(f"wrote {evaluation.download(name)}; --tasks {name} evaluates on it")
+    if options.download:
+        return
+    config = Config(device=options.device, batch_size=int(os.environ.get("WORLD_SIZE", 1)))  # start() divides it
+    device = parallel.start(config, machine.choose_device(options.device))
+    machine.configure(config, device)
+    try:
+        report = evaluate(options, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"error: out of memory; expected a --batch_tokens below {options.batch_tokens}", file=sys.stderr)
+        sys.exit(3)
+    if options.output and parallel.rank() == 0:
+        try:
+            files.write(options.output, json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise BadInput(f"output={options.output} cannot be written ({error.strerror})") from None
+    parallel.stop()
+
+
+def parse(argv):
+    parser = Parser(prog="evaluate.py", description="Evaluates a model on a split and on tasks.", allow_abbrev=False)
+    dtypes = ["auto", "float32", "bfloat16", "float16"]
+    tasks = f"JSONL files, or the public {' and '.join(evaluation.PUBLIC)} once downloaded"
+    parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
+    parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
+    parser.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+    parser.add_argument("--dataset", help="prepared dataset, by name or path (default, without tasks: the run's)")
+    parser.add_argument("--split", default="val", choices=["val", "train"], help="of the dataset (default: val)")
+    parser.add_argument("--context_length", type=int, default=0, help="a shorter one (default: the model's)")
+    parser.add_argument("--stride", type=int, default=0, help="tokens between windows (default: context_length)")
+    parser.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="FILE", help=tasks)
+    parser.add_argument(
+        "--download", nargs="+", action="extend", default=[], metavar="NAME", help="only download these public tasks"
+    )
+    parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", choices=dtypes, help="of matrix products (default: as in training)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
+    parser.add_argument("--details", action="store_true", help="with the scores of each item in it")
+    options = parser.parse_args(argv)
+    output = Path(options.output or "report.json")
+    for condition, message in [
+        (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
+        (options.context_length >= 0, "context_length: expected at least 1"),
+        (options.output or not options.details, "details: expected --output=FILE for them"),
+        (output.parent.is_dir() and not output.is_dir(), f"output={output}: expected a file in an existing folder"),
+    ]:
+        if not condition:
+            raise BadInput(message)
+    return options
+
+
+def evaluate(options, device):
+    """Evaluates as the options say and prints each result at once. Returns the report, a dict for JSON."""
+    items = {name: (path := find_task(name), evaluation.read_items(path)) for name in options.tasks}
+    source = str(options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint))
+    state = checkpoint.load_model(source)
+    model = build_model(state, source, options.context_length)
+    tokenizer = find_tokenizer(source, model.config, needed=items)
+    parts = {}
+    if dataset := find_dataset(options, source, state, model.config, tokenizer):
+        parts[f"{dataset.folder.name} {options.split}"] = evaluation.WholeSplit(dataset, options.split, options.stride)
+    for name in items:
+        parts[name] = evaluation.Task(*items[name], tokenizer, model.config.context_length)
+    report = {**describe(options, source, state, model, device), "results": {}}
+    scorer = evaluation.Scorer(model, options.dtype, device, options.batch_tokens)
+    for name, part in parts.items():
+        result = part.evaluate(scorer)
+        print_result(name, result)
+        report["results"][name] = {key: result[key] for key in result if key != "details" or options.details}
+    return report
+
+
+# -- the model, its tokenizer, and what to evaluate on
+
+
+def find_task(name):
+    """Returns the path of a task file, given by its path or the name of a public one. Raises BadInput if missing."""
+    public = evaluation.PUBLIC.get(name)
+    if public is None:
+        return Path(name)
+    if not public.path.is_file():
+        command = f"python evaluate.py --download {name}"
+        raise BadInput(f"tasks: no {public.path}; expected it from `{command}`, or a copy of {public.url}")
+    return public.path
+
+
+def build_model(state, source, context_length):
+    """Builds the GPT of what load_model returned, with another context_length if that is not 0."""
+    config = checkpoint.config_of(state)
+    model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
+    checkpoint.load_weights(model, state, source)
+    return model
+
+
+def find_tokenizer(source, config, needed):
+    """Returns the model's tokenizer, or None if there is none and none is needed. Raises BadInput."""
+    try:
+        return checkpoint.tokenizer_of(source, config.vocab_size)
+    except BadInput as error:
+        if needed:
+            raise BadInput(f"tasks need the model's tokenizer: {error}") from None
+        return None
+
+
+def find_dataset(options, source, state, config, tokenizer):
+    """Opens the dataset to evaluate on; None if only tasks are asked for. Raises BadInput if it does not fit."""
+    name = options.dataset or (None if options.tasks else state["config"].get("dataset"))
+    if name is None:
+        if options.tasks:
+            return None
+        raise BadInput(f"nothing to evaluate {source} on; expected --dataset=NAME or --tasks FILE")
+    dataset = data.open_dataset(dataclasses.replace(config, dataset=name))
+    try:
+        own = load_tokenizer(dataset.folder)
+    except BadInput:  # a folder made by nanoGPT has none
+        return dataset
+    if tokenizer and own._mergeable_ranks != tokenizer._mergeable_ranks:
+        raise BadInput(
+            f"dataset={name} is in the tokens of {own.name} ({own.n_vocab}), not of the model's tokenizer, "
+            f"{tokenizer.name} ({tokenizer.n_vocab}); expected a dataset prepared with the same"
+        )
+    return dataset
+
+
+# -- the report
+
+
+def describe(options, source, state, model, device):
+    """Returns and prints the facts about the model and the settings."""
+    n_processes = parallel.world_size()
+    dtype = str(machine.choose_dtype(options.dtype, device)).removeprefix("torch.")
+    step = state["progress"]["step"] if "progress" in state else None
+    T = model.config.context_length
+    print(f"model    {source}{f', step {step}' if step else ''}: {model.n_params:,} parameters, context_length {T}")
+    print(f"device   {device}, {dtype}, {n_processes} {'process' if n_processes == 1 else 'processes'}")
+    return {
+        "model": {"source": source, "step": step, "parameters": model.n_params, "context_length": T},
+        "settings": {
+            "device": str(device),
+            "dtype": dtype,
+            "processes": n_processes,
+            "batch_tokens": options.batch_tokens,
+            "stride": options.stride,
+        },
+    }
+
+
+def print_result(name, result):
+    """Prints the counts of a result, then a line for each figure, with its standard error."""
+    counts = [f"{value:,} {key.replace('_', ' ')}" for key, value in result.items() if type(value) is int]
+    print(f"\n{name}: {', '.join(counts)}, {result['padding']:.1%} padding")
+    for key, (label, form) in FIGURES.items():
+        if result.get(key) is not None:
+            error = f" ± {result[f'{key}_stderr']:.4f}" if f"{key}_stderr" in result else ""
+            print(f"  {label:<22}{result[key]:{form}}{error}")
+
+
+if __name__ == "__main__":
+    run_script(main)

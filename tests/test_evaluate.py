@@ -1,0 +1,232 @@
+"""evaluate.py: a run or a model from elsewhere, on its dataset and on tasks; the same figures for several processes."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import LINE, tiny, write_folder
+from processes import torchrun
+
+import convert
+import evaluate
+import train
+from model import IGNORE
+from nanoladder import checkpoint
+from nanoladder.data.tokenizer import build_tokenizer
+from nanoladder.evaluation import PUBLIC
+from nanoladder.run import metrics
+
+CHOICES = [
+    {"ctx": "the cat sat on", "endings": ["the mat", "the cat", "café"], "label": 0},
+    {"ctx": "the cat sat on the mat, naïve at", "endings": ["the", "the café"], "label": 1},
+]
+WORDS = [{"text": "the cat sat on the mat"}, {"text": LINE}]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dense):
+    """A run on characters, long enough to begin to know its line."""
+    folder = tmp_path_factory.mktemp("run")
+    config = tiny(dataset=str(dense), out_dir=str(folder), max_steps=30, batch_size=8, eval_interval=10, eval_windows=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "plot", lambda *arguments: None)
+        train.train(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    folder, paths = tmp_path_factory.mktemp("tasks"), []
+    for name, items in (("choices", CHOICES), ("words", WORDS)):
+        paths.append(folder / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def report(run_main, tmp_path):
+    """report(*words): the report of an evaluation in float32, and its output."""
+
+    def run(*words):
+        path = tmp_path / "report.json"
+        result = run_main(evaluate.main, "--device=cpu", "--dtype=float32", f"--output={path}", *words)
+        assert result.code == 0 and result.err == ""
+        return json.loads(path.read_text()), result.out
+
+    return run
+
+
+def test_a_run_is_evaluated_on_the_whole_of_its_dataset(trained, report):
+    """The sum over all windows of training, and the tail behind them."""
+    found, out = report(f"--out_dir={trained.out_dir}")
+    ((name, result),) = found["results"].items()
+    path = Path(trained.out_dir) / "best.safetensors"
+    tokens = np.fromfile(Path(trained.dataset) / "val.bin", np.uint16).astype(int)
+    n_windows, n_tail = divmod(len(tokens) - 1, 16)
+    model, nats = checkpoint.load_gpt(path).eval(), 0.0
+    with torch.no_grad():
+        for i in range(n_windows):
+            ids = torch.tensor(tokens[None, 16 * i : 16 * i + 17])
+            nats += float(model(ids[:, :-1], ids[:, 1:]))
+        ids = torch.tensor(tokens[None, -17:])
+        targets = ids[:, 1:].clone()
+        targets[:, :-n_tail] = IGNORE
+        nats += float(model(ids[:, :-1], targets))
+    assert n_tail and name == f"{Path(trained.dataset).name} val" and result["targets"] == len(tokens) - 1
+    assert result["loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert found["model"] == {
+        "source": str(path),
+        "step": checkpoint.load(path)["progress"]["step"],
+        "parameters": model.n_params,
+        "context_length": 16,
+    }
+    assert f"{result['loss']:.4f}" in out and f"{len(tokens) - 1} targets" in out
+
+
+def test_a_model_of_transformers_is_evaluated_like_the_run_it_was_converted_from(
+    trained, tasks, tmp_path, run_main, report
+):
+    folder = tmp_path / "gpt2"
+    assert run_main(convert.main, f"--out_dir={trained.out_dir}", "--to=hf", f"--output={folder}").code == 0
+    words = [f"--dataset={trained.dataset}", "--tasks", *tasks, "--details"]
+    ours, _ = report(f"--out_dir={trained.out_dir}", *words)
+    theirs, _ = report(f"--model=hf:{folder}", *words)
+    assert theirs.pop("model") == {**ours.pop("model"), "source": f"hf:{folder}", "step": None}
+    assert theirs == ours
+
+
+def test_last_and_train_and_a_shorter_context_can_be_asked_for(trained, report):
+    words = [f"--out_dir={trained.out_dir}", "--checkpoint=last", "--split=train", "--context_length=8", "--stride=3"]
+    found, _ = report(*words)
+    assert found["model"]["step"] == 30 and found["model"]["context_length"] == 8 and found["settings"]["stride"] == 3
+    assert list(found["results"]) == [f"{Path(trained.dataset).name} train"]
+
+
+def test_tasks_alone_and_beside_a_dataset(trained, tasks, report):
+    words = [f"--out_dir={trained.out_dir}", "--tasks", *tasks]
+    alone, out = report(*words)
+    choices, last_words = (alone["results"][str(path)] for path in tasks)
+    assert list(alone["results"]) == [str(path) for path in tasks]
+    assert (choices["items"], last_words["items"]) == (2, 2) and last_words["contexts_cut"] == 2
+    assert "details" not in choices and "accuracy per byte" in out and "2 contexts cut" in out
+    both, _ = report(*words, f"--dataset={trained.dataset}", "--details")
+    details = both["results"][str(tasks[0])].pop("details")
+    assert [item["line"] for item in details] == [1, 2] and len(details[0]["log_probs"]) == 3
+    assert both["results"].pop(f"{Path(trained.dataset).name} val")
+    both["results"][str(tasks[1])].pop("details")
+    assert both == alone
+
+
+def test_a_public_task_goes_by_its_name(trained, tasks, report, monkeypatch):
+    monkeypatch.setitem(PUBLIC, "lambada", PUBLIC["lambada"]._replace(path=tasks[1]))
+    found, _ = report(f"--out_dir={trained.out_dir}", "--tasks", "lambada")
+    assert found["results"]["lambada"]["file"] == str(tasks[1])
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_figures(trained, tasks, dense, tmp_path):
+    words = ["--device=cpu", "--dtype=float32", "--batch_tokens=64", f"--out_dir={trained.out_dir}", "--details"]
+    words += [f"--dataset={dense}", "--tasks", *tasks]
+    reports = []
+    for n in (1, 2):
+        result = torchrun("evaluate.py", *words, f"--output={tmp_path / 'report.json'}", n=n)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("accuracy per token") == 1
+        reports.append(json.loads((tmp_path / "report.json").read_text()))
+    assert reports[1]["settings"].pop("processes") == 2 and reports[0]["settings"].pop("processes") == 1
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.slow
+def test_several_processes_refuse_in_one_line(trained, tmp_path):
+    result = torchrun("evaluate.py", f"--out_dir={trained.out_dir}", "--device=cpu", "--tasks", tmp_path / "no.jsonl")
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "no.jsonl cannot be read" in errors[0]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--checkpoint=first"], "expected best or last"),
+        (["--batch_tokens=0"], "batch_tokens: expected at least 1"),
+        (["--context_length=-1"], "context_length: expected"),
+        (["--context_length=17"], "context_length"),
+        (["--stride=17"], "stride=17: expected 1 to context_length=16"),
+        (["--details"], "expected --output"),
+        (["--output=no/such/folder.json"], "expected a file in an existing folder"),
+        (["--output=."], "expected a file in an existing folder"),
+        (["--dataset=nowhere"], "no train.bin"),
+        (["--tasks", "missing.jsonl"], "missing.jsonl cannot be read"),
+        (["--model=missing.safetensors"], "no checkpoint at missing.safetensors"),
+        (["--model=hf:missing"], "missing"),
+        (["--out_dir=missing"], "no such folder"),
+        (["--split=test"], "invalid choice"),
+        (["--device=tpu"], "expected auto"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(words, expected, trained, refused):
+    assert expected in refused(evaluate.main, f"--out_dir={trained.out_dir}", "--device=cpu", *words)
+
+
+def test_a_broken_task_is_refused_before_anything_is_written(trained, tmp_path, refused):
+    path, output = tmp_path / "task.jsonl", tmp_path / "report.json"
+    path.write_text(json.dumps(WORDS[0]) + "\n{}\n")
+    line = refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--output={output}", "--tasks", path)
+    assert "task.jsonl line 2: no field text" in line and not output.exists()
+
+
+def test_a_public_task_that_is_missing_is_refused_with_its_source(trained, refused, monkeypatch, tmp_path):
+    monkeypatch.setitem(PUBLIC, "lambada", PUBLIC["lambada"]._replace(path=tmp_path / "lambada_test.jsonl"))
+    line = refused(evaluate.main, f"--out_dir={trained.out_dir}", "--tasks", "lambada")
+    assert "--download lambada" in line and PUBLIC["lambada"].url in line and "lambada_test.jsonl" in line
+
+
+@pytest.fixture
+def bare(trained, tmp_path):
+    """A checkpoint without a tokenizer beside it."""
+    path = tmp_path / "bare" / "model.safetensors"
+    path.parent.mkdir()
+    path.write_bytes((Path(trained.out_dir) / "last.safetensors").read_bytes())
+    return path
+
+
+def test_a_model_without_tokenizer_can_be_evaluated_on_a_split_alone(bare, tasks, report, refused):
+    found, _ = report(f"--model={bare}")
+    assert len(found["results"]) == 1
+    assert "tasks need the model's tokenizer" in refused(evaluate.main, f"--model={bare}", "--tasks", tasks[0])
+
+
+def test_a_dataset_in_other_tokens_is_refused(trained, tmp_path, refused):
+    other = build_tokenizer("char", [LINE.replace("t", "d")])
+    folder = write_folder(tmp_path / "other", [1] * 40, [1] * 40, other.n_vocab, encoding=other, tokenizer="char")
+    line = refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--dataset={folder}")
+    assert "not of the model's tokenizer" in line
+
+
+def test_a_dataset_of_more_tokens_than_the_model_is_refused(trained, documents, refused):
+    assert "256" in refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--dataset={documents}")
+
+
+def test_a_model_without_a_dataset_of_its_own_needs_one(trained, refused, monkeypatch, bare):
+    load = checkpoint.load_model
+    monkeypatch.setattr(checkpoint, "load_model", lambda source: without_dataset(load(source)))
+    assert "nothing to evaluate" in refused(evaluate.main, f"--model={bare}")
+
+
+def without_dataset(state):
+    return {**state, "config": {key: value for key, value in state["config"].items() if key != "dataset"}}
+
+
+def test_out_of_memory_is_one_line_and_code_3(trained, run_main, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(evaluate.evaluation.Scorer, "score", fail)
+    result = run_main(evaluate.main, f"--out_dir={trained.out_dir}")
+    assert result.code == 3 and re.fullmatch(r"error: out of memory; .*--batch_tokens below 16384\n", result.err)
