@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoladder import files, parallel
-from nanoladder.data.meta import SPLITS
+from nanoladder.data.meta import SPLITS, token_files
 from nanoladder.errors import BadInput
 
 TOKENIZER = ("tokenizer.json", "tokenizer.tiktoken")
@@ -73,16 +73,17 @@ def check_small_files(folder, meta, context_length):
 
 def check_sizes(folder, name, meta, context_length):
     """Raises BadInput unless a split's files are of the expected sizes, enough for one window, and its index fits."""
-    path = folder / f"{name}.bin"
-    if not path.is_file():
-        raise BadInput(f"{path} is missing or no ordinary file; prepare the dataset again")
-    n_tokens, left_over = divmod(path.stat().st_size, np.dtype(meta["dtype"]).itemsize)
-    promised = meta["tokens"][name] if "tokens" in meta else n_tokens
-    if left_over or n_tokens != promised:
-        raise BadInput(
-            f"{path} is truncated or foreign: {path.stat().st_size} bytes; expected {promised} tokens of "
-            f"{meta['dtype']}; prepare the dataset again"
-        )
+    n_tokens = 0
+    for path, promised in files_of(folder, name, meta).items():
+        if not path.is_file():
+            raise BadInput(f"{path} is missing or no ordinary file; prepare the dataset again")
+        found, left_over = divmod(path.stat().st_size, np.dtype(meta["dtype"]).itemsize)
+        if left_over or found != (found if promised is None else promised):
+            raise BadInput(
+                f"{path} is truncated or foreign: {path.stat().st_size} bytes; expected {promised} tokens of "
+                f"{meta['dtype']}; prepare the dataset again"
+            )
+        n_tokens += found
     if meta["documents"]:
         check_index(folder / f"{name}.idx", n_tokens, meta)
     elif n_tokens < context_length + 1:
@@ -92,14 +93,34 @@ def check_sizes(folder, name, meta, context_length):
         )
 
 
+def files_of(folder, name, meta):
+    """{path: number of tokens} of a split's token files, in order; the number is None if meta.json does not say."""
+    return {folder / file: count for file, count in token_files(meta, name).items()}
+
+
 def check_index(path, n_tokens, meta):
-    """Raises BadInput unless the index cuts a split into documents of two tokens or more."""
-    content = contents(path, limit=8 * (n_tokens // 2 + 1))
-    check_digest(path, hashlib.sha256(content).hexdigest(), meta)
-    offsets = np.frombuffer(content[: len(content) // 8 * 8], dtype="<u8")
-    within = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == offsets.max() == n_tokens
-    if len(content) % 8 or not within or np.diff(offsets.astype(np.int64)).min() < 2:
-        raise BadInput(f"{path} does not fit the .bin file beside it; prepare the dataset again")
+    """Raises BadInput unless the index cuts a split into documents of two tokens or more. Reads it in parts."""
+    digest, last = hashlib.sha256(), None
+    try:
+        for part in files.read_parts(path, limit=8 * (n_tokens // 2 + 1)):
+            digest.update(part)
+            last = last_offset(part, last, n_tokens)
+    except OSError as error:
+        raise BadInput(f"{path} is missing or cannot be read ({error}); prepare the dataset again") from None
+    except ValueError:
+        last = None
+    if last != n_tokens:
+        raise BadInput(f"{path} does not fit the token files beside it; prepare the dataset again")
+    check_digest(path, digest.hexdigest(), meta)
+
+
+def last_offset(part, last, n_tokens):
+    """The last of the offsets in a part of an index, after `last` (None: the first part). Raises ValueError."""
+    offsets = np.frombuffer(part, dtype="<u8")  # of whole ones
+    lengths = np.diff(np.minimum(offsets, n_tokens + 1).astype(np.int64), prepend=-2 if last is None else last)
+    if lengths.min() < 2 or (last is None and offsets[0]) or offsets[-1] > n_tokens:
+        raise ValueError("no index")
+    return int(offsets[-1])
 
 
 def check_digest(path, sha256, meta):
@@ -123,9 +144,9 @@ def verify(folder, meta, everything=False):
     """
     remembered = {} if everything else recall(folder)
     found = {}
-    for path in (folder / f"{name}.bin" for name in SPLITS):
+    for path, n_blocks in sampled_files(folder, meta):
         try:
-            found[path.name] = facts = examine(path, meta["dtype"], remembered.get(path.name))
+            found[path.name] = facts = examine(path, meta["dtype"], n_blocks, remembered.get(path.name))
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} cannot be read ({error}); prepare the dataset again") from None
         check_digest(path, facts.sha256, meta)
@@ -135,9 +156,22 @@ def verify(folder, meta, everything=False):
                 f"it: set --vocab_size={facts.largest_id + 1} or more, or prepare the dataset again"
             )
     if found != remembered:
-        text = json.dumps({name: facts._asdict() for name, facts in found.items()}, indent=2) + "\n"
-        with contextlib.suppress(OSError):  # a folder that cannot be written is checked again next time
-            files.write(folder / VERIFIED, text)
+        save(folder, found)
+
+
+def remember(folder, meta, scanned):
+    """Remembers that the token files were read whole. scanned: {file name: what scan() returned}."""
+    found = {}
+    for path, n_blocks in sampled_files(folder, meta):
+        found[path.name] = Facts(*identity(path, meta["dtype"], n_blocks), *scanned[path.name])
+    save(folder, found)
+
+
+def save(folder, found):
+    """Writes what recall() returns."""
+    text = json.dumps({name: facts._asdict() for name, facts in found.items()}, indent=2) + "\n"
+    with contextlib.suppress(OSError):  # a folder that cannot be written is checked again next time
+        files.write(folder / VERIFIED, text)
 
 
 def recall(folder):
@@ -149,24 +183,47 @@ def recall(folder):
     return {name: facts for name, facts in found.items() if type(facts.largest_id) is int}
 
 
-def examine(path, dtype, remembered):
+def sampled_files(folder, meta):
+    """[(path, number of sampled blocks)] of all token files."""
+    splits = [list(files_of(folder, name, meta)) for name in SPLITS]
+    return [(path, blocks_each(len(paths))) for paths in splits for path in paths]
+
+
+def examine(path, dtype, n_blocks, remembered):
     """Facts of a token file: the remembered ones if its identity is the same, else from reading it whole."""
-    status = path.stat()
-    identity = status.st_size, status.st_mtime_ns, status.st_ctime_ns, sample(path), dtype
-    if remembered and remembered[: len(identity)] == identity:
+    found = identity(path, dtype, n_blocks)
+    if remembered and remembered[: len(found)] == found:
         return remembered
-    return Facts(*identity, *scan(path, dtype))
+    return Facts(*found, *scan(path, dtype))
 
 
-def sample(path):
+def identity(path, dtype, n_blocks):
+    """The first Facts of a file."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, sample(path, n_blocks), dtype
+
+
+def sample(path, n_blocks=BLOCKS):
     """SHA-256 of 256 blocks of 16 KiB, evenly spaced from the first to the last; of all of a file up to 4 MiB."""
     digest, room = hashlib.sha256(), max(0, path.stat().st_size - BLOCK)
-    step = max(BLOCK, room / (BLOCKS - 1))
+    step = max(BLOCK, room / (n_blocks - 1))
     with open(path, "rb", buffering=0) as file:
-        for number in range(BLOCKS):
+        for number in range(n_blocks):
             file.seek(int(number * step))
             digest.update(file.read(BLOCK))
     return digest.hexdigest()
+
+
+def sample_all(paths):
+    """The sample of the files of a split."""
+    if len(paths) == 1:
+        return sample(paths[0])
+    return hashlib.sha256("".join(sample(path, blocks_each(len(paths))) for path in paths).encode()).hexdigest()
+
+
+def blocks_each(n_files):
+    """Number of sampled blocks of each token file of a split: of up to 32 files, together those of one."""
+    return max(8, BLOCKS // n_files)
 
 
 def scan(path, dtype, chunk=2**22):

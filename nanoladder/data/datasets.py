@@ -1,7 +1,8 @@
 """Prepared folders: finding one, opening it, and reading windows of its tokens.
 
-A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as writer.py describes. A
-folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read too.
+A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, or shards of them such as train_000.bin,
+which are read as one stream, and meta.json, as writer.py describes. A folder made by nanoGPT, without meta.json and
+perhaps with a meta.pkl, is read too.
 """
 
 import os
@@ -14,11 +15,42 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
 from nanoladder.data import checks, nanogpt
-from nanoladder.data.meta import SPLITS, read_meta
+from nanoladder.data.meta import SPLITS, read_meta, shard_name, token_files
 from nanoladder.data.tokenizer import save_tokenizer
 from nanoladder.errors import BadInput
 
 DATA_DIR = Path(__file__).parents[2] / "data"
+
+
+class Tokens:
+    """Token files, mapped one after the other as a single stream of ids. Nothing is read before it is used."""
+
+    def __init__(self, paths, dtype):
+        self.files = [np.asarray(np.memmap(path, dtype=dtype, mode="r")) for path in paths]
+        self.edges = np.cumsum([0, *map(len, self.files)])  # the place at which each begins, and the end
+
+    def __len__(self):
+        return int(self.edges[-1])
+
+    def read(self, starts, length):
+        """The ids from each of the places on: (len(starts), length) of the files' dtype; 0 beyond the end."""
+        ids = np.zeros((len(starts), length), self.files[0].dtype)
+        file = np.searchsorted(self.edges, starts, side="right") - 1
+        whole = starts + length <= self.edges[file + 1]  # rows within one file
+        for number in np.unique(file[whole]):
+            rows = whole & (file == number)
+            windows = sliding_window_view(self.files[number], length)  # at every place, without a copy
+            ids[rows] = windows[starts[rows] - self.edges[number]]
+        for row in np.flatnonzero(~whole):
+            part = self.slice(starts[row], starts[row] + length)
+            ids[row, : len(part)] = part
+        return ids
+
+    def slice(self, start, end):
+        """The ids from start to end, across files."""
+        first, last = np.searchsorted(self.edges[1:-1], [start, end - 1], side="right")
+        files = zip(self.files[first : last + 1], self.edges[first : last + 1], strict=True)
+        return np.concatenate([file[max(0, start - edge) : end - edge] for file, edge in files])
 
 
 class Split:
@@ -30,28 +62,22 @@ class Split:
 
     def __init__(self, folder, name, meta, context_length):
         self.arguments = folder, name, meta, context_length
-        self.path = folder / f"{name}.bin"
-        self.tokens = np.asarray(np.memmap(self.path, dtype=meta["dtype"], mode="r"))  # still mapped, not read
+        self.name, self.paths = name, [folder / file for file in token_files(meta, name)]
+        self.tokens = Tokens(self.paths, meta["dtype"])
         self.context_length = T = context_length
         self.documents = meta["documents"]
         if self.documents:
-            offsets = np.fromfile(folder / f"{name}.idx", dtype=np.uint64).astype(np.int64)
-            targets = np.diff(offsets) - 1  # a document's first token is never predicted
-            pieces = np.maximum(-(-targets // T), 0)  # windows per document
-            first = np.cumsum(pieces) - pieces
-            index = np.arange(pieces.sum()) - np.repeat(first, pieces)  # window within its document
-            self.starts = np.repeat(offsets[:-1], pieces) + index * T
-            self.lengths = np.minimum(np.repeat(targets, pieces) - index * T, T)
-            self.n_windows, self.n_phases = len(self.starts), 1
+            self.offsets = np.memmap(folder / f"{name}.idx", dtype="<u8", mode="r")
+            self.first = first_windows(self.offsets, T)
+            self.n_windows, self.n_phases = int(self.first[-1]), 1
         else:
             # The same number of windows at every phase, so that all epochs are equally long.
             self.n_windows = max(1, (len(self.tokens) - T) // T)
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
-            self.sequences = sliding_window_view(self.tokens, T + 1)  # that start at every place, as a view of the file
 
     def fingerprint(self):
-        """The size of the file and a digest of a sample of it."""
-        return f"{len(self.tokens)} tokens, digest {checks.sample(self.path)[:8]}"
+        """The number of tokens and a digest of a sample of them."""
+        return f"{len(self.tokens)} tokens, digest {checks.sample_all(self.paths)[:8]}"
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file itself
@@ -64,15 +90,26 @@ class Split:
         T = self.context_length
         windows = np.asarray(windows, dtype=np.int64)
         if self.documents:
-            places = self.starts[windows, None] + np.arange(T + 1)
-            ids = np.take(self.tokens, places, mode="clip")  # (n, T + 1); beyond the file's end there is padding
+            document = np.searchsorted(self.first, windows, side="right") - 1
+            starts = self.offsets[document].astype(np.int64) + (windows - self.first[document]) * T
         else:
-            ids = self.sequences[phases + windows * T]  # (n, T + 1)
+            starts = phases + windows * T
+        ids = self.tokens.read(starts, T + 1)  # (n, T + 1)
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self.documents:
-            padding = np.arange(T) >= self.lengths[windows, None]
+            n_targets = self.offsets[document + 1].astype(np.int64) - starts - 1
+            padding = np.arange(T) >= n_targets[:, None]
             inputs[padding], targets[padding] = 0, IGNORE
         return inputs, targets
+
+
+def first_windows(offsets, context_length, chunk=2**20):
+    """The number of windows before each document, and last before the end: (documents + 1,) int64."""
+    first = np.zeros(len(offsets), np.int64)
+    for start in range(0, len(offsets) - 1, chunk):
+        targets = np.diff(offsets[start : start + chunk + 1].astype(np.int64)) - 1  # the first token is never predicted
+        first[start + 1 : start + chunk + 1] = -(-targets // context_length)
+    return np.cumsum(first, out=first)
 
 
 @dataclass(frozen=True)
@@ -100,8 +137,8 @@ class Dataset:
             save_tokenizer(nanogpt.read_tokenizer(self.folder), out_dir)
 
     def fingerprint(self):
-        """{file name: size and digest} of both splits, to compare with the data of another machine."""
-        return {split.path.name: split.fingerprint() for split in (self.train, self.val)}
+        """{name of its file: size and digest} of both splits, to compare with the data of another machine."""
+        return {f"{split.name}.bin": split.fingerprint() for split in (self.train, self.val)}
 
 
 def open_dataset(config):
@@ -119,7 +156,7 @@ def open_dataset(config):
 def find_folder(dataset):
     """The folder of a dataset, given by its name in data/ or by its path. Raises BadInput: says how to prepare it."""
     for folder in (DATA_DIR / dataset, Path(dataset)):
-        if os.path.lexists(folder / "train.bin"):
+        if any(os.path.lexists(folder / name) for name in ("train.bin", shard_name("train", 0))):
             return folder
     how = "python data/text/prepare.py --input FILES"
     for script in sorted(DATA_DIR.glob("*/prepare.py")):

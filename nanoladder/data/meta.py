@@ -53,6 +53,18 @@ def read_meta(folder, vocab_size):
     return {**meta, "vocab_size": vocab_size or own}
 
 
+def shard_name(split, number):
+    """Name of a token file of a split that has several."""
+    return f"{split}_{number:03d}.bin"
+
+
+def token_files(meta, split):
+    """{name: number of tokens} of a split's token files, in order; of a folder made by nanoGPT the number is None."""
+    if counts := meta.get("shards", {}).get(split):
+        return {shard_name(split, number): count for number, count in enumerate(counts)}
+    return {f"{split}.bin": meta["tokens"][split] if "tokens" in meta else None}
+
+
 def check_entries(meta):
     """The entries of a meta.json that are used. Raises ValueError, KeyError or TypeError if writer.py cannot have
     written it."""
@@ -78,5 +90,10 @@ def check_entries(meta):
     name = used["tokenizer"]
     require(isinstance(name, str) and name.isprintable() and len(name) < 100, "tokenizer: expected a name")
     require(isinstance(used["sha256"], dict), "sha256: expected the digest of each file")
+    used["shards"] = meta.get("shards", {})  # of splits in several files
+    require(isinstance(used["shards"], dict), "shards: expected the number of tokens in each file")
+    for split, counts in used["shards"].items():
+        whole = isinstance(counts, list) and all(type(count) is int and count >= 1 for count in counts)
+        require(whole and sum(counts) == used["tokens"].get(split), "shards: expected counts that add up to the tokens")
     require(meta["checksum"] == checksum(meta), "the checksum does not match the entries")
     return used
