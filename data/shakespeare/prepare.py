@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.writer import PrepareParser, split_text, summary, write_dataset
+from nanoladder.data.corpus import split_text
+from nanoladder.data.writer import PrepareParser, summary, write_dataset
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 

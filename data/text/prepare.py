@@ -1,10 +1,13 @@
-"""Prepares your own text: files, and all text files in folders.
+"""Prepares your own text, of any size: files, and all text files in folders.
 
-    python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--val_fraction=0.1]
-                                [--tokenizer=bpe:4096] [--out_dir=DIR]
+    python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--field=text]
+                                [--val_fraction=0.1] [--tokenizer=bpe:4096] [--shard_tokens=100M] [--out_dir=DIR]
 
---documents=none: one stream, cut into windows anywhere. lines: each line is a document, such as a name. files: each
-file is a document. All of the text is held in memory.
+A .jsonl file holds a document in the field `text` of each line, a .parquet file one in the column `text` of each row;
+any other file is text. All but .parquet may be compressed, .gz or .zst.
+
+--documents=none: one stream, cut into windows anywhere. lines: each line of a text file is a document, such as a name,
+and so is each line of a .jsonl and each row of a .parquet file. files: each text file is a document.
 """
 
 import sys
@@ -12,12 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.writer import PrepareParser, fraction, split_documents, split_text, summary, write_dataset
+from nanoladder.data.sources import Files, find_file, kind_of
+from nanoladder.data.writer import PrepareParser, fraction, summary, write_corpus
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 
-def find_files(inputs, out_dir):
+def find_paths(inputs, out_dir):
     """{path: True if the path itself is an input, False if it was found in a folder} of all files to read.
 
     Leaves out hidden files, files in hidden folders, and those in out_dir, which may be an older dataset.
@@ -36,35 +40,18 @@ def find_files(inputs, out_dir):
     return files
 
 
-def read_text(path):
-    """The text of a file; None if it is not UTF-8 or holds zero bytes."""
-    content = path.read_bytes()
-    try:
-        return None if b"\0" in content else content.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def read_texts(files):
-    """The texts of the files that are not empty, and the number of files skipped because they are not text."""
-    texts, skipped = [], 0
-    for path, named in files.items():
-        try:
-            text = read_text(path)
-        except OSError as error:
-            raise BadInput(f"--input {path}: {error.strerror}") from None
-        if text is None and named:
+def find_files(paths):
+    """The files that are not empty, each a File, and the number of those skipped because they are not text."""
+    files, skipped = [], 0
+    for path, named in paths.items():
+        file = find_file(path)
+        if file is None and named:
             raise BadInput(f"--input {path}: not text in UTF-8; convert it first, for example with iconv")
-        if text is None:
+        if file is None:
             skipped += 1
-        elif text:
-            texts.append(text)
-    return texts, skipped
-
-
-def lines_of(texts):
-    """All lines that are not blank, without their line ends."""
-    return [line.rstrip("\r") for text in texts for line in text.split("\n") if line.strip()]
+        elif file.n_characters or not file.sha256:
+            files.append(file)
+    return files, skipped
 
 
 def main(argv):
@@ -77,24 +64,30 @@ def main(argv):
         help="what is a document of its own: nothing, each line or each file (default: %(default)s)",
     )
     parser.add_argument(
+        "--field",
+        default="text",
+        metavar="NAME",
+        help="field of a .jsonl, or column of a .parquet file, that holds a document (default: %(default)s)",
+    )
+    parser.add_argument(
         "--val_fraction",
         type=fraction,
         default=0.1,
         metavar="F",
         help="part of the documents or files that is val; of a single stream, its end (default: %(default)s)",
     )
+    parser.add_shard_tokens()
     args = parser.parse_args(argv)
     folder = parser.out_dir(args, __file__)
-    files = find_files(args.input, folder)
-    texts, skipped = read_texts(files)
-    print(f"files read: {len(files) - skipped}, skipped because they are not text in UTF-8: {skipped}")
-    if args.documents == "lines":
-        texts = lines_of(texts)
-    if args.documents == "none" and len(texts) == 1:
-        train, val = split_text(texts[0], args.val_fraction)
-    else:
-        train, val = split_documents(texts, args.val_fraction)
-    meta = write_dataset(folder, train, val, args.tokenizer, documents=args.documents != "none")
+    paths = find_paths(args.input, folder)
+    files, skipped = find_files(paths)
+    for file in files:
+        if args.documents == "files" and kind_of(file.path)[0] != "text":
+            raise BadInput(f"--documents=files: {file.path} holds many documents; expected --documents=lines or none")
+    print(f"files read: {len(paths) - skipped}, skipped because they are not text in UTF-8: {skipped}")
+    corpus = Files(files, args.field, args.documents == "lines", args.val_fraction, cut=args.documents == "none")
+    separate = args.documents != "none"
+    meta = write_corpus(folder, corpus, args.tokenizer, documents=separate, shard_tokens=args.shard_tokens)
     print(summary(folder, meta))
 
 

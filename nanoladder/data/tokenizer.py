@@ -34,6 +34,8 @@ GPT2_PATTERNS = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 )
 
+TEXTS_AT_ONCE = 256  # that rustbpe holds; the writer's are of about a megabyte at most
+
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # tiktoken's source
 RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
 
@@ -60,10 +62,12 @@ def build_tokenizer(name, texts=()):
     if name == "byte":
         return make_encoding(name, EVERY_CHARACTER, [bytes([value]) for value in range(256)])
     if name == "char":
-        characters = sorted(set().union(*texts))
+        characters = set()
+        for text in texts:
+            characters.update(text)
         if not characters:
             raise BadInput("tokenizer char: the text is empty, so there are no characters; give it some text")
-        return make_encoding(name, EVERY_CHARACTER, [char.encode() for char in characters])
+        return make_encoding(name, EVERY_CHARACTER, [char.encode() for char in sorted(characters)])
     return train_bpe(name, texts)
 
 
@@ -78,7 +82,7 @@ def train_bpe(name, texts):
         ) from None
     vocab_size = int(name.removeprefix("bpe:"))
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(iter(texts), vocab_size=vocab_size - 1, pattern=GPT4_PATTERN)
+    trainer.train_from_iterator(iter(texts), vocab_size=vocab_size - 1, pattern=GPT4_PATTERN, buffer_size=TEXTS_AT_ONCE)
     tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()]  # by rank
     if len(tokens) < vocab_size - 1:
         raise BadInput(
@@ -118,6 +122,18 @@ def encode(encoding, text):
 
     Raises BadInput for a character that a char tokenizer does not know.
     """
+    check_characters(encoding, text)
+    return encoding.encode_ordinary(text)
+
+
+def encode_to_array(encoding, text, dtype):
+    """The ids of encode(), as an array. Python's other threads run meanwhile, and no list is made."""
+    check_characters(encoding, text)
+    return encoding.encode_to_numpy(text, disallowed_special=()).astype(dtype)
+
+
+def check_characters(encoding, text):
+    """Raises BadInput for a character that a char tokenizer does not know: tiktoken would panic."""
     if encoding.name == "char":
         known = encoding._mergeable_ranks
         unknown = [char for char in set(text) if char.encode(errors="surrogatepass") not in known]
@@ -128,7 +144,6 @@ def encode(encoding, text):
                 f"character {text[place]!r} (U+{ord(text[place]):04X}) at line {line}, column {column}: not one of "
                 f"the {len(known)} that the char tokenizer knows; leave it out or use another tokenizer"
             )
-    return encoding.encode_ordinary(text)
 
 
 def end_of_text(encoding):

@@ -1,35 +1,48 @@
 """Writes a prepared dataset. Every data/*/prepare.py calls it.
 
-train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids.
-train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place in the .bin at which each
-document begins, and last the number of tokens: documents + 1 entries.
+train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids. A split of
+more than shard_tokens ids is several files instead, train_000.bin and so on, each but the last of shard_tokens ids.
+train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place among the ids at which
+each document begins, and last the number of tokens: documents + 1 entries.
 tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
 meta.json: a description, with the SHA-256 of every file and of itself. It is written last: if it is there, the other
 files are whole and belong to it.
+
+Neither the memory that it takes nor the result depends on the size of the corpus or on the number of cores. shards.py
+says how an interrupted preparation goes on.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.data.meta import FORMAT_VERSION, checksum
-from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, save_tokenizer
+from nanoladder.data import checks
+from nanoladder.data.corpus import Texts
+from nanoladder.data.encode import encoded
+from nanoladder.data.meta import FORMAT_VERSION, SPLITS, checksum
+from nanoladder.data.shards import JOURNAL, LOCK, SplitFiles, Unfinished
+from nanoladder.data.tokenizer import (
+    build_tokenizer,
+    check_name,
+    encode,
+    end_of_text,
+    load_tokenizer,
+    save_tokenizer,
+)
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
-BLOCK = 2**20  # characters encoded at a time
-
-# After a newline between two characters that are not space: every tokenizer here cuts the text there anyway.
-SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)")
+SHARD_TOKENS = 100_000_000
+SAMPLE = 2**30  # bytes of train that bpe learns from, the first ones
+UNLISTED = ("meta.json", JOURNAL, LOCK)
 
 
 class PrepareParser(Parser):
@@ -47,6 +60,15 @@ class PrepareParser(Parser):
             "--out_dir",
             metavar="DIR",
             help="folder to write to (default: this script's own; with another tokenizer, one beside it)",
+        )
+
+    def add_shard_tokens(self):
+        self.add_argument(
+            "--shard_tokens",
+            type=whole_number,
+            default=SHARD_TOKENS,
+            metavar="N",
+            help="token ids in a file; a split of more becomes several files (default: 100M)",
         )
 
     def parse_args(self, argv):
@@ -72,119 +94,168 @@ def fraction(text):
     return value
 
 
-def split_documents(documents, val_fraction, keys=None):
-    """Splits documents into (train, val), each in the given order; val gets those whose keys hash lowest.
-
-    documents: list of str. val_fraction: the part of their number that val gets, at least one document.
-    keys: list of str, one for each (default: the documents). Equal keys land on the same side, except at the edge.
-    """
-    if len(documents) < 2:
-        raise BadInput(f"{len(documents)} document found, but train and val need one each; give more text")
-    n_val = min(max(1, round(len(documents) * val_fraction)), len(documents) - 1)
-    hashes = [hashlib.sha256(key.encode()).digest() for key in keys or documents]
-    val = set(sorted(range(len(documents)), key=hashes.__getitem__)[:n_val])
-    train = [document for i, document in enumerate(documents) if i not in val]
-    return train, [documents[i] for i in sorted(val)]
-
-
-def split_text(text, val_fraction):
-    """Splits a text into ([train], [val]); val is the last val_fraction of its characters."""
-    cut = int(len(text) * (1 - val_fraction))
-    return [text[:cut]], [text[cut:]]
+def whole_number(text):
+    """Converts an option's text such as 1000, 1_000_000, 500M or 10B to a number of at least 1."""
+    found = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([KMBT]?)", text.upper())
+    value = float(found[1]) * 1000 ** " KMBT".index(found[2] or " ") if found else 0
+    if value < 1 or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number such as 1_000_000, 500M or 10B")
+    return int(value)
 
 
 def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
+    """Writes texts in memory, two lists of str, as write_corpus does."""
+    for split, texts in (("train", train), ("val", val)):
+        if not any(texts):
+            raise no_text_left(split)
+    return write_corpus(folder, Texts(train, val), tokenizer, extra, documents)
+
+
+def write_corpus(
+    folder,
+    corpus,
+    tokenizer,
+    extra=None,
+    documents=False,
+    shard_tokens=SHARD_TOKENS,
+    limit_tokens=None,
+    workers=None,
+):
     """Builds the tokenizer, encodes both splits and writes them, all or nothing. Returns the entries of meta.json.
 
-    folder: made if needed; an older dataset in it is replaced only once the new one is complete.
-    train, val: lists of str. bpe is trained on train alone; char knows the characters of both.
+    folder: made if needed; an older dataset in it is replaced only once the new one is complete. Interrupted, the next
+    call with the same arguments goes on from the last full shard.
+    corpus: a Corpus. bpe is trained on train alone, the first SAMPLE bytes of it; char knows the characters of both.
     tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
     documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it.
         True: separate documents and their .idx, each of them separator + text + separator; the separator is
         `<|endoftext|>`, or "\n" if the tokenizer has none.
-    Raises BadInput: an empty split, a folder that cannot be written.
+    shard_tokens: token ids in a file. limit_tokens: stop after the document that reaches so many, train and val
+    together (None: never). workers: threads that encode (None: one a core).
+    Raises BadInput: an empty split, a folder that cannot be written, a corpus that cannot be read.
     """
-    for split, texts in (("train", train), ("val", val)):
-        if not any(texts):
-            raise BadInput(f"no text left for {split}; give more text or another val_fraction")
-    learned_from = train if tokenizer.startswith("bpe") else [*train, *val, "\n" * documents]
-    encoding = build_tokenizer(tokenizer, learned_from)
-    dtype = np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
-    eot = end_of_text(encoding)
-    after = [eot] if eot is not None else encode(encoding, "\n" * documents)
-    before = after if documents else []
     folder = Path(folder)
+    job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, shard_tokens, limit_tokens]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".prepare-") as temporary:
-            temporary = Path(temporary)
-            offsets = {
-                split: write_tokens(temporary / f"{split}.bin", texts, encoding, dtype, before, after)
-                for split, texts in (("train", train), ("val", val))
-            }
-            if documents:
-                for split in offsets:
-                    files.write(temporary / f"{split}.idx", np.array(offsets[split], "<u8").tobytes())
-            save_tokenizer(encoding, temporary)
-            meta = {
-                "format_version": FORMAT_VERSION,
-                "tokenizer": tokenizer,
-                "vocab_size": encoding.n_vocab,
-                "dtype": dtype.name,
-                "tokens": {split: offsets[split][-1] for split in offsets},
-                "bytes": {"train": utf8_bytes(train), "val": utf8_bytes(val)},  # separators not counted
-                "sha256": {path.name: sha256(path) for path in sorted(temporary.iterdir())},
-                "documents": documents,
-                **(extra or {}),
-            }
-            meta["checksum"] = checksum(meta)
-            files.write(temporary / "meta.json", json.dumps(meta, indent=2) + "\n")
-            move_into_place(temporary, folder)
+        with Unfinished(folder, job) as work:
+            if "meta" not in (work.journal or {}):
+                encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
+                entries = write_tokens(work, corpus, encoding, documents, shard_tokens, limit_tokens, workers)
+                meta, scanned = describe(work.path, tokenizer, encoding, corpus, documents, entries, extra or {})
+                if work.journal:
+                    work.save({"meta": meta, "scanned": scanned})
+            else:
+                meta, scanned = work.journal["meta"], work.journal["scanned"]
+            work.move_into_place(meta)
+        checks.remember(folder, meta, scanned)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None
     return meta
 
 
-def write_tokens(path, texts, encoding, dtype, before, after):
-    """Writes before + ids + after for each text. Returns the place, in tokens, at which each begins; the total last."""
-    offsets = [0]
-    with (
-        open(path, "wb") as file,
-        tqdm(total=utf8_bytes(texts), desc=path.stem, unit="B", unit_scale=True, disable=None) as progress,
-    ):
-        for text in texts:
-            file.write(np.array(before, dtype).tobytes())
-            for block in blocks(text):
-                file.write(np.array(encode(encoding, block), dtype).tobytes())
-                progress.update(len(block.encode()))
-            file.write(np.array(after, dtype).tobytes())
-            offsets.append(file.tell() // dtype.itemsize)
-        file.flush()
-        os.fsync(file.fileno())
-    return offsets
+def make_tokenizer(work, corpus, tokenizer, documents, limit_tokens):
+    """The tokenizer saved with unfinished work, or a new one."""
+    if work.journal:
+        return load_tokenizer(work.path)
+    encoding = build_tokenizer(tokenizer, texts_to_learn(corpus, tokenizer, documents, limit_tokens))
+    save_tokenizer(encoding, work.path)
+    return encoding
 
 
-def blocks(text):
-    """Cuts a text into blocks of about BLOCK characters, whose ids one after the other are those of the text."""
-    start = 0
-    while start < len(text):
-        cut = SAFE_CUT.search(text, start + BLOCK)
-        end = cut.start() if cut else len(text)
-        yield text[start:end]
-        start = end
+def texts_to_learn(corpus, tokenizer, documents, limit_tokens):
+    """Yields the texts from which a tokenizer is built: for char all of them, for bpe the first of train."""
+    room = min(SAMPLE, 4 * (limit_tokens or SAMPLE)) if tokenizer.startswith("bpe") else float("inf")
+    with progress_bar("reading for the tokenizer", None if room == SAMPLE else corpus.n_bytes, delay=1) as progress:
+        for piece in corpus.pieces():
+            if piece.split == "train" or tokenizer == "char":
+                yield piece.text
+                room -= len(piece.text.encode())
+            progress.update(corpus.bytes_read - progress.n)
+            if room <= 0:
+                break
+    if documents and tokenizer == "char":
+        yield "\n"
 
 
-def move_into_place(temporary, folder):
-    """Replaces the dataset in folder. Interrupted at any point, it leaves no meta.json beside files of another."""
-    (folder / "meta.json").unlink(missing_ok=True)
-    for split in ("train", "val"):  # the older dataset may have been one of documents
-        (folder / f"{split}.idx").unlink(missing_ok=True)
-    for path in sorted(temporary.iterdir(), key=lambda path: path.name == "meta.json"):  # meta.json last
-        os.replace(path, folder / path.name)
+def write_tokens(work, corpus, encoding, documents, shard_tokens, limit_tokens, workers):
+    """Encodes the corpus, or what is left of it, into token files. Returns what is counted meanwhile, for meta.json."""
+    dtype = np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
+    eot = end_of_text(encoding)
+    after = np.array([eot] if eot is not None else encode(encoding, "\n" * documents), dtype)
+    before = after[: len(after) * documents]
+    with contextlib.ExitStack() as stack:
+        splits = {
+            name: stack.enter_context(SplitFiles(work.path, name, dtype, shard_tokens, documents)) for name in SPLITS
+        }
+        journal = work.journal or {"splits": {}, "position": None, "done": 0}
+        for name, state in journal["splits"].items():
+            splits[name].go_on(state)
+        total, unit = (limit_tokens, " tokens") if limit_tokens else (corpus.n_bytes, "B")
+        progress = stack.enter_context(progress_bar("encoding", total, journal["done"], unit))
+        filled = 0
+        for chunk, encodings in encoded(corpus, journal["position"], encoding, dtype, workers):
+            filled += write_chunk(splits, chunk, encodings, before, after, limit_tokens)
+            n_tokens = sum(split.n_tokens for split in splits.values())
+            done = n_tokens if limit_tokens else chunk.bytes_read
+            progress.update(done - progress.n)
+            if limit_tokens and n_tokens >= limit_tokens:
+                break
+            if filled and chunk.position is not None:
+                states = {name: split.state() for name, split in splits.items()}
+                work.save({"splits": states, "position": chunk.position, "done": done})
+                filled = 0
+        return {name: (split.n_tokens, split.n_bytes, split.close()) for name, split in splits.items()}
 
 
-def utf8_bytes(texts):
-    return sum(len(text.encode()) for text in texts)
+def write_chunk(splits, chunk, encodings, before, after, limit_tokens):
+    """Writes encoded pieces, up to the document that reaches limit_tokens. Returns the number of shards filled."""
+    filled = 0
+    for piece, (ids, n_bytes) in zip(chunk.pieces, encodings, strict=True):
+        split = splits[piece.split]
+        split.n_bytes += n_bytes
+        parts = [before] * piece.first + [ids] + [after] * piece.last
+        filled += split.append(np.concatenate(parts))
+        if piece.last:
+            split.end_document()
+            if limit_tokens and sum(split.n_tokens for split in splits.values()) >= limit_tokens:
+                break
+    return filled
+
+
+def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
+    """Writes meta.json. Returns its entries, and what checks.scan() says of each token file."""
+    for name, (_, n_bytes, _) in counts.items():
+        if not n_bytes:
+            raise no_text_left(name)
+    dtype = "uint16" if encoding.n_vocab <= 2**16 else "uint32"
+    shards = {name: shards for name, (_, _, shards) in counts.items() if len(shards) > 1}
+    paths = {path.name: path for path in sorted(folder.iterdir()) if path.name not in UNLISTED}
+    scanned = {name: checks.scan(path, dtype) for name, path in paths.items() if path.suffix == ".bin"}
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": tokenizer,
+        "vocab_size": encoding.n_vocab,
+        "dtype": dtype,
+        "tokens": {name: n_tokens for name, (n_tokens, _, _) in counts.items()},
+        **({"shards": shards} if shards else {}),
+        "bytes": {name: n_bytes for name, (_, n_bytes, _) in counts.items()},  # separators not counted
+        "sha256": {name: scanned[name][0] if name in scanned else sha256(path) for name, path in paths.items()},
+        "documents": documents,
+        **({"validation": corpus.validation} if corpus.validation else {}),
+        **extra,
+    }
+    meta["checksum"] = checksum(meta)
+    files.write(folder / "meta.json", json.dumps(meta, indent=2) + "\n")
+    return meta, scanned
+
+
+def no_text_left(split):
+    return BadInput(f"no text left for {split}; give more text or another val_fraction")
+
+
+def progress_bar(what, total, done=0, unit="B", **options):
+    """A bar with the rate and the time left."""
+    return tqdm(desc=what, total=total, initial=done, unit=unit, unit_scale=True, disable=None, **options)
 
 
 def sha256(path):

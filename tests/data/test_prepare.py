@@ -21,10 +21,20 @@ from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
-from nanoladder.data import writer
+from nanoladder.data import corpus, writer
+from nanoladder.data import encode as encoder
+from nanoladder.data.checks import VERIFIED
+from nanoladder.data.corpus import blocks, split_documents, split_text
 from nanoladder.data.meta import FORMAT_VERSION, checksum
-from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT4_PATTERN, encode, load_tokenizer, make_encoding
-from nanoladder.data.writer import PrepareParser, blocks, split_documents, split_text, write_dataset
+from nanoladder.data.tokenizer import (
+    EVERY_CHARACTER,
+    GPT4_PATTERN,
+    encode,
+    encode_to_array,
+    load_tokenizer,
+    make_encoding,
+)
+from nanoladder.data.writer import PrepareParser, write_dataset
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +55,7 @@ def read_offsets(folder, split):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
 
 
 def assert_whole(folder):
@@ -54,7 +64,7 @@ def assert_whole(folder):
     for name, digest in meta["sha256"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     assert load_tokenizer(folder).n_vocab == meta["vocab_size"]
-    assert {path.name for path in folder.iterdir()} == {"meta.json", *meta["sha256"]}
+    assert {path.name for path in folder.iterdir()} == {"meta.json", VERIFIED, *meta["sha256"]}
     assert meta["checksum"] == checksum(meta)
 
 
@@ -152,10 +162,10 @@ ENCODINGS = [make_encoding("test", pattern, TOKENS) for pattern in PATTERNS]
 
 def test_encoding_in_blocks_changes_nothing(monkeypatch):
     """Tries every text of six of these characters; \\x1c is a space for Python but not for tiktoken."""
-    monkeypatch.setattr(writer, "BLOCK", 1)
+    monkeypatch.setattr(corpus, "BLOCK", 1)
     n_cut = 0
     for text in map("".join, product("a. \n\x1c", repeat=6)):
-        pieces = list(blocks(text))
+        pieces = list(blocks([text]))
         n_cut += len(pieces) > 1
         assert "".join(pieces) == text
         for encoding in ENCODINGS:
@@ -164,8 +174,8 @@ def test_encoding_in_blocks_changes_nothing(monkeypatch):
 
 
 def test_long_texts_are_cut_into_blocks(monkeypatch):
-    monkeypatch.setattr(writer, "BLOCK", 10)
-    assert list(blocks("one two three\nfour\n\nfive\nsix")) == ["one two three\n", "four\n\nfive\n", "six"]
+    monkeypatch.setattr(corpus, "BLOCK", 10)
+    assert list(blocks(["one two three\nfour\n\nfive\nsix"])) == ["one two three\n", "four\n\nfive\n", "six"]
 
 
 def test_an_empty_split_is_refused(tmp_path):
@@ -182,12 +192,12 @@ def test_a_failure_while_encoding_leaves_the_old_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, TRAIN, VAL, "byte")
     old = contents(tmp_path)
 
-    def encode_until_val(encoding, text):
+    def encode_until_val(encoding, text, dtype):
         if text == VAL[1]:
             raise OSError(28, "No space left on device")
-        return encode(encoding, text)
+        return encode_to_array(encoding, text, dtype)
 
-    monkeypatch.setattr(writer, "encode", encode_until_val)
+    monkeypatch.setattr(encoder, "encode_to_array", encode_until_val)
     assert "No space left" in refusal(write_dataset, tmp_path, TRAIN, VAL, "bpe:270")
     assert contents(tmp_path) == old
 
