@@ -14,7 +14,7 @@ from conftest import ROOT
 LAYERS = [
     ("profile", "ladder"),  # the doors
     ("lab",),
-    ("train", "sample", "evaluate", "data"),  # the scripts; data: each dataset's prepare.py
+    ("train", "sample", "evaluate", "convert", "data"),  # the scripts; data: each dataset's prepare.py
     ("nanoladder.run",),
     ("nanoladder.checkpoint", "nanoladder.evaluation"),
     ("nanoladder.data", "nanoladder.optim"),
@@ -27,7 +27,7 @@ LAYERS = [
 ]
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 # The files in the root, and no others.
-SCRIPTS = ["evaluate.py", "ladder.py", "model.py", "profile.py", "sample.py", "train.py"]
+SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "sample.py", "train.py"]
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,9 @@ from nanoladder.errors import BadInput
 
 TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 
-# GPT-4's pattern for Oniguruma, the regex engine of Hugging Face: there {1,3}+ is a repeated group, $ also matches
-# before a newline, and (?i:) folds pairs of letters. ſ is the one other character that (?i:) takes for these letters.
-GPT4_ONIGURUMA = (
-    r"'(?:[sSſdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s++\z|\s*[\r\n]|\s+(?!\S)|\s"
-)
+# To Oniguruma, Hugging Face's regex engine, {1,3}+ is a repeated group, to tiktoken's a possessive one, whose + has no
+# effect here.
+GPT4_ONIGURUMA = GPT4_PATTERN.replace("{1,3}+", "{1,3}")
 
 
 def split(regex):
