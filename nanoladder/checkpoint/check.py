@@ -17,10 +17,10 @@ class Damaged(BadInput):
     """Raised for a file that is not a complete nanoladder checkpoint."""
 
 
-def damage(path, error):
+def damage(path, error, kind="a checkpoint of nanoladder"):
     """Returns a Damaged exception, of one line, for an error while reading the file."""
     reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-    return Damaged(f"{path} is damaged or not a checkpoint of nanoladder ({reason})")
+    return Damaged(f"{path} is damaged or not {kind} ({reason})")
 
 
 def check_contents(state):

@@ -112,7 +112,7 @@ def test_a_run_of_another_shape_is_told_all_of_its_differences(saved, dense, tmp
     state, path = saved
     torch.save(state, path)
     line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", init_from=path, n_layer=1, n_head=4))
-    assert "n_layer=2 n_head=2 bias=True" in line and "--n_layer=2 --n_head=2 --bias=True" in line
+    assert "n_layer=1 n_head=4 bias=False" in line and "--n_layer=2 --n_head=2 --bias=True" in line
     assert not (tmp_path / "run").exists()
 
 

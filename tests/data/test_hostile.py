@@ -17,7 +17,15 @@ import sample
 import train
 from nanoladder.data import open_dataset
 from nanoladder.data.checks import VERIFIED
-from nanoladder.data.tokenizer import END_OF_TEXT, EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN, build_tokenizer, encode
+from nanoladder.data.tokenizer import (
+    END_OF_TEXT,
+    EVERY_CHARACTER,
+    GPT2_PATTERNS,
+    GPT4_PATTERN,
+    build_tokenizer,
+    encode,
+    load_tokenizer,
+)
 from nanoladder.data.writer import sha256
 from nanoladder.errors import BadInput
 
@@ -362,7 +370,7 @@ ranks = st.lists(st.binary(min_size=2, max_size=4), unique=True, max_size=30).ma
 def test_whatever_tokenizer_is_taken_encodes_any_text(tokens, pattern, text, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     forge(folder, tokens, pattern=pattern)
-    encoding = sample.load_tokenizer(folder)
+    encoding = load_tokenizer(folder)
     assert encoding.decode(encode(encoding, text)) == text
 
 
