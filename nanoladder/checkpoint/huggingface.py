@@ -260,8 +260,9 @@ def replace_files(folder, contents, overwrite):
         with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
             for name, content in contents.items():
                 files.write(Path(temporary, name), content)
-            for name in (CONFIG, *WRITTEN):
-                (folder / name).unlink(missing_ok=True)
+            for pattern in (*HUB_FILES, *WRITTEN):  # config.json first
+                for path in folder.glob(pattern):
+                    path.unlink()
             for name in WRITTEN:
                 if name in contents:
                     os.replace(Path(temporary, name), folder / name)
