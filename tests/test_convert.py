@@ -1,0 +1,188 @@
+"""convert.py writes a folder that transformers loads, and from which training goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LINE, needs_rustbpe, replace, rows, tiny, write_folder
+
+import convert
+import sample
+import train
+from nanoladder import checkpoint
+from nanoladder.checkpoint import huggingface
+from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
+from nanoladder.run import metrics
+
+SPEEDS = {"compile": False, "attention": "sdpa", "pad_vocab_to": 64}
+TOKENIZERS = [pytest.param("bpe:270", marks=needs_rustbpe), "byte", "char"]
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def trained(request, tmp_path_factory):
+    """A run with biases and a padded vocabulary, long enough to begin to know its line."""
+    folder = tmp_path_factory.mktemp("run")
+    encoding = build_tokenizer(request.param, [LINE * 30])
+    train_ids, val_ids = (encode(encoding, LINE * n) for n in (30, 8))
+    write_folder(folder / "data", train_ids, val_ids, encoding.n_vocab, encoding=encoding)
+    keys = {"bias": True, "max_steps": 40, "eval_interval": 20, "context_length": 40, **SPEEDS}
+    config = tiny(dataset=str(folder / "data"), out_dir=str(folder / "run"), **keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "plot", lambda *arguments: None)
+        train.train(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def converted(trained):
+    """The folder that convert.py writes of that run."""
+    folder = Path(trained.out_dir).with_name("hf")
+    convert.main([f"--out_dir={trained.out_dir}", "--to=hf", f"--output={folder}", "--checkpoint=last"])
+    return folder
+
+
+def load(folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@torch.no_grad()
+def test_transformers_loads_model_and_tokenizer(trained, converted):
+    theirs, tokenizer = load(converted)
+    encoding = load_tokenizer(trained.out_dir)
+    ids = encode(encoding, LINE)[:40]
+    assert tokenizer(LINE).input_ids[:40] == ids and tokenizer.decode(ids) == encoding.decode(ids)
+    assert tokenizer.model_max_length == theirs.config.n_positions == 40
+    assert theirs.config.vocab_size == encoding.n_vocab
+    ours = checkpoint.load_gpt(Path(trained.out_dir, "last.safetensors")).eval()
+    tokens = torch.tensor([ids])
+    expected = ours.logits(tokens)[..., : encoding.n_vocab]
+    torch.testing.assert_close(theirs(tokens).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_the_end_of_text_is_known_to_generation(trained, converted):
+    theirs, tokenizer = load(converted)
+    eot = 269 if "<|endoftext|>" in load_tokenizer(trained.out_dir).special_tokens_set else None
+    assert tokenizer.eos_token_id == eot
+    known = theirs.generation_config, theirs.config
+    assert {each.eos_token_id for each in known} == {each.bos_token_id for each in known} == {eot}
+    assert theirs.generation_config.pad_token_id == eot
+
+
+def test_greedy_text_is_the_same_token_for_token(trained, converted, run_main):
+    theirs, tokenizer = load(converted)
+    prompt = tokenizer("the c", return_tensors="pt")
+    n = 40 - prompt.input_ids.shape[1]
+    options = {"max_new_tokens": n, "do_sample": False, "attention_mask": torch.ones_like(prompt.input_ids)}
+    text = tokenizer.decode(theirs.generate(prompt.input_ids, **options)[0])
+    assert text.startswith("the c") and len(text) > 10
+    words = ["--prompt=the c", "--temperature=0", f"--max_new_tokens={n}", "--device=cpu"]
+    for source in ([f"--out_dir={trained.out_dir}", "--checkpoint=last"], [f"--model=hf:{converted}"]):
+        assert run_main(sample.main, *source, *words).out == text + "\n"
+
+
+def test_training_goes_on_from_what_was_written(trained, converted, tmp_path):
+    """train -> export -> import -> train: the losses are those of going on from our own checkpoint's weights."""
+    keys = {"max_steps": 6, "eval_interval": 3, "overwrite": True}
+    losses = {}
+    for source in (f"{trained.out_dir}/last.safetensors", f"hf:{converted}"):
+        config = replace(trained, init_from=source, out_dir=str(tmp_path), **keys)
+        train.train(config)
+        losses[source] = rows(config, "train_loss", "val_loss", "grad_norm")
+    ours, theirs = losses.values()
+    assert ours == theirs and len(ours) == 6  # bit for bit
+
+
+def test_a_run_without_biases_goes_on_without_them(dense, tmp_path, run_main):
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path / "run"))
+    train.train(config)
+    result = run_main(convert.main, f"--out_dir={config.out_dir}", f"--output={tmp_path}/hf")
+    assert result.code == 0 and "no biases" in result.out
+    more = replace(config, init_from=f"hf:{tmp_path}/hf", out_dir=str(tmp_path / "more"))
+    train.train(more)
+    again = replace(config, init_from=f"{config.out_dir}/last.safetensors", out_dir=str(tmp_path / "again"))
+    train.train(again)
+    assert rows(more, "train_loss") == rows(again, "train_loss")
+
+
+def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
+    for name in ("last", "best"):
+        words = [f"--out_dir={trained.out_dir}", f"--output={tmp_path}/{name}", f"--checkpoint={name}"]
+        assert f"{name}.safetensors" in run_main(convert.main, *words).out
+    assert run_main(convert.main, *words[:1], f"--output={tmp_path}/default").code == 0
+    ours, theirs = (huggingface.read(str(tmp_path / name))["model"] for name in ("best", "default"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_what_is_printed(trained, tmp_path, run_main):
+    result = run_main(convert.main, f"--out_dir={trained.out_dir}", f"--output={tmp_path}/hf")
+    assert result.err == "" and "step 40" in result.out and "no biases" not in result.out
+    assert all(f"  {path.name} " in result.out for path in (tmp_path / "hf").iterdir())
+    assert f'AutoModelForCausalLM.from_pretrained("{tmp_path}/hf")' in result.out
+
+
+def test_a_run_without_a_tokenizer(trained, tmp_path, run_main):
+    (tmp_path / "last.safetensors").write_bytes(Path(trained.out_dir, "last.safetensors").read_bytes())
+    result = run_main(convert.main, f"--out_dir={tmp_path}", f"--output={tmp_path}/hf")
+    assert result.code == 0 and "no tokenizer" in result.out
+    assert not list((tmp_path / "hf").glob("tokenizer*"))
+
+
+def test_overwriting(trained, tmp_path, run_main, refused):
+    words = [f"--out_dir={trained.out_dir}", f"--output={tmp_path}/hf"]
+    assert run_main(convert.main, *words).code == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()}
+    line = refused(convert.main, *words)
+    assert f"{tmp_path}/hf holds config.json" in line and "--overwrite" in line
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()} == before
+    assert run_main(convert.main, *words, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--output=new"], ["out_dir=nowhere", "no such folder"]),
+        ([], ["--output"]),
+        (["--output=new", "--to=gguf"], ["gguf", "hf"]),
+        (["--output=new", "--checkpoint=newest"], ["checkpoint=newest", "best or last"]),
+    ],
+    ids=str,
+)
+def test_bad_options(words, named, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    line = refused(convert.main, "--out_dir=nowhere", *words)
+    assert all(word in line for word in named) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut checkpoint", "no checkpoint", "cut tokenizer", "other tokenizer"])
+def test_a_damaged_run_leaves_nothing_written(damage, trained, tmp_path, refused):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("last.safetensors", "tokenizer.json", "tokenizer.tiktoken"):
+        (folder / name).write_bytes(Path(trained.out_dir, name).read_bytes())
+    path = folder / {"cut checkpoint": "last.safetensors", "cut tokenizer": "tokenizer.tiktoken"}.get(damage, "x")
+    if path.exists():
+        path.write_bytes(path.read_bytes()[:-9])
+    elif damage == "no checkpoint":
+        (folder / "last.safetensors").unlink()
+    else:
+        checkpoint.write_file(folder / "last.safetensors", smaller(folder))
+    line = refused(convert.main, f"--out_dir={folder}", f"--output={tmp_path}/hf")
+    assert str(folder) in line
+    assert not (tmp_path / "hf").exists()
+
+
+def smaller(folder):
+    """The checkpoint of a model with fewer token ids than the tokenizer has."""
+    state = checkpoint.load(folder / "last.safetensors")
+    state["config"] = {**state["config"], "vocab_size": 5, "pad_vocab_to": 1}
+    state["model"]["token_embedding.weight"] = state["model"]["token_embedding.weight"][:5]
+    state["optimizer"] = {}
+    return state
+
+
+def test_metadata_is_json(converted):
+    for path in converted.glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"))
