@@ -19,6 +19,7 @@ from pathlib import Path
 from lab import summary, tables
 from lab.results import read_results
 from nanoladder.config import DEFAULTS, stage_files, stage_names
+from nanoladder.config.stages import fields, parse, reason
 from nanoladder.errors import BadInput
 
 FOLDER = Path(__file__).parents[1]
@@ -68,22 +69,6 @@ def print_diff(lines):
     for line in lines:
         colour = COLOURS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{colour}{line}\033[0m" if colour else line)
-
-
-def parse(name):
-    """Parses a stage's file into a syntax tree."""
-    return ast.parse(stage_files(name)[-1].read_text(encoding="utf-8"))
-
-
-def fields(name):
-    """Returns the assignments of a stage's file, {field: expression}."""
-    assignments = [node for node in parse(name).body if isinstance(node, ast.Assign)]
-    return {node.targets[0].id: ast.unparse(node.value) for node in assignments}
-
-
-def reason(name):
-    """Returns the first line of a stage's docstring."""
-    return ast.get_docstring(parse(name)).splitlines()[0]
 
 
 def explanation(name):
