@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from model import GPT
-from nanoladder.config import DEFAULTS, Config, check, typed
+from nanoladder.config import DEFAULTS, RETIRED, Config, check, typed
 from nanoladder.errors import BadInput
 
 PROGRESS = {"step": int, "best_val_loss": float, "interval_loss": float, "interval_steps": int}
@@ -43,12 +43,13 @@ def check_contents(state):
 def config_of(state):
     """Returns the config of a checkpoint's model, with defaults for other keys. Raises ValueError or BadInput."""
     values = state["config"]
-    if values.keys() - DEFAULTS.keys():
+    if values.keys() - DEFAULTS.keys() - RETIRED.keys():
         raise ValueError("its config has keys that this version does not know")
     for key, value in values.items():
         if type(value) not in (bool, int, float, str) or len(str(value)) > 4096:
             raise ValueError(f"its config's {key} is not a valid value")
-        typed(key, value, "its config")
+        if key in DEFAULTS:
+            typed(key, value, "its config")
     if missing := MODEL - values.keys():
         raise ValueError(f"its config has no {' and no '.join(sorted(missing))}")
     config = Config(**{key: values[key] for key in MODEL})

@@ -10,20 +10,21 @@ Config files contain plain assignments. They apply from left to right, then the 
 - check: validation of names, types, ranges and combinations, with one-line errors
 - expressions: arithmetic in config files
 - nanogpt: names of nanoGPT's, refused with the keys that mean the same
-- stages: names and files of the ladder's stages
+- stages: the ladder's stages: names, files, fields, reasons
 
 Not here: the presets and stages themselves (config/), and checks that need a dataset, a device or a checkpoint.
 """
 
 from nanoladder.config.check import check, compiles_blocks, gathers_keys, replays_graphs, typed
-from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config, differences
+from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, RETIRED, TYPES, Config, differences
 from nanoladder.config.load import load_config, read_assignments
-from nanoladder.config.stages import STAGES_DIR, stage_files, stage_names
+from nanoladder.config.stages import STAGES_DIR, ladder_table, stage_files, stage_names
 
 __all__ = [
     "DEFAULTS",
     "HEADINGS",
     "MEANINGS",
+    "RETIRED",
     "STAGES_DIR",
     "TYPES",
     "Config",
@@ -31,6 +32,7 @@ __all__ = [
     "compiles_blocks",
     "differences",
     "gathers_keys",
+    "ladder_table",
     "load_config",
     "read_assignments",
     "replays_graphs",

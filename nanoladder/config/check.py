@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin
 
 from nanoladder.config import nanogpt
 from nanoladder.config.expressions import LONGEST_TEXT, short
-from nanoladder.config.keys import DEFAULTS, NOT_EMPTY, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, NOT_EMPTY, RETIRED, TYPES, WORDS
 from nanoladder.errors import BadInput
 
 # Ranges of the numbers; every other number is 0 or more.
@@ -189,6 +189,10 @@ COMBINATIONS = [
         "optimizer={optimizer} needs whole matrices, and shard={shard} leaves each process only a part of them; "
         "expected --shard=none, or --optimizer=adamw8bit",
     ),
+    (
+        lambda c: not re.fullmatch(r"off|(wandb|tensorboard)(,(wandb|tensorboard))*", c.track),
+        "track={track}: expected off, wandb, tensorboard or wandb,tensorboard",
+    ),
 ]
 
 
@@ -203,6 +207,8 @@ def known(key, where, given):
             f"{where}: data_parallel is what tensor_parallel, context_parallel and pipeline_parallel leave of the "
             "processes; expected torchrun --nproc_per_node=N, and no such key"
         )
+    if key in RETIRED:
+        raise BadInput(f"{where}: {key} is a key no longer; expected {RETIRED[key]}")
     raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
 
 

@@ -105,7 +105,7 @@ class Config:
     save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
     save_every_minutes: Annotated[float, "save a checkpoint every so many minutes as well; 0: never"] = 0.0
     keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2
-    wandb: Annotated[Literal["off", "offline", "online"], "log to Weights & Biases"] = "off"
+    track: Annotated[str, "dashboards to feed: off | wandb | tensorboard | wandb,tensorboard"] = "off"
     wandb_project: Annotated[str, "project name in Weights & Biases"] = "nanoladder"
 
     @property
@@ -120,6 +120,9 @@ HEADINGS = {  # of --help, by the first key under each
     "batch_size": "optimization",
     "set_to_none": "ladder (`python ladder.py` explains its stages)",
     "log_interval": "logging and checkpoints (intervals in steps; 0: never)",
+}
+RETIRED = {  # key of older versions, which their checkpoints have: what is in its place
+    "wandb": "--track=wandb, in the environment WANDB_MODE=offline for what was offline",
 }
 NOT_EMPTY = ("out_dir", "dataset", "init_from", "device")  # texts
 DEFAULTS = dataclasses.asdict(Config())

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from nanoladder import files
 from nanoladder.errors import BadInput
 from nanoladder.run.plot import plot
-from nanoladder.run.trackers import Tracker
+from nanoladder.run.trackers import start_trackers
 
 COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("step", "step", "5d"),
@@ -73,7 +73,7 @@ def read_metrics(path):
 
 
 class Metrics:
-    """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and, if enabled, wandb.
+    """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the trackers.
 
     Raises BadInput if out_dir cannot be written.
     """
@@ -89,7 +89,7 @@ class Metrics:
             files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
         except OSError as error:
             raise BadInput(f"out_dir={self.folder} cannot be written ({error}); choose another --out_dir") from None
-        self.tracker = Tracker(config)
+        self.trackers = start_trackers(config, start_step)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
     def first_step(self, seconds):
@@ -106,7 +106,8 @@ class Metrics:
         row = {key: value for key, value in row.items() if math.isfinite(value)}  # inf in a skipped float16 step
         self.rows.append(row)
         self.append(row)
-        self.tracker.log(row)
+        for tracker in self.trackers:
+            tracker.log(row)
         line = "  ".join(f"{label} {row[key]:{form}}" for key, label, form in COLUMNS if key in row)
         if self.bar.disable or "val_loss" in row:
             tqdm.write(line)
@@ -136,12 +137,15 @@ class Metrics:
     def __exit__(self, failure, *_):
         self.bar.close()
         crashed = failure and issubclass(failure, Exception)  # possibly out of memory, which plotting needs
+        picture = None
         if self.rows and not crashed:
             try:
                 plot(self.rows, self.folder / "loss.png", self.folder.name)
+                picture = self.folder / "loss.png"
             except OSError as error:
                 print(f"warning: cannot write loss.png: {error}", file=sys.stderr)
-        self.tracker.finish()
+        for tracker in self.trackers:
+            tracker.finish(picture, failed=failure is not None)
         if self.behind and failure is None:
             sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
 

@@ -17,6 +17,7 @@ from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
 from nanoladder.run.signals import Signals
+from nanoladder.run.trackers import require_trackers
 
 
 class Run:
@@ -27,6 +28,7 @@ class Run:
     """
 
     def __init__(self, config):
+        require_trackers(config)
         self.config, self.device = config, machine.choose_device(config.device)
         self.available = 0  # bytes available to the run, set by resolve
         self.contexts = contextlib.ExitStack()  # opened by begin

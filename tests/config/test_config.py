@@ -55,7 +55,7 @@ def test_the_command_line_wins_wherever_it_stands(file, words, first):
         ("--bias=True", True),
         ("--bias=1", True),
         ("--overwrite=false", False),
-        ("--wandb=offline", "offline"),
+        ("--track=wandb,tensorboard", "wandb,tensorboard"),
         ("--out_dir=a=b c", "a=b c"),
         ("--max_steps=1_000", 1000),
     ],
@@ -139,8 +139,11 @@ BAD_INPUT = [
     ("n_layer = [1]", ["x.py line 1", "`[1]`", "only values"]),
     ("n_layer = None", ["n_layer=None", "a whole number"]),
     # choices
-    (["--wandb=offlin"], ["wandb=offlin", "off, offline, online", "'offline'"]),
-    ("wandb = True", ["wandb=True", "off, offline, online"]),
+    (["--dtype=bfloat"], ["dtype=bfloat", "auto, float32, bfloat16, float16", "'bfloat16'"]),
+    ("dtype = True", ["dtype=True", "auto, float32, bfloat16, float16"]),
+    # keys of older versions
+    (["--wandb=offline"], ["command line", "wandb", "--track=wandb", "WANDB_MODE=offline"]),
+    ("wandb = 'online'", ["x.py line 1", "--track=wandb"]),
     # not finite
     (["--learning_rate=nan"], ["learning_rate=nan", "a number"]),
     (["--learning_rate=1e999"], ["learning_rate=inf", "a number"]),
@@ -237,6 +240,7 @@ IMPOSSIBLE = [
     ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
     (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
     (IN_BACKWARD | {"dtype": "float16"}, ["optimizer_in_backward=True", "dtype=float16", "--dtype=bfloat16"]),
+    *(({"track": names}, [f"track={names}", "wandb,tensorboard"]) for names in ("wandbs", "wandb, off", "wandb,", "")),
     ({"optimizer": "galore", "shard": "full"}, ["optimizer=galore", "shard=full", "--optimizer=adamw8bit"]),
 ]
 
@@ -267,7 +271,7 @@ ODD_INPUT = [
     "n_layer = (n_head := 'x') and 3",
     "n_layer = (yield)",
     "n_layer = " + "+".join(["1"] * 9999),
-    "wandb = 'a\\nb'",
+    "dtype = 'a\\nb'",
     "stage = 'a\\nb'",
 ]
 

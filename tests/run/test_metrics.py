@@ -1,13 +1,11 @@
 import math
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, flags, replace, rows, tiny
+from conftest import replace, rows, tiny
 
 import train
 from model import GPT
@@ -173,52 +171,3 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
     train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
     timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
     assert timed == [pytest.approx(1000)] * 4
-
-
-# -- wandb
-
-
-def test_wandb_off_does_not_import_it(config):
-    words = flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0, max_steps=1)
-    code = f"import sys, train; train.main({words!r}); assert 'torch' in sys.modules; print('wandb' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "False"
-
-
-def unreachable(**settings):
-    raise ConnectionError("no route to host")
-
-
-@pytest.mark.parametrize("module", [None, SimpleNamespace(init=unreachable, Settings=dict)], ids=["missing", "down"])
-def test_wandb_that_cannot_be_used_is_a_warning(module, config, monkeypatch, run_main):
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    words = flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0, wandb="online")
-    result = run_main(train.main, *words)
-    assert result.code == 0 and len(rows(config)) == 6
-    assert "warning: wandb is not used" in result.err
-
-
-def test_wandb_gets_every_row(config, monkeypatch):
-    logged, settings = [], {}
-
-    class Tracker:
-        def log(self, row, step):
-            logged.append({"step": step, **row})
-
-        def finish(self):
-            logged.append("finished")
-
-    def init(**given):
-        settings.update(given)
-        return Tracker()
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
-    train.train(replace(config, wandb="online", wandb_project="family", eval_interval=2))
-    assert logged == [*rows(config), "finished"]
-    assert settings["project"] == "family" and settings["mode"] == "online" and settings["config"]["n_embd"] == 32
-
-
-def test_wandb_offline_writes_into_out_dir(config):
-    pytest.importorskip("wandb")
-    train.train(replace(config, wandb="offline"))
-    assert list(Path(config.out_dir).glob("wandb/offline-run-*/*.wandb"))
