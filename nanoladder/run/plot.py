@@ -3,6 +3,11 @@
 from nanoladder import files
 
 
+def points(rows, key, x="step"):
+    """Returns [(x, value of the key)] of the rows that have both."""
+    return [(row[x], row[key]) for row in rows if x in row and key in row]
+
+
 def plot(rows, path, title):
     """Plots loss, learning rate and throughput over steps to a PNG. rows: one dict of metrics per logged step."""
     import matplotlib
@@ -11,9 +16,8 @@ def plot(rows, path, title):
     import matplotlib.pyplot as plt
 
     def draw(axis, key, **style):
-        points = [(row["step"], row[key]) for row in rows if key in row]
-        if points:
-            axis.plot(*zip(*points, strict=True), **style)
+        if found := points(rows, key):
+            axis.plot(*zip(*found, strict=True), **style)
 
     figure, axes = plt.subplot_mosaic("LLR;LLT", figsize=(11, 5), layout="constrained")
     draw(axes["L"], "train_loss", label="train", color="tab:blue", linewidth=1.2)
