@@ -24,7 +24,6 @@ DEFAULTS = {
     "lr_decay_iters": 600_000,
     "backend": "nccl",
     "wandb_log": False,
-    "wandb_project": "owt",
     "wandb_run_name": "gpt2",
     "batch_size": 12,
     "eval_interval": 2000,
@@ -51,7 +50,6 @@ KEYS = {
 INSTEAD = {
     "eval_only": "`python evaluate.py` evaluates",
     "backend": "nccl is chosen on GPUs, gloo on CPUs",
-    "wandb_project": "the environment variable WANDB_PROJECT names the project",
     "wandb_run_name": "the run is named after out_dir",
 }
 NAMES = {*KEYS, *INSTEAD}
