@@ -49,6 +49,7 @@ def build_model(config, device):
     model = parallel.apply_pipeline_parallel(GPT(config)).to(device)
     parallel.apply_tensor_parallel(model)
     parallel.apply_context_parallel(model)
+    optim.freeze(model, config)
     model = machine.autocast(model, config.dtype, device)  # the order: parts, autocast, compile, data parallel
     if config.compile and config.compile_scope == "model" and config.shard == "none" and config.tensor_parallel == 1:
         model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names

@@ -40,6 +40,7 @@ NO_OPS = {
             "scaler.update": None,
         },
     ),
+    "freeze": (("none",), {"optim.freeze": None}),
     "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
 }
 RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
 MODULES = {"model": "model.py", "train": "train.py"}
 PAGE = FOLDER / "docs" / "ladder.md"
-OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
+OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward", "freeze")  # shown programs use their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",

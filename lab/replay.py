@@ -106,7 +106,8 @@ def find_not_finite(model):
 
         module.register_forward_hook(check_output)
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: check("backward", name, p.grad))
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: check("backward", name, p.grad))
     return found
 
 

@@ -214,13 +214,14 @@ def trace(config, device_type, world_size=1, rank=0):
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
-        for parameter in model.parameters():
+        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in learning:
             parameter.grad = torch.zeros_like(parameter)
         gradients = ledger.now - weights
         optimizer.step()  # creates the optimizer's state
         state = ledger.now - weights - gradients
         if config.optimizer_in_backward:
-            gradients = max(parameter.grad.nbytes for parameter in model.parameters())
+            gradients = max(parameter.grad.nbytes for parameter in learning)
             optimizer.zero_grad()
         n_positions = config.context_length // parallel.mesh().sizes.context
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())

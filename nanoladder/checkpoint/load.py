@@ -95,7 +95,7 @@ def resume(model, optimizer, scaler, state, path):
 
     Raises BadInput if the run's config does not match the checkpoint's, Damaged if its state is invalid.
     """
-    for key in ("context_length", "pad_vocab_to", "optimizer"):
+    for key in ("context_length", "pad_vocab_to", "optimizer", "freeze"):
         if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
                 f"{path} was trained with {key}={theirs}; expected the same to resume; "

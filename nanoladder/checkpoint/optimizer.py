@@ -53,9 +53,10 @@ def first_state(model, optimizer):
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
-            parameter.grad = None
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+                optimizer.step()
+                parameter.grad = None
     state = named_state(model, optimizer)
     optimizer.state.clear()
     return state

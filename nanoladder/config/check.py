@@ -66,6 +66,11 @@ def gathers_keys(c):
     return c.n_head // c.tensor_parallel % c.context_parallel > 0
 
 
+def count_frozen_blocks(c):
+    """Number of blocks, from the lowest up, whose weights freeze=blocks:K keeps; else 0."""
+    return int(c.freeze.removeprefix("blocks:")) if c.freeze.startswith("blocks:") else 0
+
+
 def count_pieces(c):
     """Number of pieces, of equal length, into which the processes of a group cut a sequence."""
     return c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel
@@ -136,6 +141,19 @@ COMBINATIONS = [
     (
         lambda c: not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
         "checkpointing={checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
+    ),
+    (
+        lambda c: not re.fullmatch(r"none|embeddings|blocks:[1-9][0-9]{0,9}", c.freeze),
+        "freeze={freeze}: expected none, embeddings or blocks:K, such as blocks:1 for the embeddings and one block",
+    ),
+    (
+        lambda c: c.freeze.startswith("blocks:") and count_frozen_blocks(c) > c.n_layer,
+        "freeze={freeze} freezes more blocks than n_layer={n_layer}; expected at most --freeze=blocks:{n_layer}",
+    ),
+    (
+        lambda c: c.freeze != "none" and c.pipeline_parallel > 1,
+        "freeze={freeze} would leave the first processes of pipeline_parallel={pipeline_parallel} without a gradient; "
+        "expected --pipeline_parallel=1, or --freeze=none",
     ),
     (
         lambda c: c.checkpointing == "selective" and (compiles_blocks(c) or (c.compile and c.pipeline_parallel > 1)),

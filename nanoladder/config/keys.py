@@ -42,6 +42,7 @@ class Config:
     beta1: Annotated[float, "AdamW's decay rate of the mean gradient"] = 0.9
     beta2: Annotated[float, "AdamW's decay rate of the mean squared gradient"] = 0.95
     grad_clip: Annotated[float, "clip gradients to this global norm; 0: no clipping"] = 1.0
+    freeze: Annotated[str, "do not train: none | embeddings | blocks:K (the lower K as well)"] = "none"
 
     # -- ladder: config/stages/00_naive.py turns all of it off
     set_to_none: Annotated[bool, "free gradients between steps instead of zeroing them"] = True

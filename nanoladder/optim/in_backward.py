@@ -15,7 +15,8 @@ def update_in_backward(optimizer):
     optimizer.norms, optimizer.sum_of_norms = [], 0.0
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            parameter.register_post_accumulate_grad_hook(lambda p, number=number: update_one(optimizer, number, p))
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p, number=number: update_one(optimizer, number, p))
 
 
 def update_one(optimizer, number, parameter):

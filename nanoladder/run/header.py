@@ -27,7 +27,7 @@ def print_header(config, model, dataset, device):
     growth = f" after {config.batch_warmup_steps} steps of growth" if config.batch_warmup_steps else ""
     changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
     lines = {
-        "model": f"{model.n_params:,} parameters; {config.vocab_size:,} token ids",
+        "model": f"{model.n_params:,} parameters{frozen(model)}; {config.vocab_size:,} token ids",
         "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
         "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{growth}{micro}",
         "run": f"{config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic",
@@ -36,6 +36,13 @@ def print_header(config, model, dataset, device):
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
+
+
+def frozen(model):
+    if model.config.freeze == "none":
+        return ""
+    n_frozen = optim.count_frozen(model)
+    return f", of which {n_frozen:,} are frozen and {model.n_params - n_frozen:,} learn"
 
 
 def choices(config, device):

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from nanoladder import files
+from nanoladder.config import count_frozen_blocks
 from nanoladder.errors import BadInput
 from nanoladder.run.plot import plot
 from nanoladder.run.trackers import start_trackers
@@ -33,11 +34,16 @@ def flops_per_token(model):
     """Floating-point operations to train a GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
     Follows Chowdhery et al. 2022 (PaLM), appendix B. Ignores recomputation and the causal mask, so every stage has the
-    same count.
+    same count. A frozen block has its forward alone, which is a third; the frozen head lacks its weight's gradient.
     """
     c = model.config
     multiplied = model.n_params - c.context_length * c.n_embd  # all but the position embedding
-    return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
+    attention = 12 * c.n_embd * c.context_length  # of a block
+    flops = 6 * multiplied + c.n_layer * attention
+    if c.freeze != "none":
+        weights = sum(parameter.numel() for parameter in model.blocks[0].parameters())
+        flops -= count_frozen_blocks(c) * 2 * (6 * weights + attention) // 3 + 2 * c.vocab_size * c.n_embd
+    return flops
 
 
 def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):

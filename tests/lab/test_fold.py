@@ -11,6 +11,7 @@ from lab import pages
 from lab.fold import NO_OPS, fold, merge, no_ops
 from model import GPT
 from nanoladder import machine, optim, parallel
+from nanoladder.config import DEFAULTS
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
@@ -118,7 +119,7 @@ def test_a_name_that_is_only_returned_is_not_named():
 
 # -- calls that do nothing while their stage is off
 
-OFF = {"ddp": "False", "shard": "'none'", "dtype": "'float32'", "optimizer": "'adamw'"}
+OFF = {"ddp": "False", "shard": "'none'", "dtype": "'float32'", "optimizer": "'adamw'", "freeze": "'none'"}
 
 
 def simplified(source, values=OFF):
@@ -207,6 +208,9 @@ MADE = {
     "scaler.step": lambda: without_scaler("step") == 1,
     "scaler.unscale_": lambda: without_scaler("unscale_") == 0,
     "scaler.update": lambda: without_scaler("update") == 0,
+    "optim.freeze": lambda: (
+        optim.freeze(gpt, tiny()) is None and untouched(gpt) and all(p.requires_grad for p in gpt.parameters())
+    ),
     "optim.scale_lr": lambda: [optim.scale_lr(0.3, tiny(optimizer=n)) for n in ("adamw", "adamw8bit")] == [0.3, 0.3],
 }
 
@@ -216,8 +220,8 @@ def test_a_call_does_nothing_while_its_stage_is_off(call):
     assert MADE[call]()
 
 
-def test_the_table_of_calls_has_fields_of_the_ladder_and_the_values_of_naive():
-    naive = pages.fields("naive")
+def test_the_table_of_calls_has_fields_of_the_ladder_or_options_and_the_values_of_naive():
+    naive = pages.fields("naive") | {key: repr(DEFAULTS[key]) for key in pages.OPTIONS}
     for field, (off, calls) in NO_OPS.items():
         assert naive[field] in map(repr, off) and set(calls) <= MADE.keys()
 

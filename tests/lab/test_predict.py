@@ -113,6 +113,29 @@ def test_the_peak_of_the_tied_weights_gradient_is_predicted(keys):
     assert predict.predict_memory(config).peak == pytest.approx(measured(config), rel=0.005)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"stage": "naive"},
+        {"stage": "amp"},
+        {"stage": "chunked_loss", "vocab_size": 30011, "loss_chunks": 4},
+        {"stage": "checkpointing"},
+        {"stage": "grad_accumulation", "micro_batch_size": 2},
+        {"optimizer_in_backward": True, "grad_clip": 0.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("freeze", ["embeddings", "blocks:2"])
+def test_the_peak_of_a_frozen_model_is_predicted(freeze, keys):
+    config = small(shape=SMALL | keys, freeze=freeze)
+    predicted, whole = predict.predict_memory(config), predict.predict_memory(replace(config, freeze="none"))
+    assert predicted.peak == pytest.approx(measured(config), rel=0.01)
+    assert predicted.peak < whole.peak and predicted.weights == whole.weights
+    learning = sum(parameter.nbytes for parameter in build(config)[0].parameters() if parameter.requires_grad)
+    assert predicted.gradients == learning or config.optimizer_in_backward
+    assert predicted.optimizer == pytest.approx(2 * learning, rel=0.01)  # AdamW's moments, and a step for each weight
+
+
 def assert_compiled_peak_is_predicted(**keys):
     config = small(shape=THIN | {"n_layer": 2, "compile": True} | keys)
     predicted = predict.predict_memory(config)  # leaves nothing compiled that would be measured
@@ -123,6 +146,12 @@ def assert_compiled_peak_is_predicted(**keys):
 def test_the_peak_of_compiled_blocks_is_predicted():
     _, predicted = assert_compiled_peak_is_predicted(compile_scope="block", vocab_size=256)
     assert 0 < predicted.block < predicted.activations / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freeze", ["embeddings", "blocks:1"])
+def test_the_peak_of_a_compiled_frozen_model_is_predicted(freeze):
+    assert_compiled_peak_is_predicted(freeze=freeze, vocab_size=256, dtype="float32")
 
 
 @pytest.mark.slow
