@@ -179,6 +179,7 @@ def test_the_clock_waits_for_mps(monkeypatch):
 def test_out_of_memory_on_mps_is_explained(dense, tmp_path, monkeypatch, capsys):
     emptied = []
     monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr("nanoladder.run.memory.ask", lambda *_: {})  # no prediction, which takes a process
     error = RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB, max allowed: 9.07 GiB).")
     config = tiny(dataset=str(dense), out_dir=str(tmp_path), vocab_size=17, device="mps")
     with pytest.raises(SystemExit) as stop:
