@@ -6,6 +6,7 @@ Their model is ours with other names, all biases, and the matrices of a block as
 import dataclasses
 import json
 import os
+import re
 import shutil
 import tempfile
 from functools import partial
@@ -23,13 +24,8 @@ from nanoladder.errors import BadInput
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
-WRITTEN = [
-    WEIGHTS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    GENERATION,
-    CONFIG,
-]  # in this order: a folder with config.json is whole
+# In the order in which they are moved into place: a folder with config.json is whole.
+WRITTEN = [WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, GENERATION, CONFIG]
 TEMPORARY = ".convert-"  # folder of files that are being written
 FOLDER = f"a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
 HUB_FILES = [CONFIG, WEIGHTS, "model-*-of-*.safetensors", INDEX, TOKENIZER, "vocab.json", "merges.txt"]
@@ -78,6 +74,8 @@ def find_folder(name):
     """
     if Path(name).is_dir():
         return Path(name)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):  # nor a name in the hub
+        raise BadInput(f"hf:{name}: no such folder; expected {FOLDER}, or a model of the hub such as gpt2")
     repositories = [f"openai-community/{name}", name] if name in OPENAI else [name]  # the cache may have either
     try:
         from huggingface_hub import snapshot_download
