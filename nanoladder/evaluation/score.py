@@ -89,16 +89,18 @@ class Scorer:
 
 
 def schedule(lengths, batch_tokens):
-    """Returns a list of batches, each the numbers of its rows: sorted by length, so that little is padding.
+    """Returns a list of batches, each the numbers of its rows, sorted by length so that little is padding.
 
-    A batch is as many rows as fit in batch_tokens once all are as long as its first, or one row. The longest come
-    first, so that what does not fit in memory fails at once.
+    The rows of a batch fit in batch_tokens when all are as long as its first, and none is shorter than 4/5 of it: at
+    most a fifth is padding. The longest come first, so that what does not fit in memory fails at once.
     """
     order, batches = np.argsort(-lengths, kind="stable"), []
-    while len(order):
-        n_rows = max(1, batch_tokens // int(lengths[order[0]]))
-        batches.append(order[:n_rows])
-        order = order[n_rows:]
+    ordered, start = lengths[order], 0
+    while start < len(order):
+        n_fit = batch_tokens // int(ordered[start])
+        n_similar = np.searchsorted(-ordered[start:], -0.8 * ordered[start], side="right")
+        batches.append(order[start : start + max(1, min(n_fit, int(n_similar)))])
+        start += len(batches[-1])
     return batches
 
 

@@ -26,6 +26,7 @@ def test_each_row_is_in_one_batch_which_does_not_exceed_its_tokens(lengths, batc
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
     assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= batch_tokens for rows in batches)
     assert all(lengths[rows[0]] == lengths[rows].max() for rows in batches)
+    assert padding(batches, lengths) <= 0.2
 
 
 def test_batches_of_rows_of_many_lengths_pad_little():
