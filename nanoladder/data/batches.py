@@ -13,6 +13,7 @@ from model import IGNORE
 from nanoladder.config import Config
 from nanoladder.data.datasets import Split
 
+SHUFFLED, ROUNDS = 2**14, 8  # windows shuffled at a time; rounds of their shuffle
 GRACE = 600  # seconds, more than torchrun and SLURM usually leave between SIGTERM and SIGKILL
 
 
@@ -89,9 +90,10 @@ class TrainingBatches(Batches):
         sequences, _ = self.sequences(step)
         windows, phases = np.empty((2, len(sequences)), dtype=np.int64)
         done = 0
-        while done < len(sequences):  # once, or more often if the batch straddles epochs
-            epoch, first = divmod(sequences[done], n)
-            order, phase = shuffle(self.config.seed, epoch, n, self.split.n_phases)
+        while done < len(sequences):  # once, or more often if the batch straddles epochs or blocks
+            epoch, place = divmod(sequences[done], n)
+            block, first = divmod(place, SHUFFLED)
+            order, phase = shuffle(self.config.seed, epoch, n, self.split.n_phases, block)
             part = order[first : first + len(sequences) - done]
             windows[done : done + len(part)], phases[done : done + len(part)] = part, phase
             done += len(part)
@@ -120,11 +122,44 @@ class ValidationBatches(Batches):
             yield self.read(windows[first : first + n_rows], 0, n_rows)
 
 
-@lru_cache(maxsize=2)  # a batch may straddle two epochs
-def shuffle(seed, epoch, n_windows, n_phases):
-    """The order of an epoch's windows (n_windows,), and the phase at which they are cut."""
+@lru_cache(maxsize=2)  # a batch may straddle two blocks
+def shuffle(seed, epoch, n_windows, n_phases, block):
+    """A block of an epoch's order of windows, at most (SHUFFLED,) int64, and the phase at which they are cut.
+
+    Memory and time do not depend on n_windows: see permuted.
+    """
     rng = np.random.default_rng([seed, epoch])
-    return rng.permutation(n_windows), int(rng.integers(n_phases))
+    keys, phase = rng.integers(2**64, size=ROUNDS, dtype=np.uint64), int(rng.integers(n_phases))
+    places = np.arange(block * SHUFFLED, min((block + 1) * SHUFFLED, n_windows), dtype=np.uint64)
+    return permuted(places, n_windows, keys).astype(np.int64), phase
+
+
+def permuted(places, n, keys):
+    """The numbers at these places of a pseudo-random permutation of 0 … n - 1: (len(places),) uint64.
+
+    A Feistel network with a key for each round (Luby and Rackoff 1988). A number below a · b is a pair (left below a,
+    right below b), and each round adds to one half a hash of the other, which can be undone. As a · b may exceed n by
+    less than a, a few numbers come out too large; they go through again until they fit (Black and Rogaway 2002).
+    """
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    left, right = places // np.uint64(b), places % np.uint64(b)
+    for key in keys.reshape(-1, 2):
+        left = add(left, right, key[0], a)
+        right = add(right, left, key[1], b)
+    numbers = left * np.uint64(b) + right
+    if len(large := np.flatnonzero(numbers >= n)):
+        numbers[large] = permuted(numbers[large], n, keys)
+    return numbers
+
+
+def add(half, other, key, size):
+    """half + hash(other, key) modulo size, which is at most 2^32. The hash is the first part of splitmix64's."""
+    hashed = (other + key) * np.uint64(0x9E3779B97F4A7C15)
+    hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    hashed = (hashed ^ hashed >> np.uint64(27)) >> np.uint64(32)
+    total = half + (hashed * np.uint64(size) >> np.uint64(32))  # a number below 2^32, scaled to one below size
+    return np.where(total < size, total, total - np.uint64(size))
 
 
 def n_sequences(steps, batch_size, warmup_steps):

@@ -123,7 +123,7 @@ def test_a_batch_is_what_its_windows_hold_one_by_one(folder, n_tokens, batch_siz
     for step in (1, 2, 7):
         expected = []
         for sequence in range((step - 1) * batch_size, step * batch_size):
-            order, phase = shuffle(seed, sequence // split.n_windows, split.n_windows, split.n_phases)
+            order, phase = shuffle(seed, sequence // split.n_windows, split.n_windows, split.n_phases, block=0)
             start = phase + int(order[sequence % split.n_windows]) * T
             expected.append(list(range(start, start + T + 1)))
         assert batches[step].inputs.tolist() == [row[:-1] for row in expected]
