@@ -23,26 +23,33 @@ DATA_DIR = Path(__file__).parents[2] / "data"
 
 
 class Tokens:
-    """Token files, mapped one after the other as a single stream of ids. Nothing is read before it is used."""
+    """Token files, mapped one after the other as a single stream of ids. Nothing is read before it is used.
 
-    def __init__(self, paths, dtype):
+    length: of the sequences that are read from it.
+    """
+
+    def __init__(self, paths, dtype, length):
         self.files = [np.asarray(np.memmap(path, dtype=dtype, mode="r")) for path in paths]
         self.edges = np.cumsum([0, *map(len, self.files)])  # the place at which each begins, and the end
+        self.length = length
+        # The sequences at every place of a file, without a copy.
+        self.sequences = [sliding_window_view(file, length) if len(file) >= length else None for file in self.files]
 
     def __len__(self):
         return int(self.edges[-1])
 
-    def read(self, starts, length):
+    def read(self, starts):
         """The ids from each of the places on: (len(starts), length) of the files' dtype; 0 beyond the end."""
-        ids = np.zeros((len(starts), length), self.files[0].dtype)
         file = np.searchsorted(self.edges, starts, side="right") - 1
-        whole = starts + length <= self.edges[file + 1]  # rows within one file
+        whole = starts + self.length <= self.edges[file + 1]
+        if len(file) and whole.all() and (file == file[0]).all():  # the usual case: all in one file
+            return self.sequences[file[0]][starts - self.edges[file[0]]]
+        ids = np.zeros((len(starts), self.length), self.files[0].dtype)
         for number in np.unique(file[whole]):
             rows = whole & (file == number)
-            windows = sliding_window_view(self.files[number], length)  # at every place, without a copy
-            ids[rows] = windows[starts[rows] - self.edges[number]]
+            ids[rows] = self.sequences[number][starts[rows] - self.edges[number]]
         for row in np.flatnonzero(~whole):
-            part = self.slice(starts[row], starts[row] + length)
+            part = self.slice(starts[row], starts[row] + self.length)
             ids[row, : len(part)] = part
         return ids
 
@@ -63,8 +70,8 @@ class Split:
     def __init__(self, folder, name, meta, context_length):
         self.arguments = folder, name, meta, context_length
         self.name, self.paths = name, [folder / file for file in token_files(meta, name)]
-        self.tokens = Tokens(self.paths, meta["dtype"])
         self.context_length = T = context_length
+        self.tokens = Tokens(self.paths, meta["dtype"], T + 1)
         self.documents = meta["documents"]
         if self.documents:
             self.offsets = np.memmap(folder / f"{name}.idx", dtype="<u8", mode="r")
@@ -94,7 +101,7 @@ class Split:
             starts = self.offsets[document].astype(np.int64) + (windows - self.first[document]) * T
         else:
             starts = phases + windows * T
-        ids = self.tokens.read(starts, T + 1)  # (n, T + 1)
+        ids = self.tokens.read(starts)  # (n, T + 1)
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self.documents:
             n_targets = self.offsets[document + 1].astype(np.int64) - starts - 1

@@ -26,7 +26,9 @@ class Hub(Corpus):
 
     def load(self):
         from datasets import load_dataset
+        from huggingface_hub.utils import logging
 
+        logging.set_verbosity_error()  # it tells every retry; a failure is one line here
         with self.reaching():
             return load_dataset(**self.arguments, split="train", streaming=True)
 

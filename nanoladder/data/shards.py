@@ -84,7 +84,7 @@ class SplitFiles:
         return [self.n_tokens, self.n_bytes, self.n_documents]
 
     def go_on(self, state):
-        """Cuts the files back to a state. Raises ValueError or OSError if they are shorter."""
+        """Cuts the files back to a state. Raises BadInput or OSError if they are shorter."""
         self.n_tokens, self.n_bytes, self.n_documents = state
         self.file.close()
         if (only := self.folder / f"{self.name}.bin").exists():
@@ -112,11 +112,14 @@ class SplitFiles:
 
 def require_size(path, size):
     if path.stat().st_size < size:
-        raise ValueError(f"{path} is shorter than its journal says")
+        raise BadInput(
+            f"{path} is shorter than the journal of the unfinished work says; remove the folder {path.parent} and "
+            "prepare the dataset from the start"
+        )
 
 
 def cut_back(path, size):
-    """Opens a file, cut to that size, to append to it. Raises ValueError or OSError if it is shorter."""
+    """Opens a file, cut to that size, to append to it. Raises BadInput or OSError if it is shorter."""
     require_size(path, size)
     os.truncate(path, size)
     return append_to(path)
@@ -167,10 +170,10 @@ class Unfinished:
         """The journal, if it is of this job."""
         try:
             found = json.loads(files.read(self.path / JOURNAL, limit=2**28))
-        except (OSError, ValueError):
+            if found["job"] == self.job:
+                return found["journal"]
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        if found["job"] == self.job:
-            return found["journal"]
         print(f"starting over: the unfinished work in {self.path} was of another corpus or with other options")
 
     def clear(self):
