@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 import train
 from model import IGNORE
 from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset, tokens_seen
-from nanoladder.data.batches import n_sequences, shuffle
+from nanoladder.data import batches as batches_module
+from nanoladder.data.batches import ROUNDS, n_sequences, permuted, shuffle
 from nanoladder.data.writer import write_dataset
 
 T = 8
@@ -184,6 +185,52 @@ def test_every_epoch_has_a_new_order_and_a_new_phase(folder):
     orders = {tuple(starts.sub(starts.min()).tolist()) for starts in epochs}
     assert len(orders) == 60
     assert set(targets.flatten().tolist()) == set(range(1, 400))  # no token of the file is out of reach
+
+
+def order(n, seed, places=None):
+    keys = np.random.default_rng(seed).integers(2**64, size=ROUNDS, dtype=np.uint64)
+    return permuted(np.arange(n, dtype=np.uint64) if places is None else np.array(places, np.uint64), n, keys)
+
+
+@given(n=st.integers(1, 3000), seed=seeds)
+def test_an_order_is_a_permutation_and_can_be_asked_in_any_part(n, seed):
+    whole = order(n, seed)
+    assert (np.sort(whole) == np.arange(n)).all()
+    assert (order(n, seed, range(n // 3, n)) == whole[n // 3 :]).all()
+
+
+@pytest.mark.parametrize("n", [10**12, 2**40 + 1, 2**52 - 1])
+def test_an_order_of_any_length_takes_no_memory(n):
+    found = order(n, 1, [*range(2**15), *range(n - 2**15, n)])
+    assert len(set(found.tolist())) == 2**16 and found.max() < n
+    assert abs(found.mean() / n - 0.5) < 0.01 and abs(found.std() / n - 12**-0.5) < 0.01
+
+
+def test_every_order_of_a_few_windows_comes_equally_often():
+    counts = np.unique([order(4, seed) for seed in range(4800)], axis=0, return_counts=True)[1]
+    assert len(counts) == 24 and counts.min() > 140 and counts.max() < 260  # 200 each
+
+
+def test_an_order_is_as_random_as_numpys():
+    """Windows at each place, neighbours that stay neighbours, and windows that stay in place, over 1000 orders."""
+    n, n_orders = 50, 1000
+    found = np.array([order(n, seed) for seed in range(n_orders)]).astype(int)
+    at = np.zeros((n, n))
+    np.add.at(at, (np.arange(n), found), 1)
+    expected = n_orders / n
+    assert 0.9 < ((at - expected) ** 2 / expected).sum() / (n - 1) ** 2 < 1.1
+    assert 0.85 < (np.diff(found) == 1).sum(axis=1).mean() < 1.15
+    assert 0.85 < (found == np.arange(n)).sum(axis=1).mean() < 1.15
+
+
+def test_batches_do_not_depend_on_the_size_of_the_blocks_of_an_order(folder, monkeypatch):
+    batches = TrainingBatches(open_ids(folder, list(range(500))).train, tiny(batch_size=7, seed=3))
+    expected = [batches[step] for step in range(1, 30)]
+    for size in (1, 5, 64):
+        monkeypatch.setattr(batches_module, "SHUFFLED", size)
+        shuffle.cache_clear()
+        assert all(equal(batches[step], expected[step - 1]) for step in range(1, 30))
+    shuffle.cache_clear()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -227,9 +227,7 @@ def prepare(tmp_path, monkeypatch):
     """prepare(folder) -> writes a dataset of a few shards into it, on top of an older one."""
     for module in (corpus, encode):
         monkeypatch.setattr(module, "BLOCK", 100)
-    monkeypatch.setattr(
-        tqdm, "monitor_interval", 0
-    )  # its thread could hold a lock while a process is forked
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # its thread could hold a lock while a process is forked
     if tqdm.monitor:
         tqdm.monitor.exit()
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that the kernel has
