@@ -335,10 +335,10 @@ def test_two_processes_do_not_write_to_one_folder(prepare, tmp_path):
 def test_a_prepare_script_goes_on_after_sigkill(tmp_path):
     """The command of a user, killed for real once its first shard is full."""
     with open(tmp_path / "x.jsonl", "w") as file:
-        for number in range(60_000):
+        for number in range(20_000):
             file.write(json.dumps({"text": f"{number} " * 50}) + "\n")
     script = ROOT / "data" / "text" / "prepare.py"
-    command = [sys.executable, script, "--input", tmp_path / "x.jsonl", "--tokenizer=byte", "--shard_tokens=100K"]
+    command = [sys.executable, script, "--input", tmp_path / "x.jsonl", "--tokenizer=byte", "--shard_tokens=500K"]
     subprocess.run([*command, f"--out_dir={tmp_path / 'whole'}"], check=True, capture_output=True)
     process = subprocess.Popen([*command, f"--out_dir={tmp_path / 'new'}"], stdout=subprocess.DEVNULL)
     while not (tmp_path / "new" / UNFINISHED / shards.JOURNAL).exists():
