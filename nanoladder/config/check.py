@@ -226,7 +226,7 @@ def known(key, where, given):
             "processes; expected torchrun --nproc_per_node=N, and no such key"
         )
     if key in RETIRED:
-        raise BadInput(f"{where}: {key} is a key no longer; expected {RETIRED[key]}")
+        raise BadInput(f"{where}: {key} is no longer a key; expected {RETIRED[key]}")
     raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
 
 

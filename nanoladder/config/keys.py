@@ -123,7 +123,7 @@ HEADINGS = {  # of --help, by the first key under each
     "log_interval": "logging and checkpoints (intervals in steps; 0: never)",
 }
 RETIRED = {  # key of older versions, which their checkpoints have: what is in its place
-    "wandb": "--track=wandb, in the environment WANDB_MODE=offline for what was offline",
+    "wandb": "--track=wandb, with WANDB_MODE=offline in the environment to record offline",
 }
 NOT_EMPTY = ("out_dir", "dataset", "init_from", "device")  # texts
 DEFAULTS = dataclasses.asdict(Config())
