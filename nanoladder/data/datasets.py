@@ -82,6 +82,11 @@ class Split:
             self.n_windows = max(1, (len(self.tokens) - T) // T)
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
 
+    @property
+    def n_targets(self):
+        """Number of tokens that can be predicted: all but the first of the stream, or of each document."""
+        return len(self.tokens) - (len(self.offsets) - 1 if self.documents else 1)
+
     def fingerprint(self):
         """The number of tokens and a digest of a sample of them."""
         return f"{len(self.tokens)} tokens, digest {checks.sample_all(self.paths)[:8]}"

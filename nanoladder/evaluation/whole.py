@@ -30,10 +30,8 @@ class WholeSplit:
             raise BadInput(f"stride={stride}: expected 1 to context_length={T}")
         if split.documents:
             self.lengths = document_windows(dataset.folder / f"{name}.idx", T)
-            self.n_targets = int(self.lengths.sum())
         else:
-            self.n_targets = len(split.tokens) - 1
-            ends = np.append(np.arange(T, self.n_targets, stride or T), self.n_targets)
+            ends = np.append(np.arange(T, split.n_targets, stride or T), split.n_targets)
             self.starts, self.lengths = ends - T, np.full(len(ends), T)
             self.counted = T - np.diff(ends, prepend=0)  # targets of each window that windows before it have counted
 
@@ -53,10 +51,10 @@ class WholeSplit:
         """
         scores = scorer.score(self.name, self.lengths, self.read)
         nats = -math.fsum(scores.log_probs)
-        loss = nats / self.n_targets
+        loss = nats / self.split.n_targets
         bits = {"bits_per_byte": nats / math.log(2) / self.n_bytes} if self.n_bytes else {}
         return {
-            "targets": self.n_targets,
+            "targets": self.split.n_targets,
             "loss": loss,
             "perplexity": perplexity(loss),
             **bits,

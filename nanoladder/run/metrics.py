@@ -58,14 +58,14 @@ def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):
     return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
 
 
-def bits_per_byte(loss, meta):
+def bits_per_byte(loss, dataset):
     """Converts nats per token to {"val_bpb": bits per byte of the validation text}, comparable across tokenizers.
 
     Returns {} if the dataset does not record its size in bytes.
     """
-    if "bytes" not in meta:
+    if "bytes" not in dataset.meta:
         return {}
-    return {"val_bpb": loss / math.log(2) * meta["tokens"]["val"] / meta["bytes"]["val"]}
+    return {"val_bpb": loss / math.log(2) * dataset.val.n_targets / dataset.meta["bytes"]["val"]}
 
 
 def read_metrics(path):

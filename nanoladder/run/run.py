@@ -124,7 +124,7 @@ class Run:
 
     def log_evaluation(self, val_loss):
         """Adds the validation loss to this step's row."""
-        self.row |= {"val_loss": val_loss, **bits_per_byte(val_loss, self.dataset.meta)}
+        self.row |= {"val_loss": val_loss, **bits_per_byte(val_loss, self.dataset)}
 
     def save_if_due(self):
         """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best."""

@@ -316,6 +316,7 @@ def test_validation_counts_every_target_once(folder, n_tokens, lengths, dense, b
     assert (targets[valid] == inputs[valid] + 1).all()
     expected = range(1, n * T + 1) if dense else [id for document in ids for id in document[1:]]
     assert targets[valid].tolist() == list(expected)
+    assert split.n_targets == (n_tokens - 1 if dense else valid.sum())
     assert all(equal(a, b) for a, b in zip(batches, validation(split, batch_size), strict=True))
 
 

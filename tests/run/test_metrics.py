@@ -64,9 +64,9 @@ def test_train_loss_is_the_mean_over_the_interval(config):
 
 
 def test_bits_per_byte():
-    meta = {"tokens": {"val": 100}, "bytes": {"val": 250}}
-    assert metrics.bits_per_byte(math.log(2), meta) == {"val_bpb": pytest.approx(0.4)}
-    assert metrics.bits_per_byte(1.0, {}) == {}  # a folder made by nanoGPT does not say
+    dataset = SimpleNamespace(meta={"bytes": {"val": 250}}, val=SimpleNamespace(n_targets=100))
+    assert metrics.bits_per_byte(math.log(2), dataset) == {"val_bpb": pytest.approx(0.4)}
+    assert metrics.bits_per_byte(1.0, SimpleNamespace(meta={})) == {}  # a folder made by nanoGPT does not say
 
 
 def test_loss_png_is_an_image(config, monkeypatch):
