@@ -47,7 +47,7 @@ class Files(Corpus):
     def __init__(self, files, field="text", lines=False, val_fraction=0.1, cut=True):
         self.files, self.field, self.lines = files, field, lines
         self.n_bytes = sum(file.size for file in files)
-        self.bytes_before, self.raw = 0, None  # for bytes_read: the files before, and the open one
+        self.bytes_before, self.raw, self.size = 0, None, 0  # for bytes_read: the files before, the open one, its size
         self.cut = None
         if cut and not lines and len(files) == 1 and files[0].sha256:
             self.cut = int(files[0].n_characters * (1 - val_fraction))
@@ -61,7 +61,7 @@ class Files(Corpus):
     @property
     def bytes_read(self):
         """Bytes of the files read so far, as they are on disk."""
-        return self.bytes_before + (0 if self.raw is None or self.raw.closed else self.raw.tell())
+        return self.bytes_before + (self.size if self.raw is None or self.raw.closed else self.raw.tell())
 
     def digests(self):
         """Yields (SHA-256, bytes of text held in memory) for each document."""
@@ -72,7 +72,7 @@ class Files(Corpus):
     def documents(self, place):
         first, done, number = place or (0, 0, 0)
         for index, file in enumerate(self.files[first:], first):
-            self.bytes_before = sum(earlier.size for earlier in self.files[:index])
+            self.bytes_before, self.raw, self.size = sum(earlier.size for earlier in self.files[:index]), None, 0
             for k, (split, parts) in enumerate(self.split(file, number - done)):
                 if k >= done:
                     self.place, self.following = [index, k, number], [index, k + 1, number + 1]
@@ -145,7 +145,7 @@ class Files(Corpus):
     def reading(self, file):
         """Opens a file, decompressed. Raises BadInput if it is not as it was found, before or after it is read."""
         with opened(file.path) as (raw, stream):
-            self.raw = raw
+            self.raw, self.size = raw, file.size
             self.require_same(raw, file)
             yield stream
             self.require_same(raw, file)

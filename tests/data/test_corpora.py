@@ -398,6 +398,16 @@ def test_no_network_is_one_line(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_progress_ends_at_the_size_of_the_files(tmp_path):
+    paths = [write_lines(tmp_path / f"{name}.jsonl.gz", TEXTS, gzip.compress) for name in "ab"]
+    files, seen = Files([find_file(path) for path in paths]), []
+    for _ in files.pieces():
+        seen.append(files.bytes_read)
+    assert sorted(seen) == seen and seen[-1] <= files.bytes_read == files.n_bytes == sum(
+        p.stat().st_size for p in paths
+    )
+
+
 def test_char_is_refused_for_a_stream():
     assert "--tokenizer=char" in refusal(openwebtext.main, ["--tokenizer=char"])
 
