@@ -1,0 +1,135 @@
+"""Measures what a large corpus costs: python -m lab.corpora [--megabytes=300]
+
+Encodes the source code of Python's standard library, over and over as documents of 4,000 characters in a .jsonl: with
+tiktoken on one thread, then as data/text/prepare.py does, on all cores, with reading, cutting and writing. Then opens a
+dataset of a billion tokens and cuts its first batch. Prints Markdown. A file in the page cache is read from there.
+"""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from lab.limits import describe
+from nanoladder.config import Config
+from nanoladder.data import TrainingBatches, checks, open_dataset, writer
+from nanoladder.data.encode import n_cores
+from nanoladder.data.meta import FORMAT_VERSION, checksum, read_meta, shard_name
+from nanoladder.data.sources import Files, find_file
+from nanoladder.data.tokenizer import build_tokenizer
+from nanoladder.entry import Parser, run_script
+
+TOKENIZER, SAMPLE = "bpe:16384", 4000  # characters of a document
+ROUNDS = 3  # of each measurement; the median counts
+BATCH = {"batch_size": 480, "context_length": 1024}  # that of config/gpt2.py
+N_SHARDS, SHARD = 10, 100_000_000  # a billion tokens
+
+
+def main(argv):
+    parser = Parser(prog="python -m lab.corpora", description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--megabytes", type=int, default=300, help="of text to prepare (default: %(default)s)")
+    parser.add_argument("--part", choices=PARTS, help="one measurement, as JSON; the default is all, in a process each")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="corpora-") as folder:
+        if options.part:
+            print(json.dumps(PARTS[options.part](Path(folder), options.megabytes)))
+            return
+    found = {}
+    for part in PARTS:
+        command = [sys.executable, "-m", "lab.corpora", f"--part={part}", f"--megabytes={options.megabytes}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)  # its progress is shown
+        if done.returncode:
+            sys.exit(done.returncode)
+        found |= json.loads(done.stdout)
+    print(table(found, options.megabytes))
+
+
+def table(found, megabytes):
+    """Returns the measurements as Markdown."""
+    gain = found["prepare"] / found["tiktoken"]
+    return (
+        f"{describe(torch.device('cpu'))['cpu']}, {n_cores()} cores; {megabytes} MB of text, {TOKENIZER}, medians of "
+        f"{ROUNDS}.\n\n| | |\n| --- | --- |\n"
+        f"| tiktoken on one thread, `encode_ordinary` | {found['tiktoken']:.1f} MB/s |\n"
+        f"| preparing, from .jsonl to token files | {found['prepare']:.1f} MB/s, {gain:.2f}× |\n"
+        f"| peak resident memory of preparing | {found['prepare_peak']:.2f} GB, {found['prepare_before']:.2f} GB of it "
+        f"Python and PyTorch |\n"
+        f"| a dataset of a billion tokens, opened | {found['opened']:.2f} s |\n"
+        f"| and its first batch, {BATCH['batch_size']} × {BATCH['context_length']}, cut | {found['cut']:.2f} s, "
+        f"{1e3 * found['cut_memory']:.0f} MB more than Python and PyTorch |"
+    )
+
+
+def encoding_speed(folder, megabytes):
+    """Returns megabytes of text a second, of tiktoken alone and of preparing, and peak memory in GB."""
+    sources = [path.read_text("utf-8", "ignore") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
+    documents = [source[i : i + SAMPLE] for source in sources for i in range(0, len(source), SAMPLE)]
+    encoding = build_tokenizer(TOKENIZER, sources)
+    size, corpus = sum(len(document.encode()) for document in documents) / 1e6, folder / "corpus.jsonl"
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
+    repeats = max(1, round(megabytes / size))
+    with open(corpus, "w", encoding="utf-8") as file:
+        for _ in range(repeats):
+            file.write(lines)
+    alone = [size / seconds(lambda: [encoding.encode_ordinary(document) for document in documents])]
+    before, prepared = peak_memory(), []
+    for number in range(ROUNDS):  # alternating with tiktoken alone, so that both meet the same machine
+        prepared.append(seconds(lambda number=number: prepare(corpus, folder / str(number), encoding)))
+        alone.append(size / seconds(lambda: [encoding.encode_ordinary(document) for document in documents]))
+    return {
+        "tiktoken": statistics.median(alone),
+        "prepare": repeats * size / statistics.median(prepared),
+        "prepare_peak": peak_memory(),
+        "prepare_before": before,
+    }
+
+
+def prepare(corpus, folder, encoding):
+    with patch.object(writer, "build_tokenizer", lambda *_: encoding):  # trained before the clock starts
+        writer.write_corpus(folder, Files([find_file(corpus)], val_fraction=0.01), TOKENIZER)
+
+
+def opening(folder, _megabytes):
+    """Returns the seconds to open a billion tokens and to cut the first batch, and the memory it takes in GB."""
+    files = {"train": [shard_name("train", number) for number in range(N_SHARDS)], "val": ["val.bin"]}
+    for names, size in zip(files.values(), (2 * SHARD, 2_000_000), strict=True):
+        for name in names:
+            with open(folder / name, "wb") as file:
+                file.truncate(size)  # zeros that take no disk
+    scanned = {names[0]: checks.scan(folder / names[0], "uint16") for names in files.values()}
+    scanned = {name: scanned[names[0]] for names in files.values() for name in names}
+    meta = {"format_version": FORMAT_VERSION, "tokenizer": "byte", "vocab_size": 256, "dtype": "uint16"}
+    meta |= {"tokens": {"train": N_SHARDS * SHARD, "val": 10**6}, "bytes": {"train": 1, "val": 1}, "documents": False}
+    meta |= {"shards": {"train": [SHARD] * N_SHARDS}, "sha256": {name: facts[0] for name, facts in scanned.items()}}
+    (folder / "meta.json").write_text(json.dumps({**meta, "checksum": checksum(meta)}))
+    checks.remember(folder, read_meta(folder, 0), scanned)  # as the writer does
+    before, batches = peak_memory(), []
+    config = Config(dataset=str(folder), **BATCH)
+    opened = seconds(lambda: batches.append(TrainingBatches(open_dataset(config).train, config)))
+    cut = seconds(lambda: batches[0][1])
+    return {"opened": opened, "cut": cut, "cut_memory": peak_memory() - before}
+
+
+def seconds(action):
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def peak_memory():
+    """Peak resident memory of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
+
+
+PARTS = {"encoding": encoding_speed, "opening": opening}
+
+if __name__ == "__main__":
+    run_script(main)
