@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from nanoladder import files
 from nanoladder.checkpoint.check import config_of, shapes
 from nanoladder.checkpoint.format import parse, write_tensors
+from nanoladder.checkpoint.gpt2 import HEAD, PREFIX, gpt2_name, our_weights
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
 from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
@@ -31,21 +32,7 @@ FOLDER = f"a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
 HUB_FILES = [CONFIG, WEIGHTS, "model-*-of-*.safetensors", INDEX, TOKENIZER, "vocab.json", "merges.txt"]
 OPENAI = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]  # short names of openai-community/gpt2 and so on
 
-PARTS = {  # of a weight's name
-    "token_embedding": "wte",
-    "position_embedding": "wpe",
-    "blocks": "h",
-    "attention_norm": "ln_1",
-    "attention": "attn",
-    "qkv": "c_attn",
-    "mlp_norm": "ln_2",
-    "fc": "c_fc",
-    "proj": "c_proj",
-    "norm": "ln_f",
-}
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
-PREFIX, HEAD = "transformer.", "lm_head.weight"
-BUFFERS = (".attn.bias", ".attn.masked_bias")  # causal masks in older files
 
 SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size"}
 SIZES |= {"context_length": "n_positions"}  # our key: theirs
@@ -58,10 +45,6 @@ ALIKE = {  # their key: its default, then the values with which their model comp
     "reorder_and_upcast_attn": (False, False),
     "add_cross_attention": (False, False),
 }
-
-
-def their_name(name):
-    return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
 # -- finding
@@ -106,10 +89,9 @@ def read(name):
     config = {ours: theirs[key] for ours, key in SIZES.items()} | {"bias": True, "pad_vocab_to": 1, "compile": False}
     tensors = read_tensors(folder)
     try:
-        weights = {ours: convert(tensors, ours, shape) for ours, shape in shapes(config_of({"config": config}))}
-        check_head(tensors.pop(HEAD, None), weights["token_embedding.weight"], theirs)
-        if tensors:
-            raise ValueError(f"it has tensors that GPT-2 does not have, such as {min(tensors)}")
+        if HEAD not in tensors and not theirs.get("tie_word_embeddings", True):
+            raise ValueError(f"it has no {HEAD}, although its {CONFIG} does not tie it to the token embedding")
+        weights = our_weights(tensors, config, TRANSPOSED)
     except (ValueError, RuntimeError, BadInput) as error:
         raise BadInput(f"hf:{name} cannot be read as a GPT-2: {error}") from None
     biases = [ours for ours in weights if ours.endswith("bias")]
@@ -138,7 +120,7 @@ def read_config(path):
 
 
 def read_tensors(folder):
-    """Returns the tensors of a folder by name, without prefix and without causal masks. Raises BadInput."""
+    """Returns the tensors of a folder by name, without prefix. Raises BadInput."""
     path, tensors = folder / WEIGHTS, {}
     try:
         paths = [path]
@@ -151,36 +133,13 @@ def read_tensors(folder):
                 for name in file.keys():  # noqa: SIM118
                     if name.removeprefix(PREFIX) in tensors:
                         raise ValueError(f"{name} comes twice")
-                    if not name.endswith(BUFFERS):
-                        tensors[name.removeprefix(PREFIX)] = file.get_tensor(name)
+                    tensors[name.removeprefix(PREFIX)] = file.get_tensor(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         remedy = f"expected {FOLDER}"
         if (folder / "pytorch_model.bin").exists():
             remedy = f"a pickle is not read; transformers writes {WEIGHTS}: from_pretrained, then save_pretrained"
         raise BadInput(f"{path} cannot be read ({error}); {remedy}") from None
     return tensors
-
-
-def convert(tensors, name, shape):
-    """Takes our weight of that name and shape out of their tensors. Raises ValueError if it is not there."""
-    theirs, transposed = their_name(name), name.endswith(TRANSPOSED)
-    expected = tuple(reversed(shape) if transposed else shape)
-    tensor = tensors.pop(theirs, None)
-    if tensor is None:
-        raise ValueError(f"it has no {theirs}")
-    if tuple(tensor.shape) != expected or not tensor.is_floating_point():
-        raise ValueError(
-            f"its {theirs} is {tensor.dtype} {tuple(tensor.shape)}, its {CONFIG} requires float {expected}"
-        )
-    return (tensor.t() if transposed else tensor).float().contiguous()
-
-
-def check_head(head, tokens, config):
-    """Raises ValueError unless the output head, if there is one of its own, equals the token embedding."""
-    if head is None and not config.get("tie_word_embeddings", True):
-        raise ValueError(f"it has no {HEAD}, although its {CONFIG} does not tie it to the token embedding")
-    if head is not None and not (head.shape == tokens.shape and torch.equal(head.float(), tokens)):
-        raise ValueError(f"its {HEAD} differs from the token embedding; here the two are tied")
 
 
 # -- writing
@@ -241,7 +200,7 @@ def their_tensors(config, weights):
     tensors = {}
     for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1)):
         weight = weights[name][: shape[0]] if name in weights else torch.zeros(shape)
-        tensors[PREFIX + their_name(name)] = weight.t() if name.endswith(TRANSPOSED) else weight
+        tensors[PREFIX + gpt2_name(name)] = weight.t() if name.endswith(TRANSPOSED) else weight
     return tensors
 
 

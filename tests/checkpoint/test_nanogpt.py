@@ -150,20 +150,23 @@ WPE = "transformer.wpe.weight"
 DAMAGE = {
     "no model": (lambda state: state.pop("model"), "it has no 'model'"),
     "no weights": (lambda state: state.update(model=3), "damaged or not a ckpt.pt of nanoGPT"),
-    "a weight missing": (without(WPE), f"its {WPE} is not a tensor (16, 32)"),
-    "misshapen": (with_value(WPE, torch.zeros(32, 16)), f"its {WPE} is not a tensor (16, 32)"),
-    "whole numbers": (with_value(WPE, torch.zeros(16, 32, dtype=torch.int64)), WPE),
-    "a text": (with_value(WPE, "text"), WPE),
-    "fewer numbers than its shape": (with_value(WPE, torch.zeros(1).expand(16, 32)), WPE),
-    "another layer": (with_value("transformer.h.2.ln_1.weight", torch.ones(32)), "transformer.h.2.ln_1.weight"),
+    "a weight missing": (without(WPE), "it has no wpe.weight"),
+    "misshapen": (
+        with_value(WPE, torch.zeros(32, 16)),
+        "its wpe.weight is torch.float32 (32, 16); expected",
+    ),
+    "whole numbers": (with_value(WPE, torch.zeros(16, 32, dtype=torch.int64)), "its wpe.weight is torch.int64"),
+    "a text": (with_value(WPE, "text"), "its wpe.weight is <class 'str'>"),
+    "fewer numbers than its shape": (with_value(WPE, torch.zeros(1).expand(16, 32)), "contiguous floats (16, 32)"),
+    "another layer": (with_value("transformer.h.2.ln_1.weight", torch.ones(32)), "h.2.ln_1.weight"),
     "another name": (with_value("classifier.weight", torch.ones(32)), "classifier.weight"),
-    "untied": (with_value("lm_head.weight", torch.zeros(V, 32)), "expected tied weights"),
+    "untied": (with_value("lm_head.weight", torch.zeros(V, 32)), "here the two are tied"),
     "no argument": (without("block_size", "model_args"), "it has no 'block_size'"),
     "a wrong type": (with_value("n_layer", "2", "model_args"), "n_layer"),
     "impossible": (with_value("n_head", 5, "model_args"), "n_head=5"),
     "none": (with_value("n_embd", None, "model_args"), "n_embd"),
     "huge": (with_value("n_embd", 2**61, "model_args"), "overflowed"),
-    "more layers": (with_value("n_layer", 10**12, "model_args"), "transformer.h.2.ln_1.weight"),
+    "more layers": (with_value("n_layer", 10**12, "model_args"), "it has no h.2.ln_1.weight"),
 }
 
 
