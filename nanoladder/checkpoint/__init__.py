@@ -27,7 +27,7 @@ shards (nanoladder/parallel).
 
 from nanoladder.checkpoint.check import Damaged, config_of
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, current, found, history
-from nanoladder.checkpoint.formats import load_gpt, load_model, tokenizer_of
+from nanoladder.checkpoint.formats import load_gpt, load_model, require_source, tokenizer_of
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, snapshot, write_file
@@ -49,6 +49,7 @@ __all__ = [
     "load_model",
     "load_weights",
     "newest",
+    "require_source",
     "resume",
     "set_generator_states",
     "snapshot",

@@ -28,6 +28,14 @@ def load_model(source):
     return load.load(source)
 
 
+def require_source(source):
+    """Raises BadInput unless the source exists. Downloads a model of the hub; reads no weights."""
+    if source.startswith(HUB):
+        huggingface.read_config(huggingface.find_folder(source.removeprefix(HUB)) / huggingface.CONFIG)
+    elif not nanogpt.wrote(Path(source)):
+        load.check_file(Path(source))
+
+
 def load_gpt(source):
     """Returns a source's GPT, on the CPU. Raises BadInput."""
     state = load_model(source)

@@ -19,6 +19,8 @@ from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_
 from nanoladder.run.signals import Signals
 from nanoladder.run.trackers import require_trackers
 
+OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
+
 
 class Run:
     """Housekeeping of a training run: resumes, logs, saves, watches for faults, stops on a signal.
@@ -39,12 +41,15 @@ class Run:
     def resolve(self, dataset, device):
         """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
-        Raises BadInput if the config cannot run on the device, or if processes differ in their config or data.
+        Raises BadInput if the config cannot run on the device, if there is no model that init_from names, or if
+        processes differ in their config or data.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
         machine.check(config, device)
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
+        if config.init_from not in OWN_STARTS:
+            checkpoint.require_source(config.init_from)  # before minutes of predicting and trying memory
         self.dataset, self.device = dataset, device
         self.available = memory.available_bytes(config, device)
         self.config = memory.resolve_micro_batch(config, device)
@@ -188,7 +193,7 @@ def start_from(config, model, optimizer, scaler):
             f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
             "or choose another --out_dir"
         )
-    elif config.init_from not in ("scratch", "auto"):
+    elif config.init_from not in OWN_STARTS:
         checkpoint.load_weights(model, checkpoint.load_model(config.init_from), config.init_from)
     return progress
 
