@@ -55,7 +55,7 @@ def find_folder(name):
 
     name: a folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl or the hub's owner/name. Raises BadInput.
     """
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return Path(name)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):  # nor a name in the hub
         raise BadInput(f"hf:{name}: no such folder; expected {FOLDER}, or a model of the hub such as gpt2")
