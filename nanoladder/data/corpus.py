@@ -16,8 +16,8 @@ BLOCK = 2**20  # characters encoded at a time
 LONGEST_BLOCK = 2**24  # if no safe cut comes, the text is cut here all the same
 HEAD = 2**26  # bytes of text within which the exact fraction of the documents is val
 
-# After a newline between two characters that are not space: every tokenizer here cuts the text there anyway.
-SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)")
+# After a single newline, or before a single space: no token of a tokenizer here reaches across.
+SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)")
 
 
 class Piece(NamedTuple):
@@ -80,8 +80,8 @@ class Texts(Corpus):
 def blocks(parts):
     """Joins the parts of a text and cuts it into blocks of about BLOCK characters, encoded one by one to the same ids.
 
-    Text without a line end where it is safe to cut, such as a single line, is cut after LONGEST_BLOCK characters; the
-    ids there may differ from those of the whole.
+    Text without a place where it is safe to cut, such as a line without spaces, is cut after LONGEST_BLOCK characters;
+    the ids there may differ from those of the whole.
     """
     rest = ""
     for part in parts:

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,7 +23,14 @@ from nanoladder.data.corpus import Texts, blocks, find_threshold, sha256_of
 from nanoladder.data.encode import in_parallel
 from nanoladder.data.meta import token_files
 from nanoladder.data.sources import Files, find_file
-from nanoladder.data.tokenizer import build_tokenizer, encode_to_array, load_tokenizer
+from nanoladder.data.tokenizer import (
+    GPT2_PATTERNS,
+    GPT4_PATTERN,
+    build_tokenizer,
+    encode_to_array,
+    load_tokenizer,
+    make_encoding,
+)
 from nanoladder.data.writer import whole_number, write_corpus
 from nanoladder.errors import BadInput
 
@@ -110,6 +118,23 @@ def test_blocks_do_not_depend_on_the_parts_in_which_a_text_comes(parts, block, l
         found = list(blocks(parts))
         assert found == list(blocks(["".join(parts)]))
     assert "".join(found) == "".join(parts) and all(len(text) <= longest for text in found)
+
+
+@given(st.text("aé1.' \n\r\t\x1c\u3000", max_size=40), st.integers(1, 4))
+@pytest.mark.parametrize("pattern", [GPT4_PATTERN, *GPT2_PATTERNS])
+def test_blocks_are_encoded_to_the_ids_of_the_whole_text(pattern, text, block):
+    pairs = [bytes(pair) for pair in product(b"a1.' \n\r\t", repeat=2)]  # a token for each shows where the text is cut
+    encoding = make_encoding("bpe", pattern, [bytes([value]) for value in range(256)] + pairs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK", block)
+        found = [encoding.encode_ordinary(part) for part in blocks([text])]
+    assert [token for ids in found for token in ids] == encoding.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r\n", " "])
+def test_lines_of_any_kind_and_words_are_cut_soon(separator, small_blocks):
+    found = list(blocks([separator.join(["some words"] * 100)]))
+    assert len(found) >= 8 and max(map(len, found)) < 120
 
 
 def test_ids_in_an_array_are_those_of_the_list():
