@@ -115,7 +115,7 @@ class Files(Corpus):
         """Yields the lines of a text file, without their ends."""
         with self.reading(file) as stream:
             for _, line in numbered_lines(stream, file.path):
-                yield line.decode().rstrip("\n").rstrip("\r")
+                yield line.decode("utf-8-sig").rstrip("\n").rstrip("\r")
 
     def read_records(self, file):
         """Yields the text of each line of a .jsonl file. Raises BadInput: names the first broken line."""
@@ -199,7 +199,7 @@ def import_pyarrow(path):
 
 def decoded(stream):
     """Yields the text of a stream in parts. Raises UnicodeDecodeError, a ValueError."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     while part := stream.read(PART):
         yield decoder.decode(part)
     decoder.decode(b"", final=True)
@@ -233,7 +233,7 @@ def find_file(path):
         if kind_of(path)[0] != "text":
             return file
         digest, n_characters = hashlib.sha256(), 0
-        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
         bar = {"unit": "B", "unit_scale": True, "delay": 1, "disable": None}
         with tqdm(total=file.size, desc=f"reading {path.name}", **bar) as progress:
             try:

@@ -51,7 +51,7 @@ def read_items(path):
 def parse(line):
     """Returns the object in a line of JSON. Raises ValueError."""
     try:
-        fields = json.loads(line.decode("utf-8"))
+        fields = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except (ValueError, RecursionError) as error:

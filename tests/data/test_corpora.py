@@ -229,6 +229,16 @@ def test_another_field_and_empty_records(tmp_path):
     assert sorted(read_text(tmp_path / "out", split) for split in ("train", "val")) == ["one", "tw😀o �"]
 
 
+@pytest.mark.parametrize("documents", ["none", "lines", "files"])
+def test_a_byte_order_mark_is_no_text(documents, tmp_path):
+    (tmp_path / "x.txt").write_bytes("\ufeffaé\nb\nc\n".encode())
+    (tmp_path / "y.txt").write_bytes("\ufeffd\n".encode())
+    options = ["--tokenizer=byte", f"--documents={documents}", f"--out_dir={tmp_path / 'out'}"]
+    own_text.main(["--input", str(tmp_path / "x.txt"), str(tmp_path / "y.txt"), *options])
+    text = "".join(read_text(tmp_path / "out", split) for split in ("train", "val"))
+    assert sorted(text.replace("\n", "")) == ["a", "b", "c", "d", "é"]
+
+
 def test_texts_and_records_go_together(tmp_path):
     (tmp_path / "in").mkdir()
     write_lines(tmp_path / "in" / "b.jsonl", ["two", "three"])

@@ -31,6 +31,10 @@ def test_choices(write):
     assert read_items(path) == [Item(1, *expected, 2), Item(3, *expected, 0), Item(5, *expected, 2)]
 
 
+def test_a_byte_order_mark_is_skipped(write):
+    assert read_items(write(b"\xef\xbb\xbf" + json.dumps(CHOICE).encode())) == read_items(write(CHOICE))
+
+
 def test_last_words(write):
     path = write(WORD, {"text": "“a\u2028b”\n c  d\n"}, b'{"text": "a b\\n\\nc d.\\r\\n"}\r')
     found = [("She opened the door, and there stood her", "father"), ("“a\u2028b”\n c", "d"), ("a b\n\nc", "d.")]
