@@ -147,7 +147,11 @@ class Files(Corpus):
         with opened(file.path) as (raw, stream):
             self.raw, self.size = raw, file.size
             self.require_same(raw, file)
-            yield stream
+            try:
+                yield stream
+            except BadInput:  # such as half a line, if the file has become shorter
+                self.require_same(raw, file)
+                raise
             self.require_same(raw, file)
 
     def require_same(self, raw, file):

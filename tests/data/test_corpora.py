@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -319,6 +320,14 @@ def test_a_bad_corpus_is_one_line_and_the_old_dataset_stays(case, tmp_path):
     line = refusal(own_text.main, ["--input", str(path), "--tokenizer=byte", f"--out_dir={out}"])
     assert all(word in line for word in words), line
     assert len(line) < 500 and contents(out) == old
+
+
+def test_a_file_that_becomes_shorter_is_not_called_broken(tmp_path):
+    path = write_lines(tmp_path / "x.jsonl", ["a"] * 9 + ["b" * 50_000] * 9)
+    documents = Files([find_file(path)]).documents(None)
+    next(documents)
+    os.truncate(path, path.stat().st_size - 25_000)
+    assert f"{path} changed while it was read" in refusal(list, documents)
 
 
 def test_an_endless_line_is_refused(monkeypatch, tmp_path):
