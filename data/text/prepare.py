@@ -36,7 +36,7 @@ def find_paths(inputs, out_dir):
         for file in sorted(path.resolve().rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path.resolve()).parts)
             if file.is_file() and not hidden and file.parent != out_dir.resolve():
-                files.setdefault(file, False)
+                files.setdefault(file.resolve(), False)
     return files
 
 

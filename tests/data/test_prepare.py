@@ -337,6 +337,7 @@ def prepare_text(tmp_path, *options):
 
 
 def test_text_takes_folders_and_says_what_it_skipped(folder, tmp_path, capsys):
+    (folder / "again.txt").symlink_to("one.txt")
     splits = prepare_text(tmp_path, "--input", folder)
     assert sorted(splits.values()) == ["drittes Stück\n", "first line\r\n\nsecond line\n"]
     said = capsys.readouterr().out.splitlines()[0]
