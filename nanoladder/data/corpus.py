@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nanoladder.errors import BadInput
 
 BLOCK = 2**20  # characters encoded at a time
-LONGEST_BLOCK = 2**24  # if no safe cut comes, the text is cut here all the same
+LONGEST_BLOCK = 2**22  # if no safe cut comes, the text is cut here all the same
 HEAD = 2**26  # bytes of text within which the exact fraction of the documents is val
 
 # After a single newline, or before a single space: no token of a tokenizer here reaches across.
