@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,11 +25,11 @@ from nanoladder.data import TrainingBatches, checks, open_dataset, writer
 from nanoladder.data.encode import n_cores
 from nanoladder.data.meta import FORMAT_VERSION, checksum, read_meta, shard_name
 from nanoladder.data.sources import Files, find_file
-from nanoladder.data.tokenizer import build_tokenizer
+from nanoladder.data.tokenizer import build_tokenizer, load_tokenizer, save_tokenizer
 from nanoladder.entry import Parser, run_script
 
 TOKENIZER, SAMPLE = "bpe:16384", 4000  # characters of a document
-ROUNDS = 3  # of each measurement; the median counts
+ROUNDS = 5  # of each measurement; the median counts
 BATCH = {"batch_size": 480, "context_length": 1024}  # that of config/gpt2.py
 N_SHARDS, SHARD = 10, 100_000_000  # a billion tokens
 
@@ -36,20 +37,23 @@ N_SHARDS, SHARD = 10, 100_000_000  # a billion tokens
 def main(argv):
     parser = Parser(prog="python -m lab.corpora", description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--megabytes", type=int, default=300, help="of text to prepare (default: %(default)s)")
-    parser.add_argument("--part", choices=PARTS, help="one measurement, as JSON; the default is all, in a process each")
+    parser.add_argument("--part", nargs=2, metavar=("NAME", "FOLDER"), help="one measurement, printed as JSON")
     options = parser.parse_args(argv)
+    if options.part:
+        name, folder = options.part
+        print(json.dumps(PARTS[name](Path(folder))))
+        return
+    found = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="corpora-") as folder:
-        if options.part:
-            print(json.dumps(PARTS[options.part](Path(folder), options.megabytes)))
-            return
-    found = {}
-    for part in PARTS:
-        command = [sys.executable, "-m", "lab.corpora", f"--part={part}", f"--megabytes={options.megabytes}"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)  # its progress is shown
-        if done.returncode:
-            sys.exit(done.returncode)
-        found |= json.loads(done.stdout)
-    print(table(found, options.megabytes))
+        write_texts(Path(folder), options.megabytes)
+        for name in list(PARTS) * ROUNDS:  # in turn, each in a process of its own
+            command = [sys.executable, "-m", "lab.corpora", "--part", name, folder]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)  # its progress is shown
+            if done.returncode:
+                sys.exit(done.returncode)
+            for key, value in json.loads(done.stdout).items():
+                found[key].append(value)
+    print(table({key: statistics.median(values) for key, values in found.items()}, options.megabytes))
 
 
 def table(found, megabytes):
@@ -68,37 +72,42 @@ def table(found, megabytes):
     )
 
 
-def encoding_speed(folder, megabytes):
-    """Returns megabytes of text a second, of tiktoken alone and of preparing, and peak memory in GB."""
+def write_texts(folder, megabytes):
+    """Writes a tokenizer, the texts as text.json and, over and over up to so many megabytes, as corpus.jsonl."""
     sources = [path.read_text("utf-8", "ignore") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
-    documents = [source[i : i + SAMPLE] for source in sources for i in range(0, len(source), SAMPLE)]
-    encoding = build_tokenizer(TOKENIZER, sources)
-    size, corpus = sum(len(document.encode()) for document in documents) / 1e6, folder / "corpus.jsonl"
-    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
-    repeats = max(1, round(megabytes / size))
-    with open(corpus, "w", encoding="utf-8") as file:
-        for _ in range(repeats):
+    texts = [source[i : i + SAMPLE] for source in sources for i in range(0, len(source), SAMPLE)]
+    save_tokenizer(build_tokenizer(TOKENIZER, sources), folder)
+    (folder / "text.json").write_text(json.dumps(texts))
+    lines, size = "".join(json.dumps({"text": text}) + "\n" for text in texts), utf8_bytes(texts)
+    with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
+        for _ in range(max(1, round(megabytes * 1e6 / size))):
             file.write(lines)
-    alone = [size / seconds(lambda: [encoding.encode_ordinary(document) for document in documents])]
-    before, prepared = peak_memory(), []
-    for number in range(ROUNDS):  # alternating with tiktoken alone, so that both meet the same machine
-        prepared.append(seconds(lambda number=number: prepare(corpus, folder / str(number), encoding)))
-        alone.append(size / seconds(lambda: [encoding.encode_ordinary(document) for document in documents]))
-    return {
-        "tiktoken": statistics.median(alone),
-        "prepare": repeats * size / statistics.median(prepared),
-        "prepare_peak": peak_memory(),
-        "prepare_before": before,
-    }
 
 
-def prepare(corpus, folder, encoding):
-    with patch.object(writer, "build_tokenizer", lambda *_: encoding):  # trained before the clock starts
-        writer.write_corpus(folder, Files([find_file(corpus)], val_fraction=0.01), TOKENIZER)
+def tiktoken_alone(folder):
+    """Returns the megabytes of text a second of tiktoken on one thread."""
+    texts, encoding = json.loads((folder / "text.json").read_text()), load_tokenizer(folder)
+    took = seconds(lambda: [encoding.encode_ordinary(text) for text in texts])
+    return {"tiktoken": utf8_bytes(texts) / 1e6 / took}
 
 
-def opening(folder, _megabytes):
+def preparing(folder):
+    """Returns the megabytes of text a second of preparing, and the peak of resident memory in GB."""
+    encoding, before, metas = load_tokenizer(folder), peak_memory(), []
+    with tempfile.TemporaryDirectory(dir=folder) as out, patch.object(writer, "build_tokenizer", lambda *_: encoding):
+
+        def prepare():
+            corpus = Files([find_file(folder / "corpus.jsonl")], val_fraction=0.01)
+            metas.append(writer.write_corpus(Path(out), corpus, TOKENIZER))
+
+        took = seconds(prepare)
+    n_bytes = sum(metas[0]["bytes"].values())
+    return {"prepare": n_bytes / 1e6 / took, "prepare_before": before, "prepare_peak": peak_memory()}
+
+
+def opening(folder):
     """Returns the seconds to open a billion tokens and to cut the first batch, and the memory it takes in GB."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
     files = {"train": [shard_name("train", number) for number in range(N_SHARDS)], "val": ["val.bin"]}
     for names, size in zip(files.values(), (2 * SHARD, 2_000_000), strict=True):
         for name in names:
@@ -118,6 +127,10 @@ def opening(folder, _megabytes):
     return {"opened": opened, "cut": cut, "cut_memory": peak_memory() - before}
 
 
+def utf8_bytes(texts):
+    return sum(len(text.encode()) for text in texts)
+
+
 def seconds(action):
     start = time.perf_counter()
     action()
@@ -129,7 +142,7 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
 
 
-PARTS = {"encoding": encoding_speed, "opening": opening}
+PARTS = {"tiktoken": tiktoken_alone, "preparing": preparing, "opening": opening}
 
 if __name__ == "__main__":
     run_script(main)
