@@ -131,7 +131,7 @@ def test_a_wrong_gradient_is_found(dense, tmp_path, monkeypatch):
     assert equal.judge({"name": "again", **follow(dense, tmp_path)}, reference, LIMITS).good
 
     def one_row_too_many(model, optimizer, scaler, batch, *rest):
-        return train_step(model, optimizer, scaler, type(batch)(*(part[[0, 0, 1, 2]] for part in batch)), *rest)
+        return train_step(model, optimizer, scaler, type(batch)(*(part[[0, 0, 0, 0]] for part in batch)), *rest)
 
     monkeypatch.setattr(train, "train_step", one_row_too_many)
     verdict = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, LIMITS)
