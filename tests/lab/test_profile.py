@@ -723,7 +723,7 @@ def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, 
     code = (copied / "train.py").read_text()
     start = "    optimizer.zero_grad(set_to_none=config.set_to_none)\n"
     assert code.count(start) == 1
-    slow, wrong = "__import__('time').sleep(0.2)", "optimizer.param_groups[0]['lr'] *= 2"
+    slow, wrong = "__import__('time').sleep(1)", "optimizer.param_groups[0]['lr'] *= 2"
     planted = f"    if config.set_to_none:\n        {slow}\n        {wrong}\n"
     (copied / "train.py").write_text(code.replace(start, start + planted))
     argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=2", "--steps=1", "--trace"]
