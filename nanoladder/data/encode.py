@@ -9,9 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-import torch
-
-from nanoladder import machine
 from nanoladder.data.corpus import BLOCK, Piece
 from nanoladder.data.tokenizer import encode_to_array
 
@@ -47,7 +44,6 @@ def encode_chunk(encoding, dtype, chunk):
 
 def encoded(corpus, position, encoding, dtype, workers=None):
     """Yields what encode_chunk returns for each chunk, in order. workers: number of threads (default: all cores)."""
-    machine.keep_freed_memory(torch.device("cpu"))  # else the threads wait for each other in the kernel
     yield from in_parallel(partial(encode_chunk, encoding, dtype), chunks(corpus, position), workers or n_cores())
 
 
