@@ -6,7 +6,6 @@ dataset of a billion tokens and cuts its first batch. Prints Markdown. A file in
 """
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,9 @@ from nanoladder.data.meta import FORMAT_VERSION, checksum, read_meta, shard_name
 from nanoladder.data.sources import Files, find_file
 from nanoladder.data.tokenizer import build_tokenizer, load_tokenizer, save_tokenizer
 from nanoladder.entry import Parser, run_script
+from nanoladder.machine import peak_memory_gb
 
+CPU = torch.device("cpu")
 TOKENIZER, SAMPLE = "bpe:16384", 4000  # characters of a document
 ROUNDS = 5  # of each measurement; the median counts
 BATCH = {"batch_size": 480, "context_length": 1024}  # that of config/gpt2.py
@@ -60,7 +61,7 @@ def table(found, megabytes):
     """Returns the measurements as Markdown."""
     gain = found["prepare"] / found["tiktoken"]
     return (
-        f"{describe(torch.device('cpu'))['cpu']}, {n_cores()} cores; {megabytes} MB of text, {TOKENIZER}, medians of "
+        f"{describe(CPU)['cpu']}, {n_cores()} cores; {megabytes} MB of text, {TOKENIZER}, medians of "
         f"{ROUNDS}.\n\n| | |\n| --- | --- |\n"
         f"| tiktoken on one thread, `encode_ordinary` | {found['tiktoken']:.1f} MB/s |\n"
         f"| preparing, from .jsonl to token files | {found['prepare']:.1f} MB/s, {gain:.2f}× |\n"
@@ -93,7 +94,7 @@ def tiktoken_alone(folder):
 
 def preparing(folder):
     """Returns the megabytes of text a second of preparing, and the peak of resident memory in GB."""
-    encoding, before, metas = load_tokenizer(folder), peak_memory(), []
+    encoding, before, metas = load_tokenizer(folder), peak_memory_gb(CPU), []
     with tempfile.TemporaryDirectory(dir=folder) as out, patch.object(writer, "build_tokenizer", lambda *_: encoding):
 
         def prepare():
@@ -102,7 +103,7 @@ def preparing(folder):
 
         took = seconds(prepare)
     n_bytes = sum(metas[0]["bytes"].values())
-    return {"prepare": n_bytes / 1e6 / took, "prepare_before": before, "prepare_peak": peak_memory()}
+    return {"prepare": n_bytes / 1e6 / took, "prepare_before": before, "prepare_peak": peak_memory_gb(CPU)}
 
 
 def opening(folder):
@@ -120,11 +121,11 @@ def opening(folder):
     meta |= {"shards": {"train": [SHARD] * N_SHARDS}, "sha256": {name: facts[0] for name, facts in scanned.items()}}
     (folder / "meta.json").write_text(json.dumps({**meta, "checksum": checksum(meta)}))
     checks.remember(folder, read_meta(folder, 0), scanned)  # as the writer does
-    before, batches = peak_memory(), []
+    before, batches = peak_memory_gb(CPU), []
     config = Config(dataset=str(folder), **BATCH)
     opened = seconds(lambda: batches.append(TrainingBatches(open_dataset(config).train, config)))
     cut = seconds(lambda: batches[0][1])
-    return {"opened": opened, "cut": cut, "cut_memory": peak_memory() - before}
+    return {"opened": opened, "cut": cut, "cut_memory": peak_memory_gb(CPU) - before}
 
 
 def utf8_bytes(texts):
@@ -135,11 +136,6 @@ def seconds(action):
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
-
-
-def peak_memory():
-    """Peak resident memory of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
 
 
 PARTS = {"tiktoken": tiktoken_alone, "preparing": preparing, "opening": opening}

@@ -72,13 +72,14 @@ def read_assignments(path, values, given):
         reason = getattr(error, "strerror", None) or str(error) or "nested too deeply"
         name = short(str(path))
         raise BadInput(f"config file {name} cannot be read ({reason}); expected one such as config/gpt2.py") from None
+    together = constants(tree)
     for statement in tree.body:
         where = f"{path} line {statement.lineno}"
         match statement:
             case ast.Expr(value=ast.Constant(value=str())):  # a docstring
                 continue
             case ast.Assign(targets=[ast.Name(id=key)], value=expression):
-                known(key, where, constants(tree))
+                known(key, where, together)
             case _:
                 raise BadInput(f"{where}: only plain assignments are allowed; expected a line like n_layer = 12")
         try:

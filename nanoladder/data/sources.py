@@ -71,8 +71,10 @@ class Files(Corpus):
 
     def documents(self, place):
         first, done, number = place or (0, 0, 0)
+        before = sum(file.size for file in self.files[:first])
         for index, file in enumerate(self.files[first:], first):
-            self.bytes_before, self.raw, self.size = sum(earlier.size for earlier in self.files[:index]), None, 0
+            self.bytes_before, self.raw, self.size = before, None, 0
+            before += file.size
             for k, (split, parts) in enumerate(self.split(file, number - done)):
                 if k >= done:
                     self.place, self.following = [index, k, number], [index, k + 1, number + 1]
