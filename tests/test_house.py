@@ -16,7 +16,7 @@ LAYERS = [
     ("lab",),
     ("train", "sample", "evaluate", "convert", "data"),  # the scripts; data: each dataset's prepare.py
     ("nanoladder.run",),
-    ("nanoladder.checkpoint", "nanoladder.evaluation"),
+    ("nanoladder.checkpoint", "nanoladder.evaluation", "nanoladder.infer"),
     ("nanoladder.data", "nanoladder.optim"),
     ("nanoladder.entry",),
     ("nanoladder.parallel",),

@@ -1,0 +1,13 @@
+"""Generation: a cache of keys and values, drawing of tokens, texts as they grow.
+
+cache.py runs a model one token at a time, generate.py draws the tokens, text.py turns them into characters, linear.py
+has matrix products for a single row, speed.py compares with the memory's speed. They take over parts of a model from
+outside: model.py knows nothing of it. Not here: the command line (sample.py), reading models (nanoladder/checkpoint).
+"""
+
+from nanoladder.infer.cache import CachedGPT
+from nanoladder.infer.generate import Sampling, generate
+from nanoladder.infer.speed import describe_speed
+from nanoladder.infer.text import Text
+
+__all__ = ["CachedGPT", "Sampling", "Text", "describe_speed", "generate"]

@@ -1,0 +1,86 @@
+"""The KV cache: attention keeps the keys and values of a text, so that a new token costs one position, not all.
+
+Rows of the cache are texts of different lengths. Each begins at position 0 of its row, so none is padded on the left;
+what lies right of a text's last token is hidden from it, and overwritten as it grows.
+"""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from nanoladder.infer.linear import multiply_single_rows
+
+
+class CachedGPT:
+    """A GPT with a cache for n_rows texts of up to n_tokens tokens each; for inference alone.
+
+    It takes over the model's attention and position embedding from outside. compile: compile the step of one token.
+    """
+
+    def __init__(self, gpt, n_rows, n_tokens, compile=False):
+        self.gpt, self.n_rows, self.n_tokens = gpt.eval(), n_rows, n_tokens
+        config, positions = gpt.config, gpt.position_embedding.weight
+        self.device = positions.device
+        shape = (n_rows, config.n_head, n_tokens, config.n_embd // config.n_head)
+        self.layers = [(positions.new_zeros(shape), positions.new_zeros(shape)) for _ in gpt.blocks]  # keys, values
+        self.rows = self.positions = self.visible = None  # of the call that runs
+        gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
+        for block, layer in zip(gpt.blocks, self.layers, strict=True):
+            block.attention.attend = partial(self.attend, *layer, block.attention.attend)
+        if compile:
+            self.compile()
+
+    @torch.inference_mode()
+    def compile(self):
+        """Compiles the step, on a GPU into CUDA graphs, and runs it often enough to have them recorded."""
+        multiply_single_rows(self.gpt)
+        for tensor in sum(self.layers, ()):
+            torch._dynamo.mark_static_address(tensor)  # else CUDA graphs would copy the cache in each step
+        mode = "reduce-overhead" if self.device.type == "cuda" else "default"
+        self.next_logits = torch.compile(self.next_logits, mode=mode, dynamic=False, fullgraph=True)
+        for _ in range(3):
+            self.step([0] * self.n_rows, [0] * self.n_rows)
+
+    def attend(self, keys, values, causal, q, k, v):
+        """Keeps k and v. Attends to them alone if they begin the text, else to all that is visible in the cache.
+
+        keys, values: the layer's cache (n_rows, nh, n_tokens, hs). causal: the module's own attend. q, k, v: (B, nh, T,
+        hs) -> the same.
+        """
+        keys[self.rows, :, self.positions] = k.transpose(1, 2)
+        values[self.rows, :, self.positions] = v.transpose(1, 2)
+        if self.visible is None:
+            return causal(q, k, v)
+        # Not SDPA: on a CPU its bfloat16 kernel takes five times as long for a single query.
+        scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (n_rows, nh, 1, n_tokens)
+        return scores.masked_fill(~self.visible, -math.inf).softmax(dim=-1) @ values
+
+    def prefill(self, windows, rows):
+        """Runs windows, lists of 1 to n_tokens token ids, as new texts of those rows, a list of the same length.
+
+        Returns the logits of each window's next token, (len(rows), V).
+        """
+        tokens = pad_sequence([torch.tensor(window) for window in windows], batch_first=True)  # (B, T)
+        self.rows = torch.tensor(rows, device=self.device)[:, None]
+        self.positions = torch.arange(tokens.shape[1], device=self.device)[None]
+        self.visible = None
+        hidden = self.gpt.hidden(tokens.to(self.device))  # (B, T, C)
+        return self.gpt.head(hidden[torch.arange(len(rows)), [len(window) - 1 for window in windows]])
+
+    def copy(self, source, row):
+        """Gives a row the text of the source row."""
+        for tensor in sum(self.layers, ()):
+            tensor[row] = tensor[source]
+
+    def step(self, tokens, positions):
+        """Runs one more token of every row, by its id and position, lists of n_rows. Returns logits (n_rows, V)."""
+        return self.next_logits(*torch.tensor([tokens, positions], device=self.device).unsqueeze(-1))
+
+    def next_logits(self, tokens, positions):
+        """Token ids and their positions (n_rows, 1) -> logits (n_rows, V)."""
+        self.rows, self.positions = torch.arange(self.n_rows, device=self.device)[:, None], positions
+        self.visible = torch.arange(self.n_tokens, device=self.device) <= positions[:, None, :, None]  # (B, 1, 1, S)
+        return self.gpt.head(self.gpt.hidden(tokens)[:, -1])

@@ -1,0 +1,69 @@
+"""Generation: whole windows first, then a token at a time, each drawn by temperature, top-k and top-p."""
+
+from typing import NamedTuple
+
+import torch
+
+from nanoladder.machine import double
+
+
+class Sampling(NamedTuple):
+    """The rule by which tokens are drawn."""
+
+    temperature: float = 1.0  # 0: always the likeliest token
+    top_k: int = 0  # only from the k likeliest; 0: from all
+    top_p: float = 1.0  # only from the likeliest that reach this probability together
+
+
+@torch.inference_mode()
+def generate(model, texts, sampling):
+    """Adds a token to every text that has not ended, round by round until all have. Yields after each round.
+
+    model: a CachedGPT with a row for each Text. A text sees its window, at most the last n_tokens of its tokens. When
+    the window is full it moves on, so that half of it is free.
+    """
+    size = model.n_tokens
+    starts = [max(0, len(text.tokens) - size) for text in texts]  # of the windows
+    logits = begin(model, [text.tokens[start:] for text, start in zip(texts, starts, strict=True)])
+    while True:
+        for text, row in zip(texts, logits, strict=True):
+            if not text.ended:
+                text.add(int(draw(row[: text.n_vocab], sampling, text.generator)))
+        yield
+        going = [row for row, text in enumerate(texts) if not text.ended]
+        lengths = [len(text.tokens) - start for text, start in zip(texts, starts, strict=True)]
+        full = [row for row in going if lengths[row] > size]
+        if not going:
+            return
+        if len(full) < len(going):
+            logits = model.step([text.tokens[-1] for text in texts], [min(n, size) - 1 for n in lengths])
+        for row in full:
+            starts[row] = len(texts[row].tokens) - (size + 1) // 2
+        if full:  # after the step: it wrote in every row
+            logits[full] = model.prefill([texts[row].tokens[starts[row] :] for row in full], full)
+
+
+def begin(model, windows):
+    """Runs the windows, equal ones once. Returns the logits of each one's next token, (n_rows, V)."""
+    different = list(dict.fromkeys(map(tuple, windows)))
+    sources = [windows.index(list(window)) for window in different]
+    which = [different.index(tuple(window)) for window in windows]
+    logits = model.prefill(different, sources)
+    for row, number in enumerate(which):
+        model.copy(sources[number], row)
+    return logits[which]
+
+
+def draw(logits, sampling, generator):
+    """Samples one token id () from logits (V,): temperature, then top-k, then top-p (Holtzman et al. 2020)."""
+    if sampling.temperature == 0:
+        return logits.argmax()
+    probabilities = torch.softmax((double(logits) - logits.max()) / sampling.temperature, dim=-1)
+    if sampling.top_k:
+        likely = probabilities.topk(min(sampling.top_k, len(probabilities))).indices
+    else:  # all tokens less likely than this have less than 1 - top_p together; sorting the others is far cheaper
+        likely = (probabilities >= (1 - sampling.top_p) / len(probabilities)).nonzero()[:, 0]
+    probabilities, order = probabilities[likely].sort(descending=True)
+    before = probabilities.cumsum(0) - probabilities  # total probability of more likely tokens
+    probabilities[1:][before[1:] >= sampling.top_p * probabilities.sum()] = 0
+    return likely[order[torch.multinomial(probabilities, 1, generator=generator)]]

@@ -1,0 +1,33 @@
+"""Speed of generation beside its limit, the memory: each round reads every weight and the cache once."""
+
+import time
+
+import torch
+
+COPIED, TRIALS = 2**27, 5  # bytes, more than the caches of a processor hold
+
+
+def bytes_per_round(model):
+    """Bytes that a round of a CachedGPT reads: weights, of the position embedding next to nothing, and the cache."""
+    tensors = [*sum(model.layers, ()), *model.gpt.parameters(), *model.gpt.buffers()]
+    return sum(tensor.nbytes for tensor in tensors) - model.gpt.position_embedding.weight.nbytes
+
+
+def copy_rate(device):
+    """Bytes per second that a large copy reads and writes, the best of TRIALS."""
+    source = torch.ones(COPIED // 4, device=device)
+    target, seconds = torch.empty_like(source), []
+    for _ in range(TRIALS):
+        start = time.perf_counter()
+        target.copy_(source)[0].item()  # waits for the device
+        seconds.append(time.perf_counter() - start)
+    return 2 * COPIED / min(seconds)
+
+
+def describe_speed(model, n_tokens, n_rounds, seconds):
+    """One line: tokens per second, and the share of the copy rate that n_rounds in that time reached."""
+    rate, limit = bytes_per_round(model) * n_rounds / seconds, copy_rate(model.device)
+    return (
+        f"{n_tokens / seconds:,.1f} tokens/s; weights and cache read at {rate / 1e9:,.1f} GB/s, "
+        f"{rate / limit:.0%} of the {limit / 1e9:,.1f} GB/s of a copy"
+    )

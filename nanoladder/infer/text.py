@@ -1,0 +1,41 @@
+"""A text as it grows: its tokens, and its characters once they are certain."""
+
+import codecs
+
+from nanoladder.data.tokenizer import end_of_text
+
+
+class Text:
+    """The tokens of a prompt and those that continue it, up to max_new_tokens, <|endoftext|> or the stop text.
+
+    prompt: at least one token id. generator: the torch.Generator that draws its tokens, on the model's device.
+    """
+
+    def __init__(self, tokenizer, prompt, generator, max_new_tokens, stop=""):
+        self.tokenizer, self.n_vocab, self.end = tokenizer, tokenizer.n_vocab, end_of_text(tokenizer)
+        self.tokens, self.max_tokens = list(prompt), len(prompt) + max_new_tokens
+        self.generator, self.stop = generator, stop
+        self.ended = False
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
+        self.characters = ""  # that take() has not returned yet
+
+    def add(self, token):
+        """Appends a token id, or ends the text."""
+        if token == self.end:
+            self.ended = True
+        else:
+            self.tokens.append(token)
+            self.characters += self.utf8.decode(self.tokenizer.decode_single_token_bytes(token))
+            self.ended = len(self.tokens) == self.max_tokens
+        if self.ended:
+            self.characters += self.utf8.decode(b"", final=True)
+        if self.stop and self.stop in self.characters:
+            self.characters, self.ended = self.characters.partition(self.stop)[0], True
+
+    def take(self):
+        """Returns the characters since the last call, but not those with which the stop text may have begun."""
+        sizes = range(min(len(self.stop) - 1, len(self.characters)), 0, -1) if not self.ended else []
+        n_held = next((size for size in sizes if self.characters.endswith(self.stop[:size])), 0)
+        n_ready = len(self.characters) - n_held
+        ready, self.characters = self.characters[:n_ready], self.characters[n_ready:]
+        return ready
