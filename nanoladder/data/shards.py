@@ -29,12 +29,13 @@ UNFINISHED, JOURNAL, LOCK = ".prepare-unfinished", "journal.json", "lock"
 class SplitFiles:
     """The token files of a split while they are written, and for separate documents its index.
 
-    n_tokens, n_bytes (UTF-8, of the text without separators), n_documents: written so far.
+    n_tokens, n_bytes (UTF-8, of the text without separators), n_documents: appended so far.
     """
 
     def __init__(self, folder, name, dtype, shard_tokens, index):
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.n_tokens = self.n_bytes = self.n_documents = 0
+        self.waiting = []  # arrays of ids
         self.file = append_to(self.shard(0))
         self.index = append_to(folder / f"{name}.idx") if index else None
         if self.index and not self.index.tell():
@@ -58,19 +59,26 @@ class SplitFiles:
         """Number of shards, the unfinished one included."""
         return max(1, -(-self.n_tokens // self.shard_tokens))
 
-    def append(self, ids):
-        """Writes ids, (n,) of the dtype, into the open shard and the next ones. Returns the number of shards filled."""
-        n_full = self.n_tokens // self.shard_tokens
+    def append(self, *parts):
+        """Appends arrays of ids, each (n,) of the dtype, which the next write() brings into the files."""
+        self.waiting += parts
+        self.n_tokens += sum(map(len, parts))
+
+    def write(self):
+        """Writes the ids appended since, into the open shard and the next ones. Returns the number of shards filled."""
+        ids = np.concatenate([np.empty(0, self.dtype), *self.waiting])
+        self.waiting = []
+        first = written = self.n_tokens - len(ids)
         while len(ids):
-            number, place = divmod(self.n_tokens, self.shard_tokens)
+            number, place = divmod(written, self.shard_tokens)
             if place == 0 and number:  # only now that there is more: a split may end with a full shard
                 sync(self.file)
                 self.file.close()
                 self.file = append_to(self.shard(number))
             part, ids = np.split(ids, [self.shard_tokens - place])
             self.file.write(part)
-            self.n_tokens += len(part)
-        return self.n_tokens // self.shard_tokens - n_full
+            written += len(part)
+        return written // self.shard_tokens - first // self.shard_tokens
 
     def end_document(self):
         self.n_documents += 1

@@ -180,7 +180,7 @@ def opened(path):
     """Yields an open file and the stream of its bytes, decompressed. Raises BadInput for a file that cannot be read."""
     _, compression = kind_of(path)
     try:
-        with open(path, "rb") as raw:
+        with open(path, "rb", buffering=PART) as raw:
             if compression == ".gz":
                 yield raw, gzip.GzipFile(fileobj=raw)
             elif compression == ".zst":

@@ -209,17 +209,15 @@ def write_tokens(work, corpus, encoding, documents, shard_tokens, limit_tokens, 
 
 def write_chunk(splits, chunk, encodings, before, after, limit_tokens):
     """Writes encoded pieces, up to the document that reaches limit_tokens. Returns the number of shards filled."""
-    filled = 0
     for piece, (ids, n_bytes) in zip(chunk.pieces, encodings, strict=True):
         split = splits[piece.split]
         split.n_bytes += n_bytes
-        parts = [before] * piece.first + [ids] + [after] * piece.last
-        filled += split.append(np.concatenate(parts))
+        split.append(*[before] * piece.first, ids, *[after] * piece.last)
         if piece.last:
             split.end_document()
             if limit_tokens and sum(split.n_tokens for split in splits.values()) >= limit_tokens:
                 break
-    return filled
+    return sum(split.write() for split in splits.values())
 
 
 def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
