@@ -15,7 +15,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_script(main):
-    """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
+    """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2; on Ctrl-C,
+    exits with code 130.
 
     Under torchrun, prints a line that several processes end with only once.
     """
@@ -34,6 +35,9 @@ def run_script(main):
         if not (several and already_printed(line)):
             print(line, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     except SystemExit as stop:
         if several and isinstance(stop.code, str) and already_printed(stop.code):
             sys.exit(1)
