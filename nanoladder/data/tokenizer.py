@@ -126,12 +126,6 @@ def encode(encoding, text):
     return encoding.encode_ordinary(text)
 
 
-def encode_to_array(encoding, text, dtype):
-    """The ids of encode(), as an array. Python's other threads run meanwhile, and no list is made."""
-    check_characters(encoding, text)
-    return encoding.encode_to_numpy(text, disallowed_special=()).astype(dtype)
-
-
 def check_characters(encoding, text):
     """Raises BadInput for a character that a char tokenizer does not know: tiktoken would panic."""
     if encoding.name == "char":

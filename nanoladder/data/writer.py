@@ -131,7 +131,7 @@ def write_corpus(
         True: separate documents and their .idx, each of them separator + text + separator; the separator is
         `<|endoftext|>`, or "\n" if the tokenizer has none.
     shard_tokens: token ids in a file. limit_tokens: stop after the document that reaches so many, train and val
-    together (None: never). workers: threads that encode (None: one a core).
+    together (None: never). workers: processes that encode (None: one a core).
     Raises BadInput: an empty split, a folder that cannot be written, a corpus that cannot be read.
     """
     folder = Path(folder)
@@ -193,7 +193,8 @@ def write_tokens(work, corpus, encoding, documents, shard_tokens, limit_tokens, 
         total, unit = (limit_tokens, " tokens") if limit_tokens else (corpus.n_bytes, "B")
         progress = stack.enter_context(progress_bar("encoding", total, journal["done"], unit))
         filled = 0
-        for chunk, encodings in encoded(corpus, journal["position"], encoding, dtype, workers):
+        parts = stack.enter_context(contextlib.closing(encoded(corpus, journal["position"], encoding, dtype, workers)))
+        for chunk, encodings in parts:
             filled += write_chunk(splits, chunk, encodings, before, after, limit_tokens)
             n_tokens = sum(split.n_tokens for split in splits.values())
             done = n_tokens if limit_tokens else chunk.bytes_read

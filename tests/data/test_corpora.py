@@ -28,7 +28,6 @@ from nanoladder.data.tokenizer import (
     GPT2_PATTERNS,
     GPT4_PATTERN,
     build_tokenizer,
-    encode_to_array,
     load_tokenizer,
     make_encoding,
 )
@@ -138,13 +137,6 @@ def test_lines_of_any_kind_and_words_are_cut_soon(separator, small_blocks):
     assert len(found) >= 8 and max(map(len, found)) < 120
 
 
-def test_ids_in_an_array_are_those_of_the_list():
-    encoding = build_tokenizer("byte")
-    text = "naïve <|endoftext|> ☕"
-    ids = encode_to_array(encoding, text, np.dtype("<u2"))
-    assert ids.dtype == np.uint16 and ids.tolist() == encoding.encode_ordinary(text)
-
-
 # -- which documents are val
 
 
@@ -252,10 +244,9 @@ def test_texts_and_records_go_together(tmp_path):
 
 def test_bpe_learns_from_the_first_part_of_train(monkeypatch, tmp_path):
     seen = []
-    build = encode_to_array, build_tokenizer
     monkeypatch.setattr("nanoladder.data.writer.SAMPLE", 500)
     monkeypatch.setattr(
-        "nanoladder.data.writer.build_tokenizer", lambda name, texts: seen.extend(texts) or build[1]("byte")
+        "nanoladder.data.writer.build_tokenizer", lambda name, texts: seen.extend(texts) or build_tokenizer("byte")
     )
     write_corpus(tmp_path, Texts(TEXTS[:100], TEXTS[100:]), "bpe:300")
     n_bytes = len("".join(seen).encode())

@@ -25,12 +25,12 @@ from nanoladder.data import corpus, writer
 from nanoladder.data import encode as encoder
 from nanoladder.data.checks import VERIFIED
 from nanoladder.data.corpus import blocks, split_documents, split_text
+from nanoladder.data.encode_worker import encode_texts
 from nanoladder.data.meta import FORMAT_VERSION, checksum
 from nanoladder.data.tokenizer import (
     EVERY_CHARACTER,
     GPT4_PATTERN,
     encode,
-    encode_to_array,
     load_tokenizer,
     make_encoding,
 )
@@ -192,12 +192,14 @@ def test_a_failure_while_encoding_leaves_the_old_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, TRAIN, VAL, "byte")
     old = contents(tmp_path)
 
-    def encode_until_val(encoding, text, dtype):
-        if text == VAL[1]:
+    def encode_until_val(encoding, dtype, texts):
+        if VAL[1] in texts:
             raise OSError(28, "No space left on device")
-        return encode_to_array(encoding, text, dtype)
+        return encode_texts(encoding, dtype, texts)
 
-    monkeypatch.setattr(encoder, "encode_to_array", encode_until_val)
+    monkeypatch.setattr(encoder, "BLOCK", 10)
+    monkeypatch.setattr(encoder, "SMALL", 10)
+    monkeypatch.setattr(encoder, "encode_texts", encode_until_val)
     assert "No space left" in refusal(write_dataset, tmp_path, TRAIN, VAL, "bpe:270")
     assert contents(tmp_path) == old
 
