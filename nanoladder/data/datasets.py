@@ -94,23 +94,29 @@ class Split:
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file itself
 
-    def read(self, windows, phases=0):
-        """Inputs and targets, two int64 arrays (len(windows), T); padding is token 0 with target IGNORE.
+    def cut(self, windows, phases=0):
+        """Places in the stream at which windows begin, and the number of targets from there to the end of the document
+        or stream: two int64 arrays (n,).
 
         windows: (n,) numbers of windows. phases: the phase at which each is cut, or one for all.
         """
-        T = self.context_length
         windows = np.asarray(windows, dtype=np.int64)
-        if self.documents:
-            document = np.searchsorted(self.first, windows, side="right") - 1
-            starts = self.offsets[document].astype(np.int64) + (windows - self.first[document]) * T
-        else:
-            starts = phases + windows * T
+        if not self.documents:
+            starts = phases + windows * self.context_length
+            return starts, len(self.tokens) - 1 - starts
+        document = np.searchsorted(self.first, windows, side="right") - 1
+        starts = self.offsets[document].astype(np.int64) + (windows - self.first[document]) * self.context_length
+        return starts, self.offsets[document + 1].astype(np.int64) - 1 - starts
+
+    def read(self, windows, phases=0):
+        """Inputs and targets, two int64 arrays (n, T), of the windows that cut() finds; padding is token 0 with target
+        IGNORE.
+        """
+        starts, n_targets = self.cut(windows, phases)
         ids = self.tokens.read(starts)  # (n, T + 1)
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self.documents:
-            n_targets = self.offsets[document + 1].astype(np.int64) - starts - 1
-            padding = np.arange(T) >= n_targets[:, None]
+            padding = np.arange(self.context_length) >= n_targets[:, None]
             inputs[padding], targets[padding] = 0, IGNORE
         return inputs, targets
 

@@ -29,7 +29,7 @@ class WholeSplit:
         if not 0 <= stride <= T:
             raise BadInput(f"stride={stride}: expected 1 to context_length={T}")
         if split.documents:
-            self.lengths = document_windows(dataset.folder / f"{name}.idx", T)
+            self.lengths = np.minimum(split.cut(np.arange(split.n_windows))[1], T)
         else:
             ends = np.append(np.arange(T, split.n_targets, stride or T), split.n_targets)
             self.starts, self.lengths = ends - T, np.full(len(ends), T)
@@ -60,12 +60,3 @@ class WholeSplit:
             **bits,
             "padding": scores.padding,
         }
-
-
-def document_windows(index, context_length):
-    """Number of targets of each window (n,) of the documents in an index file: context_length, or a document's rest."""
-    targets = np.diff(np.fromfile(index, "<u8").astype(np.int64)) - 1  # a document's first token is no target
-    pieces = -(-targets // context_length)
-    lengths = np.full(pieces.sum(), context_length)
-    lengths[np.cumsum(pieces) - 1] = targets - (pieces - 1) * context_length
-    return lengths
