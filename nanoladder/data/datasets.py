@@ -19,7 +19,7 @@ from nanoladder.data.meta import SPLITS, read_meta, shard_name, token_files
 from nanoladder.data.tokenizer import save_tokenizer
 from nanoladder.errors import BadInput
 
-DATA_DIR = Path(__file__).parents[2] / "data"
+DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 
 
 class Tokens:

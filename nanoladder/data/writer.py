@@ -25,6 +25,7 @@ from tqdm import tqdm
 from nanoladder import files
 from nanoladder.data import checks
 from nanoladder.data.corpus import Texts
+from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, checksum
 from nanoladder.data.shards import JOURNAL, LOCK, SplitFiles, Unfinished
@@ -39,7 +40,6 @@ from nanoladder.data.tokenizer import (
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
-DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 SHARD_TOKENS = 100_000_000
 SAMPLE = 2**30  # bytes of train that bpe learns from, the first ones
 UNLISTED = ("meta.json", JOURNAL, LOCK)

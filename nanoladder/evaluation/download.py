@@ -9,9 +9,9 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from nanoladder import files
+from nanoladder.data.datasets import DATA_DIR
 from nanoladder.errors import BadInput
 
-DATA_DIR = Path(__file__).parents[2] / "data"
 BLOCK = 2**16  # bytes
 
 
