@@ -19,6 +19,7 @@ from nanoladder import files
 from nanoladder.checkpoint.check import config_of, shapes
 from nanoladder.checkpoint.format import parse, write_tensors
 from nanoladder.checkpoint.gpt2 import HEAD, PREFIX, gpt2_name, our_weights
+from nanoladder.config import GPT2
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
 from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
@@ -30,7 +31,6 @@ WRITTEN = [WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, GENERATION, CONFIG]
 TEMPORARY = ".convert-"  # folder of files that are being written
 FOLDER = f"a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
 HUB_FILES = [CONFIG, WEIGHTS, "model-*-of-*.safetensors", INDEX, TOKENIZER, "vocab.json", "merges.txt"]
-OPENAI = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]  # short names of openai-community/gpt2 and so on
 
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
@@ -59,7 +59,7 @@ def find_folder(name):
         return Path(name)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):  # nor a name in the hub
         raise BadInput(f"hf:{name}: no such folder; expected {FOLDER}, or a model of the hub such as gpt2")
-    repositories = [f"openai-community/{name}", name] if name in OPENAI else [name]  # the cache may have either
+    repositories = [f"openai-community/{name}", name] if name in GPT2 else [name]  # the cache may have either
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -15,13 +15,22 @@ Config files contain plain assignments. They apply from left to right, then the 
 Not here: the presets and stages themselves (config/), and checks that need a dataset, a device or a checkpoint.
 """
 
-from nanoladder.config.check import check, compiles_blocks, count_frozen_blocks, gathers_keys, replays_graphs, typed
+from nanoladder.config.check import (
+    GPT2,
+    check,
+    compiles_blocks,
+    count_frozen_blocks,
+    gathers_keys,
+    replays_graphs,
+    typed,
+)
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, RETIRED, TYPES, Config, differences
 from nanoladder.config.load import load_config, read_assignments
 from nanoladder.config.stages import STAGES_DIR, ladder_table, stage_files, stage_names
 
 __all__ = [
     "DEFAULTS",
+    "GPT2",
     "HEADINGS",
     "MEANINGS",
     "RETIRED",

@@ -108,7 +108,7 @@ def suggest_batch(c):
     )
 
 
-GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # nanoGPT's names of OpenAI's models
+GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # OpenAI's models, as nanoGPT and the hub name them
 # (condition on the config, message): the message is a function of the config, or text with {key} for its values.
 COMBINATIONS = [
     (
