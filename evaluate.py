@@ -69,7 +69,7 @@ def parse(argv):
     )
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of matrix products (default: as in training)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
     parser.add_argument("--details", action="store_true", help="with the scores of each item in it")
     options = parser.parse_args(argv)
