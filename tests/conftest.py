@@ -128,10 +128,12 @@ def documents(tmp_path_factory):
     return write_folder(folder, train, val, 256, encoding=build_tokenizer("byte"))
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def no_plots():
     """Drawing costs more than a tiny run; the tests of the plot ask for it back."""
-    monkeypatch.setattr(metrics, "plot", lambda rows, path, title: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "plot", lambda rows, path, title: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

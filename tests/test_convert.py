@@ -13,7 +13,6 @@ import train
 from nanoladder import checkpoint
 from nanoladder.checkpoint import huggingface
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
-from nanoladder.run import metrics
 
 SPEEDS = {"compile": False, "attention": "sdpa", "pad_vocab_to": 64}
 TOKENIZERS = [pytest.param("bpe:270", marks=needs_rustbpe), "byte", "char"]
@@ -28,9 +27,7 @@ def trained(request, tmp_path_factory):
     write_folder(folder / "data", train_ids, val_ids, encoding.n_vocab, encoding=encoding)
     keys = {"bias": True, "max_steps": 40, "eval_interval": 20, "context_length": 40, **SPEEDS}
     config = tiny(dataset=str(folder / "data"), out_dir=str(folder / "run"), **keys)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        train.train(config)
+    train.train(config)
     return config
 
 

@@ -17,7 +17,6 @@ from model import IGNORE
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import build_tokenizer
 from nanoladder.evaluation import PUBLIC
-from nanoladder.run import metrics
 
 CHOICES = [
     {"ctx": "the cat sat on", "endings": ["the mat", "the cat", "café"], "label": 0},
@@ -31,9 +30,7 @@ def trained(tmp_path_factory, dense):
     """A run on characters, long enough to begin to know its line."""
     folder = tmp_path_factory.mktemp("run")
     config = tiny(dataset=str(dense), out_dir=str(folder), max_steps=30, batch_size=8, eval_interval=10, eval_windows=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        train.train(config)
+    train.train(config)
     return config
 
 

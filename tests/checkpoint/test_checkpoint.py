@@ -45,9 +45,7 @@ def stopped_at(step):
 def trained(tmp_path_factory, dense):
     """A finished run of 6 steps, saved at 2, 4 and 6. Not to be written to."""
     config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("trained")), save_interval=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        train.train(config)
+    train.train(config)
     return config
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import train
 from nanoladder import checkpoint
-from nanoladder.run import metrics
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 CASES = 120
@@ -27,10 +26,8 @@ def runs(tmp_path_factory, dense):
     whole = tiny(**keys, n_layer=1, eval_windows=2, out_dir=str(folder / "whole"))
     six = replace(whole, out_dir=str(folder / "six"), max_steps=6, lr_decay_steps=8)
     other = replace(whole, out_dir=str(folder / "other"), n_layer=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        for config in (whole, six, other):
-            train.train(config)
+    for config in (whole, six, other):
+        train.train(config)
     return whole, six, other
 
 

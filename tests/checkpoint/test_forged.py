@@ -18,7 +18,6 @@ from conftest import replace, saved, tiny
 import sample
 import train
 from nanoladder import checkpoint
-from nanoladder.run import metrics
 
 NORM = "norm.weight"
 
@@ -26,9 +25,7 @@ NORM = "norm.weight"
 def trained(folder, **keys):
     """The config of a run in the folder, which is trained."""
     config = tiny(out_dir=str(folder), n_layer=1, save_interval=2, **keys)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        train.train(config)
+    train.train(config)
     return config
 
 
