@@ -75,7 +75,7 @@ def test_greedy_text_is_the_same_token_for_token(trained, converted, run_main):
     options = {"max_new_tokens": n, "do_sample": False, "attention_mask": torch.ones_like(prompt.input_ids)}
     text = tokenizer.decode(theirs.generate(prompt.input_ids, **options)[0])
     assert text.startswith("the c") and len(text) > 10
-    words = ["--prompt=the c", "--temperature=0", f"--max_new_tokens={n}", "--device=cpu"]
+    words = ["--prompt=the c", "--temperature=0", f"--max_new_tokens={n}", "--device=cpu", "--dtype=float32"]
     for source in ([f"--out_dir={trained.out_dir}", "--checkpoint=last"], [f"--model=hf:{converted}"]):
         assert run_main(sample.main, *source, *words).out == text + "\n"
 

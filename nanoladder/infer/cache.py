@@ -29,7 +29,7 @@ class CachedGPT:
         self.rows = self.positions = self.visible = None  # of the call that runs
         gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
         for block, layer in zip(gpt.blocks, self.layers, strict=True):
-            block.attention.attend = partial(self.attend, *layer, block.attention.attend)
+            block.attention.attend = partial(self.attend, *layer)
         if compile:
             self.compile()
 
@@ -44,16 +44,15 @@ class CachedGPT:
         for _ in range(3):
             self.step([0] * self.n_rows, [0] * self.n_rows)
 
-    def attend(self, keys, values, causal, q, k, v):
+    def attend(self, keys, values, q, k, v):
         """Keeps k and v. Attends to them alone if they begin the text, else to all that is visible in the cache.
 
-        keys, values: the layer's cache (n_rows, nh, n_tokens, hs). causal: the module's own attend. q, k, v: (B, nh, T,
-        hs) -> the same.
+        keys, values: the layer's cache (n_rows, nh, n_tokens, hs). q, k, v: (B, nh, T, hs) -> the same.
         """
         keys[self.rows, :, self.positions] = k.transpose(1, 2)
         values[self.rows, :, self.positions] = v.transpose(1, 2)
         if self.visible is None:
-            return causal(q, k, v)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         # Not SDPA: on a CPU its bfloat16 kernel takes five times as long for a single query.
         scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (n_rows, nh, 1, n_tokens)
         return scores.masked_fill(~self.visible, -math.inf).softmax(dim=-1) @ values

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from nanoladder.errors import BadInput
 from nanoladder.machine import double
 
 
@@ -20,11 +21,15 @@ def generate(model, texts, sampling):
     """Adds a token to every text that has not ended, round by round until all have. Yields after each round.
 
     model: a CachedGPT with a row for each Text. A text sees its window, at most the last n_tokens of its tokens. When
-    the window is full it moves on, so that half of it is free.
+    the window is full it moves on, so that half of it is free. Raises BadInput if the logits are not finite.
     """
     size = model.n_tokens
     starts = [max(0, len(text.tokens) - size) for text in texts]  # of the windows
     logits = begin(model, [text.tokens[start:] for text, start in zip(texts, starts, strict=True)])
+    if not logits[:, : texts[0].n_vocab].isfinite().all():
+        raise BadInput(
+            f"the logits are not finite in {str(logits.dtype)[6:]}; expected --dtype=float32, or other weights"
+        )
     while True:
         for text, row in zip(texts, logits, strict=True):
             if not text.ended:
@@ -59,11 +64,14 @@ def draw(logits, sampling, generator):
     if sampling.temperature == 0:
         return logits.argmax()
     probabilities = torch.softmax((double(logits) - logits.max()) / sampling.temperature, dim=-1)
+    total = 1.0
     if sampling.top_k:
-        likely = probabilities.topk(min(sampling.top_k, len(probabilities))).indices
+        probabilities, tokens = probabilities.topk(min(sampling.top_k, len(probabilities)))
+        total = probabilities.sum()
     else:  # all tokens less likely than this have less than 1 - top_p together; sorting the others is far cheaper
-        likely = (probabilities >= (1 - sampling.top_p) / len(probabilities)).nonzero()[:, 0]
-    probabilities, order = probabilities[likely].sort(descending=True)
+        tokens = (probabilities >= (1 - sampling.top_p) / len(probabilities)).nonzero()[:, 0]
+        probabilities, order = probabilities[tokens].sort(descending=True)
+        tokens = tokens[order]
     before = probabilities.cumsum(0) - probabilities  # total probability of more likely tokens
-    probabilities[1:][before[1:] >= sampling.top_p * probabilities.sum()] = 0
-    return likely[order[torch.multinomial(probabilities, 1, generator=generator)]]
+    probabilities[1:][before[1:] >= sampling.top_p * total] = 0
+    return tokens[torch.multinomial(probabilities, 1, generator=generator)]

@@ -1,0 +1,235 @@
+"""Generation with a cache gives the tokens of running the whole window each time; drawing obeys its options."""
+
+import math
+
+import pytest
+import torch
+from gpts import END, N_VOCAB, TOKENIZER, random_gpt, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoladder.errors import BadInput
+from nanoladder.infer import CachedGPT, Sampling, Text, generate
+from nanoladder.infer.generate import draw
+
+GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.3, top_p=0.9)
+
+
+@torch.no_grad()
+def uncached(gpt, prompt, n, sampling=GREEDY, seed=0):
+    """Up to n tokens after the prompt. Each runs the whole window, and all of its logits are made."""
+    size, generator = gpt.config.context_length, torch.Generator().manual_seed(seed)
+    window, found = prompt[-size:], []
+    while len(found) < n:
+        if len(window) > size:
+            window = window[-((size + 1) // 2) :]
+        logits = gpt.logits(torch.tensor([window]))[0, -1, :N_VOCAB]
+        token = int(logits.argmax()) if sampling.temperature == 0 else int(draw(logits, sampling, generator))
+        if token == END:
+            break
+        window.append(token)
+        found.append(token)
+    return found
+
+
+def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None):
+    """The tokens after each prompt, all in one batch, up to lengths[i] of them."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds or [0] * len(prompts)]
+    texts = [Text(TOKENIZER, *each) for each in zip(prompts, generators, lengths, strict=True)]
+    model = CachedGPT(gpt, len(texts), n_tokens or gpt.config.context_length)
+    for _ in generate(model, texts, sampling):
+        pass
+    return [text.tokens[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("context_length", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("n_prompt", [1, 7, 8, 9, 30])
+def test_tokens_are_those_without_a_cache(n_prompt, context_length, sampling):
+    """At the beginning, at the edge of the context, and over several of its moves."""
+    prompt = random_tokens(n_prompt)
+    expected = uncached(random_gpt(context_length), prompt, 40, sampling)
+    assert cached(random_gpt(context_length), [prompt], [40], sampling) == [expected]
+    assert len(set(expected)) > 2 or context_length < 3
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_each_text_of_a_batch_is_what_it_is_alone(data):
+    """Prompts of any lengths, equal ones too, some that end early, windows that move at different times."""
+    context_length = data.draw(st.integers(1, 9))
+    keys = {
+        "bias": data.draw(st.booleans()),
+        "pad_vocab_to": data.draw(st.sampled_from([1, 64])),
+        "attention": data.draw(st.sampled_from(["matmul", "sdpa"])),
+        "compile": data.draw(st.booleans()),  # of the model's MLP: another way to write GELU
+    }
+    sampling = data.draw(st.sampled_from([GREEDY, SAMPLED, Sampling(0.9, top_k=5)]))
+    token = st.integers(0, END - 1)
+    prompts = data.draw(st.lists(st.lists(token, min_size=1, max_size=2 * context_length), min_size=1, max_size=4))
+    prompts += data.draw(st.lists(st.sampled_from(prompts), max_size=2))
+    lengths = [data.draw(st.integers(1, 3 * context_length)) for _ in prompts]
+    seeds = [data.draw(st.integers(0, 3)) for _ in prompts]
+    found = cached(random_gpt(context_length, **keys), prompts, lengths, sampling, seeds)
+    gpt = random_gpt(context_length, **keys)
+    cases = zip(prompts, lengths, seeds, strict=True)
+    assert found == [uncached(gpt, prompt, n, sampling, seed) for prompt, n, seed in cases]
+
+
+def test_windows_move_together_and_apart():
+    prompts, lengths = [random_tokens(n, seed=n) for n in (3, 3, 8, 5, 1)], [30, 30, 30, 4, 9]
+    gpt = random_gpt(8)
+    expected = [uncached(gpt, prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]
+    assert cached(gpt, prompts, lengths) == expected
+
+
+def test_a_cache_for_no_more_than_is_needed_is_enough():
+    prompts = [random_tokens(5), random_tokens(2)]
+    assert cached(random_gpt(50), prompts, [6, 6], n_tokens=11) == [uncached(random_gpt(50), p, 6) for p in prompts]
+
+
+def test_the_end_of_the_text_ends_one_text_and_not_the_others():
+    gpt = random_gpt(8)
+    gpt.token_embedding.weight.data[END] *= 1.5
+    prompts = [[token] for token in range(20)]
+    expected = [uncached(gpt, prompt, 20) for prompt in prompts]
+    sizes = set(map(len, expected))
+    assert 20 in sizes and len(sizes) > 2
+    assert cached(gpt, prompts, [20] * len(prompts)) == expected
+
+
+def watched(gpt):
+    """Lists that fill with the shapes (B, T) of tokens that the model runs, and with the positions of the head."""
+    shapes, rows = [], []
+    gpt.token_embedding.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    gpt.head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
+    return shapes, rows
+
+
+def test_samples_share_the_run_of_their_prompt_and_a_token_costs_one_position():
+    gpt = random_gpt(20)
+    shapes, rows = watched(gpt)
+    one, two = random_tokens(9, seed=1), random_tokens(6, seed=2)
+    cached(gpt, [one, one, two, one], [5] * 4, SAMPLED, seeds=[0, 1, 2, 3])
+    assert shapes == [(2, 9)] + 4 * [(4, 1)]
+    assert rows == [2] + 4 * [4]
+
+
+def test_only_texts_whose_window_moves_run_it_again():
+    gpt = random_gpt(6)
+    shapes, rows = watched(gpt)
+    cached(gpt, [random_tokens(6), random_tokens(3)], [3, 3])
+    assert shapes == [(2, 6), (2, 1), (1, 3), (2, 1)] and rows == [2, 2, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs(dtype):
+    gpt = random_gpt(8, bias=True, pad_vocab_to=64).to(dtype)
+    found = cached(gpt, [random_tokens(5), random_tokens(12)], [20, 20], SAMPLED)
+    assert all(0 <= token < END for tokens in found for token in tokens)
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    gpt = random_gpt(8, pad_vocab_to=64)
+    gpt.norm.weight.data[3] = torch.nan
+    with pytest.raises(BadInput, match="not finite in float32"):
+        cached(gpt, [[1, 2]], [3])
+
+
+# -- drawing
+
+
+def drawn(probabilities, n=400, **options):
+    sampling, generator = Sampling(**options), torch.Generator().manual_seed(0)
+    logits = torch.tensor(probabilities).log()
+    tokens = [int(draw(logits.clone(), sampling, generator)) for _ in range(n)]
+    return [tokens.count(token) / n for token in range(len(probabilities))]
+
+
+PROBABILITIES = [0.15, 0.5, 0.05, 0.3]
+
+
+@pytest.mark.parametrize(
+    "options, allowed",
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 1}, {1}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_k": 9}, {0, 1, 2, 3}),
+        ({"top_p": 0.01}, {1}),
+        ({"top_p": 0.49}, {1}),
+        ({"top_p": 0.6}, {1, 3}),
+        ({"top_p": 0.79}, {1, 3}),
+        ({"top_p": 0.9}, {0, 1, 3}),
+        ({"top_p": 0.6, "top_k": 3}, {1, 3}),
+        ({"top_p": 0.9, "top_k": 2}, {1, 3}),
+        ({"top_k": 2, "top_p": 0.6}, {1}),  # of the two that are left, the first has 0.625
+        ({"temperature": 0}, {1}),
+    ],
+    ids=str,
+)
+def test_which_tokens_can_be_drawn(options, allowed):
+    shares = drawn(PROBABILITIES, **options)
+    assert {token for token, share in enumerate(shares) if share} == allowed
+    total = sum(PROBABILITIES[token] for token in allowed)
+    if options.get("temperature", 1):
+        expected = [PROBABILITIES[token] / total if token in allowed else 0 for token in range(4)]
+        assert shares == pytest.approx(expected, abs=0.08)
+
+
+def test_temperature_sharpens_and_flattens():
+    cold, hot = drawn(PROBABILITIES, temperature=0.5), drawn(PROBABILITIES, temperature=100.0)
+    squares = [p * p for p in PROBABILITIES]
+    assert cold == pytest.approx([square / sum(squares) for square in squares], abs=0.08)
+    assert hot == pytest.approx([0.25] * 4, abs=0.08)
+
+
+@pytest.mark.parametrize("options", [{"top_p": 1e-60}, {"temperature": 1e-60}])
+def test_tiny_options_draw_the_likeliest(options):
+    assert drawn(PROBABILITIES, n=1, **options) == [0, 1, 0, 0]
+
+
+def candidates(logits, sampling):
+    """{token: weight} of the tokens that can be drawn."""
+    found = []
+
+    def every(weights, n, generator):
+        found.extend(weights[weights > 0].tolist())
+        return weights.nonzero()[:, 0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "multinomial", every)
+        tokens = draw(logits, sampling, None).tolist()
+    return dict(zip(tokens, found, strict=True))
+
+
+numbers = st.floats(-40, 40, width=32) | st.sampled_from([-torch.inf, -1e30, 0.0, 1.0, 1e4])
+
+
+@settings(max_examples=300)
+@given(
+    logits=st.lists(numbers, min_size=1, max_size=40).filter(lambda logits: max(logits) > -1e20),
+    temperature=st.sampled_from([0.1, 0.8, 1.0, 3.0]),
+    top_k=st.integers(0, 45),
+    top_p=st.floats(0.001, 1) | st.just(1.0),
+)
+def test_the_nucleus_is_that_of_sorting_everything(logits, temperature, top_k, top_p):
+    """The candidates are the likeliest tokens, as many as reach top_p of the total of the top_k likeliest."""
+    weights = candidates(torch.tensor(logits), Sampling(temperature, top_k, top_p))
+    exact = [float(x) for x in torch.tensor(logits)]
+    powers = [math.exp((x - max(exact)) / temperature) for x in exact]
+    ranked = sorted((power / sum(powers) for power in powers), reverse=True)[: top_k or None]
+    before = [sum(ranked[:place]) / sum(ranked) for place in range(len(ranked))]
+    least, most = (
+        sum(total < top_p + slack and p > 1e-300 for total, p in zip(before, ranked, strict=True))
+        for slack in (-1e-9, 1e-9)
+    )
+    assert max(least, 1) <= len(weights) <= max(most, 1)
+    assert sorted(weights.values(), reverse=True) == pytest.approx(ranked[: len(weights)], rel=1e-6)
+    for token, weight in weights.items():
+        assert weight == pytest.approx(powers[token] / sum(powers), rel=1e-6)
+
+
+def test_of_equally_likely_tokens_top_k_takes_k():
+    assert len(candidates(torch.zeros(10), Sampling(top_k=3))) == 3
+    assert set(candidates(torch.tensor([1.0, 0, 1, 0, 1]), Sampling(top_k=3))) == {0, 2, 4}

@@ -1,0 +1,76 @@
+"""A text returns its characters as soon as they are certain, and ends where it should."""
+
+import torch
+from gpts import END, TOKENIZER
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoladder.data.tokenizer import build_tokenizer
+from nanoladder.infer import Text
+
+BYTES = build_tokenizer("byte")
+
+
+def pieces(ids, stop="", max_new_tokens=100, tokenizer=BYTES):
+    """What take() returns after each of the ids, until the text ends."""
+    text, found = Text(tokenizer, [1], torch.Generator(), max_new_tokens, stop), []
+    for token in ids:
+        if text.ended:
+            break
+        text.add(token)
+        found.append(text.take())
+    return found
+
+
+def test_characters_of_several_tokens_are_returned_whole():
+    assert list(filter(None, pieces("é☕x😀".encode()))) == ["é", "☕", "x", "😀"]  # each as soon as it is whole
+
+
+def test_half_a_character_is_marked_as_such():
+    assert "".join(pieces("x☕".encode()[:-1], max_new_tokens=3)) == "x\ufffd"
+    assert pieces(b"\x80x") == ["\ufffd", "x"]
+
+
+def test_the_end_of_the_text_and_the_last_token_end_it():
+    assert pieces([0, 1, END, 2], tokenizer=TOKENIZER) == ["A", "B", ""]
+    assert pieces([0, 1, 2], max_new_tokens=2, tokenizer=TOKENIZER) == ["A", "B"]
+    text = Text(TOKENIZER, [3, 4], torch.Generator(), 5)
+    text.add(END)
+    assert text.tokens == [3, 4] and text.ended  # the end is no token of the text
+
+
+def test_the_stop_text_and_its_beginnings_are_held_back():
+    assert pieces(b"one stop two", "stop") == ["o", "n", "e", " ", "", "", "", ""]
+    assert pieces(b"stop", "stop") == ["", "", "", ""]
+    assert pieces(b"s stop", "stop") == ["", "s ", "", "", "", ""]
+    assert pieces(b"ssstop!", "stop") == ["", "s", "s", "", "", ""]
+    assert pieces(b"sto", "stop", max_new_tokens=3) == ["", "", "sto"]  # the last token: it was no stop
+    assert pieces("a☕b".encode(), "☕") == ["a", "", "", ""]
+    assert pieces(b"a\n\nb", "\n\n") == ["a", "", ""]
+
+
+@given(
+    content=st.text("ab☕", max_size=12),
+    stop=st.text("ab☕", max_size=4),
+    size=st.integers(1, 30),
+    takes=st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_a_text_is_what_comes_before_the_stop_text(content, stop, size, takes):
+    text, found, ids = Text(BYTES, [1], torch.Generator(), size, stop), "", content.encode()
+    for token, take in zip(ids, takes, strict=False):
+        if text.ended:
+            break
+        text.add(token)
+        found += text.take() if take else ""  # it may be taken later
+    if not text.ended:  # all that cannot be the beginning of the stop text is there
+        found += text.take()
+        assert content.startswith(found) and stop.startswith(content[len(found) :])
+        return
+    whole = ids[:size].decode(errors="replace")
+    assert found + text.take() == (whole.partition(stop)[0] if stop else whole)
+
+
+def test_a_prompt_may_hold_the_stop_text():
+    text = Text(BYTES, list(b"a stop"), torch.Generator(), 3, "stop")
+    text.add(ord(" "))
+    assert not text.ended and text.take() == " "
