@@ -11,7 +11,7 @@ from nanoladder import checkpoint, files, machine
 from nanoladder.data.tokenizer import encode, end_of_text
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.infer import CachedGPT, Sampling, Text, describe_speed, generate
+from nanoladder.infer import CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
 
 LONGEST_PROMPT = 2**24  # bytes
 
@@ -20,10 +20,14 @@ def main(argv):
     options = parse(argv)
     prompts = read_prompts(options)
     device = machine.choose_device(options.device)
+    if options.quantize:
+        require_gain(device, len(prompts) * options.num_samples, options.compile)
     source = options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint)
     gpt = checkpoint.load_gpt(source)
     tokenizer = checkpoint.tokenizer_of(source, gpt.config.vocab_size)
     gpt.to(device, machine.choose_dtype(options.dtype, device))
+    if options.quantize:
+        quantize(gpt)
     if options.interactive:
         return converse(prepare(gpt, options.num_samples, gpt.config.context_length, options), tokenizer, options)
     starts = [to_tokens(prompt, tokenizer) for prompt in prompts]
@@ -60,6 +64,7 @@ def parse(argv):
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     add("--dtype", default="auto", choices=dtypes, help="of weights and cache; auto: half precision if native")
+    add("--quantize", choices=["int8"], help="weights of one byte: faster with --compile, for one sample at a time")
     add("--compile", action="store_true", help="compile the step of one token: slower to start, faster to write")
     options = parser.parse_args(argv)
     for condition, message in [
@@ -108,7 +113,7 @@ def to_tokens(prompt, tokenizer):
 
 def prepare(gpt, n_rows, n_tokens, options):
     """A CachedGPT for n_rows texts of n_tokens tokens; compiled, if asked for. Raises BadInput if it does not fit."""
-    device, element = gpt.head.weight.device, gpt.head.weight.element_size()
+    device, element = gpt.norm.weight.device, gpt.norm.weight.element_size()
     needed, free = 2 * gpt.config.n_layer * gpt.config.n_embd * n_rows * n_tokens * element, machine.free_memory(device)
     if needed > free:
         raise BadInput(

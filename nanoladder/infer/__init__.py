@@ -1,13 +1,15 @@
 """Generation: a cache of keys and values, drawing of tokens, texts as they grow.
 
 cache.py runs a model one token at a time, generate.py draws the tokens, text.py turns them into characters, linear.py
-has matrix products for a single row, speed.py compares with the memory's speed. They take over parts of a model from
-outside: model.py knows nothing of it. Not here: the command line (sample.py), reading models (nanoladder/checkpoint).
+has matrix products for a single row, int8.py weights of a byte, speed.py compares with the memory's speed. They take
+over parts of a model from outside: model.py knows nothing of it. Not here: the command line (sample.py), reading models
+(nanoladder/checkpoint).
 """
 
 from nanoladder.infer.cache import CachedGPT
 from nanoladder.infer.generate import Sampling, generate
+from nanoladder.infer.int8 import quantize, require_gain
 from nanoladder.infer.speed import describe_speed
 from nanoladder.infer.text import Text
 
-__all__ = ["CachedGPT", "Sampling", "Text", "describe_speed", "generate"]
+__all__ = ["CachedGPT", "Sampling", "Text", "describe_speed", "generate", "quantize", "require_gain"]

@@ -1,0 +1,74 @@
+"""Weights in int8, a quarter of float32's bytes: each row of a matrix has its own scale, activations keep their dtype.
+
+A token is bound by the memory that it reads, and int8 is less of it, if the product takes the weights as they are. A
+compiled product of a single row does. Any other makes floats of a whole matrix before it multiplies: correct, for a
+prompt and for evaluation, but slower than without int8.
+"""
+
+import torch
+from torch import nn
+
+from nanoladder.errors import BadInput
+from nanoladder.infer.linear import RowLinear
+
+LARGEST = 127  # symmetric: -128 is not used
+
+
+class Rows(nn.Module):
+    """A matrix (R, C) in int8 with a scale for each row, at most half a scale from each of its weights."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.dtype, weight = weight.dtype, weight.detach().float()
+        scales = weight.abs().amax(dim=1, keepdim=True) / LARGEST  # (R, 1)
+        codes = weight / scales.where(scales > 0, 1)  # a row of zeros, as padding is, has scale 0
+        self.register_buffer("codes", codes.round().to(torch.int8))  # (R, C)
+        self.register_buffer("scales", scales)
+
+    def forward(self, ids=...):
+        """Returns those rows, or all, in the dtype that the matrix had."""
+        return (self.codes[ids] * self.scales[ids]).to(self.dtype)
+
+
+class Int8Linear(RowLinear):
+    """A Linear whose weight is computed from Rows: by a compiled product of a single row, while it reads them."""
+
+    @property
+    def weight(self):
+        return self.rows()
+
+
+class Int8Embedding(nn.Embedding):
+    """An Embedding that looks its ids up in Rows."""
+
+    def forward(self, ids):
+        return self.rows(ids)
+
+
+def quantize(gpt):
+    """Makes the weights of every Linear of a GPT int8, and of its token embedding, once with the head tied to it.
+
+    Call it on the device, in the dtype that is to stay. It is for inference alone.
+    """
+    tied = {}  # weight: Rows
+    for module in [*gpt.modules()]:
+        if type(module) is nn.Linear or module is gpt.token_embedding:
+            weight = module.weight
+            del module.weight
+            if weight not in tied:
+                tied[weight] = Rows(weight)
+            module.rows = tied[weight]
+            module.__class__ = Int8Linear if isinstance(module, nn.Linear) else Int8Embedding
+
+
+def require_gain(device, n_rows, compile):
+    """Raises BadInput where int8 cannot be faster than the unquantized weights."""
+    if device.type == "mps":
+        raise BadInput("quantize=int8: expected a CPU or a CUDA GPU; on mps it is not known to be faster")
+    if not compile:
+        raise BadInput("quantize=int8 is slower unless it is compiled; expected --compile too, or no --quantize")
+    if n_rows > 1:
+        raise BadInput(
+            f"quantize=int8 is slower for {n_rows} samples at once; expected one prompt and --num_samples=1, or no "
+            "--quantize"
+        )
