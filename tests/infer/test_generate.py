@@ -120,6 +120,9 @@ def test_only_texts_whose_window_moves_run_it_again():
     shapes, rows = watched(gpt)
     cached(gpt, [random_tokens(6), random_tokens(3)], [3, 3])
     assert shapes == [(2, 6), (2, 1), (1, 3), (2, 1)] and rows == [2, 2, 1, 2]
+    del shapes[:]
+    cached(gpt, [random_tokens(6), random_tokens(8)], [3, 3])  # both at once
+    assert shapes == [(2, 6), (2, 3), (2, 1)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -228,6 +231,13 @@ def test_the_nucleus_is_that_of_sorting_everything(logits, temperature, top_k, t
     assert sorted(weights.values(), reverse=True) == pytest.approx(ranked[: len(weights)], rel=1e-6)
     for token, weight in weights.items():
         assert weight == pytest.approx(powers[token] / sum(powers), rel=1e-6)
+
+
+def test_a_long_tail_counts_in_the_total():
+    """The candidates reach top_p of all probability, half of whose missing part lies in a tail that is not sorted."""
+    tail = [0.05 / 10000] * 10000
+    weights = candidates(torch.tensor([0.0095] * 100 + tail).log(), Sampling(top_p=0.9))
+    assert len(weights) == 95  # 0.9 / 0.0095
 
 
 def test_of_equally_likely_tokens_top_k_takes_k():
