@@ -1,6 +1,7 @@
 """Generates text from a trained model: python sample.py --out_dir=out/x --prompt="def " """
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,31 +13,50 @@ from nanoladder.data.tokenizer import encode, end_of_text
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.infer import CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
+from nanoladder.run.failures import explain_compiler_failure
+from nanoladder.run.memory import is_out_of_memory
 
 LONGEST_PROMPT = 2**24  # bytes
 
 
 def main(argv):
     options = parse(argv)
-    prompts = read_prompts(options)
+    try:
+        run(options, read_prompts(options))
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more as it ends
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            tell("error: out of memory; expected fewer samples, shorter prompts or --dtype=bfloat16")
+            sys.exit(3)
+        explain_compiler_failure(error, options)
+        raise
+
+
+def run(options, prompts):
+    """Loads the model and prints what it writes after the prompts. Raises BadInput."""
     device = machine.choose_device(options.device)
+    if options.compile:
+        machine.find_compiler(device)
     if options.quantize:
         require_gain(device, len(prompts) * options.num_samples, options.compile)
     source = options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint)
+    dtype = machine.choose_dtype(options.dtype, device)
+    tell(f"loading {source}, in {str(dtype).removeprefix('torch.')} on {device} ...", progress=True)
     gpt = checkpoint.load_gpt(source)
     tokenizer = checkpoint.tokenizer_of(source, gpt.config.vocab_size)
-    gpt.to(device, machine.choose_dtype(options.dtype, device))
+    gpt.to(device, dtype)
     if options.quantize:
         quantize(gpt)
+    size = gpt.config.context_length
     if options.interactive:
-        return converse(prepare(gpt, options.num_samples, gpt.config.context_length, options), tokenizer, options)
-    starts = [to_tokens(prompt, tokenizer) for prompt in prompts]
-    for number, start in enumerate(starts, 1):
-        if len(start) > gpt.config.context_length:
-            tell(f"prompt {number} has {len(start):,} tokens; the model sees the last {gpt.config.context_length:,}")
-    n_tokens = min(max(map(len, starts)) + options.max_new_tokens, gpt.config.context_length)
+        return converse(prepare(gpt, options.num_samples, size, options), tokenizer, options)
+    starts = [to_tokens(prompt, tokenizer, size) for prompt in prompts]
+    n_tokens = min(max(map(len, starts)) + options.max_new_tokens, size)
     model = prepare(gpt, len(prompts) * options.num_samples, n_tokens, options)
-    write(model, tokenizer, list(zip(prompts, starts, strict=True)), options)
+    n_new, n_rounds, seconds = write(model, tokenizer, prompts, starts, options)
+    if n_rounds:
+        tell(describe_speed(model, n_new, n_rounds, seconds))
 
 
 def parse(argv):
@@ -47,11 +67,7 @@ def parse(argv):
     add("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
     add("--prompt", action="append", default=[], metavar="TEXT", help="text to continue; -: stdin; several: one batch")
     add(
-        "--prompt_file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file to continue, without its last newline",
+        "--prompt_file", action="append", default=[], metavar="FILE", help="a text file to continue; several: one batch"
     )
     add("--interactive", action="store_true", help="continue line after line as they are typed")
     add("--num_samples", type=int, default=1, help="samples of each prompt, in one batch (default: %(default)s)")
@@ -65,13 +81,16 @@ def parse(argv):
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     add("--dtype", default="auto", choices=dtypes, help="of weights and cache; auto: half precision if native")
     add("--quantize", choices=["int8"], help="weights of one byte: faster with --compile, for one sample at a time")
-    add("--compile", action="store_true", help="compile the step of one token: slower to start, faster to write")
+    words = {"nargs": "?", "const": "True", "choices": ["True", "False"]}
+    add("--compile", default="False", **words, help="compile the step of one token: slower to start, faster to write")
     options = parser.parse_args(argv)
+    options.compile = options.compile == "True"
     for condition, message in [
         (options.num_samples >= 1, "num_samples: expected at least 1"),
         (options.max_new_tokens >= 1, "max_new_tokens: expected at least 1"),
         (options.temperature >= 0, "temperature: expected 0 or more"),
         (options.top_k >= 0, "top_k: expected 0 or more"),
+        (0 <= options.seed < 2**63, "seed: expected 0 or more, below 2**63"),
         (0 < options.top_p <= 1, "top_p: expected above 0, up to 1"),
         (options.prompt.count("-") <= 1, "prompt=-: expected once, since stdin is read once"),
         (not options.interactive or not (options.prompt or options.prompt_file), "interactive: expected no prompts"),
@@ -82,11 +101,18 @@ def parse(argv):
 
 
 def read_prompts(options):
-    """Texts to continue, in order: those of --prompt, of --prompt_file, or an empty one. Raises BadInput."""
+    """Texts to continue, in order: those of --prompt, of --prompt_file, or an empty one. Raises BadInput.
+
+    The last newline of a file, or of stdin, is no part of the text.
+    """
     found = []
     for prompt in options.prompt:
-        text = sys.stdin.buffer.read() if prompt == "-" else prompt.encode(errors="surrogateescape")
-        found.append(decode(text, f"prompt={prompt}"))
+        if prompt != "-":
+            found.append(decode(prompt.encode(errors="surrogateescape"), "prompt"))
+        elif len(content := sys.stdin.buffer.read(LONGEST_PROMPT + 1)) > LONGEST_PROMPT:
+            raise BadInput(f"prompt=-: expected at most {LONGEST_PROMPT:,} bytes")
+        else:
+            found.append(decode(content, "prompt=-").removesuffix("\n"))
     for path in options.prompt_file:
         try:
             content = files.read(Path(path), LONGEST_PROMPT)
@@ -105,10 +131,13 @@ def decode(content, name):
         raise BadInput(f"{name}: byte {error.start} is no UTF-8; expected text in UTF-8") from None
 
 
-def to_tokens(prompt, tokenizer):
-    """Token ids of a prompt. An empty one starts a new document, as in the training data."""
+def to_tokens(prompt, tokenizer, size):
+    """Token ids of a prompt for a context of that size. An empty one starts a new document, as in the training data."""
     end = end_of_text(tokenizer)
-    return encode(tokenizer, prompt) or [0 if end is None else end]
+    tokens = encode(tokenizer, prompt) or [0 if end is None else end]
+    if len(tokens) > size:
+        tell(f"a prompt of {len(tokens):,} tokens, of which the model sees the last {size:,}")
+    return tokens
 
 
 def prepare(gpt, n_rows, n_tokens, options):
@@ -117,35 +146,35 @@ def prepare(gpt, n_rows, n_tokens, options):
     needed, free = 2 * gpt.config.n_layer * gpt.config.n_embd * n_rows * n_tokens * element, machine.free_memory(device)
     if needed > free:
         raise BadInput(
-            f"{n_rows} samples of up to {n_tokens} tokens need a cache of {needed / 1e9:.1f} GB, of which "
-            f"{free / 1e9:.1f} are free; expected fewer samples, or a smaller --max_new_tokens"
+            f"{n_rows} samples of up to {n_tokens} tokens need a cache of {needed / 1e9:,.1f} GB, and "
+            f"{free / 1e9:,.1f} GB are free; expected fewer samples, or a smaller --max_new_tokens"
         )
     if options.compile:
-        machine.find_compiler(device)
-        tell("compiling the step of one token ...")
+        tell("compiling the step of one token ...", progress=True)
     return CachedGPT(gpt, n_rows, n_tokens, options.compile)
 
 
-def write(model, tokenizer, prompts, options):
-    """Prints the samples of each prompt, (text, token ids), in order, the first as it grows; then the speed."""
+def write(model, tokenizer, prompts, starts, options):
+    """Prints the samples of each prompt in order, the first as it grows. starts: the prompts' token ids.
+
+    Returns the number of new tokens and of rounds, and the seconds that they took, all without the first round: that
+    runs the prompts.
+    """
     texts, headings = [], []
-    for prompt, start in prompts:
-        for number in range(options.num_samples):
-            generator = torch.Generator(model.device).manual_seed(options.seed + number)
+    for i, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
+        for j in range(options.num_samples):
+            generator = torch.Generator(model.device).manual_seed(options.seed + j)
             texts.append(Text(tokenizer, start, generator, options.max_new_tokens, options.stop))
-            headings.append(prompt)
-    if len(texts) > 1:
-        headings = [f"--- sample {number}\n{prompt}" for number, prompt in enumerate(headings, 1)]
+            names = [f"prompt {i + 1}"] * (len(prompts) > 1) + [f"sample {j + 1}"] * (options.num_samples > 1)
+            headings.append(f"--- {', '.join(names)}\n{prompt}" if names else prompt)
     print(headings[0], end="", flush=True)
-    n_rounds, shown = -1, 0  # the first round runs the prompts
+    n_rounds, shown = -1, 0
     for _ in generate(model, texts, Sampling(options.temperature, options.top_k, options.top_p)):
         n_rounds += 1
         if n_rounds == 0:
             begun, start = sum(len(text.tokens) for text in texts), time.perf_counter()
         shown = show(texts, headings, shown)
-    if n_rounds:
-        n_tokens = sum(len(text.tokens) for text in texts) - begun
-        tell(describe_speed(model, n_tokens, n_rounds, time.perf_counter() - start))
+    return sum(len(text.tokens) for text in texts) - begun, n_rounds, time.perf_counter() - start
 
 
 def show(texts, headings, shown):
@@ -160,25 +189,28 @@ def show(texts, headings, shown):
 
 
 def converse(model, tokenizer, options):
-    """Continues each line that is typed, until the end of the input. Ctrl-C ends a sample."""
+    """Continues each line that is typed, until the end of the input. Ctrl-C ends a sample, or a line half typed."""
     with contextlib.suppress(ImportError):  # Windows has none, and its console keeps a history
         import readline  # noqa: F401  input() then edits lines and keeps a history
 
+    sys.stdin.reconfigure(errors="surrogateescape")  # decode() says what is wrong
+    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:
-            prompt = input("> ")
-            write(model, tokenizer, [(prompt, to_tokens(prompt, tokenizer))], options)
+            prompt = decode(input(mark).encode(errors="surrogateescape"), "prompt")
+            write(model, tokenizer, [prompt], [to_tokens(prompt, tokenizer, model.n_tokens)], options)
         except EOFError:
-            return print()
+            return print(end="\n" if mark else "")
         except KeyboardInterrupt:
             print()
         except BadInput as error:
             tell(f"error: {error}")
 
 
-def tell(line):
-    """Prints a line beside the samples, to stderr."""
-    print(line, file=sys.stderr, flush=True)
+def tell(line, progress=False):
+    """Prints a line beside the samples, to stderr; one of progress only for somebody who waits at a terminal."""
+    if not progress or sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

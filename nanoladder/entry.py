@@ -15,9 +15,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_script(main):
-    """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2; on Ctrl-C,
-    exits with code 130.
+    """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
 
+    On Ctrl-C, unless main handles it, exits with code 130.
     Under torchrun, prints a line that several processes end with only once.
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
@@ -37,7 +37,7 @@ def run_script(main):
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(130)  # as shells report Ctrl-C
     except SystemExit as stop:
         if several and isinstance(stop.code, str) and already_printed(stop.code):
             sys.exit(1)

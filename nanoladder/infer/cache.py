@@ -29,7 +29,7 @@ class CachedGPT:
         self.rows = self.positions = self.visible = None  # of the call that runs
         gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
         for block, layer in zip(gpt.blocks, self.layers, strict=True):
-            block.attention.attend = partial(self.attend, *layer)
+            block.attention.attend, block.attention.future = partial(self.attend, *layer), None  # read no more
         if compile:
             self.compile()
 

@@ -28,6 +28,6 @@ def describe_speed(model, n_tokens, n_rounds, seconds):
     """One line: tokens per second, and the share of the copy rate that n_rounds in that time reached."""
     rate, limit = bytes_per_round(model) * n_rounds / seconds, copy_rate(model.device)
     return (
-        f"{n_tokens / seconds:,.1f} tokens/s; weights and cache read at {rate / 1e9:,.1f} GB/s, "
-        f"{rate / limit:.0%} of the {limit / 1e9:,.1f} GB/s of a copy"
+        f"{n_tokens / seconds:,.1f} tokens/s; weights and cache read at {rate / 1e9:,.3g} GB/s, "
+        f"{rate / limit:.0%} of the {limit / 1e9:,.3g} GB/s of a copy"
     )
