@@ -1,16 +1,25 @@
 """sample.py samples according to its options, reproducibly, and prints complete characters."""
 
+import contextlib
+import io
+import os
+import re
+import select
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import replace, saved, tiny
+from conftest import ROOT, replace, saved, tiny
 
 import sample
 import train
 from model import GPT
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import encode, load_tokenizer
+from nanoladder.infer import CachedGPT
 from nanoladder.run import metrics
 
 
@@ -73,6 +82,71 @@ def test_the_least_of_chance_is_the_likeliest_token(words, prompt, text, trained
     assert text(f"--prompt={prompt}", *words) == likeliest(trained, prompt, 40) + "\n"
 
 
+def test_a_batch_of_prompts_is_what_each_is_alone(text, tmp_path):
+    (tmp_path / "file").write_bytes(b"at the cafe\n\n")
+    options = "--seed=1", "--temperature=1.5", "--stop=s"
+    prompts = "--prompt=the", "--prompt=the cat sat on the mat", f"--prompt_file={tmp_path / 'file'}", "--prompt=t"
+    alone = [text(prompt, *options, f"--seed={seed}") for prompt in prompts for seed in (1, 2)]
+    together = text(*prompts, *options, "--num_samples=2")
+    order = [0, 1, 2, 3, 6, 7, 4, 5]  # files after texts
+    names = [f"--- prompt {i}, sample {j}\n" for i in (1, 2, 3, 4) for j in (1, 2)]
+    assert together == "".join(name + alone[place] for name, place in zip(names, order, strict=True))
+    assert alone[4].startswith("at the cafe\n") and not alone[4].startswith("at the cafe\n\n\n")
+    assert len({len(each) for each in alone}) > 3  # they end at different times
+    named = text("--prompt=the", "--prompt=t", *options)
+    assert named == f"--- prompt 1\n{alone[0]}--- prompt 2\n{alone[6]}"
+
+
+def test_a_sample_ends_before_the_stop_text(text):
+    whole = text("--prompt=the", "--temperature=0").removesuffix("\n")
+    stop = whole[9:12]
+    assert text("--prompt=the", "--temperature=0", f"--stop={stop}") == whole[: whole.index(stop, 3)] + "\n"
+    assert text("--prompt=the", "--temperature=0", f"--stop={whole[3]}") == "the\n"  # the very first character
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """stdin(content): bytes that the next command line reads."""
+    return lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+def test_a_prompt_from_stdin(text, stdin):
+    stdin(b"the cat\n")
+    assert text("--prompt=-", "--temperature=0") == text("--prompt=the cat", "--temperature=0")
+    stdin(b"the cat")
+    assert text("--prompt=-", "--temperature=0") == text("--prompt=the cat", "--temperature=0")
+    stdin(b"")
+    assert text("--prompt=-", "--temperature=0") == text("--temperature=0")
+
+
+def test_a_prompt_longer_than_the_context_is_said_to_be(trained, run_main):
+    words = f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=1"
+    assert run_main(sample.main, *words, "--prompt=" + 16 * "t").err == ""
+    result = run_main(sample.main, *words, "--prompt=" + 17 * "t", "--prompt=t")
+    assert result.err == "a prompt of 17 tokens, of which the model sees the last 16\n" and result.code == 0
+
+
+@pytest.mark.parametrize("case", ["one", "batch", "stopped", "one token"])
+def test_the_speed_is_that_of_the_rounds_after_the_first(case, text, monkeypatch):
+    asked, new = [], text("--prompt=the", "--temperature=0")[3:-1]
+    monkeypatch.setattr(sample, "describe_speed", lambda model, *numbers: asked.append(numbers) or "fast")
+    words, expected = {
+        "one": ([], (39, 39)),
+        "batch": (["--max_new_tokens=3", "--num_samples=4"], (8, 2)),
+        "stopped": ([f"--stop={new[9:12]}"], 2 * (new.index(new[9:12]) + 2,)),  # 3 of the stop text, less the first
+        "one token": (["--max_new_tokens=1"], None),  # that is drawn from the run of the prompt
+    }[case]
+    text("--prompt=the", "--temperature=0", *words)
+    assert [numbers[:2] for numbers in asked] == ([expected] if expected else [])
+    assert all(seconds > 0 for _, _, seconds in asked)
+
+
+def test_the_line_of_the_speed(trained, run_main):
+    result = run_main(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=9")
+    line = r"[\d,.]+ tokens/s; weights and cache read at \S+ GB/s, \d+% of the \S+ GB/s of a copy\n"
+    assert re.fullmatch(line, result.err)
+
+
 def test_an_empty_prompt_begins_a_document(text, trained):
     assert text("--temperature=0") == likeliest(trained, "\n", 40)[1:] + "\n"
 
@@ -84,6 +158,148 @@ def test_a_character_that_the_tokenizer_does_not_know(trained, refused):
 
 def test_the_dataset_may_be_gone(trained):
     assert {"tokenizer.json", "tokenizer.tiktoken"} <= {path.name for path in Path(trained.out_dir).iterdir()}
+
+
+# -- the ends of a run
+
+
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 3, "error: out of memory; expected fewer"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), 3, "error: out of memory; expected"),
+        (torch._dynamo.exc.BackendCompilerFailed(print, OSError("no g++"), None), 1, "error: torch.compile failed: "),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_ends_are_one_line(error, code, line, trained, run_main, monkeypatch):
+    def step(*arguments):
+        raise error
+
+    monkeypatch.setattr(CachedGPT, "step", step)
+    monkeypatch.setattr(CachedGPT, "compile", lambda model: None)
+    result = run_main(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", "--prompt=the", "--compile")
+    text = result.err or str(result.code)
+    assert text.startswith(line) and text.count("\n") <= 1
+    assert result.code in (code, text) and result.out.startswith("the")
+
+
+def test_any_other_error_is_not_hidden(trained, run_main, monkeypatch):
+    monkeypatch.setattr(sample, "generate", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_main(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu")
+
+
+def test_a_cache_larger_than_the_memory_is_not_begun(trained, refused, monkeypatch):
+    monkeypatch.setattr(sample, "CachedGPT", None)
+    words = f"--out_dir={trained.out_dir}", "--device=cpu", "--num_samples=1000000000", "--dtype=bfloat16"
+    line = refused(sample.main, *words)
+    assert "a cache of 4,096.0 GB" in line and "fewer samples" in line  # 2 · 2 layers · 32 · 16 tokens · 2 bytes
+
+
+def test_a_machine_without_a_compiler(trained, refused, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    line = refused(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", "--compile")
+    assert "no-such-compiler is missing" in line and "--compile=False" in line
+
+
+@pytest.mark.slow
+def test_compiled_text_is_the_same(text):
+    """A single row, whose products are our own; several; and a window that moves."""
+    for words in (["--prompt=the"], ["--prompt=the", "--prompt=at the", "--num_samples=2"]):
+        assert text(*words, "--temperature=0", "--compile") == text(*words, "--temperature=0", "--compile=False")
+
+
+# -- interactive
+
+
+def test_lines_from_a_pipe_are_continued_one_after_another(trained, text, stdin, run_main):
+    words = f"--out_dir={trained.out_dir}", "--device=cpu", "--dtype=float32", "--max_new_tokens=40", "--interactive"
+    stdin("the\n\nЖ\n".encode() + b"caf\xc3\nat the\n" + b"t" * 20)
+    result = run_main(sample.main, *words)
+    assert result.code == 0
+    assert result.out == "".join(text(f"--prompt={prompt}") for prompt in ("the", "", "at the", "t" * 20))
+    errors = result.err.splitlines()
+    assert len(errors) == 3 and "'Ж'" in errors[0] and "byte 3 is no UTF-8" in errors[1] and "20 tokens" in errors[2]
+
+
+class Terminal:
+    """sample.py in a pseudo-terminal of its own."""
+
+    def __init__(self, *words):
+        self.end, inside = os.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "sample.py", *words],
+            cwd=ROOT,
+            env=os.environ | {"TERM": "dumb", "OMP_NUM_THREADS": "1"},
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            preexec_fn=lambda: os.login_tty(0),  # Ctrl-C then is a signal
+        )
+        os.close(inside)
+
+    def read(self, pattern):
+        """Reads until the end of what was printed matches. Returns it all."""
+        seen, until = b"", time.monotonic() + 120
+        while not re.search(pattern, text := seen.decode(errors="replace").replace("\r\n", "\n"), re.DOTALL):
+            assert time.monotonic() < until and select.select([self.end], [], [], 120)[0], text
+            with contextlib.suppress(OSError):  # Linux: the other end is closed
+                seen += os.read(self.end, 4096)
+        return text
+
+    def type(self, keys):
+        os.write(self.end, keys)
+
+    def close(self):
+        """Returns the exit code."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        self.process.kill()
+        os.close(self.end)
+        return self.process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_a_conversation(trained):
+    terminal = Terminal("--interactive", f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=10000000")
+    assert terminal.read("> $").startswith("loading ")
+    terminal.type(b"the cat\n")
+    terminal.read(r"the cat\nthe cat.{50}")  # the line as it is typed, then the sample, which streams
+    terminal.type(b"\x03")  # Ctrl-C ends the sample and not the program
+    terminal.read(r"\n> $")
+    terminal.type(b"\x1b[A\n")  # arrow up: the line before
+    terminal.read(r"the cat\nthe cat.{50}")
+    terminal.type(b"\x03")
+    terminal.read(r"\n> $")
+    terminal.type(b"at th")
+    terminal.read("at th$")
+    terminal.type(b"\x03")  # Ctrl-C drops a line half typed
+    assert "Traceback" not in terminal.read(r"\n> $")
+    terminal.type(b"\x04")  # Ctrl-D
+    assert terminal.close() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_ctrl_c_ends_a_sample_and_the_program_if_there_is_one_sample(trained):
+    terminal = Terminal("--prompt=at", f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=10000000")
+    terminal.read("\nat.{50}")
+    terminal.type(b"\x03")
+    assert terminal.close() == 130
+
+
+@pytest.mark.slow
+def test_a_pipe_that_is_closed_ends_the_program(trained):
+    words = f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=10000000", "--prompt=at"
+    command = [sys.executable, "sample.py", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.read(20).startswith(b"at")
+    process.stdout.close()
+    assert process.wait(60) == 0 and process.stderr.read() == b""
+    process.stderr.close()
 
 
 # -- bad input
@@ -102,11 +318,34 @@ def test_the_dataset_may_be_gone(trained):
         ("--top_p=0", ["top_p", "up to 1"]),
         ("--top_p=1.1", ["top_p", "up to 1"]),
         ("--device=tpu", ["device=tpu", "auto, cpu, cuda"]),
+        ("--seed=-1", ["seed", "0 or more"]),
+        ("--seed=9223372036854775808", ["seed", "below 2**63"]),
+        ("--compile=maybe", ["compile", "True", "False"]),
+        ("--prompt=a\udcffb", ["prompt: byte 1", "UTF-8"]),
+        ("--prompt_file=nowhere", ["prompt_file=nowhere", "No such file"]),
+        ("--prompt_file=.", ["prompt_file=.", "not a regular file"]),
     ],
 )
 def test_bad_options(word, named, trained, refused):
     line = refused(sample.main, f"--out_dir={trained.out_dir}", word)
     assert all(part in line for part in named), line
+
+
+@pytest.mark.parametrize("words", [["--prompt=-", "--prompt=-"], ["--interactive", "--prompt=a"]])
+def test_prompts_that_cannot_be(words, refused):
+    assert "expected" in refused(sample.main, *words)
+
+
+def test_prompts_that_are_no_text(trained, refused, stdin, tmp_path, monkeypatch):
+    words = [f"--out_dir={trained.out_dir}"]
+    (tmp_path / "file").write_bytes(b"the\xffcat")
+    assert "file: byte 3 is no UTF-8" in refused(sample.main, *words, f"--prompt_file={tmp_path / 'file'}")
+    stdin(b"the\xff")
+    assert "prompt=-: byte 3 is no UTF-8" in refused(sample.main, *words, "--prompt=-")
+    monkeypatch.setattr(sample, "LONGEST_PROMPT", 6)
+    assert "more than 6" in refused(sample.main, *words, f"--prompt_file={tmp_path / 'file'}")
+    stdin(b"the cat")
+    assert "at most 6 bytes" in refused(sample.main, *words, "--prompt=-")
 
 
 @pytest.mark.parametrize("word", ["--temperature=hot", "--top_q=1", "x"])
