@@ -194,6 +194,7 @@ def converse(model, tokenizer, options):
         import readline  # noqa: F401  input() then edits lines and keeps a history
 
     sys.stdin.reconfigure(errors="surrogateescape")  # decode() says what is wrong
+    tell("a line is a prompt; Ctrl-C ends a sample, Ctrl-D the program", progress=True)
     mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:
