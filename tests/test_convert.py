@@ -69,15 +69,19 @@ def test_the_end_of_text_is_known_to_generation(trained, converted):
 
 
 def test_greedy_text_is_the_same_token_for_token(trained, converted, run_main):
+    """Of prompts of different lengths, here in one batch; up to the end of the context."""
     theirs, tokenizer = load(converted)
-    prompt = tokenizer("the c", return_tensors="pt")
-    n = 40 - prompt.input_ids.shape[1]
-    options = {"max_new_tokens": n, "do_sample": False, "attention_mask": torch.ones_like(prompt.input_ids)}
-    text = tokenizer.decode(theirs.generate(prompt.input_ids, **options)[0])
-    assert text.startswith("the c") and len(text) > 10
-    words = ["--prompt=the c", "--temperature=0", f"--max_new_tokens={n}", "--device=cpu", "--dtype=float32"]
+    prompts, texts = ["the c", "on the mat, naïve at"], []
+    ids = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in prompts]
+    n = 40 - max(each.shape[1] for each in ids)
+    for each in ids:
+        options = {"max_new_tokens": n, "do_sample": False, "attention_mask": torch.ones_like(each)}
+        texts.append(tokenizer.decode(theirs.generate(each, **options)[0]))
+    assert all(text.startswith(prompt) and len(text) > 10 for text, prompt in zip(texts, prompts, strict=True))
+    words = [f"--prompt={prompt}" for prompt in prompts] + ["--temperature=0", f"--max_new_tokens={n}"]
+    expected = "".join(f"--- prompt {i}\n{text}\n" for i, text in enumerate(texts, 1))
     for source in ([f"--out_dir={trained.out_dir}", "--checkpoint=last"], [f"--model=hf:{converted}"]):
-        assert run_main(sample.main, *source, *words).out == text + "\n"
+        assert run_main(sample.main, *source, *words, "--device=cpu", "--dtype=float32").out == expected
 
 
 def test_training_goes_on_from_what_was_written(trained, converted, tmp_path):
