@@ -2,6 +2,7 @@
 
 python evaluate.py --out_dir=out/x [--dataset=NAME]
 python evaluate.py --model=hf:gpt2 --tasks hellaswag lambada FILE.jsonl
+python evaluate.py --out_dir=out/x --quantize=int8
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 from model import GPT
-from nanoladder import checkpoint, data, evaluation, files, machine, parallel
+from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.data.tokenizer import load_tokenizer
 from nanoladder.entry import Parser, run_script
@@ -26,6 +27,7 @@ FIGURES = {  # in the table: label and format
     "perplexity": ("perplexity", ",.2f"),
     "bits_per_byte": ("bits per byte", ".4f"),
 }
+GENERATED = 64  # tokens whose generation is timed
 
 
 def main(argv):
@@ -70,6 +72,7 @@ def parse(argv):
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of matrix products (default: as in training)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
+    parser.add_argument("--quantize", choices=["int8"], help="compare with weights of one byte: size, speed and loss")
     parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
     parser.add_argument("--details", action="store_true", help="with the scores of each item in it")
     options = parser.parse_args(argv)
@@ -78,6 +81,11 @@ def parse(argv):
         (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
         (options.context_length >= 0, "context_length: expected at least 1"),
         (options.output or not options.details, "details: expected --output=FILE for them"),
+        (not options.quantize or not options.tasks, "quantize: expected no --tasks; it compares on a split"),
+        (
+            not options.quantize or "WORLD_SIZE" not in os.environ,
+            "quantize: expected one process",
+        ),
         (output.parent.is_dir() and not output.is_dir(), f"output={output}: expected a file in an existing folder"),
     ]:
         if not condition:
@@ -103,7 +111,43 @@ def evaluate(options, device):
         result = part.evaluate(scorer)
         print_result(name, result)
         report["results"][name] = {key: result[key] for key in result if key != "details" or options.details}
+    if options.quantize:
+        report["quantize"] = compare(options, state, source, part, result, device)
+        print_comparison(report["quantize"])
     return report
+
+
+def compare(options, state, source, part, result, device):
+    """Returns {name: size, speed and loss} of a model as it is, with that result on a part, and of its weights in int8.
+
+    Sizes and speeds are those of sample.py: in its dtype, for one sample, compiled if there is a compiler.
+    """
+    dtype = machine.choose_dtype(options.dtype, device)
+    quantized = build_model(state, source, options.context_length)
+    infer.quantize(quantized)
+    results = {str(dtype).removeprefix("torch."): result}
+    results["int8"] = part.evaluate(evaluation.Scorer(quantized, options.dtype, device, options.batch_tokens))
+    found = {}
+    for name, result in results.items():
+        gpt = build_model(state, source, options.context_length).to(device, dtype)
+        if name == "int8":
+            infer.quantize(gpt)
+        found[name] = {
+            "weights_mb": sum(tensor.nbytes for tensor in [*gpt.parameters(), *gpt.buffers()]) / 1e6,
+            "tokens_per_s": generation_rate(gpt, device),
+            **{key: result[key] for key in ("loss", "bits_per_byte") if key in result},
+        }
+    return found
+
+
+def generation_rate(gpt, device):
+    """Tokens per second of sample.py, the fastest way."""
+    try:
+        compiles = bool(machine.find_compiler(device))
+    except BadInput:
+        compiles = False
+    n_tokens = min(GENERATED + 1, gpt.config.context_length)
+    return infer.greedy_rate(infer.CachedGPT(gpt, 1, n_tokens, compiles), n_tokens - 1)
 
 
 # -- the model, its tokenizer, and what to evaluate on
@@ -189,6 +233,14 @@ def print_result(name, result):
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_stderr']:.4f}" if f"{key}_stderr" in result else ""
             print(f"  {label:<22}{result[key]:{form}}{error}")
+
+
+def print_comparison(found):
+    """Prints a table, a row for each way to hold the weights."""
+    print(f"\n  {'weights':<10}{'size, MB':>12}{'tokens/s':>12}{'loss':>10}{'bits per byte':>16}")
+    for name, row in found.items():
+        bits = f"{row['bits_per_byte']:16.4f}" if "bits_per_byte" in row else ""
+        print(f"  {name:<10}{row['weights_mb']:12,.1f}{row['tokens_per_s']:12,.1f}{row['loss']:10.4f}{bits}")
 
 
 if __name__ == "__main__":

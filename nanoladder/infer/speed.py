@@ -24,6 +24,17 @@ def copy_rate(device):
     return 2 * COPIED / min(seconds)
 
 
+@torch.inference_mode()
+def greedy_rate(model, n_tokens):
+    """Tokens per second of a CachedGPT that continues a prompt of one token by the n_tokens likeliest, in every row."""
+    logits = model.prefill([[0]] * model.n_rows, [*range(model.n_rows)])
+    start = time.perf_counter()
+    for position in range(1, n_tokens + 1):
+        logits = model.step(logits.argmax(1).tolist(), [position] * model.n_rows)
+    logits.argmax(1).tolist()  # waits for the device
+    return model.n_rows * n_tokens / (time.perf_counter() - start)
+
+
 def describe_speed(model, n_tokens, n_rounds, seconds):
     """One line: tokens per second, and the share of the copy rate that n_rounds in that time reached."""
     rate, limit = bytes_per_round(model) * n_rounds / seconds, copy_rate(model.device)
