@@ -1,0 +1,237 @@
+"""int8 keeps weights within half a step of their row, the table tied, the cache exact; refused where it is slower."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import tiny
+from torch import nn
+
+import evaluate
+import sample
+import train
+from model import GPT
+from nanoladder import infer, machine
+from nanoladder.errors import BadInput
+from nanoladder.infer.int8 import Int8Linear, Rows
+from nanoladder.infer.speed import bytes_per_round
+from nanoladder.run import metrics
+
+N_VOCAB = 57
+LARGE = {"n_layer": 12, "n_head": 12, "n_embd": 768, "context_length": 1024, "vocab_size": 50257, "pad_vocab_to": 64}
+
+
+@pytest.fixture(autouse=True)
+def programs():
+    """Forgets compiled programs: PyTorch keeps no more than eight of one function."""
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dense):
+    """A run on characters, long enough to begin to know its line."""
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "plot", lambda *arguments: None)
+        train.train(config)
+    return config
+
+
+def random_gpt():
+    """A GPT with random weights and biases, and a padded vocabulary, beside itself in int8."""
+    gpt = GPT(tiny(vocab_size=N_VOCAB, pad_vocab_to=64, bias=True)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in gpt.parameters():
+        parameter.data.normal_(std=0.3, generator=generator)
+    gpt.head.weight.data[N_VOCAB:] = 0
+    quantized = copy.deepcopy(gpt)
+    infer.quantize(quantized)
+    return gpt, quantized
+
+
+def n_bytes(gpt):
+    return sum(tensor.nbytes for tensor in [*gpt.parameters(), *gpt.buffers()])
+
+
+# -- the weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_is_within_half_a_step_of_its_own_row(dtype):
+    weight = torch.randn(20, 30, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 3, 20)[:, None]
+    weight = weight.to(dtype)
+    rows = Rows(weight)
+    steps = weight.float().abs().amax(1, keepdim=True) / 127
+    assert rows.codes.dtype == torch.int8 and rows().dtype == dtype
+    restored = rows.codes * rows.scales
+    assert ((restored - weight.float()).abs() <= steps * 0.501).all()
+    assert torch.equal(rows(), restored.to(dtype)) and torch.equal(rows(torch.tensor([[3], [1]]))[:, 0], rows()[[3, 1]])
+
+
+def test_rows_of_zeros_stay_zeros():
+    assert torch.equal(Rows(torch.zeros(3, 4))(), torch.zeros(3, 4))
+
+
+def test_every_matrix_but_the_position_embedding_is_int8_and_the_table_stored_once():
+    gpt, quantized = random_gpt()
+    linears = [module for module in quantized.modules() if isinstance(module, nn.Linear)]
+    assert len(linears) == 9 and all(type(module) is Int8Linear for module in linears)
+    assert quantized.head.rows is quantized.token_embedding.rows
+    assert [name for name, parameter in quantized.named_parameters() if parameter.dim() > 1] == [
+        "position_embedding.weight"
+    ]
+    matrices = sum(parameter.numel() for parameter in gpt.parameters() if parameter.dim() > 1)
+    n_rows = sum(len(module.weight) for module in linears)
+    positions = gpt.position_embedding.weight.numel()
+    assert n_bytes(gpt) - n_bytes(quantized) == 3 * (matrices - positions) - 4 * n_rows
+
+
+def test_at_the_shapes_of_gpt2_it_takes_a_quarter_of_the_memory():
+    with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GPT, "init_weights", lambda self: None)
+        gpt = GPT(tiny(**LARGE, bias=True, attention="sdpa"))
+        size = n_bytes(gpt)
+        infer.quantize(gpt)
+    assert size > 497e6 and n_bytes(gpt) < 0.26 * size
+
+
+def test_a_round_reads_the_bytes_of_int8():
+    _, quantized = random_gpt()
+    model = infer.CachedGPT(quantized, 1, 16)
+    cache = 2 * 2 * 32 * 16 * 4
+    assert bytes_per_round(model) == n_bytes(quantized) + cache - quantized.position_embedding.weight.nbytes
+
+
+# -- the logits
+
+
+@torch.inference_mode()
+def test_logits_are_close_and_padded_tokens_impossible():
+    gpt, quantized = random_gpt()
+    tokens = torch.randint(N_VOCAB, (4, 16), generator=torch.Generator().manual_seed(1))
+    expected, found = gpt.logits(tokens), quantized.logits(tokens)
+    assert found[..., N_VOCAB:].isneginf().all()
+    expected, found = expected[..., :N_VOCAB], found[..., :N_VOCAB]
+    assert 0 < (found - expected).std() < 0.03 * expected.std()
+    assert (found.log_softmax(-1) - expected.log_softmax(-1)).abs().mean() < 0.05 * expected.std()
+
+
+@torch.inference_mode()
+def test_the_cache_gives_the_tokens_that_it_gives_without():
+    _, quantized = random_gpt()
+    tokens, logits = [3, 1, 4], []
+    for _ in range(10):
+        logits.append(quantized.logits(torch.tensor([tokens]))[0, -1])
+        tokens.append(int(logits[-1].argmax()))
+    model = infer.CachedGPT(quantized, 1, 16)
+    found = [model.prefill([tokens[:3]], [0])[0]]
+    found += [model.step([tokens[i]], [i])[0] for i in range(3, 12)]
+    torch.testing.assert_close(torch.stack(found), torch.stack(logits))
+    assert [int(row.argmax()) for row in found] == tokens[3:]
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_the_compiled_step_equals_the_eager_one(n_rows, dtype, tolerance):
+    expected, found = (infer.CachedGPT(gpt.to(dtype), n_rows, 16) for gpt in random_int8_gpts(dtype))
+    found.compile()
+    for model in (expected, found):
+        model.prefill([[3, 1, 4]] * n_rows, [*range(n_rows)])
+    ours, theirs = (model.step([5] * n_rows, [3] * n_rows) for model in (found, expected))
+    assert ours.dtype == dtype and ours[:, N_VOCAB:].isneginf().all()
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def random_int8_gpts(dtype):
+    """The same GPT in that dtype twice, in int8."""
+    gpts = [random_gpt()[0].to(dtype) for _ in range(2)]
+    for gpt in gpts:
+        infer.quantize(gpt)
+    return gpts
+
+
+@pytest.mark.slow
+def test_a_compiled_product_of_a_row_makes_no_floats_of_the_matrix():
+    """The program of one row calls no matrix product; that of two rows does."""
+    linear = nn.Sequential(nn.Linear(64, 48, bias=False))
+    gpt = nn.Module()
+    gpt.linear, gpt.token_embedding = linear, nn.Embedding(5, 64)
+    infer.quantize(gpt)
+    for n_rows, calls in ((1, 0), (2, 1)):
+        x = torch.randn(n_rows, 64)
+        found, (program,) = run_and_get_code(torch.compile(linear, dynamic=False), x)
+        products = program.count("extern_kernels.mm(") + program.count("extern_kernels.addmm(")
+        assert bool(products + program.count("mkl_linear(")) == calls
+        torch.testing.assert_close(found, F.linear(x, linear[0].weight))
+
+
+def run_and_get_code(function, x):
+    from torch._inductor.utils import run_and_get_code
+
+    with torch.inference_mode():
+        return run_and_get_code(function, x)
+
+
+# -- the commands
+
+
+@pytest.mark.slow
+def test_sample_writes_with_int8(trained, run_main):
+    words = [f"--out_dir={trained.out_dir}", "--device=cpu", "--prompt=the", "--max_new_tokens=12", "--temperature=0"]
+    plain = run_main(sample.main, *words, "--dtype=float32")
+    found = run_main(sample.main, *words, "--dtype=float32", "--compile", "--quantize=int8")
+    assert plain.code == found.code == 0 and "tokens/s" in found.err
+    assert found.out == plain.out  # of a model this sure
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--quantize=int8"], "expected --compile"),
+        (["--quantize=int8", "--compile", "--num_samples=2"], "slower for 2 samples"),
+        (["--quantize=int8", "--compile", "--prompt=a", "--prompt=b"], "slower for 2 samples"),
+        (["--quantize=int4"], "invalid choice: 'int4'"),
+    ],
+)
+def test_what_is_not_faster_is_refused(words, message, trained, refused):
+    assert message in refused(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", *words)
+
+
+def test_mps_is_refused():
+    with pytest.raises(BadInput, match="expected a CPU or a CUDA GPU"):
+        infer.require_gain(torch.device("mps"), 1, True)
+    infer.require_gain(torch.device("cuda"), 1, True)
+
+
+def test_evaluate_compares_with_int8(trained, tmp_path, run_main, monkeypatch):
+    monkeypatch.setattr(machine, "find_compiler", raise_bad_input)  # compiling takes long
+    path = tmp_path / "report.json"
+    words = [f"--out_dir={trained.out_dir}", "--device=cpu", "--dtype=float32", f"--output={path}", "--quantize=int8"]
+    result = run_main(evaluate.main, *words)
+    assert result.code == 0 and result.err == ""
+    report = json.loads(path.read_text())
+    (split,) = report["results"].values()
+    plain, int8 = report["quantize"]["float32"], report["quantize"]["int8"]
+    assert plain["loss"] == split["loss"] and plain["bits_per_byte"] == split["bits_per_byte"]
+    assert int8["loss"] != plain["loss"] and math.isclose(int8["loss"], plain["loss"], rel_tol=0.01)
+    assert int8["bits_per_byte"] / int8["loss"] == pytest.approx(plain["bits_per_byte"] / plain["loss"])
+    assert int8["weights_mb"] < plain["weights_mb"] / 2 and min(int8["tokens_per_s"], plain["tokens_per_s"]) > 0
+    lines = result.out.splitlines()[-2:]
+    assert [line.split()[0] for line in lines] == ["float32", "int8"] and f"{int8['loss']:.4f}" in lines[1]
+
+
+def raise_bad_input(device):
+    raise BadInput("no compiler")
+
+
+def test_evaluate_compares_on_a_split_in_one_process(trained, refused, monkeypatch):
+    words = [f"--out_dir={trained.out_dir}", "--device=cpu", "--quantize=int8"]
+    assert "expected no --tasks" in refused(evaluate.main, *words, "--tasks", "x.jsonl")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "expected one process" in refused(evaluate.main, *words)
