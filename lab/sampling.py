@@ -105,7 +105,7 @@ def measure_all(cases, seconds, device):
         for case in cases * REPEATS:
             bar.set_description(str(case))
             if not any("note" in figures for figures in found[case]) and time.monotonic() < deadline:
-                found[case].append(measure_apart(case, SHARE * seconds, device))
+                found[case].append(apart(measure, SHARE * seconds, case, device))
             bar.update()
     return {case: medians(figures) for case, figures in found.items()}
 
@@ -119,15 +119,18 @@ def medians(repeats):
     return {key: statistics.median(figures[key] for figures in measured if key in figures) for key in keys}
 
 
-def measure_apart(case, seconds, device):
-    """Returns the figures that a process of its own finds in so many seconds, or a "note" that says why none."""
+def apart(measure, seconds, case, device):
+    """Joins the dicts that measure(case, device) yields in a process of its own.
+
+    If it fails, or is not done in so many seconds, a "note" says so.
+    """
     # A fork of a process that has imported all and computed nothing is as good as a new one, except for CUDA.
     forks = device.type == "cpu" and "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
         context.set_forkserver_preload(["torch._inductor.compile_fx", "nanoladder.infer", GPT2])
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=answer, args=(theirs, case, device))
+    process = context.Process(target=answer, args=(theirs, measure, case, device))
     process.start()
     theirs.close()
     found, deadline = {}, time.monotonic() + seconds
@@ -145,8 +148,8 @@ def measure_apart(case, seconds, device):
     return found
 
 
-def answer(connection, case, device):
-    """Sends the figures of a case as they come, or the reason why there are none."""
+def answer(connection, measure, case, device):
+    """Sends what measure(case, device) yields as it comes, or the reason why nothing does."""
     try:
         for figures in measure(case, device):
             connection.send(figures)
