@@ -166,7 +166,7 @@ def test_the_dataset_may_be_gone(trained):
 @pytest.mark.parametrize(
     "error, code, line",
     [
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 3, "error: out of memory; expected fewer"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), 3, "error: out of memory; expected"),
         (torch._dynamo.exc.BackendCompilerFailed(print, OSError("no g++"), None), 1, "error: torch.compile failed: "),
