@@ -46,6 +46,7 @@ REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an o
     "train.py": [*EAGER, "--max_steps=20", "--eval_windows=8"],
     "ladder": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive,flash"],
     "without": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive"],
+    "lab.sampling": ["--models=tiny", "--batch=1", "--device=cpu", "--minutes=1"],
     "losses": TINY,
     "optimizers": [*EAGER, "--repeats=1", "--steps=1", "--train_steps=6", "--grid=1"],
 }
@@ -105,6 +106,7 @@ def parts():
         Part("train-reference", "train.py", resumed, 0.2, "python_stdlib_byte"),
         Part("gpt2-low-memory", "profile.py", low, 0.2, GPT2_TOKENS, "ladder"),
         Part("optimizers", "profile.py", ("config/quickstart.py",), 0.45, "python_stdlib", "optimizers"),
+        Part("sampling", "lab.sampling", ("--minutes=4",), 0.5),
     ]
 
 

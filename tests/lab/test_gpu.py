@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lab import gpu, losses, plan, report
+from lab import gpu, losses, plan, report, sampling
 from lab.results import read_results
 from nanoladder.config import load_config
 from nanoladder.errors import BadInput
@@ -111,6 +111,8 @@ def test_every_part_has_a_valid_command(part, rehearse, tmp_path):
         reasons = plan.not_applicable(rows, options.mode, config_words)
         assert all(reason.startswith("not applicable") for reason in reasons.values())
         assert len(rows) > len(reasons)
+    elif part.program == "lab.sampling":
+        sampling.parse(words[words.index(part.program) + 1 :])
     elif part.program != "pytest":
         load_config(words[words.index(part.program) + 1 :])
     assert not part.dataset or part.dataset in gpu.DATASETS
