@@ -59,7 +59,8 @@ def main(argv):
     half = str(machine.choose_dtype("auto", device)).removeprefix("torch.")
     found = measure_all(cases(options, half), options.minutes * 60, device)
     print(tables(found, describe(device), options.minutes))
-    print("", *comparison(found, half), sep="\n\n")
+    for line in comparison(found, half):
+        print(f"\n{line}")
     if not importlib.util.find_spec("transformers"):
         print("\nWithout transformers, which is not installed: python -m pip install transformers")
 
