@@ -172,9 +172,9 @@ def write(model, tokenizer, prompts, starts, options):
     for _ in generate(model, texts, Sampling(options.temperature, options.top_k, options.top_p)):
         n_rounds += 1
         if n_rounds == 0:
-            begun, start = sum(len(text.tokens) for text in texts), time.perf_counter()
+            begun, since = sum(len(text.tokens) for text in texts), time.perf_counter()
         shown = show(texts, headings, shown)
-    return sum(len(text.tokens) for text in texts) - begun, n_rounds, time.perf_counter() - start
+    return sum(len(text.tokens) for text in texts) - begun, n_rounds, time.perf_counter() - since
 
 
 def show(texts, headings, shown):

@@ -29,7 +29,8 @@ class CachedGPT:
         self.rows = self.positions = self.visible = None  # of the call that runs
         gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
         for block, layer in zip(gpt.blocks, self.layers, strict=True):
-            block.attention.attend, block.attention.future = partial(self.attend, *layer), None  # read no more
+            block.attention.attend = partial(self.attend, *layer)
+            block.attention.future = None  # the mask of attention=matmul is not needed
         if compile:
             self.compile()
 
