@@ -61,8 +61,9 @@ def test_a_second_cache_takes_the_model_over():
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize("n_rows", [1, 3])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    "n_rows, dtype, tolerance", [(1, torch.float32, 1e-5), (3, torch.float32, 1e-5), (1, torch.bfloat16, 0.1)]
+)
 def test_the_compiled_step_computes_the_same(n_rows, dtype, tolerance):
     windows = [random_tokens(n, seed=n) for n in (8, 3, 5)][:n_rows]
     keys = {"bias": True, "pad_vocab_to": 64}

@@ -1,9 +1,11 @@
 """Generation with a cache gives the tokens of running the whole window each time; drawing obeys its options."""
 
+import copy
 import math
 
 import pytest
 import torch
+from conftest import needs_gpu
 from gpts import END, N_VOCAB, TOKENIZER, random_gpt, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +20,13 @@ GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.3, top_p=0.9)
 @torch.no_grad()
 def uncached(gpt, prompt, n, sampling=GREEDY, seed=0):
     """Up to n tokens after the prompt. Each runs the whole window, and all of its logits are made."""
-    size, generator = gpt.config.context_length, torch.Generator().manual_seed(seed)
+    size, device = gpt.config.context_length, gpt.norm.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
     window, found = prompt[-size:], []
     while len(found) < n:
         if len(window) > size:
             window = window[-((size + 1) // 2) :]
-        logits = gpt.logits(torch.tensor([window]))[0, -1, :N_VOCAB]
+        logits = gpt.logits(torch.tensor([window], device=device))[0, -1, :N_VOCAB]
         token = int(logits.argmax()) if sampling.temperature == 0 else int(draw(logits, sampling, generator))
         if token == END:
             break
@@ -32,11 +35,11 @@ def uncached(gpt, prompt, n, sampling=GREEDY, seed=0):
     return found
 
 
-def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None):
+def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None, compile=False):
     """The tokens after each prompt, all in one batch, up to lengths[i] of them."""
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds or [0] * len(prompts)]
+    generators = [torch.Generator(gpt.norm.weight.device).manual_seed(seed) for seed in seeds or [0] * len(prompts)]
     texts = [Text(TOKENIZER, *each) for each in zip(prompts, generators, lengths, strict=True)]
-    model = CachedGPT(gpt, len(texts), n_tokens or gpt.config.context_length)
+    model = CachedGPT(gpt, len(texts), n_tokens or gpt.config.context_length, compile)
     for _ in generate(model, texts, sampling):
         pass
     return [text.tokens[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
@@ -81,6 +84,15 @@ def test_windows_move_together_and_apart():
     gpt = random_gpt(8)
     expected = [uncached(gpt, prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]
     assert cached(gpt, prompts, lengths) == expected
+
+
+@needs_gpu
+@pytest.mark.parametrize("compile", [False, True])  # CUDA graphs, while windows move between their replays
+def test_tokens_on_a_gpu(compile):
+    prompts, gpt = [random_tokens(n, seed=n) for n in (3, 8, 1)], random_gpt(8, bias=True, pad_vocab_to=64).cuda()
+    for batch in (prompts, prompts[:1]):
+        expected = [uncached(gpt, prompt, 30, SAMPLED) for prompt in batch]
+        assert cached(copy.deepcopy(gpt), batch, [30] * len(batch), SAMPLED, compile=compile) == expected
 
 
 def test_a_cache_for_no_more_than_is_needed_is_enough():
