@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from model import GPT
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.data.tokenizer import load_tokenizer
@@ -98,7 +97,7 @@ def evaluate(options, device):
     items = {name: (path := find_task(name), evaluation.read_items(path)) for name in options.tasks}
     source = str(options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint))
     state = checkpoint.load_model(source)
-    model = build_model(state, source, options.context_length)
+    model = checkpoint.build_gpt(state, source, options.context_length)
     tokenizer = find_tokenizer(source, model.config, needed=items)
     parts = {}
     if dataset := find_dataset(options, source, state, model.config, tokenizer):
@@ -123,13 +122,13 @@ def compare(options, state, source, part, result, device):
     Sizes and speeds are those of sample.py: in its dtype, for one sample, compiled if there is a compiler.
     """
     dtype = machine.choose_dtype(options.dtype, device)
-    quantized = build_model(state, source, options.context_length)
+    quantized = checkpoint.build_gpt(state, source, options.context_length)
     infer.quantize(quantized)
     results = {str(dtype).removeprefix("torch."): result}
     results["int8"] = part.evaluate(evaluation.Scorer(quantized, options.dtype, device, options.batch_tokens))
     found = {}
     for name, result in results.items():
-        gpt = build_model(state, source, options.context_length).to(device, dtype)
+        gpt = checkpoint.build_gpt(state, source, options.context_length).to(device, dtype)
         if name == "int8":
             infer.quantize(gpt)
         found[name] = {
@@ -162,14 +161,6 @@ def find_task(name):
         command = f"python evaluate.py --download {name}"
         raise BadInput(f"tasks: no {public.path}; expected it from `{command}`, or a copy of {public.url}")
     return public.path
-
-
-def build_model(state, source, context_length):
-    """Builds the GPT of what load_model returned, with another context_length if that is not 0."""
-    config = checkpoint.config_of(state)
-    model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
-    checkpoint.load_weights(model, state, source)
-    return model
 
 
 def find_tokenizer(source, config, needed):

@@ -27,7 +27,7 @@ shards (nanoladder/parallel).
 
 from nanoladder.checkpoint.check import Damaged, config_of
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, current, found, history
-from nanoladder.checkpoint.formats import load_gpt, load_model, require_source, tokenizer_of
+from nanoladder.checkpoint.formats import build_gpt, load_gpt, load_model, require_source, tokenizer_of
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, snapshot, write_file
@@ -38,6 +38,7 @@ __all__ = [
     "Damaged",
     "Writer",
     "best_or_last",
+    "build_gpt",
     "clear",
     "config_of",
     "current",

@@ -3,6 +3,7 @@
 A source names one: hf:NAME or hf:FOLDER, the path of a ckpt.pt of nanoGPT, or that of a checkpoint.
 """
 
+import dataclasses
 from pathlib import Path
 
 from model import GPT
@@ -38,8 +39,13 @@ def require_source(source):
 
 def load_gpt(source):
     """Returns a source's GPT, on the CPU. Raises BadInput."""
-    state = load_model(source)
-    model = GPT(config_of(state))
+    return build_gpt(load_model(source), source)
+
+
+def build_gpt(state, source, context_length=0):
+    """Returns the GPT of what load_model() returned for the source, with another context_length if that is not 0."""
+    config = config_of(state)
+    model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
     load.load_weights(model, state, source)
     return model
 
