@@ -15,6 +15,7 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import sys
@@ -28,6 +29,7 @@ from lab import losses, predict
 from lab.anatomy import allocated, anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
 from lab.traffic import Counter
+from model import IGNORE
 from nanoladder import data, machine, parallel
 from nanoladder.config import load_config, replays_graphs
 from nanoladder.entry import Parser, run_script
@@ -120,6 +122,13 @@ class Loop:
     def val_loss(self):
         return train.evaluate(self.model, self.dataset.val, self.config, self.device)
 
+    def val_digest(self):
+        """A digest of the tokens on which val_loss() is measured."""
+        digest = hashlib.sha256()
+        for batch in data.ValidationBatches(self.dataset.val, self.config):
+            digest.update(batch.targets[batch.targets != IGNORE].numpy().tobytes())
+        return digest.hexdigest()[:8]
+
     def all_reduce_mean(self, seconds):
         """The mean over the processes, so that all of them take the same number of steps."""
         return float(parallel.all_reduce_mean(torch.tensor(seconds, device=self.device)))
@@ -175,7 +184,7 @@ def curve(config):
         found["tokens"].append((start + steps) * config.batch_size * config.context_length)
         found["losses"].append(loss)
     val_loss = loop.val_loss()
-    return found | {"val_loss": val_loss if math.isfinite(val_loss) else None}
+    return found | {"val_loss": val_loss if math.isfinite(val_loss) else None, "val_data": loop.val_digest()}
 
 
 def time_without_communication(config, steps, threads):
