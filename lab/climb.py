@@ -10,19 +10,17 @@ the rounds.
 
 import contextlib
 import dataclasses
-import functools
-import json
-import re
-import subprocess
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
-from lab import losses, pictures, plan, predict, tables
+from lab import judge, losses, pictures, plan, predict, tables
 from lab.compare import compare
+from lab.launch import run_alone
 from lab.results import (
     code_hash,
+    default_folder,
     machine_name,
     open_mode,
     open_results,
@@ -35,7 +33,6 @@ from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
-from nanoladder.run.memory import child_environment
 
 
 def main(argv):
@@ -47,6 +44,9 @@ def main(argv):
             print(prediction(options, words))
         case "losses":
             compare_losses(options, words)
+        case "judge":
+            check_device(load_config(words))
+            sys.exit(judge.judge(options, words))
         case _:
             climb(options, words)
 
@@ -170,12 +170,6 @@ def conditions_of(options, config_words, config):
     }
 
 
-def default_folder(conditions):
-    """results/<machine>/<config>, such as results/nvidia-h200/gpt2."""
-    presets = "-".join(Path(word).stem for word in conditions["config"] if word.endswith(".py"))
-    return Path("results", machine_name(conditions["machine"]), presets or "defaults")
-
-
 def tasks(options, rows, replicated):
     """[(row, measurement, how many of them the row has afterwards)] in order; the row of the machine's limits is None.
 
@@ -207,49 +201,3 @@ def words_for(measurement, name, options, folder, results):
     if options.trace and measurement == "examine":
         words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
     return words
-
-
-def run_alone(measurement, words, processes=1):
-    """Takes a measurement in a new process, or in several. Raises RuntimeError with the reason if it fails."""
-    if processes == 1 and sys.platform == "linux":  # on macOS, its libraries do not survive a fork
-        process = fork([measurement, *words])
-    else:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [*launcher * (processes > 1), "-m", "lab.measure", measurement, *words]
-        process = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=child_environment())
-    if process.returncode == 0:
-        return json.loads(process.stdout.splitlines()[-1])
-    if process.returncode == -9 or "exitcode  : -9" in process.stderr:
-        raise RuntimeError("killed by the system, most likely out of memory")
-    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-    reasons = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
-    raise RuntimeError((reasons or lines)[-1])
-
-
-def fork(argv):
-    """Runs `python -m lab.measure argv` as a fork of the fork server, which lives as long as this process."""
-    server = start_fork_server()
-    try:
-        print(json.dumps(argv), file=server.stdin, flush=True)
-        return subprocess.CompletedProcess(argv, *json.loads(server.stdout.readline()))
-    except (BrokenPipeError, ValueError):  # no answer, or none that can be read
-        start_fork_server.cache_clear()
-        with contextlib.suppress(BrokenPipeError):
-            server.stdin.close()  # it ends with stdin
-        return subprocess.CompletedProcess(argv, server.wait(), "", "error: the fork server has ended")
-    except BaseException:  # its answer is still to come: another call would read it
-        start_fork_server.cache_clear()
-        raise
-
-
-@functools.cache
-def start_fork_server():
-    """The fork server, started at the first call; it keeps this process's environment of that moment."""
-    command = [sys.executable, "-m", "lab.forkserver"]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-    )

@@ -148,6 +148,38 @@ def sensitivity(axis, rows, styles):
     axis.set_xticks([], minor=True)
 
 
+def draw_rounds(effect, metric, title, path):
+    """Plots the changes of a judgement's rounds to a file: dots, their median and its interval, and equal versions."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    changes, equal = ([metric.scale * change for change in part] for part in (effect.changes, effect.equal))
+    middle, low, high = (metric.scale * bound for bound in (effect.change, effect.low, effect.high))
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    axis.plot(range(1, 1 + len(changes)), changes, "o", color=LINES[4], label="a round: this against other")
+    axis.plot(
+        [n + 0.5 for n in range(1, 1 + len(equal))], equal, "x", color="tab:gray", label="one version beside itself"
+    )
+    axis.axhspan(low, high, color=LINES[2], alpha=0.3, linewidth=0, label="interval")
+    axis.axhline(middle, color=LINES[4], linewidth=1.5, label="median change")
+    axis.axhline(0, color="black", linewidth=0.8)
+    ascending = sorted([*changes, *equal])
+    cut = len(ascending) // 10  # outliers leave the picture
+    bottom, top = min(low, ascending[cut]), max(high, ascending[-1 - cut])
+    edge = 0.1 * (top - bottom) or 1.0
+    axis.set_ylim(bottom - edge, top + edge)
+    outside = sum(not bottom - edge <= change <= top + edge for change in ascending)
+    xlabel = f"round (outside the picture: {outside})" if outside else "round"
+    axis.set(title=title, xlabel=xlabel, ylabel=f"change of {metric.heading},{metric.unit}")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def spread(values, gap):
     """Moves the values until neighbours are at least `gap` apart."""
     order, moved = sorted(range(len(values)), key=values.__getitem__), list(values)

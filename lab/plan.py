@@ -27,6 +27,8 @@ MODES = {
     "optimizers": "whole training runs with every optimizer, each at several learning rates",
     "sweep": "the same batch, cut into micro-batches of every size",
     "scaling": "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
+    "judge": "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
+    "seen; 1: worse or wrong; 2: bad input",
     "predict": "no measurement: what the run will cost and the memory of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
@@ -83,6 +85,12 @@ def dimension(text):
     return text
 
 
+def metric(text):
+    if text not in ("speed", "memory", "loss"):
+        raise argparse.ArgumentTypeError(f"{text}: expected speed, memory or loss")
+    return text
+
+
 def part_of_results(options):
     """The name under which results keep a mode: scaling-tensor and the like for scaling along another dimension."""
     along = options.mode == "scaling" and options.dimension != "data"
@@ -108,7 +116,9 @@ OPTIONS = {
     "steps": Option(MEASURING, at_least(1), "4", "least number of steps that a process times"),
     "repeats": Option((*MEASURING, "losses"), at_least(1), "3", "processes that time each row"),
     "trace": Option(MEASURING[:-1], None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
-    "out_dir": Option((*MEASURING, "losses"), str, None, "folder of the results (default: results/<machine>/<config>)"),
+    "out_dir": Option(
+        (*MEASURING, "losses", "judge"), str, None, "folder of the results (default: results/<machine>/<config>)"
+    ),
     "train_steps": Option(("optimizers",), at_least(1), "300", "length of each training run"),
     "grid": Option(
         ("optimizers",),
@@ -123,6 +133,15 @@ OPTIONS = {
         "data",
         "data|shard: a batch for each process; tensor|context|pipeline: one batch for all",
     ),
+    "against": Option(("judge",), str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
+    "patch": Option(("judge",), str, None, "judge the working tree with this patch (default of --against: without it)"),
+    "metric": Option(
+        ("judge",),
+        metric,
+        "speed",
+        "speed|memory|loss: which decides; loss: the validation loss after whole training runs, a seed each round",
+    ),
+    "rounds": Option(("judge",), at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "memory_gb": Option(
         ("predict",),
         positive,
@@ -206,7 +225,7 @@ def measurable(options, config_words):
     added = []
     if config.batch_warmup_steps:
         added.append("--batch_warmup_steps=0")  # the whole batch is measured
-    several = options.mode in ("optimizers", "sweep", "predict") or options.dimension == "pipeline"
+    several = options.mode in ("optimizers", "sweep", "predict", "judge") or options.dimension == "pipeline"
     one_micro_batch = config.micro_batch_size and not several
     if one_micro_batch and not any(word.startswith("--batch_size") for word in config_words):
         added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too

@@ -91,6 +91,12 @@ def machine_name(machine):
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
 
 
+def default_folder(conditions):
+    """results/<machine>/<config>, such as results/nvidia-h200/gpt2."""
+    presets = "-".join(Path(word).stem for word in conditions["config"] if word.endswith(".py"))
+    return Path("results", machine_name(conditions["machine"]), presets or "defaults")
+
+
 def commit():
     """The commit that is checked out, with -dirty if files differ from it; None if git does not know."""
     with contextlib.suppress(OSError):
@@ -98,9 +104,9 @@ def commit():
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
-def code_hash(root=ROOT):
-    """Eight hexadecimal digits of the names and contents of MEASURED_CODE."""
+def code_hash(root=ROOT, *more):
+    """Eight hexadecimal digits of the names and contents of MEASURED_CODE, and of the files that fit more patterns."""
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in MEASURED_CODE for path in root.glob(pattern)}):
+    for path in sorted({path for pattern in (*MEASURED_CODE, *more) for path in root.glob(pattern)}):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]

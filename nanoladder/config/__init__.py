@@ -25,7 +25,7 @@ from nanoladder.config.check import (
     typed,
 )
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, RETIRED, TYPES, Config, differences
-from nanoladder.config.load import load_config, read_assignments
+from nanoladder.config.load import load_config, parse_arguments, read_assignments
 from nanoladder.config.stages import STAGES_DIR, ladder_table, stage_files, stage_names
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "gathers_keys",
     "ladder_table",
     "load_config",
+    "parse_arguments",
     "read_assignments",
     "replays_graphs",
     "stage_files",

@@ -8,7 +8,8 @@ import pytest
 import torch
 from conftest import ROOT, flags
 
-from lab import climb
+from lab import launch
+from nanoladder.run.memory import child_environment
 
 FOUND = "import os, sys, torch; from lab import forkserver; forkserver.measure.main = lambda argv: "
 SERVE = "; forkserver.serve()"
@@ -20,7 +21,7 @@ def answers():
 
     def ask(code, *requests, **environment):
         visible = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}  # without a driver, no NVML
-        environment = climb.child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | visible | environment
+        environment = child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | visible | environment
         result = subprocess.run(
             [sys.executable, "-c", FOUND + code + SERVE],
             input="".join(json.dumps(request) + "\n" for request in requests),
@@ -77,16 +78,16 @@ def test_a_fork_whose_parent_has_touched_cuda_starts_as_a_new_process(answers):
 
 def test_a_server_that_is_killed_is_out_of_memory_and_the_next_measurement_starts_another(dense):
     words = ["--device=cpu", f"--dataset={dense}"]
-    climb.start_fork_server().kill()
+    launch.start_fork_server().kill()
     with pytest.raises(RuntimeError, match="most likely out of memory"):
-        climb.run_alone("machine", words)
-    assert climb.run_alone("machine", words)["torch"] == torch.__version__
+        launch.run_alone("machine", words)
+    assert launch.run_alone("machine", words)["torch"] == torch.__version__
 
 
 def test_a_fork_measures_what_a_new_process_measures(dense):
     words = flags(dataset=dense, n_embd=128, context_length=64, batch_size=16)
     new, forked = (
-        {what: take(what, words) for what in ("examine", "time")} for take in (in_new_process, climb.run_alone)
+        {what: take(what, words) for what in ("examine", "time")} for take in (in_new_process, launch.run_alone)
     )
     assert forked["examine"]["losses"] == new["examine"]["losses"]
     assert forked["examine"]["memory"] == new["examine"]["memory"]

@@ -337,7 +337,8 @@ def test_bad_options_are_refused_before_anything_is_measured(words, monkeypatch)
 @pytest.mark.parametrize("mode", plan.MODES)
 def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
     option = plan.OPTIONS[name]
-    text = {"stages": "amp", "out_dir": "x", "dimension": "tensor"}.get(name, "2")
+    texts = {"stages": "amp", "out_dir": "x", "dimension": "tensor", "metric": "loss", "rounds": "8"}
+    text = texts.get(name, "2")
     given = [f"--mode={mode}", f"--{name}={text}" if option.parse else f"--{name}"]
     if mode in option.modes:
         assert getattr(plan.split(given)[0], name)

@@ -1,0 +1,462 @@
+"""--mode=judge tells a gain from noise, runs the other version's own code, and leaves the checkout alone."""
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY, flags
+
+from lab import climb, judge, plan, rounds, versions
+from nanoladder.errors import BadInput
+
+MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
+EXAMINED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
+SLEEP = "    __import__('time').sleep(0.1)\n"
+START = "    for group in optimizer.param_groups:\n"  # the first line of train_step
+
+
+class Clock:
+    """Seconds of a step on a machine that is never the same twice, from a seeded generator."""
+
+    def __init__(self, seed, noise=0.01, drift=0.003, outliers=0.05):
+        self.random, self.noise, self.drift, self.outliers = random.Random(seed), noise, drift, outliers
+        self.pace = 1.0
+
+    def step(self, seconds):
+        self.pace *= 1 + self.random.gauss(self.drift, self.drift)  # common to both versions
+        slow = self.random.expovariate(10) if self.random.random() < self.outliers else 0.0
+        return seconds * self.pace * (1 + abs(self.random.gauss(0, self.noise)) + slow)
+
+
+@pytest.fixture
+def planted(monkeypatch, dense, tmp_path):
+    """planted(answer, *words) -> exit code and judge-METRIC.json; answer(side, measurement, words) plays processes."""
+    monkeypatch.setattr(judge, "check_out", lambda folder, *_: {"other": "1234567", "this": "7654321"})
+
+    def run(answer, *words, metric="speed"):
+        def run_alone(measurement, words, root):
+            return MACHINE if measurement == "machine" else answer(root.name, measurement, words)
+
+        monkeypatch.setattr(judge, "run_alone", run_alone)
+        argv = [*flags(dataset=dense), "--mode=judge", "--against=HEAD", f"--metric={metric}", f"--out_dir={tmp_path}"]
+        with pytest.raises(SystemExit) as exit:
+            climb.main([*argv, *words])
+        return exit.value.code, json.loads((tmp_path / f"judge-{metric}.json").read_text())
+
+    return run
+
+
+def timed(clock, this=1.0, other=1.0):
+    """Answers of processes whose steps take that many seconds on a clock."""
+
+    def answer(side, measurement, _):
+        if measurement == "examine":
+            return EXAMINED
+        return {"seconds": clock.step({"this": this, "other": other}[side]), "resident_bytes": None}
+
+    return answer
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Neither draws nor writes, for hundreds of judgements."""
+    monkeypatch.setattr(judge.pictures, "draw_rounds", lambda *_: None)
+    monkeypatch.setattr(judge.files, "write", lambda path, text: path.write_text(text))
+
+
+MACHINES = {
+    "quiet": {"noise": 0.003, "outliers": 0.0},
+    "usual": {},
+    "noisy": {"noise": 0.03, "outliers": 0.2},
+    "drifting": {"drift": 0.03},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+def test_an_empty_change_is_no_change_at_least_19_times_of_20(machine, planted, quick):
+    found = [planted(timed(Clock(seed, **MACHINES[machine]))) for seed in range(100)]
+    kinds = [(code, results["verdict"]["kind"]) for code, results in found]
+    assert kinds.count((0, "unchanged")) >= 95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [1.02, 1 / 1.02])
+def test_a_planted_2_percent_is_found(change, planted, quick):
+    found = [planted(timed(Clock(seed), this=change)) for seed in range(50)]
+    expected = (1, "worse") if change > 1 else (0, "better")
+    assert sum((code, results["verdict"]["kind"]) == expected for code, results in found) >= 45
+
+
+# -- the statistics
+
+
+@pytest.mark.parametrize("most", [6, 7, 8, 9, 24, 200])
+def test_all_looks_together_are_wrong_as_rarely_as_promised(most):
+    looks = rounds.plan_looks(most)
+    assert max(looks) == most and all(1 <= k <= n // 2 for n, k in looks.items())
+    assert sum(rounds.chance_outside(n, k) for n, k in looks.items()) <= rounds.ALPHA
+
+
+@pytest.mark.parametrize("n, k", [(8, 1), (9, 2), (12, 3)])
+def test_the_interval_misses_no_change_as_often_as_its_chance_says(n, k):
+    """Of all ways in which n changes of either sign can fall, all of which are equally likely for equal versions."""
+    signs = list(itertools.product([-1, 1], repeat=n))
+    bounds = [rounds.bounds([sign * size for size, sign in enumerate(way, 1)], k) for way in signs]
+    assert sum(low > 0 or high < 0 for low, high in bounds) / len(signs) == rounds.chance_outside(n, k)
+
+
+def test_every_second_round_begins_with_the_other_version_and_equal_versions_are_neighbours(planted):
+    """On a machine that slows down by 1 % with each process, and does nothing else."""
+    asked = []
+
+    def answer(side, measurement, _):
+        asked.append(side)
+        return EXAMINED if measurement == "examine" else {"seconds": 1.01 ** len(asked)}
+
+    code, results = planted(answer, "--rounds=6")
+    assert asked == ["other", "this", *["other", "this", "this", "other"] * 3]
+    values = {side: [processes[side]["seconds"] for processes in results["rounds"]] for side in rounds.SIDES}
+    found = rounds.effect(judge.METRICS["speed"].change, values, 1)
+    turns = [0.01, 1 / 1.01 - 1]
+    assert found.changes == pytest.approx(turns * 3)
+    assert found.equal == pytest.approx((turns * 3)[:5])
+    assert found.noise == pytest.approx(0.01)
+    assert (code, results["verdict"]["text"]) == (0, "no change larger than 1.0 % can be seen")
+
+
+# -- the verdict
+
+
+def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, tmp_path, capsys):
+    def answer(side, measurement, _):
+        if measurement == "examine":
+            return EXAMINED | {"memory": {"peak": {"other": 2e9, "this": 1.5e9}[side]}}
+        seconds = {"other": [1.00, 1.01], "this": [0.960, 0.975]}[side][next(number) // 2 % 2]
+        return {"seconds": seconds, "resident_bytes": 3e9}
+
+    number = itertools.count()
+    code, results = planted(answer)
+    out = capsys.readouterr().out
+    assert code == 0 and len(results["rounds"]) == 8  # clear at the first look
+    assert out.splitlines()[-1] == results["verdict"]["text"] == "faster by 3.7 % ± 0.3"
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    assert table[0] == ["", "1234567", "this: 7654321", "change", "95% interval", "noise floor"]
+    assert table[2] == ["ms/step", "1005", "967.5", "-3.7 %", "-4.0 % to -3.5 %", "± 1.6 %"]
+    assert table[3] == ["tensors GB", "2", "1.5", "-25.0 %", "counted", ""]
+    assert table[4][:4] == ["resident GB", "3", "3", "0.0 %"]
+    assert (tmp_path / "judge-speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_memory_is_counted_without_rounds(planted):
+    def answer(side, measurement, _):
+        assert measurement == "examine"
+        return EXAMINED | {"memory": {"peak": peaks[side]}}
+
+    for this, expected in {
+        2e9 + 4: (0, "no change of tensors GB"),
+        1.9e9: (0, "less memory by 5.0 %"),
+        2.1e9: (1, "more "),
+    }.items():
+        peaks = {"other": 2e9, "this": this}
+        code, results = planted(answer, metric="memory")
+        assert code == expected[0] and expected[1] in results["verdict"]["text"]
+
+
+def test_batches_that_wait_are_no_change_of_memory(planted):
+    """On a model so small that two batches of the loader are a share of its memory."""
+    batch = 2 * 8 * TINY["batch_size"] * TINY["context_length"]
+    for n_batches, kind in {2: "unchanged", 20: "worse"}.items():
+        peaks = {"other": 200_000, "this": 200_000 + n_batches * batch}
+        _, results = planted(
+            lambda side, *_, peaks=peaks: EXAMINED | {"memory": {"peak": peaks[side]}}, metric="memory"
+        )
+        assert results["verdict"]["kind"] == kind
+
+
+def test_other_losses_are_wrong_before_anything_is_timed(planted, capsys):
+    def answer(side, measurement, _):
+        assert measurement == "examine"
+        return EXAMINED | {"losses": losses[side]}
+
+    losses = {"other": [5.0, 4.0, 3.0, 2.0], "this": [5.005, 4.0, 3.0, 2.02]}
+    code, _ = planted(answer)
+    assert (code, capsys.readouterr().out.splitlines()[-1]) == (
+        1,
+        "WRONG: losses differ from step 4 (2.0200 instead of 2.0000)",
+    )
+    losses["this"][1] = float("nan")
+    assert planted(answer)[1]["verdict"]["text"].startswith("WRONG: losses differ from step 2")
+
+
+def trained(changes=(0.0,), **this):
+    """Answers of training runs whose loss depends on the seed, and of this version on a change for each seed."""
+
+    def answer(side, measurement, words):
+        assert measurement == "curve"
+        seed = int(words[-1].removeprefix("--seed="))
+        run = {"val_loss": 3 + seed % 7 / 100, "val_data": "abc", "tokens": [10, 20]}
+        if side == "other":
+            return run
+        return run | {"val_loss": run["val_loss"] + changes[seed % len(changes)]} | this
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer, code, text",
+    [
+        (trained([-0.004, -0.006]), 0, "lower loss by 0.0050 nats ± 0.0010"),
+        (trained([0.004, 0.006]), 1, "higher loss by 0.0050 nats ± 0.0010"),
+        (trained([0.004, -0.006]), 0, "no change larger than 0.0060 nats can be seen"),
+        (trained(), 0, "no change of validation loss"),
+        (trained(val_data="abd"), 1, "WRONG: it validates on other data"),
+        (trained(tokens=[10, 30]), 1, "WRONG: it trains on 30 tokens instead of 20"),
+        (trained(val_loss=None), 1, "WRONG: it diverges with --seed=5"),
+    ],
+)
+def test_losses_are_compared_seed_by_seed_on_the_same_data(answer, code, text, planted):
+    found = planted(answer, "--seed=5", metric="loss")
+    assert (found[0], found[1]["verdict"]["text"]) == (code, text)
+    assert len(found[1]["rounds"]) in (0, 8, 24)
+
+
+def test_this_version_that_fails_is_wrong_and_the_other_is_bad_input(planted, refused):
+    def answer(side, *_):
+        if side == failing:
+            raise RuntimeError(reason)
+        return EXAMINED
+
+    failing, reason = "this", "ZeroDivisionError: division by zero"
+    assert planted(answer)[1]["verdict"]["text"] == f"WRONG: 7654321 fails: {reason}"
+    failing = "other"
+    with pytest.raises(BadInput, match="1234567 cannot run this config: ZeroDivisionError"):
+        planted(answer)
+    reason = "ImportError: cannot import name 'fold' from 'nanoladder' (/tmp/x/__init__.py)"
+    with pytest.raises(BadInput, match=r"1234567 is too old for the lab/ of this version \(.*'nanoladder'\)"):
+        planted(answer)
+
+
+def test_an_interrupted_judgement_goes_on_and_a_finished_one_begins_again(planted):
+    def answer(side, measurement, _):
+        asked.append(measurement)
+        if len(asked) == 7:
+            raise KeyboardInterrupt
+        return EXAMINED if measurement == "examine" else {"seconds": 1.0 + len(asked)}
+
+    asked = []
+    with pytest.raises(KeyboardInterrupt):
+        planted(answer, "--rounds=6")
+    assert len(planted(answer, "--rounds=6")[1]["rounds"]) == 6
+    assert asked == ["examine"] * 2 + ["time"] * (5 + 8)  # two rounds and a half, then the other four
+    planted(answer, "--rounds=6")
+    assert asked[15:] == ["examine"] * 2 + ["time"] * 12
+
+
+# -- the two versions
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A small git checkout in place of this one, with a commit, uncommitted changes and an index of its own."""
+    root = tmp_path / "checkout"
+    texts = {
+        "train.py": "one\n",
+        "gone.py": "",
+        "lab/measure.py": "old\n",
+        "config/x.py": "n_layer = 1\n",
+        ".gitignore": "*.bin\nsecret.py\n",
+    }
+    write(root, texts)
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message=one")
+    write(root, {"train.py": "two\n", "lab/measure.py": "new\n", "added.py": "", "secret.py": "", "data.bin": ""})
+    git(root, "add", "train.py")
+    write(root, {"train.py": "three\n", "config/mine.py": "", "notes.txt": ""})
+    (root / "gone.py").unlink()
+    monkeypatch.setattr(versions, "ROOT", root)
+    return root
+
+
+def write(root, texts):
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def git(root, *words):
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", root, *author, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def contents(root):
+    """{file: digest} of a folder, git's own files and index among them."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path):
+    before = contents(repository)
+    names = versions.check_out(tmp_path / "judge", "HEAD", None, ["config/x.py", "config/mine.py"])
+    head = git(repository, "rev-parse", "--short", "HEAD")
+    assert names == {"other": head, "this": f"{head} + changes"}
+    this, other = (tmp_path / "judge" / side for side in ("this", "other"))
+    assert (this / "train.py").read_text() == "three\n"
+    assert (other / "train.py").read_text() == "one\n"
+    assert [(this / name).exists() for name in ("added.py", "gone.py", "secret.py", "data.bin")] == [True] + [False] * 3
+    assert [(other / name).exists() for name in ("added.py", "gone.py")] == [False, True]
+    assert (other / "lab/measure.py").read_text() == "new\n"  # one lab/ measures both
+    assert (other / "config/mine.py").exists() and (other / "config/x.py").exists()
+    assert contents(repository) == before
+
+
+def test_a_patch_is_judged_against_the_tree_without_it(repository, tmp_path):
+    patch = tmp_path / "x.patch"
+    patch.write_text("--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-three\n+four\n")
+    before = contents(repository)
+    names = versions.check_out(tmp_path / "judge", None, str(patch), [])
+    assert [name.partition(" ")[2] for name in names.values()] == ["+ changes", "+ changes + x.patch"]
+    texts = [(tmp_path / "judge" / side / "train.py").read_text() for side in ("other", "this")]
+    assert texts == ["three\n", "four\n"]
+    assert contents(repository) == before
+
+
+@pytest.mark.parametrize(
+    "against, patch, message",
+    [
+        ("nowhere", None, "--against=nowhere: no such commit; expected a commit, branch or tag"),
+        ("HEAD:train.py", None, "--against=HEAD:train.py: no such commit"),
+        (None, "x.patch", "--patch=x.patch does not apply to the working tree; .*patch failed: train.py:1"),
+        (None, "y.patch", "--patch=y.patch: no such file"),
+    ],
+)
+def test_a_version_that_cannot_be_had_is_named(against, patch, message, repository, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.patch").write_text("--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-nine\n+ten\n")
+    with pytest.raises(BadInput, match=message):
+        versions.check_out(tmp_path / "judge", against, patch, [])
+
+
+def test_without_git_there_is_one_version_only(repository, tmp_path, monkeypatch):
+    shutil.rmtree(repository / ".git")
+    with pytest.raises(BadInput, match="checkout is not a git checkout"):
+        versions.check_out(tmp_path / "judge", "HEAD", None, [])
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BadInput, match="needs git, which cannot be run"):
+        versions.check_out(tmp_path / "judge", "HEAD", None, [])
+
+
+def test_bad_options_are_refused_in_one_line(refused, dense, tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "check_out", lambda *_: pytest.fail("checked out"))
+    words = [*flags(dataset=dense), "--mode=judge", f"--out_dir={tmp_path}"]
+    for more, message in {
+        (): "expected another version, --against=COMMIT, or a change, --patch=FILE",
+        ("--against=HEAD", "--dropout=0.1"): "expected --dropout=0",
+        ("--against=HEAD", "--metric=time"): "time: expected speed, memory or loss",
+        ("--against=HEAD", "--rounds=5"): "expected a whole number of at least 6",
+        ("--against=HEAD", "--steps=5"): "--mode=judge does not use it",
+    }.items():
+        assert message in refused(climb.main, *words, *more)
+    assert "--against: --mode=ladder does not use it" in refused(climb.main, *flags(dataset=dense), "--against=HEAD")
+
+
+def test_a_config_is_judged_with_all_its_micro_batches(dense):
+    words = flags(dataset=dense, batch_size=4, micro_batch_size=2)
+    assert plan.parse([*words, "--mode=judge", "--against=HEAD"])[1] == words
+
+
+# -- for real
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A git checkout of this repository's code, with a commit."""
+    root = tmp_path / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.idx", "*.txt", "*.jsonl")
+    for source in [*ROOT.glob("*.py"), ROOT / ".gitignore", *(ROOT / name for name in ("config", "nanoladder", "lab"))]:
+        root.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, root / source.name, ignore=ignored)
+        else:
+            shutil.copy(source, root / source.name)
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=one"]):
+        git(root, *words)
+    return root
+
+
+@pytest.fixture
+def command(checkout, dense, tmp_path):
+    """command(*words): starts --mode=judge in the checkout; its temporary folder is tmp_path/temporary."""
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary"), "OMP_NUM_THREADS": "1"}
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+
+    def start(*words):
+        argv = ["profile.py", *flags(dataset=dense), "--mode=judge", f"--out_dir={tmp_path / 'out'}", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, *argv], cwd=checkout, env=environment, text=True, **pipes)
+
+    return start
+
+
+def plant(root, line):
+    """Adds a line to the train_step of a checkout."""
+    code = (root / "train.py").read_text()
+    assert code.count(START) == 1
+    (root / "train.py").write_text(code.replace(START, line + START))
+
+
+@pytest.mark.slow
+def test_a_planted_sleep_is_slower(checkout, command, tmp_path):
+    plant(checkout, SLEEP)
+    before = contents(checkout)
+    slower = command("--against=HEAD", "--rounds=6")
+    out, err = slower.communicate()
+    assert (slower.returncode, out.splitlines()[-1][:10]) == (1, "slower by "), err
+    assert contents(checkout) == before
+    assert list((tmp_path / "temporary").glob("judge-*")) == []
+
+
+@pytest.mark.slow
+def test_a_planted_wrong_update_and_an_old_version_are_named(checkout, command):
+    plant(checkout, "    lr *= 2\n")
+    wrong = command("--against=HEAD")
+    out, err = wrong.communicate()
+    assert (wrong.returncode, out.splitlines()[-1][:32]) == (1, "WRONG: losses differ from step 2"), err
+    git(checkout, "rm", "--quiet", "nanoladder/run/clock.py", "--cached")
+    git(checkout, "commit", "--quiet", "--message=old")
+    old = command("--against=HEAD")
+    out, err = old.communicate()
+    assert (old.returncode, out) == (2, "")
+    assert "is too old for the lab/ of this version (ModuleNotFoundError: No module named" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_judgement_leaves_no_copy_behind(ending, checkout, command, tmp_path):
+    before = contents(checkout)
+    judging = command("--against=HEAD", "--metric=memory")
+    while not (tmp_path / "out/judge-memory.json").exists():
+        assert judging.poll() is None
+        time.sleep(0.05)
+    assert list((tmp_path / "temporary").glob("judge-*/other/train.py"))
+    judging.send_signal(ending)
+    _, err = judging.communicate()
+    assert judging.returncode == 128 + ending
+    assert err.splitlines()[-1] == "interrupted; the same command continues"
+    assert list((tmp_path / "temporary").glob("judge-*")) == []
+    assert contents(checkout) == before
