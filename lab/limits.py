@@ -2,8 +2,10 @@
 
 import contextlib
 import math
+import mmap
 import platform
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -14,12 +16,17 @@ from nanoladder.run.clock import synchronized_time
 SMALLEST, LARGEST = 128, {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that are multiplied
 LONGEST_PRODUCT = 0.5  # seconds: matrices grow until the next product would take longer
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes
+CACHED = [2**18, 2**22]  # bytes of tensors that a cache may hold
+NEW = 2**26  # bytes of new pages that are touched
+PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}  # as a tensor's pages are
 WINDOW, WINDOWS, BUDGET = 0.2, 7, 1.5  # seconds that one window times, how many there are, seconds for all of them
 
 
 def limits(device):
     """The most that the machine can do: FLOP/s of a large matrix product by dtype, bytes/s of a copy.
 
+    cached_bytes: {bytes of a tensor: bytes/s of its copy}. launch_seconds: of the smallest operation, many in a row.
+    new_bytes: bytes/s of touching pages that are new to the process, beyond writing to them; None on a GPU.
     Takes a few seconds on any machine: where products are slow, as in emulated bfloat16, the matrices are smaller.
     """
     rates = {}
@@ -28,8 +35,32 @@ def limits(device):
         dtype = torch.float32 if name == "tf32" else getattr(torch, name)
         n = largest_product(dtype, device)
         rates[name] = 2 * n**3 / median_seconds(product(n, dtype, device), device)
-    size = COPIED[device.type]
-    return {"flops": rates, "copy_bytes": 2 * size / median_seconds(copy(size, device), device)}  # read and written
+    number = torch.zeros(1, device=device)
+    return {
+        "flops": rates,
+        "copy_bytes": copy_rate(COPIED[device.type], device),
+        "cached_bytes": {str(size): copy_rate(size, device, WINDOW / 4) for size in CACHED},
+        "launch_seconds": median_seconds(lambda: number.add_(1), device, WINDOW / 4),
+        "new_bytes": None if device.type == "cuda" else new_rate(),
+    }
+
+
+def copy_rate(size, device, seconds=WINDOW):
+    """Bytes/s of copying so many bytes: read and written."""
+    return 2 * size / median_seconds(copy(size, device), device, seconds)
+
+
+def new_rate():
+    """Bytes/s of touching new pages of the system, less the time of writing to them."""
+
+    def fill_new():
+        pages = mmap.mmap(-1, NEW, **PRIVATE)
+        torch.frombuffer(pages, dtype=torch.float32).fill_(1)
+
+    old = torch.empty(NEW // 4)
+    cpu = torch.device("cpu")
+    extra = median_seconds(fill_new, cpu, WINDOW / 4) - median_seconds(lambda: old.fill_(1), cpu, WINDOW / 4)
+    return NEW / max(extra, 1e-9)
 
 
 def product(n, dtype, device):
@@ -60,7 +91,7 @@ def largest_product(dtype, device):
     return n
 
 
-def median_seconds(action, device):
+def median_seconds(action, device, seconds=WINDOW):
     """Seconds of an action: the median of WINDOWS windows, of fewer if they exceed the BUDGET, after a warm-up."""
 
     def window(count):
@@ -70,7 +101,7 @@ def median_seconds(action, device):
         return (synchronized_time(device) - start) / count
 
     window(1)
-    count = math.ceil(WINDOW / window(1))
+    count = math.ceil(seconds / window(1))
     start, timed = synchronized_time(device), []
     while len(timed) < WINDOWS and synchronized_time(device) - start < BUDGET:
         timed.append(window(count))

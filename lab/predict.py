@@ -1,4 +1,4 @@
-"""Predicts the memory of a training step (trace.py), the largest micro-batch that fits, and the cost of a run."""
+"""Predicts the memory and the least time of a step (trace.py), the largest micro-batch that fits, and a run's cost."""
 
 import bisect
 import dataclasses
@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from tqdm import tqdm
 
+from lab import roofline
 from lab.trace import trace
 from model import GPT
 from nanoladder import parallel
@@ -29,6 +30,34 @@ def predict_memory(config, device_type="cpu", world_size=1):
     out, and so are the copies that gloo makes on a CPU of what it sends. Raises BadInput if the config leaves the step
     open, does not divide among the processes, or the optimizer's package is missing.
     """
+    config, traced, found = traces(config, device_type, world_size)
+    memory, _ = max(found, key=lambda process: process[0].peak)
+    n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
+    inputs = n_batches * config.batch_size // traced.batch_size * memory.inputs
+    return dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
+
+
+def predict_time(config, device, device_type="cpu", world_size=1):
+    """The Time of a step at the limits of a roofline.Device, in the slowest of world_size processes.
+
+    A compiled forward and backward count as fused; of the updates, torchao's alone is compiled. Raises BadInput as
+    predict_memory does, and if the device has no rate for the config's dtype.
+    """
+    if config.dtype == "auto" and product_dtype(config, device_type) not in device.flops:
+        config = dataclasses.replace(config, dtype=device.dtypes()[-1])
+    share, traced, found = traces(dataclasses.replace(config, compile=False), device_type, world_size)
+    passes = share.batch_size / traced.batch_size
+    tf32 = device_type == "cuda" and config.matmul_precision != "highest"
+    keeps_memory = device_type == "cuda" or config.keep_memory
+    times = []
+    for _, work in found:
+        runs = roofline.fuse(work, update=config.optimizer == "adamw8bit") if config.compile else work
+        times.append(roofline.time_of(runs, roofline.fuse(work), device, passes, tf32, keeps_memory))
+    return max(times, key=lambda time: time.seconds)
+
+
+def traces(config, device_type, world_size):
+    """A process's share of the config, what is traced of it, and its (Memory, Work), of a pipeline in every place."""
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
     if config.vocab_size == 0:
@@ -56,13 +85,9 @@ def predict_memory(config, device_type="cpu", world_size=1):
     if is_whole(config, grid):
         alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
         scope = "block" if compiles_blocks(config) else "model"
-        memory = trace(dataclasses.replace(traced, compile_scope=scope, **alone), device_type)
-    else:
-        places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
-        memory = max((trace(traced, device_type, world_size, rank) for rank in places), key=lambda found: found.peak)
-    n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
-    inputs = n_batches * config.batch_size // traced.batch_size * memory.inputs
-    return dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
+        return config, traced, [trace(dataclasses.replace(traced, compile_scope=scope, **alone), device_type)]
+    places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
+    return config, traced, [trace(traced, device_type, world_size, rank) for rank in places]
 
 
 def is_whole(config, grid):
@@ -148,6 +173,32 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
         "pf_days": flops * tokens / (1e15 * 86400),
         "hours": flops * tokens / (mfu * peak_flops * world_size * 3600),
     }
+
+
+def time_rows(config, rows, device, device_type="cpu", world_size=1):
+    """What tables.least_times shows of every row (name, config): a dict with its Time and the run's speed and hours.
+
+    device: a roofline.Device. A row that cannot be predicted has the reason as its note.
+    """
+    cost, found = costs(config), []
+    for name, row in tqdm(rows, unit="stage", leave=False):
+        try:
+            if isinstance(row, BadInput):
+                raise row
+            time = predict_time(row, device, device_type, world_size)
+        except BadInput as error:
+            found.append({"name": name, "note": str(error)})
+            continue
+        tokens_per_s = row.batch_size * row.context_length / time.seconds
+        peak = world_size * max(device.flops.values())
+        figures = {
+            "seconds": time.seconds,
+            "tokens_per_s": tokens_per_s,
+            "mfu": tokens_per_s * cost["flops_per_token"] / peak,
+            "hours": cost["tokens"] / tokens_per_s / 3600,
+        }
+        found.append({"name": name, "note": None, "time": time, **figures})
+    return found
 
 
 def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1):

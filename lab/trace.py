@@ -1,4 +1,4 @@
-"""Traces the memory of a training step: the bytes that train.py's own step allocates and frees, without running it.
+"""Traces the memory and the operations of a training step: what train.py's own step does, without running it.
 
 The step runs on fake tensors, which have a shape and a dtype but no numbers. That takes seconds and no accelerator, yet
 allocates and frees what a real step does, compiled or not, and a ledger counts the bytes that are alive. Nothing is
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 import train
+from lab import roofline
 from lab.compiled import without_kernels
 from lab.processes import one_of
 from nanoladder import machine, parallel
@@ -55,7 +56,10 @@ class Memory:
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the bytes of all storages that are alive (now), and their maximum over time (peak)."""
+    """Counts the bytes of all storages that are alive (now), and their maximum over time (peak).
+
+    operations: a list, to which each operation of roofline.py is appended, or None.
+    """
 
     supports_higher_order_operators = True  # operators that call another one, in compiled programs
 
@@ -63,17 +67,20 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.on_cuda = on_cuda
         self.alive = weakref.WeakKeyDictionary()  # {storage: its bytes}
-        self.now = self.peak = 0
+        self.numbers = weakref.WeakKeyDictionary()  # {storage: its number}
+        self.now = self.peak = self.n_storages = 0
+        self.operations, self.repeated, self.opaque = None, False, False
         self.gradient_sum = None  # a weak reference to the first addend, and the bytes alive with the sum
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # a wrapper has no bytes: its inner tensors come by themselves
         if operator is torch.ops.nanoladder.head_loss.default:
-            with self:
+            with self, self.noting("opaque"):
                 return loss.compute(*args)  # its operations, as it is opaque
         self.settle_gradient_sum()
         result = operator(*args, **(kwargs or {}))
+        self.note(operator, args, kwargs or {}, result)
         for tensor in tree_leaves(result):
             if counts(tensor) and tensor.untyped_storage() not in self.alive:
                 self.add(tensor.untyped_storage())
@@ -82,6 +89,28 @@ class Ledger(TorchDispatchMode):
         else:
             self.peak = max(self.peak, self.now + self.scratch(operator, args))
         return result
+
+    def note(self, operator, args, kwargs, result):
+        """Appends an operation to the list, if there is one."""
+        if self.operations is not None:
+            found = roofline.count(operator, args, kwargs, result, self.number, self.on_cuda, self.opaque)
+            if found:
+                kind = found.kind if self.repeated else "optimizer"
+                self.operations.append(found._replace(kind=kind, repeated=self.repeated))
+
+    def number(self, storage):
+        """The number of a storage: they are numbered in the order in which they are seen."""
+        if storage not in self.numbers:
+            self.numbers[storage] = self.n_storages
+            self.n_storages += 1
+        return self.numbers[storage]
+
+    @contextlib.contextmanager
+    def noting(self, flag):
+        """Sets a flag of the operations for a while: repeated or opaque."""
+        setattr(self, flag, True)
+        yield
+        setattr(self, flag, False)
 
     def settle_gradient_sum(self):
         """Counts the last sum of two gradients as a new tensor, unless its first addend is gone by now.
@@ -96,6 +125,7 @@ class Ledger(TorchDispatchMode):
                 self.peak = max(self.peak, now)
 
     def add(self, storage):
+        self.number(storage)
         size = self.alive[storage] = [0]
         weakref.finalize(storage, self.resize, size, 0)
         self.resize(size, storage.nbytes())
@@ -152,10 +182,11 @@ def can_hold_sum(tensor):
 
 
 @contextlib.contextmanager
-def cuda_kernels(attention):
+def cuda_kernels(attention, note):
     """Lets the model allocate on CPU tensors as CUDA's kernels do, wherever the two differ.
 
     PyTorch 2.13 cannot run a backward on fake CUDA tensors unless it finds a GPU, so every step is traced on the CPU.
+    note: Ledger.note, which is told of kernels that do not run.
     """
     softmax, dropout, layer_norm = torch.Tensor.softmax, F.dropout, F.layer_norm
 
@@ -175,12 +206,16 @@ def cuda_kernels(attention):
         return layer_norm(x, shape, weight, bias, eps)
 
     def softmax_in_place(logits, *_, **__):  # one kernel, as is the product that is added to the weight's gradient
+        note(aten.exp_.default, (logits,), {}, logits)
         return torch.empty(2, len(logits)).unbind()
+
+    def add_product(total, a, b):
+        note(aten.addmm_.default, (total, a, b), {}, total)
 
     with (
         patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
         patch.object(loss.softmax, "softmax_", softmax_in_place),
-        patch.object(loss, "add_product", lambda *_: None),
+        patch.object(loss, "add_product", add_product),
         patch.object(torch.Tensor, "softmax", softmax_in_float32),
     ):
         yield
@@ -194,12 +229,12 @@ def cublas_workspaces():
 
 @functools.cache
 def trace(config, device_type, world_size=1, rank=0):
-    """Memory of train.py's step on fake tensors in process `rank` of world_size; only here is train.py called.
+    """Memory and Work of train.py's step on fake tensors in process `rank` of world_size; only here is train.py called.
 
     config: batch_size is that of the process.
     """
     ledger = Ledger(device_type == "cuda")
-    kernels = cuda_kernels(config.attention) if ledger.on_cuda else contextlib.nullcontext()
+    kernels = cuda_kernels(config.attention, ledger.note) if ledger.on_cuda else contextlib.nullcontext()
     programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
@@ -227,22 +262,22 @@ def trace(config, device_type, world_size=1, rank=0):
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
 
         scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
+        step = functools.partial(train.train_step, model, optimizer, scaler, batch, config.learning_rate, config)
         if parallel.mesh().sizes.tensor > 1:  # DTensor first tries each operator once, on whole fake tensors
-            train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
+            step()
 
         whole, block = [], [(0, [])] * 2
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, whole)
         if not model._compiled_call_impl:  # compiled as a whole
             block = record_forwards(next(iter(model.blocks)), ledger, [])
-        ledger.peak = 0
-        train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
+        work = take_step(step, ledger)
         end = max(whole, key=itemgetter(0)) if config.pipeline_parallel > 1 else whole[1]  # later forwards recompute
         gathered, *gathered_by_block = [gathered_bytes(moment) for moment in (end, *block[:2])]
         kept = 0 if config.set_to_none or config.optimizer_in_backward else gradients
     inputs = sum(part.nbytes for part in batch)
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
-    return Memory(
+    memory = Memory(
         weights=weights + gathered,
         gradients=gradients,
         optimizer=state,
@@ -252,6 +287,15 @@ def trace(config, device_type, world_size=1, rank=0):
         temporary=ledger.peak - end[0] + workspaces,
         peak=ledger.peak + workspaces,
     )
+    return memory, work
+
+
+def take_step(step, ledger):
+    """Calls the step, of which the ledger then holds the peak. Returns its Work."""
+    ledger.peak, ledger.operations, first = 0, [], ledger.n_storages
+    with patch.object(train, "forward_backward", ledger.noting("repeated")(train.forward_backward)):
+        step()
+    return roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
 
 
 def build_8bit_tables():

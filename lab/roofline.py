@@ -1,0 +1,408 @@
+"""The least time of a training step: every operation at the limit of a device (the roofline of Williams et al. 2009).
+
+An operation takes the longest of three times: its floating-point operations at the rate of their dtype, its bytes at
+the memory's rate, and its launch. trace.py counts a step's operations with count(). Fused, a run of operations that are
+elementwise or reductions is one kernel: it reads each of its inputs once and writes only what is used after it. Data,
+Python, and messages between processes take no time here.
+"""
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from nanoladder import files
+from nanoladder.config.check import nearest
+from nanoladder.errors import BadInput
+from nanoladder.machine.device import PEAK_TFLOPS
+
+# -- Counting
+
+aten = torch.ops.aten
+FORMULAS = flop_registry | {  # {operator: FLOP of a call}
+    aten.matmul: lambda a, _, out_val: 2 * out_val.numel() * a.shape[-1],
+    aten.addmm_: flop_registry[aten.addmm],
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+EMPTY = ("empty", "new_empty", "resize_")  # allocate, and move nothing
+FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange")  # read shapes at most
+OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_")  # do not read what they write
+COPIES = (*FILLS, *OVERWRITES, "clone", "_to_copy", "to", "cat", "stack", "embedding", "gather", "triu")  # no FLOP
+ALONE = ("embedding_dense_backward", "scatter_add_", "index_add_", "_fused")  # never part of a chain
+PICKED = (("embedding", 0), ("gather", 0))  # (operator, argument) of which as much is read as the result has
+UNREAD = (("nll_loss_forward", 0), ("nll_loss_backward", 1), ("scatter_add_", 0))  # of which next to nothing is read
+
+
+class Operation(NamedTuple):
+    """A kernel: its FLOP, and {(number of a storage, offset in it): bytes} that it reads and that it writes.
+
+    dtype: of a matrix product's inputs; "" for all that runs on vector units. chains: elementwise or a reduction, so
+    that it can be fused with its neighbours. whole: reduces all of a tensor to one number, for which others wait.
+    repeated: in the forward or backward of a micro-batch, not in the update. kind: of work, as in anatomy.py.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    flops: float
+    reads: dict
+    writes: dict
+    launches: int = 1
+    chains: bool = False
+    whole: bool = False
+    repeated: bool = True
+
+    @property
+    def bytes(self):
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+
+class Work(NamedTuple):
+    """The operations of a step, in order. first: the number of its first new storage; kept: those alive at its end."""
+
+    operations: tuple
+    first: int = 0
+    kept: frozenset = frozenset()
+
+
+def count(operator, args, kwargs, result, number, on_cuda=False, opaque=False):
+    """The Operation of a call of an operator; None if it moves nothing, as a view.
+
+    number: function of a storage. opaque: within an operator of which a compiler sees only the outside.
+    """
+    if not isinstance(operator, OpOverload) or operator.is_view:
+        return None
+    name, arguments = operator.overloadpacket.__name__, operator._schema.arguments
+    position = {argument.name: at for at, argument in enumerate(arguments)}
+    given = [*zip(range(len(args)), args, strict=True), *((position[key], value) for key, value in kwargs.items())]
+    given = [(at, tensor) for at, value in given for tensor in tensors_in(value)]
+    known = {number(tensor.untyped_storage()) for _, tensor in given}
+    made = [tensor for tensor in tensors_in(result) if number(tensor.untyped_storage()) not in known]
+    changed = [tensor for at, tensor in given if is_changed(name, arguments[at])]
+    if name.startswith(EMPTY) or not made + changed:
+        return None
+    n_made, reads = sum(map(extent, made)), {}
+    for at, tensor in given:
+        overwritten = arguments[at].is_out or (name in OVERWRITES and at == 0)
+        if not overwritten and not name.startswith(FILLS) and (name, at) not in UNREAD:
+            size = extent(tensor)
+            reads[place(tensor, number)] = min(size, n_made) if (name, at) in PICKED else size
+    writes = {place(tensor, number): extent(tensor) for tensor in made + changed if (name, 0) not in UNREAD}
+    dtype, flops = arithmetic(operator, args, kwargs, result, [*made, *(tensor for _, tensor in given)])
+    return Operation(
+        name,
+        kind_of(name, dtype, [*made, *(tensor for _, tensor in given)], opaque),
+        dtype,
+        flops,
+        reads,
+        writes,
+        launches=len(args[0]) if name.startswith("_foreach_") and not on_cuda else 1,
+        chains=not (dtype or opaque or name.startswith(ALONE)) and operator.namespace == "aten",
+        whole=is_whole_reduction(made, given),
+    )
+
+
+def tensors_in(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def extent(tensor):
+    """Bytes of a tensor's numbers, each counted once: an expanded dimension repeats them."""
+    return tensor.itemsize * math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+
+
+def place(tensor, number):
+    return number(tensor.untyped_storage()), tensor.storage_offset()
+
+
+def is_changed(name, argument):
+    """True for an argument that an operator writes to. AdamW's kernel may unscale gradients, but there is no scale."""
+    changed = argument.alias_info is not None and argument.alias_info.is_write
+    return changed and not (name == "_fused_adamw_" and argument.name == "grads")
+
+
+def kind_of(name, dtype, tensors, opaque):
+    """The kind of an operation, as anatomy.kind_of has it; the update's is set by trace.py."""
+    squares = any(tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] for tensor in tensors)
+    if squares or any(word in name for word in ("scaled_dot_product", "bmm")):
+        return "attention"
+    if dtype:
+        return "gemm"
+    return "loss" if opaque or any(word in name for word in ("log_softmax", "nll_loss")) else "elementwise"
+
+
+def is_whole_reduction(made, given):
+    return bool(made) and all(t.numel() == 1 for t in made) and any(t.numel() > 1 for _, t in given)
+
+
+def arithmetic(operator, args, kwargs, result, tensors):
+    """(dtype, FLOP) of a call: of products of matrices by PyTorch's formulas; else one for each number, with dtype "".
+
+    A causal attention kernel skips what the mask hides. Its exponentials do not count.
+    """
+    packet = operator.overloadpacket
+    if packet not in FORMULAS:
+        flops = 0 if packet.__name__.startswith(COPIES) else max(tensor.numel() for tensor in tensors)
+        return "", flops
+    flops = FORMULAS[packet](*args, **kwargs, out_val=result)
+    inputs = tensors_in(args)
+    named = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)} | kwargs
+    if named.get("is_causal"):
+        n_queries, n_keys = named["query"].shape[-2], named["key"].shape[-2]
+        flops *= 1 - (n_queries - 1) / (2 * n_keys)
+    factor = min(inputs[:3], key=lambda tensor: tensor.itemsize)  # a sum that is added to may be in float32
+    return str(factor.dtype).removeprefix("torch."), flops
+
+
+def fuse(work, update=True):
+    """The Work with each run of chaining operations in one kernel; those of the update too, unless told otherwise.
+
+    A run ends before an operation that does not chain, and after one that reduces a whole tensor to a number.
+    """
+    last_read = {key[0]: at for at, operation in enumerate(work.operations) for key in operation.reads}
+    fused, run = [], []
+
+    def end(at):  # the position after the run
+        if run:
+            fused.append(chain(run, lambda storage: storage in work.kept or last_read.get(storage, 0) >= at))
+            run.clear()
+
+    for at, operation in enumerate(work.operations):
+        chains = operation.chains and (operation.repeated or update)
+        if not chains or (run and run[0].repeated != operation.repeated):
+            end(at)
+        if not chains:
+            fused.append(operation)
+            continue
+        run.append(operation)
+        if operation.whole:
+            end(at + 1)
+    end(len(work.operations))
+    return work._replace(operations=tuple(fused))
+
+
+def chain(run, is_used):
+    """One kernel of a run of operations. is_used: function of a storage's number, true if it is read after the run."""
+    reads, written = {}, {}
+    for operation in run:
+        made = {storage for storage, _ in written}
+        for key, size in operation.reads.items():
+            if key[0] not in made:
+                reads[key] = max(size, reads.get(key, 0))
+        written |= operation.writes
+    writes = {key: size for key, size in written.items() if is_used(key[0])}
+    name = run[0].name if len(run) == 1 else f"{len(run)} fused"
+    kinds = {operation.kind for operation in run}
+    kind = run[0].kind if len(kinds) == 1 else "elementwise"
+    flops = sum(operation.flops for operation in run)
+    return run[0]._replace(name=name, kind=kind, flops=flops, reads=reads, writes=writes, launches=1, whole=False)
+
+
+# -- Devices
+
+# Dense TFLOP/s in float32 on vector units and in TF32 (None: the GPU has none), GB/s of the memory, and if it has
+# bfloat16; in half precision, machine.PEAK_TFLOPS. From NVIDIA's datasheets of T4, L4, A100 (80 GB, SXM), H100 (SXM)
+# and H200 (SXM), the white paper on Ada (2023, appendix A), and the brief on Blackwell (2024, HGX B200).
+DATASHEETS = {
+    "T4": (8.1, None, 320, False),
+    "L4": (30.3, 60, 300, True),
+    "RTX 4090": (82.6, 82.6, 1008, True),
+    "A100": (19.5, 156, 2039, True),
+    "H100": (67, 494.5, 3350, True),
+    "H200": (67, 494.5, 4800, True),
+    "B200": (80, 1100, 8000, True),
+}
+LAUNCH = 4e-6  # seconds between the starts of two short kernels on a GPU: an assumption, on no datasheet
+NEW_PAGES = 2**25  # bytes: a tensor this large gets new pages from the system (mallopt(3)), unless freed ones are kept
+RATES = ("float32", "tf32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Device:
+    """Limits of a device. flops: {dtype: FLOP/s of matrix products}; float32's is that of the vector units as well.
+
+    cached: {bytes: bytes/s} of tensors so small that a cache holds them. new_bytes_per_s: of pages that are touched for
+    the first time. source: where the numbers come from.
+    """
+
+    name: str
+    source: str
+    flops: dict
+    bytes_per_s: float
+    launch_seconds: float
+    cached: dict = field(default_factory=dict)
+    new_bytes_per_s: float = math.inf
+
+    def bandwidth(self, size):
+        """Bytes/s of a tensor of so many bytes."""
+        return next((rate for most, rate in sorted(self.cached.items()) if size <= most), self.bytes_per_s)
+
+    def rate(self, dtype, tf32=False):
+        """FLOP/s of matrix products. tf32: float32's inputs may be rounded. Raises BadInput for a dtype it lacks."""
+        if dtype == "float32" and tf32:
+            return self.flops.get("tf32", self.flops["float32"])
+        if dtype not in self.flops:
+            raise BadInput(f"{self.name}: no rate for {dtype}; expected --dtype={' or '.join(self.dtypes())}")
+        return self.flops[dtype]
+
+    def dtypes(self):
+        return [dtype for dtype in RATES if dtype in self.flops and dtype != "tf32"]
+
+
+def datasheet(name):
+    """The Device of a GPU in DATASHEETS, whatever its name's case and spaces. Raises BadInput for any other name."""
+    simple = {"".join(filter(str.isalnum, known)).lower(): known for known in DATASHEETS}
+    asked = "".join(filter(str.isalnum, name)).lower()
+    if asked not in simple:
+        question = nearest(name.upper(), DATASHEETS)
+        raise BadInput(
+            f"--gpu={name}: no such device{question}; expected {', '.join(DATASHEETS)}, or --device_file=FILE"
+        )
+    known = simple[asked]
+    float32, tf32, gigabytes, has_bfloat16 = DATASHEETS[known]
+    rates = {"float32": float32, "tf32": tf32, "float16": PEAK_TFLOPS[known]}
+    rates |= {"bfloat16": PEAK_TFLOPS[known]} if has_bfloat16 else {}
+    flops = {dtype: rate * 1e12 for dtype, rate in rates.items() if rate}
+    return Device(known, "datasheet", flops, gigabytes * 1e9, LAUNCH)
+
+
+def measured(name, limits):
+    """The Device of lab/limits.py's measurements, the median of several; None if they are older than launches are."""
+    if not limits or "launch_seconds" not in limits[0]:
+        return None
+
+    def median(number):
+        return statistics.median(number(limit) for limit in limits)
+
+    return Device(
+        name,
+        "measured here",
+        {dtype: median(lambda limit, dtype=dtype: limit["flops"][dtype]) for dtype in limits[0]["flops"]},
+        median(lambda limit: limit["copy_bytes"]),
+        median(lambda limit: limit["launch_seconds"]),
+        {int(size): median(lambda limit, size=size: limit["cached_bytes"][size]) for size in limits[0]["cached_bytes"]},
+        median(lambda limit: limit["new_bytes"] or math.inf),
+    )
+
+
+def read_device(path):
+    """The Device of a JSON file: {"name", "flops": {dtype: FLOP/s}, "bytes_per_s", "launch_seconds"}.
+
+    Raises BadInput if the file is not like that.
+    """
+    wanted = '{"name": "X", "flops": {"float32": 1e13, "bfloat16": 1e14}, "bytes_per_s": 1e12, "launch_seconds": 4e-6}'
+    try:
+        found = json.loads(files.read(path, 2**16))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"--device_file={path} cannot be read ({error}); expected {wanted}") from None
+    keys = {"name", "flops", "bytes_per_s", "launch_seconds"}
+    faults = ["it is no object"] if not isinstance(found, dict) else list(faults_of(found, keys))
+    if faults:
+        raise BadInput(f"--device_file={path}: {faults[0]}; expected {wanted}")
+    flops = {dtype: float(rate) for dtype, rate in found["flops"].items()}
+    return Device(found["name"], str(path), flops, float(found["bytes_per_s"]), float(found["launch_seconds"]))
+
+
+def faults_of(found, keys):
+    """Yields what is wrong with the contents of a device's file."""
+    if different := sorted(keys ^ found.keys()):
+        yield f"{different[0][:40]!r} is {'missing' if different[0] in keys else 'unknown'}"
+    elif not isinstance(found["name"], str) or not found["name"].isprintable() or not 0 < len(found["name"]) <= 60:
+        yield "the name is no line of 1 to 60 characters"
+    elif not isinstance(found["flops"], dict) or "float32" not in found["flops"]:
+        yield "flops has no float32"
+    elif unknown := sorted(found["flops"].keys() - set(RATES)):
+        yield f"flops of {unknown[0][:40]!r}{nearest(unknown[0], RATES)}, one of {', '.join(RATES)}"
+    else:
+        numbers = {key: found[key] for key in ("bytes_per_s", "launch_seconds")} | found["flops"]
+        for key, number in numbers.items():
+            if type(number) not in (int, float) or not 0 < number < 1e30:  # not a number: False
+                yield f"{key} is {str(number)[:40]}, no positive number"
+
+
+# -- Times
+
+
+@dataclass(frozen=True)
+class Time:
+    """Least seconds of a step, {(kind of work, bound): seconds}: as it runs, and with all chains fused.
+
+    flops: {dtype of products, or "" on vector units: FLOP}; bytes: that move; launches: of kernels. All as it runs, of
+    one step of one process.
+    """
+
+    parts: dict
+    fused_parts: dict
+    flops: dict
+    bytes: int
+    launches: int
+
+    @property
+    def seconds(self):
+        return sum(self.parts.values())
+
+    @property
+    def fused(self):
+        return sum(self.fused_parts.values())
+
+    @property
+    def bound(self):
+        """The one of compute, memory and launches that takes most of the time."""
+        bounds = self.by(1)
+        return max(bounds, key=bounds.get)
+
+    def by(self, place):
+        """Seconds by kind of work (0), or by bound (1)."""
+        found = {}
+        for key, part in self.parts.items():
+            found[key[place]] = found.get(key[place], 0.0) + part
+        return found
+
+
+def time_of(work, fused, device, passes=1, tf32=False, keeps_memory=True):
+    """The Time of a Work as it runs, and of the same work fused. passes: micro-batches of the step."""
+    flops, moved, launches = {}, 0, 0
+    for operation in work.operations:
+        n = passes if operation.repeated else 1
+        flops[operation.dtype] = flops.get(operation.dtype, 0) + n * operation.flops
+        moved += n * operation.bytes
+        launches += n * operation.launches
+    parts, fused_parts = (least_time(each, device, passes, tf32, keeps_memory) for each in (work, fused))
+    return Time(parts, fused_parts, flops, moved, launches)
+
+
+def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
+    """{(kind of work, bound): seconds} of a step, which add up. passes: how often a micro-batch's operations are done.
+
+    keeps_memory: no new pages, for a tensor of NEW_PAGES bytes or more.
+    """
+    total, seen = {}, set()
+    for operation in work.operations:
+        made = {key: size for key, size in operation.writes.items() if key[0] >= work.first and key[0] not in seen}
+        seen |= {key[0] for key in operation.writes}
+        new_bytes = 0 if keeps_memory else sum(size for size in made.values() if size >= NEW_PAGES)
+        times = seconds(operation, device, tf32, new_bytes)
+        bound = max(times, key=times.get)
+        key = operation.kind, bound
+        total[key] = total.get(key, 0.0) + times[bound] * (passes if operation.repeated else 1)
+    return total
+
+
+def seconds(operation, device, tf32=False, new_bytes=0):
+    """The least seconds of an operation by each of compute, memory and launches; the longest of them counts."""
+    rate = device.rate(operation.dtype or "float32", tf32 and bool(operation.dtype))
+    moved = [size for part in (operation.reads, operation.writes) for size in part.values()]
+    return {
+        "compute": operation.flops / rate,
+        "memory": sum(size / device.bandwidth(size) for size in moved) + new_bytes / device.new_bytes_per_s,
+        "launches": operation.launches * device.launch_seconds,
+    }

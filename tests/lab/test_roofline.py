@@ -1,0 +1,251 @@
+"""The least time of a step: operations are counted exactly, and times follow from a device's limits."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import replace
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lab import predict, roofline
+from lab.trace import Ledger
+from model import GPT
+from nanoladder.config import load_config, stage_names
+from nanoladder.errors import BadInput
+from nanoladder.run.metrics import flops_per_token
+
+SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 128, "context_length": 64, "vocab_size": 1000, "batch_size": 4}
+SMALL |= {"device": "cpu", "num_workers": 0, "dtype": "float32"}
+LIMITS = {"float32": 1e11, "bfloat16": 4e11}
+DEVICE = roofline.Device("test", "here", LIMITS, 1e10, 1e-6, {2**18: 4e10}, 5e9)
+
+
+def small(*files, **keys):
+    return load_config([*files, *(f"--{key}={value}" for key, value in (SMALL | keys).items())])
+
+
+def works(config):
+    """The Work of a step, which is one micro-batch."""
+    _, _, [(_, work)] = predict.traces(replace(config, compile=False), "cpu", 1)
+    return work
+
+
+def counted(action, *shapes, dtype=torch.float32):
+    """The Work of an action on fake tensors of these shapes."""
+    ledger = Ledger(on_cuda=False)
+    with FakeTensorMode(), ledger:
+        inputs = [torch.empty(shape, dtype=dtype) for shape in shapes]
+        first, ledger.operations, ledger.repeated = ledger.n_storages, [], True
+        result = action(*inputs)  # noqa: F841  # alive
+        return roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
+
+
+def sizes(work):
+    return [(op.name, sum(op.reads.values()), sum(op.writes.values())) for op in work.operations]
+
+
+def test_the_bytes_of_a_small_graph_are_counted_exactly():
+    def graph(x, w, b):
+        y = x @ w.T  # the transposed is a view
+        y = y + b.expand(8, 4)  # an expanded tensor is read once
+        return y.relu_().sum(), y
+
+    work = counted(graph, (8, 16), (4, 16), (4,))
+    numbers = [("mm", 8 * 16 + 4 * 16, 32), ("add", 32 + 4, 32), ("relu_", 32, 32), ("sum", 32, 1)]
+    assert sizes(work) == [(name, 4 * read, 4 * written) for name, read, written in numbers]
+    assert [op.flops for op in work.operations] == [2 * 8 * 16 * 4, 32, 32, 32]
+    assert [op.dtype for op in work.operations] == ["float32", "", "", ""]
+    assert [op.kind for op in work.operations] == ["gemm", *["elementwise"] * 3]
+
+
+def test_a_fused_chain_reads_its_inputs_once_and_writes_what_is_used_later():
+    def graph(x, w, b):
+        y = x @ w.T
+        z = (y + b).exp() * y
+        return z @ w
+
+    work = counted(graph, (8, 16), (4, 16), (4,))
+    fused = roofline.fuse(work)
+    numbers = [("mm", 8 * 16 + 4 * 16, 32), ("3 fused", 32 + 4, 32), ("mm", 32 + 4 * 16, 8 * 16)]
+    assert sizes(fused) == [(name, 4 * read, 4 * written) for name, read, written in numbers]
+    assert [op.launches for op in fused.operations] == [1, 1, 1]
+    assert sum(op.flops for op in fused.operations) == sum(op.flops for op in work.operations)
+
+
+def test_a_reduction_to_one_number_ends_a_chain():
+    fused = roofline.fuse(counted(lambda x: x / x.norm(), (8, 16)))
+    numbers = [("linalg_vector_norm", 128, 1), ("div", 128 + 1, 128)]
+    assert sizes(fused) == [(name, 4 * read, 4 * written) for name, read, written in numbers]
+
+
+@pytest.mark.parametrize(
+    "action, read, written",
+    [
+        (torch.zeros_like, 0, 128),  # reads a shape
+        (lambda x: torch.nn.functional.embedding(torch.zeros(2, dtype=torch.long), x), 2 * 16 + 4, 2 * 16),
+        (lambda x: x.detach().view(16, 8).transpose(0, 1), None, None),
+        (torch.empty_like, None, None),
+        (lambda x: x.fill_(1), 0, 128),
+        (lambda x: x.mul_(2), 128, 128),
+        (lambda x: torch._foreach_mul([x, x.clone()], 2), 256, 256),
+    ],
+)
+def test_only_bytes_that_must_move_are_counted(action, read, written):
+    *_, last = [(None, None, None), *sizes(counted(action, (8, 16)))]
+    assert last[1:] == (read, written) if read is None else last[1:] == (4 * read, 4 * written)
+
+
+def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not_kept():
+    large, small_ = roofline.NEW_PAGES // 4, roofline.NEW_PAGES // 4 - 1
+    for n, pages in ((large, 4 * large / DEVICE.new_bytes_per_s), (small_, 0)):
+        work = counted(lambda x: x.exp().neg_(), (n,))
+        times = [sum(roofline.least_time(work, DEVICE, keeps_memory=kept).values()) for kept in (False, True)]
+        assert times[0] - times[1] == pytest.approx(pages, abs=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+@pytest.mark.parametrize("n_layer, n_embd", [(2, 128), (3, 64)])
+def test_flops_of_a_step_are_those_of_the_formula(attention, n_layer, n_embd):
+    config = small(attention=attention, n_layer=n_layer, n_embd=n_embd, loss_chunks=0, pad_vocab_to=1)
+    flops = sum(op.flops for op in works(config).operations if op.dtype)
+    tokens, T = config.batch_size * config.context_length, config.context_length
+    expected = flops_per_token(GPT(config))
+    if attention == "sdpa":  # 7 products instead of 6, as the backward recomputes the scores; causal: half of them
+        expected += 12 * n_layer * n_embd * T * (7 / 6 * (T + 1) / (2 * T) - 1)
+    assert flops == pytest.approx(tokens * expected, rel=0.01)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_chunked_loss_has_the_flops_of_the_whole_one(device_type, chunks):
+    def flops(n):
+        _, _, [(_, work)] = predict.traces(small(compile=False, loss_chunks=n), device_type, 1)
+        return sum(op.flops for op in work.operations if op.dtype)
+
+    assert flops(chunks) == flops(0)
+
+
+def test_products_count_by_their_dtype():
+    work = works(small(dtype="bfloat16"))
+    assert {op.dtype for op in work.operations} == {"", "bfloat16"}
+
+
+@pytest.mark.parametrize("stage", stage_names()[:15])
+def test_the_fused_time_of_a_stage_is_at_most_the_eager_time(stage):
+    time = predict.predict_time(small(f"--stage={stage}"), DEVICE)
+    assert 0 < time.fused <= time.seconds < math.inf
+    assert sum(time.by(0).values()) == pytest.approx(time.seconds) == pytest.approx(sum(time.by(1).values()))
+
+
+@pytest.mark.parametrize("stage", ["naive", "flash", "compile"])
+def test_a_device_twice_as_fast_takes_half_the_time(stage):
+    fast = replace(
+        DEVICE,
+        flops={dtype: 2 * rate for dtype, rate in DEVICE.flops.items()},
+        bytes_per_s=2 * DEVICE.bytes_per_s,
+        launch_seconds=DEVICE.launch_seconds / 2,
+        cached={size: 2 * rate for size, rate in DEVICE.cached.items()},
+        new_bytes_per_s=2 * DEVICE.new_bytes_per_s,
+    )
+    config = small(f"--stage={stage}")
+    slow, fast = predict.predict_time(config, DEVICE), predict.predict_time(config, fast)
+    assert fast.seconds == pytest.approx(slow.seconds / 2)
+    assert fast.fused == pytest.approx(slow.fused / 2)
+    assert fast.bound == slow.bound
+
+
+def test_stages_are_predicted_in_a_sane_order():
+    """Each of these does less, or does it at a higher rate; recomputing does more."""
+    device = replace(DEVICE, cached={})
+    keys = {"dtype": "bfloat16", "n_embd": 256, "context_length": 256, "vocab_size": 5000}
+    order = ["loader", "allocator", "amp", "flash", "fused_adamw", "compile"]
+    configs = {stage: small(f"--stage={stage}", **keys) for stage in [*order, "chunked_loss", "checkpointing"]}
+    configs |= {stage: replace(configs[stage], dtype="float32") for stage in ("loader", "allocator")}
+    times = {stage: predict.predict_time(config, device).seconds for stage, config in configs.items()}
+    assert sorted(order, key=times.get, reverse=True) == order
+    assert times["checkpointing"] > times["chunked_loss"]
+
+
+def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
+    whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))
+    assert cut.flops["float32"] == pytest.approx(whole.flops["float32"])
+    assert cut.launches > 2 * whole.launches
+    assert cut.by(0)["optimizer"] < 2 * whole.by(0)["optimizer"]
+
+
+@pytest.mark.parametrize(
+    "slow, bound",
+    [({"flops": {"float32": 1e3}}, "compute"), ({"bytes_per_s": 1e3}, "memory"), ({"launch_seconds": 1}, "launches")],
+)
+def test_the_slowest_of_compute_memory_and_launches_bounds_a_step(slow, bound):
+    assert predict.predict_time(small(), replace(DEVICE, cached={}, **slow)).bound == bound
+
+
+def test_tf32_speeds_up_float32_products_on_cuda_alone():
+    device = replace(DEVICE, flops=LIMITS | {"tf32": 8e11})
+    exact, rounded = (small(matmul_precision=precision, compile=False) for precision in ("highest", "high"))
+    for kind, most in (("cuda", 0.8), ("cpu", 1)):
+        times = [predict.predict_time(config, device, kind).seconds for config in (exact, rounded)]
+        assert times[1] <= most * times[0] and (times[0] == times[1]) == (kind == "cpu")
+
+
+def test_a_gpu_is_found_by_its_name_and_an_unknown_one_has_the_nearest_named():
+    assert roofline.datasheet("rtx4090") == roofline.datasheet("RTX 4090")
+    assert roofline.datasheet("h100").flops["bfloat16"] == 989e12
+    for name in roofline.DATASHEETS:
+        assert roofline.datasheet(name).bytes_per_s > 1e11
+    with pytest.raises(
+        BadInput, match=r"--gpu=H10: no such device, did you mean 'H100'\?; expected T4, .*--device_file"
+    ):
+        roofline.datasheet("H10")
+
+
+def test_a_gpu_without_bfloat16_takes_float16_by_itself_and_refuses_bfloat16():
+    t4 = roofline.datasheet("T4")
+    assert predict.predict_time(small(dtype="auto", compile=False), t4, "cuda").flops.keys() == {"", "float16"}
+    with pytest.raises(BadInput, match="T4: no rate for bfloat16; expected --dtype=float32 or float16"):
+        predict.predict_time(small(dtype="bfloat16", compile=False), t4, "cuda")
+
+
+GOOD = {"name": "X", "flops": {"float32": 1e13, "bfloat16": 1e14}, "bytes_per_s": 1e12, "launch_seconds": 4e-6}
+
+
+def test_a_device_is_read_from_a_file(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(GOOD))
+    assert roofline.read_device(path) == roofline.Device("X", str(path), GOOD["flops"], 1e12, 4e-6)
+
+
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("\xff", "'name' is missing|cannot be read"),
+        ("[1]", "no object"),
+        ("null", "no object"),
+        (json.dumps(GOOD | {"more": 1}), "'more' is unknown"),
+        (json.dumps({key: GOOD[key] for key in GOOD if key != "flops"}), "'flops' is missing"),
+        (json.dumps(GOOD | {"name": "a\nb"}), "the name"),
+        (json.dumps(GOOD | {"name": 3}), "the name"),
+        (json.dumps(GOOD | {"flops": [1]}), "no float32"),
+        (json.dumps(GOOD | {"flops": {"bfloat16": 1e12}}), "no float32"),
+        (json.dumps(GOOD | {"flops": {"float32": 1e12, "bfloat": 1e12}}), "flops of 'bfloat', did you mean 'bfloat16'"),
+        *(
+            (json.dumps(GOOD | {"bytes_per_s": bad}), "bytes_per_s")
+            for bad in (0, -1, "1", None, True, math.nan, 10**400)
+        ),
+        (json.dumps(GOOD | {"launch_seconds": math.inf}), "launch_seconds"),
+        (json.dumps(GOOD | {"flops": {"float32": {}}}), "float32 is"),
+        ("x" * 100_000, "more than"),
+    ],
+)
+def test_a_bad_device_file_is_refused_in_one_line(text, fault, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(BadInput, match=fault) as refusal:
+        roofline.read_device(path)
+    assert "\n" not in str(refusal.value) and "expected {" in str(refusal.value)
+    with pytest.raises(BadInput, match="cannot be read"):
+        roofline.read_device(tmp_path)
