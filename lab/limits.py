@@ -20,6 +20,7 @@ CACHED = [2**18, 2**22]  # bytes of tensors that a cache may hold
 NEW = 2**26  # bytes of new pages that are touched
 PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}  # as a tensor's pages are
 WINDOW, WINDOWS, BUDGET = 0.2, 7, 1.5  # seconds that one window times, how many there are, seconds for all of them
+SHORT = 0.05  # seconds of a window for short actions
 
 
 def limits(device):
@@ -35,32 +36,40 @@ def limits(device):
         dtype = torch.float32 if name == "tf32" else getattr(torch, name)
         n = largest_product(dtype, device)
         rates[name] = 2 * n**3 / median_seconds(product(n, dtype, device), device)
-    number = torch.zeros(1, device=device)
     return {
         "flops": rates,
-        "copy_bytes": copy_rate(COPIED[device.type], device),
-        "cached_bytes": {str(size): copy_rate(size, device, WINDOW / 4) for size in CACHED},
-        "launch_seconds": median_seconds(lambda: number.add_(1), device, WINDOW / 4),
-        "new_bytes": None if device.type == "cuda" else new_rate(),
+        "copy_bytes": copy_rate(COPIED[device.type], device, WINDOW),
+        "cached_bytes": {str(size): copy_rate(size, device, SHORT) for size in CACHED},
+        "launch_seconds": median_seconds(launch(device), device, SHORT),
+        "new_bytes": None if device.type == "cuda" else new_rate(device),
     }
 
 
-def copy_rate(size, device, seconds=WINDOW):
+def copy_rate(size, device, window):
     """Bytes/s of copying so many bytes: read and written."""
-    return 2 * size / median_seconds(copy(size, device), device, seconds)
+    return 2 * size / median_seconds(copy(size, device), device, window)
 
 
-def new_rate():
-    """Bytes/s of touching new pages of the system, less the time of writing to them."""
+def new_rate(device):
+    """Bytes/s of the system's giving new pages to this process."""
+    new, old = (median_seconds(touch(is_new), device, SHORT) for is_new in (True, False))
+    return NEW / max(new - old, 1e-9)
 
-    def fill_new():
-        pages = mmap.mmap(-1, NEW, **PRIVATE)
-        torch.frombuffer(pages, dtype=torch.float32).fill_(1)
 
-    old = torch.empty(NEW // 4)
-    cpu = torch.device("cpu")
-    extra = median_seconds(fill_new, cpu, WINDOW / 4) - median_seconds(lambda: old.fill_(1), cpu, WINDOW / 4)
-    return NEW / max(extra, 1e-9)
+def launch(device):
+    """The smallest action: it adds to one number."""
+    number = torch.zeros(1, device=device)
+    return lambda: number.add_(1)
+
+
+def touch(is_new):
+    """An action that writes to NEW bytes of a CPU: of new pages, which it gives back, or of the same ones each time."""
+
+    def pages():
+        return torch.frombuffer(mmap.mmap(-1, NEW, **PRIVATE), dtype=torch.float32)
+
+    old = pages()
+    return lambda: (pages() if is_new else old).fill_(1)
 
 
 def product(n, dtype, device):

@@ -24,6 +24,7 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
     "lab/limits.py",
     "lab/losses.py",
     "lab/predict.py",
+    "lab/roofline.py",
     "lab/trace.py",
     "lab/processes.py",
     "lab/traffic.py",

@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -301,7 +302,7 @@ def read_device(path):
     """
     wanted = '{"name": "X", "flops": {"float32": 1e13, "bfloat16": 1e14}, "bytes_per_s": 1e12, "launch_seconds": 4e-6}'
     try:
-        found = json.loads(files.read(path, 2**16))
+        found = json.loads(files.read(Path(path), 2**16))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"--device_file={path} cannot be read ({error}); expected {wanted}") from None
     keys = {"name", "flops", "bytes_per_s", "launch_seconds"}

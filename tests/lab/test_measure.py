@@ -192,11 +192,14 @@ def test_the_machine_s_limits_are_positive_rates():
     assert found["flops"]["float32"] > 1e9
     assert found["flops"]["bfloat16"] > 1e8
     assert found["copy_bytes"] > 1e8
+    assert all(rate > 1e8 for rate in found["cached_bytes"].values())
+    assert 1e-8 < found["launch_seconds"] < 1e-2
+    assert found["new_bytes"] > 1e7
 
 
 @pytest.fixture
 def planted(monkeypatch):
-    """planted(rates) gives products these FLOP/s by dtype, on a clock that only they and copies, of 0.3 s, move."""
+    """planted(rates) gives products these FLOP/s by dtype, on a clock that only they and the other actions move."""
     this = SimpleNamespace(now=0.0, rows=[])
 
     def plant(rates):
@@ -208,7 +211,9 @@ def planted(monkeypatch):
             return lambda: wait(2 * n**3 / rates[dtype])
 
         monkeypatch.setattr(limits, "product", product)
-        monkeypatch.setattr(limits, "copy", lambda size, device: lambda: wait(0.3))
+        monkeypatch.setattr(limits, "copy", lambda size, device: lambda: wait(0.3 * size / 2**28))
+        monkeypatch.setattr(limits, "launch", lambda device: lambda: wait(1e-5))
+        monkeypatch.setattr(limits, "touch", lambda is_new: lambda: wait(0.05 if is_new else 0.01))
         monkeypatch.setattr(limits, "synchronized_time", lambda device: this.now)
         return this
 
@@ -237,14 +242,17 @@ def test_limits_take_a_few_seconds_where_bfloat16_is_emulated(planted):
     found = limits.limits(torch.device("cpu"))
     assert found["flops"] == {"float32": pytest.approx(90e9), "bfloat16": pytest.approx(0.5e9)}
     assert found["copy_bytes"] == pytest.approx(2 * 2**28 / 0.3)
-    assert this.now < 8  # 2048 rows in bfloat16 took over ten minutes
+    assert found["cached_bytes"] == dict.fromkeys(["262144", "4194304"], pytest.approx(2 * 2**28 / 0.3))
+    assert found["launch_seconds"] == pytest.approx(1e-5)
+    assert found["new_bytes"] == pytest.approx(limits.NEW / 0.04)
+    assert this.now < 9  # 2048 rows in bfloat16 took over ten minutes
 
 
 @pytest.mark.parametrize("flops", [10.0**power for power in range(8, 16)])
 def test_limits_take_a_few_seconds_on_any_machine(flops, planted):
     this = planted(dict.fromkeys([torch.float32, torch.bfloat16], flops))
     limits.limits(torch.device("cpu"))
-    assert this.now < 10
+    assert this.now < 12
 
 
 def test_one_hiccup_does_not_make_the_matrices_smaller(planted, monkeypatch):
