@@ -13,9 +13,10 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
-from lab import judge, losses, pictures, plan, predict, tables
+from lab import judge, losses, pictures, plan, predict, roofline, tables
 from lab.compare import compare
 from lab.launch import run_alone
 from lab.results import (
@@ -41,7 +42,7 @@ def main(argv):
         case "compare":
             print(compare(*map(read_results, words)))
         case "predict":
-            print(prediction(options, words))
+            predict_all(options, words)
         case "losses":
             compare_losses(options, words)
         case "judge":
@@ -65,8 +66,8 @@ def sized(config_words):
     return [*config_words, f"--vocab_size={open_dataset(config).vocab_size}"]
 
 
-def prediction(options, config_words):
-    """The text of --mode=predict: the cost of the run, and the memory of each stage on the config's device."""
+def predict_all(options, config_words):
+    """Prints the cost of the run, and the memory and least time of each stage; writes them, if there is an out_dir."""
     words = sized(config_words)
     config = load_config(words)
     rows = []
@@ -76,15 +77,36 @@ def prediction(options, config_words):
         except BadInput as error:
             rows.append((stage, error))
     rows.append((config.stage or "as configured", config))
-    return predict.report(
-        config,
-        rows,
-        config.device.partition(":")[0].replace("auto", "cuda"),
-        options.memory_gb or 0.0,
-        options.mfu,
-        options.peak_tflops * 1e12,
-        options.world_size,
-    )
+    kind = config.device.partition(":")[0].replace("auto", "cuda")
+    device = device_of(options, kind, words)
+    n, peak, price = options.world_size, max(device.flops.values()), options.price_per_hour
+    memory = predict.report(config, rows, kind, options.memory_gb or 0.0, options.mfu, peak, n, price)
+    found = predict.time_rows(config, rows, device, kind, n)
+    times = tables.least_times(found, device, config, n, price)
+    print(f"{memory}\n\n{times}")
+    if options.out_dir:
+        folder = Path(options.out_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write(folder / "predict.md", f"`{' '.join(config_words)}`\n\n```\n{memory}\n```\n\n{times}\n")
+        except OSError as error:
+            raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+        pictures.draw_least_times(found, device, folder / "predict.png")
+        print(f"written: {folder}/predict.md and predict.png")
+
+
+def device_of(options, kind, config_words):
+    """The roofline.Device that --mode=predict predicts for; one that is here, and is not named, is measured."""
+    if options.gpu and options.device_file:
+        raise BadInput(f"--gpu={options.gpu} and --device_file={options.device_file}: expected one of them")
+    if options.gpu and kind != "cuda":
+        raise BadInput(f"--gpu={options.gpu} with --device={kind}: expected --device=cuda, or --device_file=FILE")
+    if options.device_file:
+        return roofline.read_device(options.device_file)
+    if options.gpu or (kind == "cuda" and not torch.cuda.is_available()):
+        return roofline.datasheet(options.gpu or "H100")
+    machine, limits = (run_alone(part, config_words) for part in ("machine", "limits"))
+    return roofline.measured(tables.machine_in_words(machine), [limits])
 
 
 def compare_losses(options, config_words):
@@ -146,9 +168,23 @@ def climb(options, config_words):
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
             write_results(folder, results)
+    if not scaling:
+        add_limits(part, results["machine"], config_words)
+        write_results(folder, results)
     pictures.draw(results, kind, folder / f"{kind}.png")
     print(tables.table(results, kind))
     print(f"written: {folder}/results.json, table.md and {kind}.png")
+
+
+def add_limits(part, machine, config_words):
+    """Adds to each timed row the least time of its step on this machine, by the limits that were measured with it."""
+    device = roofline.measured(tables.machine_in_words(machine), part["limits"])
+    for row in part["rows"].values() if device else ():
+        if row.get("time"):
+            with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
+                config = load_config(sized([*config_words, *row["words"]]))
+                time = predict.predict_time(config, device, "cuda" if machine["gpu"] else "cpu")
+                row["limit"] = {"fused": time.fused, "kinds": time.by(0), "bounds": time.by(1)}
 
 
 def predicted_peak(words, n, gpu):

@@ -15,6 +15,11 @@ COLORS = {  # kind of work: color
     "host": "tab:gray",
 }
 LINES = ["black", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"]  # colorblind-safe, Okabe & Ito 2008
+BOUNDS = {  # what bounds an operation: label, color
+    "compute": ("bound by compute", "tab:blue"),
+    "memory": ("by memory", "tab:orange"),
+    "launches": ("by launches", "tab:gray"),
+}
 PARTS = {  # part of the peak memory: label, color
     "weights": ("weights", "tab:blue"),
     "kept gradients": ("kept gradients", "tab:cyan"),
@@ -48,13 +53,37 @@ def bars(plt, rows):
     speeds = [speedup(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
     labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
     stack(left, names, times, {kind: (label, COLORS[kind]) for kind, label in KINDS.items()}, labels)
-    left.set(title=f"time of a step, ms, and speed against {names[0]}")
+    limits = {row["name"]: 1e3 * row["limit"] for row in rows if "limit" in row}
+    left.scatter(limits.values(), limits.keys(), marker="|", s=150, color="black", zorder=3)
+    left.set(title=f"time of a step, ms, and speed against {names[0]}" + " (black: its limit)" * bool(limits))
     sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
     labels = [f"{row['peak'] / 1e9:.3g} GB  {rows[0]['peak'] / row['peak']:.3g}×" for row in rows]
     stack(right, names, sizes, PARTS, labels)
     right.set(title="peak memory of all tensors, GB, and its reduction")
     left.invert_yaxis()
     return figure
+
+
+def draw_least_times(rows, device, path):
+    """Plots the rows of predict.time_rows to a file: the least time of each, by bound, and a mark for it when fused."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    if not (rows := [row for row in rows if not row["note"]]):
+        return
+    names = [row["name"] for row in rows]
+    figure, axis = plt.subplots(figsize=(9, 1.5 + 0.36 * len(rows)), layout="constrained")
+    times = {bound: [1e3 * row["time"].by(1).get(bound, 0.0) for row in rows] for bound in BOUNDS}
+    labels = [f"{milliseconds(row['seconds'])} ms  {rows[0]['seconds'] / row['seconds']:.3g}×" for row in rows]
+    stack(axis, names, times, BOUNDS, labels)
+    axis.scatter([1e3 * row["time"].fused for row in rows], names, marker="|", s=150, color="black", label="all fused")
+    axis.legend(loc="lower right", frameon=False, fontsize="small")
+    axis.set(title=f"least time of a step on {device.name}, ms, by what bounds it, and speed against {names[0]}")
+    axis.invert_yaxis()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def parts_of_peak(memory):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 from lab import pages, tables
+from lab.roofline import DATASHEETS
 from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
@@ -29,7 +30,7 @@ MODES = {
     "scaling": "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
     "judge": "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
     "seen; 1: worse or wrong; 2: bad input",
-    "predict": "no measurement: what the run will cost and the memory of each stage, on a GPU or with --device=cpu",
+    "predict": "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
 DIMENSIONS = {  # of --mode=scaling: the words of n processes
@@ -41,6 +42,7 @@ DIMENSIONS = {  # of --mode=scaling: the words of n processes
 }
 MEASURING = ("ladder", "each", "without", "attention", "optimizers", "sweep", "scaling")
 FORMER = {"--fit": "--mode=predict", "--sweep": "--mode=sweep", "--compare": "--mode=compare A B"}
+FORMER |= {"--peak_tflops": "--gpu=NAME or --device_file=FILE"}
 
 
 def at_least(least):
@@ -117,7 +119,10 @@ OPTIONS = {
     "repeats": Option((*MEASURING, "losses"), at_least(1), "3", "processes that time each row"),
     "trace": Option(MEASURING[:-1], None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
     "out_dir": Option(
-        (*MEASURING, "losses", "judge"), str, None, "folder of the results (default: results/<machine>/<config>)"
+        (*MEASURING, "losses", "judge", "predict"),
+        str,
+        None,
+        "folder of the results (default: results/<machine>/<config>; --mode=predict writes only if it is given)",
     ),
     "train_steps": Option(("optimizers",), at_least(1), "300", "length of each training run"),
     "grid": Option(
@@ -149,8 +154,10 @@ OPTIONS = {
         "also find the largest micro-batch and the longest context that fit into this many GB",
     ),
     "world_size": Option(("predict",), at_least(1), "1", "processes of the predicted run"),
-    "mfu": Option(("predict",), positive, "0.4", "fraction of --peak_tflops that the run is assumed to reach"),
-    "peak_tflops": Option(("predict",), positive, "989", "peak of one device (989: an H200 in bfloat16)"),
+    "mfu": Option(("predict",), positive, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
+    "gpu": Option(("predict",), str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
+    "device_file": Option(("predict",), str, None, "JSON file with the limits of another device"),
+    "price_per_hour": Option(("predict",), positive, None, "of one device, in any currency: adds what the run costs"),
 }
 
 
@@ -194,8 +201,8 @@ def split(argv):
         parser.add_argument(f"--{name}", help=of + option.meaning + default, **kind)
     options, words = parser.parse_known_args(argv)
     for word in words:
-        if word in FORMER:
-            raise BadInput(f"{word}: no such option; expected {FORMER[word]}")
+        if (name := word.partition("=")[0]) in FORMER:
+            raise BadInput(f"{name}: no such option; expected {FORMER[name]}")
     for name, option in OPTIONS.items():
         if name not in options:
             setattr(options, name, option.parse(option.default) if option.default else None)

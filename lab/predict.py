@@ -201,18 +201,21 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
     return found
 
 
-def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1):
+def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1, price=None):
     """Text: the cost of the run, and a table of the memory of every row (name, config), whose vocab_size is known.
 
-    With memory_gb (1e9 bytes) the table has the largest micro-batch that fits, and the longest context, of which a
-    micro-batch is one sequence. A row that the processes cannot train, or whose config is an error, has the reason.
+
+    price: of an hour of one device, or None. With memory_gb (1e9 bytes) the table has the largest micro-batch that
+    fits, and the longest context, of which a micro-batch is one sequence. A row that the processes cannot train, or
+    whose config is an error, has the reason.
     """
     cost = costs(config, mfu, peak_flops, world_size)
+    spent = f", {cost['hours'] * price * world_size:,.2f} at {price:g} an hour" if price else ""
     each = f" in each of {world_size} processes" if world_size > 1 else ""
     lines = [
         f"{cost['n_params'] / 1e6:.1f} M parameters, {cost['flops_per_token'] / 1e9:.3f} GFLOP a token",
         f"{cost['tokens'] / 1e9:.3f} G tokens in {config.max_steps} steps: {cost['pf_days']:.3g} PF-days, "
-        f"{cost['hours']:.3g} hours at {mfu:.0%} of {world_size} × {peak_flops / 1e12:.0f} TFLOP/s",
+        f"{cost['hours']:.3g} hours at {mfu:.0%} of {world_size} × {peak_flops / 1e12:.3g} TFLOP/s{spent}",
         f"predicted GB of tensors on {device_type}{each} (formula: activations of a block, Korthikanti et al. 2022)",
         "",
     ]

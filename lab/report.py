@@ -141,6 +141,7 @@ def cells(row, first):
         lambda: f"predicted {row['predicted'] / row['peak'] - 1:+6.1%}",
         lambda: f"kernels {1 - row['shares']['host'] - row['shares']['data']:4.0%}",
         lambda: f"matmul {row['mfu']:4.0%}",
+        lambda: f"limit {row['limit'] / row['seconds']:4.0%}",
         lambda: tables.losses(row),
     )
     for text in columns:

@@ -30,6 +30,9 @@ FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
     "another_update": "true if the row has an optimizer of its own, and so other losses",
     "mfu": "share of the measured rate of a matrix product",
     "datasheet_mfu": "share of the datasheet's rate",
+    "limit": "least seconds of a step on this machine (roofline.py)",
+    "limit_kinds": "its parts by kind of work",
+    "limit_bounds": "its parts by bound: compute, memory, launches",
     "curves": "{multiple of the optimizer's learning rate: its training run}",
     "best": "the multiple with the lowest validation loss",
     "val_loss": "its validation loss",
@@ -75,6 +78,9 @@ def summarize(results, mode):
             row["another_update"] = has_own_optimizer(measured["words"], results["keys"])
             if timed:
                 row |= utilization(found, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
+        if timed and (limit := measured.get("limit")):
+            row |= {"limit": sum(limit["kinds"].values()), "limit_kinds": limit["kinds"]}
+            row["limit_bounds"] = limit["bounds"]
         if trained := measured.get("curve"):
             losses = [curve["val_loss"] for curve in trained]
             row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))

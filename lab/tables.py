@@ -9,6 +9,7 @@ SAME = 0.01  # nats: a loss that differs more from naive's is that of another mo
 PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
 KNEE = 0.95  # share of a sweep's best throughput that its knee has
 BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # {rounds: how often normal noise looks like a change}
+APART = 1.15  # ratio of two times whose order the limits should have
 KINDS = {  # kind of work: heading
     "gemm": "matrix products",
     "attention": "attention",
@@ -45,10 +46,78 @@ def table(results, mode):
     if examined := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
         text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, examined)]
+        if any("limit" in row for row in examined):
+            text += [
+                "The least time of each kind of work, ms, and its share of the time that the work took:",
+                markdown(limit_columns(), examined),
+                order(rows),
+            ]
         text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
         text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
     return "\n\n".join(text)
+
+
+def limit_columns():
+    def reached(kind):
+        def cell(row):
+            limit, measured = row["limit_kinds"].get(kind, 0.0), row["seconds"] * row["shares"][kind]
+            return f"{milliseconds(limit, row['seconds'])} ({limit / measured:.0%})" if measured else ""
+
+        return cell
+
+    return {label: reached(kind) for kind, label in KINDS.items() if kind not in ("data", "host")}
+
+
+def order(rows):
+    """The sentence on the order of the rows: the pairs, clearly apart, that the limits have the other way round."""
+    timed = [row for row in rows if "limit" in row]
+    pairs = [(a, b) for a in timed for b in timed if a["seconds"] > APART * b["seconds"]]
+    wrong = [f"{b['name']} < {a['name']}" for a, b in pairs if a["limit"] <= b["limit"]]
+    text = f"Of {len(pairs)} pairs of rows whose times differ by more than {APART - 1:.0%}, the limits order "
+    return text + (f"{len(pairs) - len(wrong)} alike; not {', '.join(wrong)}." if wrong else "all alike.")
+
+
+def least_times(rows, device, config, world_size=1, price=None):
+    """The text of --mode=predict on time: the device, a table of predict.time_rows, and what it leaves out."""
+    limits = [f"{name} {flops_per_second(rate)}" for name, rate in device.flops.items()]
+    limits += [f"memory {device.bytes_per_s / 1e9:.4g} GB/s", f"a launch {1e6 * device.launch_seconds:.2g} µs"]
+    n = f" in each of {world_size} processes" if world_size > 1 else ""
+    columns = {
+        "least ms": lambda row: milliseconds(row["seconds"]),
+        "bound by": lambda row: bound(row["time"].by(1)),
+        "fused ms": lambda row: milliseconds(row["time"].fused, row["seconds"]),
+        "products, GFLOP": lambda row: products(row["time"].flops),
+        "other GFLOP": lambda row: three_digits(row["time"].flops.get("", 0) / 1e9),
+        "moved GB": lambda row: three_digits(row["time"].bytes / 1e9),
+        "launches": lambda row: f"{row['time'].launches:,.0f}",
+        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        "MFU": lambda row: f"{row['mfu']:.0%}",
+        "hours": lambda row: three_digits(row["hours"]),
+    }
+    if price:
+        columns["cost"] = lambda row: f"{row['hours'] * price * world_size:,.2f}"
+    return "\n\n".join(
+        [
+            f"The least time of a step{n} on {device.name}, every operation at its limit ({device.source}: "
+            f"{', '.join(limits)}), and the hours of {config.max_steps} steps of {config.batch_size} × "
+            f"{config.context_length} tokens:",
+            markdown(columns, rows),
+            "A real step takes longer. Fused: a run of elementwise operations and reductions is one kernel, which "
+            "reads each input and writes each result once, as in a compiled forward and backward. Data, Python, and "
+            "messages between processes take no time. MFU is of the highest rate.",
+        ]
+    )
+
+
+def products(flops):
+    """GFLOP of matrix products by dtype."""
+    return ", ".join(f"{three_digits(flop / 1e9)} {dtype}" for dtype, flop in flops.items() if dtype)
+
+
+def three_digits(number):
+    """A number with three digits, or all of those before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def machine_limits(limits, native_bfloat16):
@@ -68,7 +137,10 @@ def flops_per_second(rate):
 
 def device(results):
     """The machine in words: its GPU, or its CPU with what matters for speed."""
-    on = results["machine"]
+    return machine_in_words(results["machine"])
+
+
+def machine_in_words(on):
     return on["gpu"] or f"{processor(on)}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
 
 
@@ -168,6 +240,9 @@ def columns(rows, mode):
         "ms/step": lambda row: milliseconds(row["seconds"]),
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         **relative[mode.partition("-")[0]],
+        "least ms": lambda row: milliseconds(row["limit"]),
+        "bound by": lambda row: bound(row["limit_bounds"]),
+        "of the limit": lambda row: f"{row['limit'] / row['seconds']:.0%}",
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's rate": lambda row: f"{row['datasheet_mfu']:.0%}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
@@ -178,6 +253,12 @@ def columns(rows, mode):
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
     }
+
+
+def bound(seconds):
+    """The bound with the most seconds, and its share."""
+    name = max(seconds, key=seconds.get)
+    return f"{name} {seconds[name] / sum(seconds.values()):.0%}"
 
 
 def milliseconds(seconds, of=None):

@@ -141,6 +141,33 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(dense
     assert "no measurable change" in capsys.readouterr().out
 
 
+def test_each_row_stands_beside_its_limit_on_a_machine_whose_launches_were_measured(dense, tmp_path, monkeypatch):
+    timed = {"naive": 0.2, "compile": 0.3}  # slower than naive, which the limits do not have
+
+    def run_alone(what, words, processes=1):
+        found = {"machine": MACHINE, "limits": LIMITS | more, "examine": EXAMINED}
+        return found[what] if what in found else TIMED | {"seconds": timed[stage_of(words)]}
+
+    monkeypatch.setattr(climb, "run_alone", run_alone)
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=compile", "--repeats=1"]
+    more = {}  # as in older results
+    climb.main([*argv, f"--out_dir={tmp_path / 'old'}"])
+    assert "of the limit" not in (tmp_path / "old" / "table.md").read_text()
+
+    more = {"cached_bytes": {"262144": 1e9}, "launch_seconds": 1e-4, "new_bytes": 1e9}
+    climb.main([*argv, f"--out_dir={tmp_path / 'new'}"])
+    rows, text = rows_of(tmp_path / "new" / "table.md"), (tmp_path / "new" / "table.md").read_text()
+    for name, row in read_results(tmp_path / "new" / "results.json")["modes"]["ladder"]["rows"].items():
+        if row.get("time"):
+            limit = sum(row["limit"]["bounds"].values())
+            assert limit == pytest.approx(sum(row["limit"]["kinds"].values()))
+            assert rows[name]["least ms"] == tables.milliseconds(limit)
+            assert rows[name]["of the limit"] == f"{limit / timed[name]:.0%}"
+            assert rows[name]["bound by"].startswith("launches ")
+    assert "The least time of each kind of work" in text
+    assert "1 pairs of rows whose times differ by more than 15%, the limits order 0 alike; not naive < compile" in text
+
+
 def test_the_climb_goes_on_when_its_first_stage_fails(dense, tmp_path, measured):
     def answer(what, words):
         if "--stage=naive" in words:
@@ -322,6 +349,13 @@ def test_torchrun_is_refused_in_one_line(processes, refused, monkeypatch):
         ["--mode=predict", "--memory_gb=-1"],
         ["--mode=predict", "--world_size=0"],
         ["--mode=predict", "--mfu=nan"],
+        ["--mode=predict", "--price_per_hour=0"],
+        ["--mode=predict", "--vocab_size=50", "--gpu=H1000"],
+        ["--mode=predict", "--vocab_size=50", "--gpu=H100", "--device=cpu"],
+        ["--mode=predict", "--vocab_size=50", "--gpu=H100", "--device_file=x"],
+        ["--mode=predict", "--vocab_size=50", "--device_file=nowhere"],
+        ["--mode=predict", "--peak_tflops=989"],
+        ["--gpu=H100"],
         ["--mode=compare", "a.json"],
         ["--mode=compare", "README.md", "README.md"],
         ["--mode=compare", "--n_layer=1", "README.md"],
@@ -345,6 +379,25 @@ def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
     else:
         with pytest.raises(BadInput, match=rf"--{name}: --mode={mode} does not use it; expected --mode="):
             plan.split(given)
+
+
+def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(tmp_path, capsys):
+    model = ["--n_layer=1", "--n_head=2", "--n_embd=64", "--context_length=64", "--batch_size=8", "--vocab_size=512"]
+    argv = [*model, "--mode=predict", "--gpu=a100", "--stages=flash", "--max_steps=3600", "--compile=False"]
+    climb.main([*argv, "--price_per_hour=1000", f"--out_dir={tmp_path}"])
+    out = capsys.readouterr().out
+    text = (tmp_path / "predict.md").read_text()
+    assert "on A100" in out and "312 TFLOP/s, " in out and " at 1000 an hour" in out
+    least_times = text[text.index("The least time") :]
+    rows = rows_in(f"\n\n\n\n{least_times}".replace(":\n\n", ":\n"))
+    assert rows.keys() == {"naive", "flash", "as configured"}
+    for row in rows.values():
+        milliseconds = float(row["least ms"])
+        assert float(row["hours"]) == pytest.approx(milliseconds / 1e3, rel=0.06)  # 3600 steps
+        assert float(row["cost"]) == pytest.approx(milliseconds, rel=0.06)
+        assert float(row["tokens/s"].replace(",", "")) == pytest.approx(8 * 64 / milliseconds * 1e3, rel=0.06)
+        assert float(row["fused ms"]) <= milliseconds
+    assert (tmp_path / "predict.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("word, instead", [("--fit", "predict"), ("--sweep", "sweep"), ("--compare", "compare A B")])
