@@ -204,7 +204,6 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
 def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1, price=None):
     """Text: the cost of the run, and a table of the memory of every row (name, config), whose vocab_size is known.
 
-
     price: of an hour of one device, or None. With memory_gb (1e9 bytes) the table has the largest micro-batch that
     fits, and the longest context, of which a micro-batch is one sequence. A row that the processes cannot train, or
     whose config is an error, has the reason.
