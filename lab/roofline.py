@@ -284,15 +284,12 @@ def measured(name, limits):
     def median(number):
         return statistics.median(number(limit) for limit in limits)
 
-    return Device(
-        name,
-        "measured here",
-        {dtype: median(lambda limit, dtype=dtype: limit["flops"][dtype]) for dtype in limits[0]["flops"]},
-        median(lambda limit: limit["copy_bytes"]),
-        median(lambda limit: limit["launch_seconds"]),
-        {int(size): median(lambda limit, size=size: limit["cached_bytes"][size]) for size in limits[0]["cached_bytes"]},
-        median(lambda limit: limit["new_bytes"] or math.inf),
-    )
+    flops = {dtype: median(lambda limit, dtype=dtype: limit["flops"][dtype]) for dtype in limits[0]["flops"]}
+    memory = median(lambda limit: limit["copy_bytes"])
+    sizes = limits[0]["cached_bytes"]  # of which a copy may be slower than the memory, if it is mostly a launch
+    cached = {int(size): max(memory, median(lambda limit, size=size: limit["cached_bytes"][size])) for size in sizes}
+    launch, new = median(lambda limit: limit["launch_seconds"]), median(lambda limit: limit["new_bytes"] or math.inf)
+    return Device(name, "measured here", flops, memory, launch, cached, new)
 
 
 def read_device(path):

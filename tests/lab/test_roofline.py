@@ -126,8 +126,11 @@ def test_the_chunked_loss_has_the_flops_of_the_whole_one(device_type, chunks):
     assert flops(chunks) == flops(0)
 
 
-def test_products_count_by_their_dtype():
-    work = works(small(dtype="bfloat16"))
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.parametrize("chunks", [0, 2])  # a chunk's product is added to a float32 gradient
+def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
+    config = small(dtype="bfloat16", loss_chunks=chunks, compile=False)
+    _, _, [(_, work)] = predict.traces(config, device_type, 1)
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
@@ -188,6 +191,20 @@ def test_tf32_speeds_up_float32_products_on_cuda_alone():
     for kind, most in (("cuda", 0.8), ("cpu", 1)):
         times = [predict.predict_time(config, device, kind).seconds for config in (exact, rounded)]
         assert times[1] <= most * times[0] and (times[0] == times[1]) == (kind == "cpu")
+
+
+def test_measured_limits_are_medians_and_no_cache_is_slower_than_the_memory():
+    def limits(factor, new):
+        cached = {"262144": 4e9 * factor, "4194304": 1e9 * factor}
+        rates = {"flops": {"float32": 1e11 * factor}, "copy_bytes": 2e9 * factor, "cached_bytes": cached}
+        return rates | {"launch_seconds": 1e-6 * factor, "new_bytes": new and new * factor}
+
+    device = roofline.measured("X", [limits(factor, 1e9) for factor in (1, 2, 9)])
+    assert device.flops == {"float32": 2e11} and device.launch_seconds == 2e-6 and device.new_bytes_per_s == 2e9
+    assert [device.bandwidth(size) for size in (1, 2**18, 2**18 + 1, 2**22 + 1)] == [8e9, 8e9, 4e9, 4e9]
+    assert roofline.measured("a GPU", [limits(1, None)]).new_bytes_per_s == math.inf
+    assert roofline.measured("older", [{"flops": {"float32": 1e11}, "copy_bytes": 1e9}]) is None
+    assert roofline.measured("not measured", []) is None
 
 
 def test_a_gpu_is_found_by_its_name_and_an_unknown_one_has_the_nearest_named():
