@@ -97,6 +97,8 @@ def predict_all(options, config_words):
 
 def device_of(options, kind, config_words):
     """The roofline.Device that --mode=predict predicts for; one that is here, and is not named, is measured."""
+    if kind not in ("cpu", "cuda"):
+        raise BadInput(f"device={kind}: memory and time are predicted for cpu and cuda; expected one of them")
     if options.gpu and options.device_file:
         raise BadInput(f"--gpu={options.gpu} and --device_file={options.device_file}: expected one of them")
     if options.gpu and kind != "cuda":
@@ -105,6 +107,7 @@ def device_of(options, kind, config_words):
         return roofline.read_device(options.device_file)
     if options.gpu or (kind == "cuda" and not torch.cuda.is_available()):
         return roofline.datasheet(options.gpu or "H100")
+    print("measuring this machine …", file=sys.stderr)
     machine, limits = (run_alone(part, config_words) for part in ("machine", "limits"))
     return roofline.measured(tables.machine_in_words(machine), [limits])
 

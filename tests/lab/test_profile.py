@@ -354,6 +354,7 @@ def test_torchrun_is_refused_in_one_line(processes, refused, monkeypatch):
         ["--mode=predict", "--vocab_size=50", "--gpu=H100", "--device=cpu"],
         ["--mode=predict", "--vocab_size=50", "--gpu=H100", "--device_file=x"],
         ["--mode=predict", "--vocab_size=50", "--device_file=nowhere"],
+        ["--mode=predict", "--vocab_size=50", "--device=mps"],
         ["--mode=predict", "--peak_tflops=989"],
         ["--gpu=H100"],
         ["--mode=compare", "a.json"],
@@ -398,6 +399,20 @@ def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_ther
         assert float(row["tokens/s"].replace(",", "")) == pytest.approx(8 * 64 / milliseconds * 1e3, rel=0.06)
         assert float(row["fused ms"]) <= milliseconds
     assert (tmp_path / "predict.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_predict_takes_this_machine_s_limits_or_those_of_a_file(tmp_path, monkeypatch, capsys):
+    more = {"cached_bytes": {}, "launch_seconds": 1e-6, "new_bytes": 1e9}
+    answers = {"machine": MACHINE, "limits": LIMITS | more}
+    monkeypatch.setattr(climb, "run_alone", lambda what, words: answers[what])
+    argv = [*TINY_MODEL, "--vocab_size=50", "--mode=predict", "--stages=naive", "--compile=False"]
+    climb.main(argv)
+    out = capsys.readouterr().out
+    assert "on a CPU, 4 threads, native bfloat16, every operation at its limit (measured here: float32 1 TFLOP/s" in out
+    assert "on cpu" in out
+    (tmp_path / "x.json").write_text('{"name": "X1", "flops": {"float32": 1e9}, "bytes_per_s": 5, "launch_seconds": 1}')
+    climb.main([*argv, "--dtype=float32", f"--device_file={tmp_path / 'x.json'}"])
+    assert f"on X1, every operation at its limit ({tmp_path / 'x.json'}: float32 1 GFLOP/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("word, instead", [("--fit", "predict"), ("--sweep", "sweep"), ("--compare", "compare A B")])
