@@ -228,10 +228,10 @@ def cublas_workspaces():
 
 
 @functools.cache
-def trace(config, device_type, world_size=1, rank=0):
-    """Memory and Work of train.py's step on fake tensors in process `rank` of world_size; only here is train.py called.
+def trace(config, device_type, world_size=1, rank=0, counted=False):
+    """Memory of train.py's step on fake tensors in process `rank` of world_size, and if it is counted, its Work.
 
-    config: batch_size is that of the process.
+    config: batch_size is that of the process. Only here is train.py called. Counting takes half as long again.
     """
     ledger = Ledger(device_type == "cuda")
     kernels = cuda_kernels(config.attention, ledger.note) if ledger.on_cuda else contextlib.nullcontext()
@@ -271,7 +271,7 @@ def trace(config, device_type, world_size=1, rank=0):
             record_forwards(part, ledger, whole)
         if not model._compiled_call_impl:  # compiled as a whole
             block = record_forwards(next(iter(model.blocks)), ledger, [])
-        work = take_step(step, ledger)
+        work = take_step(step, ledger, counted)
         end = max(whole, key=itemgetter(0)) if config.pipeline_parallel > 1 else whole[1]  # later forwards recompute
         gathered, *gathered_by_block = [gathered_bytes(moment) for moment in (end, *block[:2])]
         kept = 0 if config.set_to_none or config.optimizer_in_backward else gradients
@@ -290,12 +290,12 @@ def trace(config, device_type, world_size=1, rank=0):
     return memory, work
 
 
-def take_step(step, ledger):
-    """Calls the step, of which the ledger then holds the peak. Returns its Work."""
-    ledger.peak, ledger.operations, first = 0, [], ledger.n_storages
+def take_step(step, ledger, counted):
+    """Calls the step, of which the ledger then holds the peak. Returns its Work, if it is counted."""
+    ledger.peak, ledger.operations, first = 0, [] if counted else None, ledger.n_storages
     with patch.object(train, "forward_backward", ledger.noting("repeated")(train.forward_backward)):
         step()
-    return roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
+    return roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values())) if counted else None
 
 
 def build_8bit_tables():

@@ -27,7 +27,7 @@ def small(*files, **keys):
 
 def works(config):
     """The Work of a step, which is one micro-batch."""
-    _, _, [(_, work)] = predict.traces(replace(config, compile=False), "cpu", 1)
+    _, _, [(_, work)] = predict.traces(replace(config, compile=False), "cpu", 1, counted=True)
     return work
 
 
@@ -120,7 +120,7 @@ def test_flops_of_a_step_are_those_of_the_formula(attention, n_layer, n_embd):
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_the_chunked_loss_has_the_flops_of_the_whole_one(device_type, chunks):
     def flops(n):
-        _, _, [(_, work)] = predict.traces(small(compile=False, loss_chunks=n), device_type, 1)
+        _, _, [(_, work)] = predict.traces(small(compile=False, loss_chunks=n), device_type, 1, counted=True)
         return sum(op.flops for op in work.operations if op.dtype)
 
     assert flops(chunks) == flops(0)
@@ -130,7 +130,7 @@ def test_the_chunked_loss_has_the_flops_of_the_whole_one(device_type, chunks):
 @pytest.mark.parametrize("chunks", [0, 2])  # a chunk's product is added to a float32 gradient
 def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
     config = small(dtype="bfloat16", loss_chunks=chunks, compile=False)
-    _, _, [(_, work)] = predict.traces(config, device_type, 1)
+    _, _, [(_, work)] = predict.traces(config, device_type, 1, counted=True)
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
