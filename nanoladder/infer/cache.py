@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from nanoladder.infer.linear import multiply_single_rows
+from nanoladder.infer.linear import multiply_single_rows, store_by_columns
+
+FEW = 3  # rows, that MKL multiplies faster by weights stored by columns
 
 
 class CachedGPT:
@@ -33,6 +35,8 @@ class CachedGPT:
             block.attention.future = None  # the mask of attention=matmul is not needed
         if compile:
             self.compile()
+        elif self.device.type == "cpu" and positions.dtype == torch.float32 and n_rows <= FEW:
+            store_by_columns(gpt)
 
     @torch.inference_mode()
     def compile(self):
