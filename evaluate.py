@@ -82,7 +82,7 @@ def parse(argv):
         (options.output or not options.details, "details: expected --output=FILE for them"),
         (not options.quantize or not options.tasks, "quantize: expected no --tasks; it compares on a split"),
         (
-            not options.quantize or "WORLD_SIZE" not in os.environ,
+            not options.quantize or int(os.environ.get("WORLD_SIZE", 1)) == 1,
             "quantize: expected one process",
         ),
         (output.parent.is_dir() and not output.is_dir(), f"output={output}: expected a file in an existing folder"),
@@ -119,7 +119,8 @@ def evaluate(options, device):
 def compare(options, state, source, part, result, device):
     """Returns {name: size, speed and loss} of a model as it is, with that result on a part, and of its weights in int8.
 
-    Sizes and speeds are those of sample.py: in its dtype, for one sample, compiled if there is a compiler.
+    Sizes and speeds are those of sample.py: in its dtype, for one sample, compiled if there is a compiler. The loss is
+    computed as evaluate.py always does: with float32 weights, here rounded to int8, and autocast.
     """
     dtype = machine.choose_dtype(options.dtype, device)
     quantized = checkpoint.build_gpt(state, source, options.context_length)

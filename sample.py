@@ -1,6 +1,8 @@
 """Generates text from a trained model: python sample.py --out_dir=out/x --prompt="def " """
 
+import codecs
 import contextlib
+import io
 import os
 import sys
 import time
@@ -21,6 +23,8 @@ LONGEST_PROMPT = 2**24  # bytes
 
 def main(argv):
     options = parse(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that a terminal's encoding lacks
     try:
         run(options, read_prompts(options))
     except BrokenPipeError:  # `| head` has read enough
@@ -80,7 +84,7 @@ def parse(argv):
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     add("--dtype", default="auto", choices=dtypes, help="of weights and cache; auto: half precision if native")
-    add("--quantize", choices=["int8"], help="weights of one byte: faster with --compile, for one sample at a time")
+    add("--quantize", choices=["int8"], help="weights of one byte; only with --compile and one sample")
     words = {"nargs": "?", "const": "True", "choices": ["True", "False"]}
     add("--compile", default="False", **words, help="compile the step of one token: slower to start, faster to write")
     options = parser.parse_args(argv)
@@ -105,6 +109,8 @@ def read_prompts(options):
 
     The last newline of a file, or of stdin, is no part of the text.
     """
+    if sys.stdin is None and (options.interactive or "-" in options.prompt):
+        raise BadInput("stdin is closed; expected --prompt=TEXT or --prompt_file=FILE")
     found = []
     for prompt in options.prompt:
         if prompt != "-":
@@ -119,7 +125,8 @@ def read_prompts(options):
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BadInput(f"prompt_file={path} cannot be read ({reason}); expected a text file") from None
-        found.append(decode(content, f"prompt_file={path}").removesuffix("\n"))
+        text = decode(content.removeprefix(codecs.BOM_UTF8), f"prompt_file={path}")
+        found.append(text.removesuffix("\n").removesuffix("\r"))
     return found or [""]
 
 
@@ -143,10 +150,11 @@ def to_tokens(prompt, tokenizer, size):
 def prepare(gpt, n_rows, n_tokens, options):
     """A CachedGPT for n_rows texts of n_tokens tokens; compiled, if asked for. Raises BadInput if it does not fit."""
     device, element = gpt.norm.weight.device, gpt.norm.weight.element_size()
-    needed, free = 2 * gpt.config.n_layer * gpt.config.n_embd * n_rows * n_tokens * element, machine.free_memory(device)
+    cache, logits = 2 * gpt.config.n_layer * gpt.config.n_embd * n_tokens, gpt.config.padded_vocab_size  # of a row
+    needed, free = n_rows * (cache + logits) * element, machine.free_memory(device)
     if needed > free:
         raise BadInput(
-            f"{n_rows} samples of up to {n_tokens} tokens need a cache of {needed / 1e9:,.1f} GB, and "
+            f"{n_rows} samples of up to {n_tokens} tokens need {needed / 1e9:,.1f} GB for their cache, and "
             f"{free / 1e9:,.1f} GB are free; expected fewer samples, or a smaller --max_new_tokens"
         )
     if options.compile:

@@ -35,9 +35,9 @@ SIZES = "n_layer", "n_head", "n_embd", "vocab_size", "context_length"
 MODELS = {"124M": (12, 12, 768, 50257, 1024), "XL": (48, 25, 1600, 50257, 1024), "tiny": (2, 2, 32, 300, 64)}
 PROMPT = 256  # tokens, and as many new ones; a quarter of the context if that is less
 REPEATS = 3  # of each case; the median counts
-WARMUP, ROUNDS = 3, 32  # of a case, that are not timed and that are: fewer if they exceed SECONDS, but LEAST
+WARMUP, ROUNDS = 3, 32  # rounds of a case that are not timed, and that are: fewer after SECONDS, at least LEAST
 SECONDS, LEAST = 5.0, 3
-SHARE = 1 / 8  # of the minutes, that a case may take
+SHARE = 1 / 8  # of the minutes that a case may take
 NOISE = 2**20  # different weights
 
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
 
-FEW = 3  # rows, that MKL multiplies faster by weights stored by columns
+FEW = 3  # rows at most, that MKL multiplies faster by weights stored by columns
 
 
 class CachedGPT:
@@ -59,20 +60,24 @@ class CachedGPT:
         if self.visible is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         # Not SDPA: on a CPU its bfloat16 kernel takes five times as long for a single query.
-        scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (n_rows, nh, 1, n_tokens)
+        scores = q / math.sqrt(q.shape[-1]) @ keys.transpose(-2, -1)  # (n_rows, nh, 1, n_tokens)
         return scores.masked_fill(~self.visible, -math.inf).softmax(dim=-1) @ values
 
     def prefill(self, windows, rows):
         """Runs windows, lists of 1 to n_tokens token ids, as new texts of those rows, a list of the same length.
 
-        Returns the logits of each window's next token, (len(rows), V).
+        Returns the logits of each window's next token, (len(rows), V). Raises BadInput if they are not finite.
         """
         tokens = pad_sequence([torch.tensor(window) for window in windows], batch_first=True)  # (B, T)
         self.rows = torch.tensor(rows, device=self.device)[:, None]
         self.positions = torch.arange(tokens.shape[1], device=self.device)[None]
         self.visible = None
         hidden = self.gpt.hidden(tokens.to(self.device))  # (B, T, C)
-        return self.gpt.head(hidden[torch.arange(len(rows)), [len(window) - 1 for window in windows]])
+        logits = self.gpt.head(hidden[torch.arange(len(rows)), [len(window) - 1 for window in windows]])
+        if not logits[:, : self.gpt.config.vocab_size].isfinite().all():
+            dtype = str(logits.dtype).removeprefix("torch.")
+            raise BadInput(f"the logits are not finite in {dtype}; expected --dtype=float32, or other weights")
+        return logits
 
     def copy(self, source, row):
         """Gives a row the text of the source row."""

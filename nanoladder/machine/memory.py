@@ -39,7 +39,8 @@ def set_allocator(settings):
 def free_memory(device):
     """Bytes that this process can still allocate: GPU memory, or its share of the machine's memory."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by PyTorch's cache
+        return torch.cuda.mem_get_info(device)[0] + unused
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     try:
