@@ -296,6 +296,15 @@ def test_a_prediction_that_fails_leaves_an_explanation_without_figures(run, conf
     assert result.code == 3 and result.err.splitlines() == ["error: out of memory: MemoryError: ", checkpoint]
 
 
+def replace_traces(monkeypatch):
+    """Makes each sequence of a micro-batch take a gigabyte, as predicted."""
+
+    def trace(config, *_, **__):
+        return Memory(*[0] * 7, peak=10**9 * config.batch_size), None
+
+    monkeypatch.setattr(predict, "trace", trace)
+
+
 @pytest.mark.parametrize(
     "error",
     [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MemoryError()],
@@ -306,7 +315,7 @@ def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, in_proc
         raise error
 
     monkeypatch.setattr(train, "train_step", train_step)
-    monkeypatch.setattr(predict, "trace", lambda config, _: Memory(*[0] * 7, peak=10**9 * config.batch_size))
+    replace_traces(monkeypatch)
     given = vars(config) | {"memory_gb": 6.0, "micro_batch_size": 8}
     result = run_main(train.main, *flags(**given))
     assert result.code == 3 and result.err.count("error: out of memory: ") == 1
@@ -319,7 +328,7 @@ def test_the_micro_batch_that_auto_found_is_explained(config, in_process, run_ma
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(train, "train_step", train_step)
-    monkeypatch.setattr(predict, "trace", lambda config, _: Memory(*[0] * 7, peak=10**9 * config.batch_size))
+    replace_traces(monkeypatch)
     tried = replace_trials(monkeypatch, 4, lambda size: 10**9 * size)
     given = vars(config) | {"memory_gb": 6.0, "batch_size": 12, "micro_batch_size": "auto"}
     result = run_main(train.main, *flags(**given))
