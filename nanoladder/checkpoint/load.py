@@ -10,7 +10,7 @@ from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.format import FORMAT_VERSION, parse, read, unflatten
 from nanoladder.checkpoint.generators import set_generator_states
 from nanoladder.checkpoint.optimizer import load_optimizer
-from nanoladder.config import DEFAULTS
+from nanoladder.config import DEFAULTS, GPT2
 from nanoladder.errors import BadInput
 
 
@@ -70,6 +70,8 @@ def check_file(path):
                 f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
                 "continue with the version that wrote it, or start over: --init_from=scratch --overwrite=True"
             )
+    if not path.is_file() and str(path) in GPT2:
+        raise BadInput(f"no checkpoint at {path}; expected, for OpenAI's model of that name, hf:{path}")
     if not path.is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}")
 

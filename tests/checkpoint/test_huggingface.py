@@ -340,6 +340,7 @@ def test_without_a_network_one_line_says_which_files_to_put_where(tmp_path, monk
     line = refused(sample.main, "--model=hf:/no/such/folder")
     assert "hf:/no/such/folder: no such folder" in line and "https" not in line
     assert "hf:: no such folder" in refused(sample.main, "--model=hf:")  # not the folder in which it runs
+    assert "hf:gpt2-xl" in refused(sample.main, "--model=gpt2-xl")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install huggingface_hub" in refused(sample.main, "--model=hf:gpt2")
 
