@@ -136,6 +136,14 @@ def no_plots():
         yield
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, dense):
+    """The config of a run on characters, long enough to begin to know its line. Not to be written to."""
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
+    train.train(config)
+    return config
+
+
 @pytest.fixture(autouse=True)
 def process():
     """What training sets for the whole process is set back: hypothesis does not like denormals to be flushed."""

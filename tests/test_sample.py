@@ -20,17 +20,6 @@ from model import GPT
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import encode, load_tokenizer
 from nanoladder.infer import CachedGPT
-from nanoladder.run import metrics
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, dense):
-    """A run on characters, long enough to begin to know its line."""
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        train.train(config)
-    return config
 
 
 @pytest.fixture

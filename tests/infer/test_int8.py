@@ -13,13 +13,11 @@ from torch._inductor.utils import run_and_get_code
 
 import evaluate
 import sample
-import train
 from model import GPT
 from nanoladder import infer, machine
 from nanoladder.errors import BadInput
 from nanoladder.infer.int8 import Int8Linear, Rows
 from nanoladder.infer.speed import bytes_per_round
-from nanoladder.run import metrics
 
 N_VOCAB = 57
 LARGE = {"n_layer": 12, "n_head": 12, "n_embd": 768, "context_length": 1024, "vocab_size": 50257, "pad_vocab_to": 64}
@@ -30,16 +28,6 @@ def programs():
     """Forgets compiled programs: PyTorch keeps no more than eight of one function."""
     yield
     torch.compiler.reset()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, dense):
-    """A run on characters, long enough to begin to know its line."""
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda *arguments: None)
-        train.train(config)
-    return config
 
 
 def random_gpt():
