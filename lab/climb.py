@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import judge, losses, pictures, plan, predict, roofline, tables
+from lab import devices, judge, losses, pictures, plan, predict, tables
 from lab.compare import compare
 from lab.launch import run_alone
 from lab.results import (
@@ -96,7 +96,7 @@ def predict_all(options, config_words):
 
 
 def device_of(options, kind, config_words):
-    """The roofline.Device that --mode=predict predicts for; one that is here, and is not named, is measured."""
+    """The devices.Device that --mode=predict predicts for; one that is here, and is not named, is measured."""
     if kind not in ("cpu", "cuda"):
         raise BadInput(f"device={kind}: memory and time are predicted for cpu and cuda; expected one of them")
     if options.gpu and options.device_file:
@@ -104,12 +104,12 @@ def device_of(options, kind, config_words):
     if options.gpu and kind != "cuda":
         raise BadInput(f"--gpu={options.gpu} with --device={kind}: expected --device=cuda, or --device_file=FILE")
     if options.device_file:
-        return roofline.read_device(options.device_file)
+        return devices.read_device(options.device_file)
     if options.gpu or (kind == "cuda" and not torch.cuda.is_available()):
-        return roofline.datasheet(options.gpu or "H100")
+        return devices.datasheet(options.gpu or "H100")
     print("measuring this machine …", file=sys.stderr)
     machine, limits = (run_alone(part, config_words) for part in ("machine", "limits"))
-    return roofline.measured(tables.machine_in_words(machine), [limits])
+    return devices.measured(tables.machine_in_words(machine), [limits])
 
 
 def compare_losses(options, config_words):
@@ -181,7 +181,7 @@ def climb(options, config_words):
 
 def add_limits(part, machine, config_words):
     """Adds to each timed row the least time of its step on this machine, by the limits that were measured with it."""
-    device = roofline.measured(tables.machine_in_words(machine), part["limits"])
+    device = devices.measured(tables.machine_in_words(machine), part["limits"])
     for row in tqdm(part["rows"].values() if device else [], unit="limit", leave=False):
         if row.get("time"):
             with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted

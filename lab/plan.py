@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 from lab import pages, tables
-from lab.roofline import DATASHEETS
+from lab.devices import DATASHEETS
 from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput

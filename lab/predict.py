@@ -38,7 +38,7 @@ def predict_memory(config, device_type="cpu", world_size=1):
 
 
 def predict_time(config, device, device_type="cpu", world_size=1):
-    """The Time of a step at the limits of a roofline.Device, in the slowest of world_size processes.
+    """The Time of a step at the limits of a devices.Device, in the slowest of world_size processes.
 
     A compiled forward and backward count as fused; of the updates, torchao's alone is compiled. Raises BadInput as
     predict_memory does, and if the device has no rate for the config's dtype.
@@ -179,7 +179,7 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
 def time_rows(config, rows, device, device_type="cpu", world_size=1):
     """What tables.least_times shows of every row (name, config): a dict with its Time and the run's speed and hours.
 
-    device: a roofline.Device. A row that cannot be predicted has the reason as its note.
+    device: a devices.Device. A row that cannot be predicted has the reason as its note.
     """
     cost, found = costs(config), []
     for name, row in tqdm(rows, unit="stage", leave=False):

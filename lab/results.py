@@ -21,6 +21,7 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
     "lab/forkserver.py",
     "lab/measure.py",
     "lab/anatomy.py",
+    "lab/devices.py",
     "lab/limits.py",
     "lab/losses.py",
     "lab/predict.py",

@@ -1,0 +1,77 @@
+"""The limits of devices: of those with a datasheet, of measured ones, and of those in a file."""
+
+import json
+import math
+
+import pytest
+
+from lab import devices
+from nanoladder.errors import BadInput
+
+
+def test_measured_limits_are_medians_and_no_cache_is_slower_than_the_memory():
+    def limits(factor, new):
+        cached = {"262144": 4e9 * factor, "4194304": 1e9 * factor}
+        rates = {"flops": {"float32": 1e11 * factor}, "copy_bytes": 2e9 * factor, "cached_bytes": cached}
+        return rates | {"launch_seconds": 1e-6 * factor, "new_bytes": new and new * factor}
+
+    device = devices.measured("X", [limits(factor, 1e9) for factor in (1, 2, 9)])
+    assert device.flops == {"float32": 2e11} and device.launch_seconds == 2e-6 and device.new_bytes_per_s == 2e9
+    assert [device.bandwidth(size) for size in (1, 2**18, 2**18 + 1, 2**22 + 1)] == [8e9, 8e9, 4e9, 4e9]
+    assert devices.measured("a GPU", [limits(1, None)]).new_bytes_per_s == math.inf
+    assert devices.measured("older", [{"flops": {"float32": 1e11}, "copy_bytes": 1e9}]) is None
+    assert devices.measured("not measured", []) is None
+
+
+def test_a_gpu_is_found_by_its_name_and_an_unknown_one_has_the_nearest_named():
+    assert devices.datasheet("rtx4090") == devices.datasheet("RTX 4090")
+    assert devices.datasheet("h100").flops["bfloat16"] == 989e12
+    for name in devices.DATASHEETS:
+        assert devices.datasheet(name).bytes_per_s > 1e11
+    with pytest.raises(
+        BadInput, match=r"--gpu=H10: no such device, did you mean 'H100'\?; expected T4, .*--device_file"
+    ):
+        devices.datasheet("H10")
+
+
+GOOD = {"name": "X", "flops": {"float32": 1e13, "bfloat16": 1e14}, "bytes_per_s": 1e12, "launch_seconds": 4e-6}
+
+
+def test_a_device_is_read_from_a_file(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(GOOD))
+    assert devices.read_device(path) == devices.Device("X", str(path), GOOD["flops"], 1e12, 4e-6)
+
+
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("\xff", "'name' is missing|cannot be read"),
+        ("[1]", "no object"),
+        ("null", "no object"),
+        (json.dumps(GOOD | {"more": 1}), "'more' is unknown"),
+        (json.dumps({key: GOOD[key] for key in GOOD if key != "flops"}), "'flops' is missing"),
+        (json.dumps(GOOD | {"name": "a\nb"}), "the name"),
+        (json.dumps(GOOD | {"name": 3}), "the name"),
+        (json.dumps(GOOD | {"flops": [1]}), "no float32"),
+        (json.dumps(GOOD | {"flops": {"bfloat16": 1e12}}), "no float32"),
+        (json.dumps(GOOD | {"flops": {"float32": 1e12, "bfloat": 1e12}}), "flops of 'bfloat', did you mean 'bfloat16'"),
+        *(
+            (json.dumps(GOOD | {"bytes_per_s": bad}), "bytes_per_s")
+            for bad in (0, -1, "1", None, True, math.nan, 10**400)
+        ),
+        (json.dumps(GOOD | {"launch_seconds": math.inf}), "launch_seconds"),
+        (json.dumps(GOOD | {"flops": {"float32": {}}}), "float32 is"),
+        ("x" * 100_000, "more than"),
+    ],
+)
+def test_a_bad_device_file_is_refused_in_one_line(text, fault, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(BadInput, match=fault) as refusal:
+        devices.read_device(path)
+    assert "\n" not in str(refusal.value) and "expected {" in str(refusal.value)
+    with pytest.raises(BadInput, match="cannot be read"):
+        devices.read_device(tmp_path)
