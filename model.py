@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from nanoladder.kernels import count_chunks, head_loss
+from nanoladder.kernels import attend_in_blocks, count_chunks, head_loss, uses_blocks
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
 
@@ -44,6 +44,8 @@ class Attention(nn.Module):
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
             scores = scores.masked_fill(self.future[: q.shape[2], : q.shape[2]], -math.inf)
             return self.dropout(scores.softmax(dim=-1)) @ v
+        if self.config.attention != "sdpa" and uses_blocks(self.config.attention, q.device, self.config.dropout):
+            return attend_in_blocks(q, k, v)
         dropout = self.config.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 

@@ -124,10 +124,14 @@ COMBINATIONS = [
     ),
     (lambda c: c.context_length % count_pieces(c), suggest_length),
     (
-        lambda c: gathers_keys(c) and c.attention in ("matmul", "cudnn"),
+        lambda c: gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"),
         "attention={attention} takes as many queries as keys, and context_parallel={context_parallel} gathers more "
         "keys, as it does not divide a process's heads (n_head={n_head}, tensor_parallel={tensor_parallel}); "
         "expected --attention=sdpa, or a context_parallel that divides them",
+    ),
+    (
+        lambda c: c.attention == "blocks" and c.dropout > 0,
+        "attention=blocks has no dropout (dropout={dropout}); expected --dropout=0, or --attention=auto",
     ),
     (
         lambda c: c.min_lr > c.learning_rate,

@@ -57,8 +57,8 @@ class Config:
         "autocast dtype; auto: bfloat16 if native, else float16 or float32",
     ] = "auto"
     attention: Annotated[
-        Literal["matmul", "sdpa", "flash", "cudnn", "efficient"],
-        "matmul: the formula; sdpa: fused, PyTorch picks a kernel; or name one",
+        Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"],
+        "matmul: the formula; sdpa: fused, PyTorch picks a kernel; or name one; blocks: for CPUs; auto: blocks or sdpa",
     ] = "sdpa"
     adamw_impl: Annotated[
         Literal["forloop", "foreach", "fused"], "AdamW: a loop over parameters, a kernel per operation, or one kernel"

@@ -1,8 +1,10 @@
 """Operators of our own: tensors and numbers in, tensors out; no modules, no parameters, no config.
 
-head_loss is the output head and the cross-entropy in one, in bounded memory; model.py calls it.
+head_loss is the output head and the cross-entropy in one, in bounded memory; attend_in_blocks is causal attention for
+CPUs. model.py calls both.
 """
 
+from nanoladder.kernels.attention import attend_in_blocks, uses_blocks
 from nanoladder.kernels.loss import count_chunks, head_loss
 
-__all__ = ["count_chunks", "head_loss"]
+__all__ = ["attend_in_blocks", "count_chunks", "head_loss", "uses_blocks"]

@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from nanoladder.errors import BadInput
+from nanoladder.kernels import uses_blocks
 from nanoladder.machine.precision import choose_dtype
 
 # Switches of the kernels behind scaled_dot_product_attention.
@@ -146,8 +147,13 @@ def attention_kernel(config, device):
     """Describes the attention kernel that this config uses. Raises BadInput if none supports it."""
     if config.attention == "matmul":
         return "matmul, the (T, T) matrix in memory"
+    if config.attention == "blocks" and device.type != "cpu":
+        raise BadInput(f"attention=blocks is for CPUs, and slow on {device.type}; expected --attention=sdpa")
+    if uses_blocks(config.attention, device, config.dropout):
+        why = "on a CPU they take less time than sdpa" if config.attention == "auto" else "as requested"
+        return f"blocks of queries, without the keys that the mask hides ({why})"
     if device.type == "mps":  # it has no choice of kernels to ask for
-        if config.attention != "sdpa":
+        if config.attention not in ("auto", "sdpa"):
             raise BadInput(f"attention={config.attention} has no kernel on mps; expected --attention=sdpa or matmul")
         return "sdpa on mps, in training with the (T, T) matrix in memory"
     shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
@@ -172,7 +178,7 @@ def configure(config, device):
     torch.use_deterministic_algorithms(config.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if config.attention not in ("matmul", "sdpa"):
+    if config.attention in ATTENTION_KERNELS:
         for name, enable in ATTENTION_KERNELS.items():
             enable(name == config.attention)
 
