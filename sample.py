@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, files, machine
-from nanoladder.data.tokenizer import encode, end_of_text
+from nanoladder.data.tokenizer import encode, first_token
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.infer import CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
@@ -140,8 +140,7 @@ def decode(content, name):
 
 def to_tokens(prompt, tokenizer, size):
     """Token ids of a prompt for a context of that size. An empty one starts a new document, as in the training data."""
-    end = end_of_text(tokenizer)
-    tokens = encode(tokenizer, prompt) or [0 if end is None else end]
+    tokens = encode(tokenizer, prompt) or [first_token(tokenizer)]
     if len(tokens) > size:
         tell(f"a prompt of {len(tokens):,} tokens, of which the model sees the last {size:,}")
     return tokens

@@ -94,7 +94,7 @@ def read_rows(folder):
     """Returns the rows of a run's metrics.jsonl with "seconds" if steps were timed. Raises BadInput."""
     path = folder / "metrics.jsonl"
     try:
-        rows = read_metrics(path)
+        rows = [{key: value for key, value in row.items() if key != "sample"} for row in read_metrics(path)]
         steps = [row["step"] for row in rows]
         if not all(math.isfinite(value) for row in rows for value in (row["tokens"], *row.values())):
             raise ValueError("a value is not finite")

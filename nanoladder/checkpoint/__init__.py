@@ -30,7 +30,7 @@ from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, curren
 from nanoladder.checkpoint.formats import build_gpt, load_gpt, load_model, require_source, tokenizer_of
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
-from nanoladder.checkpoint.save import Writer, snapshot, write_file
+from nanoladder.checkpoint.save import Writer, gather_weights, snapshot, write_file
 
 __all__ = [
     "BEST",
@@ -43,6 +43,7 @@ __all__ = [
     "config_of",
     "current",
     "found",
+    "gather_weights",
     "generator_states",
     "history",
     "load",

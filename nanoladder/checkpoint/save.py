@@ -75,16 +75,20 @@ class Writer:
 
 def snapshot(config, model, optimizer, scaler, progress):
     """Copies everything that resuming needs to the CPU. Returns a dict. Collective."""
-    weights = {name: weight for weight, name in names(model).items()}
     return {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
-        "model": parallel.gather_state(weights),
+        "model": gather_weights(model),
         "optimizer": parallel.gather_state(to_plain(named_state(model, optimizer))),
         "scaler": scaler.state_dict(),  # empty if disabled
         "generators": generator_states(next(model.parameters()).device),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
     }
+
+
+def gather_weights(model):
+    """Copies a model's weights, {name: whole tensor}, to rank 0's CPU; other ranks get None for tensors. Collective."""
+    return parallel.gather_state({name: weight for weight, name in names(model).items()})
 
 
 def write_file(path, state):

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from model import IGNORE
 from nanoladder.data import checks, nanogpt
 from nanoladder.data.meta import SPLITS, read_meta, shard_name, token_files
-from nanoladder.data.tokenizer import save_tokenizer
+from nanoladder.data.tokenizer import load_tokenizer, save_tokenizer
 from nanoladder.errors import BadInput
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
@@ -146,6 +146,12 @@ class Dataset:
     def vocab_size(self):
         """Number of token ids: the folder's own, or a larger number that the config asks for."""
         return self.meta["vocab_size"]
+
+    def load_tokenizer(self):
+        """Returns the tokenizer, a tiktoken.Encoding. Raises BadInput if the folder has none, or a damaged one."""
+        if nanogpt.has_vocabulary(self.folder):
+            return nanogpt.read_tokenizer(self.folder)
+        return load_tokenizer(self.folder)
 
     def save_tokenizer(self, out_dir):
         """Copies the tokenizer's files to a run's folder, for sample.py; writes them if it is that of a meta.pkl."""

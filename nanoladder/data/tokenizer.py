@@ -145,6 +145,11 @@ def end_of_text(encoding):
     return encoding.encode_single_token(END_OF_TEXT) if END_OF_TEXT in encoding.special_tokens_set else None
 
 
+def first_token(encoding):
+    """The id that begins a new document: `<|endoftext|>`, as in the training data, or 0 without it."""
+    return end_of_text(encoding) or 0
+
+
 def save_tokenizer(encoding, folder):
     """Writes tokenizer.tiktoken (tiktoken's format: base64 of the token, space, rank) and tokenizer.json."""
     ranks = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])

@@ -109,16 +109,21 @@ class Metrics:
 
     def write(self, row):
         """Stores one row of metrics and shows it: in the progress bar on a terminal, else as a line."""
-        row = {key: value for key, value in row.items() if math.isfinite(value)}  # inf in a skipped float16 step
+        row = {  # without inf, of a skipped float16 step
+            key: value for key, value in row.items() if isinstance(value, str) or math.isfinite(value)
+        }
         self.rows.append(row)
         self.append(row)
         for tracker in self.trackers:
             tracker.log(row)
         line = "  ".join(f"{label} {row[key]:{form}}" for key, label, form in COLUMNS if key in row)
-        if self.bar.disable or "val_loss" in row:
+        if (self.bar.disable and row.keys() - {"step", "tokens", "sample"}) or "val_loss" in row:
             tqdm.write(line)
         self.bar.n = row["step"]
-        self.bar.set_postfix_str(line.partition("  ")[2])
+        if postfix := line.partition("  ")[2]:
+            self.bar.set_postfix_str(postfix)
+        if "sample" in row:
+            tqdm.write(f"step {row['step']:5d}  sample {printable(row['sample'])}")
 
     def append(self, row):
         """Appends a row to the file. If that fails, training continues and the next call writes all missing rows."""
@@ -154,6 +159,12 @@ class Metrics:
             tracker.finish(picture, failed=failure is not None)
         if self.behind and failure is None:
             sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
+
+
+def printable(text):
+    """A text in quotes, on one line: line breaks, control characters and what stdout cannot encode as escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return repr(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 class NoMetrics:

@@ -16,6 +16,7 @@ from nanoladder.run.failures import explain_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
+from nanoladder.run.sample import write_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.trackers import require_trackers
 
@@ -41,8 +42,8 @@ class Run:
     def resolve(self, dataset, device):
         """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
-        Raises BadInput if the config cannot run on the device, if there is no model that init_from names, or if
-        processes differ in their config or data.
+        Raises BadInput if the config cannot run on the device, if there is no model that init_from names or no
+        tokenizer for samples, or if processes differ in their config or data.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
         machine.check(config, device)
@@ -51,6 +52,7 @@ class Run:
         if config.init_from not in OWN_STARTS:
             checkpoint.require_source(config.init_from)  # before minutes of predicting and trying memory
         self.dataset, self.device = dataset, device
+        self.tokenizer = load_tokenizer(dataset) if config.sample_interval else None
         self.available = memory.available_bytes(config, device)
         self.config = memory.resolve_micro_batch(config, device)
         return self.config
@@ -95,7 +97,10 @@ class Run:
         return interval > 0 and (step % interval == 0 or step == self.config.max_steps)
 
     def log_step(self, lr, loss, grad_norm):
-        """Records a training step, whose loss and grad_norm may still be on the device. Fills a row if one is due."""
+        """Records a training step, whose loss and grad_norm may still be on the device. Fills a row if one is due.
+
+        Collective.
+        """
         config, progress = self.config, self.progress
         step = progress["step"]
         progress["interval_loss"] += machine.double(loss) if torch.is_tensor(loss) else loss
@@ -104,7 +109,8 @@ class Run:
             self.metrics.first_step(self.clock.lap())
             self.lap_began = step
         self.saving = self.signals.save_due() or self.due(config.save_interval)
-        pausing = self.saving or self.due(config.log_interval) or self.due(config.eval_interval)
+        sampling = self.due(config.sample_interval)
+        pausing = self.saving or sampling or self.due(config.log_interval) or self.due(config.eval_interval)
         self.watch.add(step, lr, loss, grad_norm)
         self.watch.look(pausing)
         if self.due(config.log_interval):
@@ -118,6 +124,8 @@ class Run:
             progress |= {"interval_loss": 0.0, "interval_steps": 0}
         if pausing:
             self.clock.stop()
+        if sampling and (text := write_line(self.model, self.tokenizer, config)) is not None:
+            self.row["sample"] = text
 
     def throughput(self, step):
         """Returns the throughput metrics of the lap that ends with this step."""
@@ -174,6 +182,14 @@ class Run:
             saved = f"saved in {self.config.out_dir}" if self.config.save_interval else "not saved, as save_interval=0"
             print(f"{received.name}: ended after step {step}, {saved}")
             sys.exit(128 + received)
+
+
+def load_tokenizer(dataset):
+    """Returns the tokenizer of a dataset, for samples. Raises BadInput if it has none."""
+    try:
+        return dataset.load_tokenizer()
+    except BadInput as error:
+        raise BadInput(f"samples need a tokenizer: {error}; expected one, or --sample_interval=0") from None
 
 
 def start_from(config, model, optimizer, scaler):

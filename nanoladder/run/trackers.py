@@ -9,6 +9,7 @@ import queue
 import re
 import secrets
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -151,7 +152,9 @@ class TensorBoard:
     def log(self, row):
         self.step = row["step"]
         for key, value in row.items():
-            if key != "step":
+            if key == "sample":
+                self.writer.add_text(key, textwrap.indent(value, "    "), self.step)  # in Markdown, code
+            elif key != "step":
                 self.writer.add_scalar(f"metrics/{key}", value, self.step)  # one section of the page for all
 
     def finish(self, picture, failed):

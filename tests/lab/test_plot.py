@@ -10,7 +10,16 @@ ROWS = [  # two steps are logged apart from the evaluation, and the first step i
     {"step": 1, "tokens": 100, "train_loss": 5.0, "lr": 0.1, "peak_memory_gb": 0.5},
     {"step": 2, "tokens": 200, "val_loss": 4.5, "val_bpb": 6.0},
     {"step": 3, "tokens": 300, "train_loss": 4.0, "lr": 0.2, "step_ms": 2000.0, "peak_memory_gb": 0.75},
-    {"step": 5, "tokens": 500, "train_loss": 3.0, "val_loss": 4.75, "val_bpb": 6.5, "lr": 0.1, "step_ms": 1000.0},
+    {
+        "step": 5,
+        "tokens": 500,
+        "train_loss": 3.0,
+        "val_loss": 4.75,
+        "val_bpb": 6.5,
+        "lr": 0.1,
+        "step_ms": 1000.0,
+        "sample": "x",
+    },
 ]
 
 

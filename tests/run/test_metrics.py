@@ -11,7 +11,7 @@ import train
 from model import GPT
 from nanoladder import checkpoint, machine
 from nanoladder.run import clock as clocks
-from nanoladder.run import metrics
+from nanoladder.run import metrics, run
 from nanoladder.run.plot import plot
 
 KEYS = {
@@ -155,7 +155,7 @@ def test_the_clock_stands_still_between_stop_and_start(time):
     assert clock.lap() == 3.0
 
 
-def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatch):
+def test_evaluating_sampling_and_saving_do_not_count_as_training(config, time, monkeypatch):
     def took(module, name, seconds):
         original = getattr(module, name)
 
@@ -167,7 +167,8 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
 
     took(train, "train_step", 1.0)
     took(train, "evaluate", 500.0)
+    took(run, "write_line", 90.0)
     took(checkpoint.save, "snapshot", 70.0)
-    train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
+    train.train(replace(config, log_interval=3, eval_interval=2, sample_interval=4, save_interval=2, max_steps=12))
     timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
     assert timed == [pytest.approx(1000)] * 4

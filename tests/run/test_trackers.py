@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,13 +318,17 @@ def logged(config, key):
 
 def test_tensorboard_gets_the_config_the_rows_the_picture_and_the_table(config, monkeypatch, run_main):
     monkeypatch.setattr(metrics, "plot", plot)
-    result = run_main(train.main, *words(config, track="tensorboard", eval_interval=3))
+    result = run_main(train.main, *words(config, track="tensorboard", eval_interval=3, sample_interval=3))
     found = events(config)
-    keys = {key for row in rows(config) for key in row} - {"step"}
+    keys = {key for row in rows(config) for key in row} - {"step", "sample"}
     assert set(found.Tags()["scalars"]) == {f"metrics/{key}" for key in keys} and "val_bpb" in keys
     assert all(scalars(found, key) == logged(config, key) for key in keys)
     texts = {name: found.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0] for name in ("config", "ladder")}
     assert b"| n_embd | 32 |" in texts["config"] and b"| amp | dtype |" in texts["ladder"]
+    written = [
+        (event.step, event.tensor_proto.string_val[0].decode()) for event in found.Tensors("sample/text_summary")
+    ]
+    assert written == [(row["step"], textwrap.indent(row["sample"], "    ")) for row in rows(config)[2::3]]
     (picture,) = found.Images("curves")
     assert picture.step == 6 and picture.encoded_image_string.startswith(b"\x89PNG")
     assert f"tensorboard --logdir {config.out_dir}" in result.out

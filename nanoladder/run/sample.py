@@ -1,0 +1,37 @@
+"""A line of text from a model in training."""
+
+import dataclasses
+
+import torch
+
+from nanoladder import checkpoint, parallel
+from nanoladder.data.tokenizer import first_token
+from nanoladder.errors import BadInput
+from nanoladder.infer import CachedGPT, Sampling, Text, generate
+
+LENGTH = 100  # characters
+RULE = Sampling(temperature=0.8, top_p=0.95)  # as sample.py's
+
+
+def write_line(model, tokenizer, config):
+    """Writes the beginning of a document, LENGTH characters or up to its end, in rank 0. Returns a text. Collective.
+
+    None in other ranks, and if the logits are not finite, which the next step explains. A copy of the weights on the
+    CPU writes, in float32: neither the model, nor its device's memory, nor any random state changes. The same weights
+    and seed write the same text.
+    """
+    state = {"config": dataclasses.asdict(config), "model": checkpoint.gather_weights(model)}
+    if parallel.rank():
+        return None
+    with torch.random.fork_rng(devices=[]):  # a new model draws weights before it takes over these
+        gpt = checkpoint.build_gpt(state, "the model in training")
+    text = Text(tokenizer, [first_token(tokenizer)], torch.Generator().manual_seed(config.seed), LENGTH)
+    characters = ""
+    try:
+        for _ in generate(CachedGPT(gpt, 1, min(1 + LENGTH, config.context_length)), [text], RULE):
+            characters += text.take()
+            if len(characters) >= LENGTH:
+                break
+    except BadInput:
+        return None
+    return characters[:LENGTH]
