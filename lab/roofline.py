@@ -185,13 +185,13 @@ def fuse(work, update=True):
 
 def chain(run, is_used):
     """One kernel of a run of operations. is_used: function of a storage's number, true if it is read after the run."""
-    reads, written = {}, {}
+    reads, written, made = {}, {}, set()  # made: the numbers of the storages that are written
     for operation in run:
-        made = {storage for storage, _ in written}
         for key, size in operation.reads.items():
             if key[0] not in made:
                 reads[key] = max(size, reads.get(key, 0))
         written |= operation.writes
+        made |= {storage for storage, _ in operation.writes}
     writes = {key: size for key, size in written.items() if is_used(key[0])}
     name = run[0].name if len(run) == 1 else f"{len(run)} fused"
     kinds = {operation.kind for operation in run}
