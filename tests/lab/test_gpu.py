@@ -165,7 +165,21 @@ def finished(tmp_path):
     (tmp_path / "train-reference").mkdir()
     metrics = {"step": 10, "train_loss": 1.5, "step_ms": 3.0}, {"step": 20, "train_loss": 1.25, "val_loss": 1.5}
     (tmp_path / "train-reference/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (tmp_path / "sampling.log").write_text(generation(SPEEDS, 0.05) + generation(SPEEDS, 0.04))  # of two runs
     return tmp_path
+
+
+SPEEDS = {"recompute": 0.2, "transformers": 0.1, "cached": 0.05, "cached, compiled": 0.025}
+
+
+def generation(speeds, int8):
+    """The tables of lab/sampling.py; {method: seconds of a round} or a note, in float32 four times as many."""
+    found = {}
+    for method, seconds in {**speeds, "int8, compiled": int8}.items():
+        for dtype, factor in (("float32", 4), ("bfloat16", 1)):
+            figures = {"note": seconds} if isinstance(seconds, str) else {"round": factor * seconds, "share": 0.5}
+            found |= {sampling.Case(model, 2, method, dtype): figures for model in ("124M", "XL")}
+    return sampling.tables(found, PROBED["machine"] | {"threads": 2}, 4.0) + "\n"
 
 
 def done(parts):
@@ -188,6 +202,7 @@ def test_the_summary_says_in_fifty_lines_what_was_found(finished):
         "  whole 5.2 ms 1.650 GB; 8 chunks 5.2 ms 1.650 GB\n",
         "0.729 GB  2.42×",
         "optimizers: done in 100 s",
+        "  XL, batch 2, tokens/s: transformers 20.0; cached 40.0; compiled 80.0; int8 50.0\n",
     ):
         assert found in text
     [curve] = [part for part in parts if part.name == "train-reference"]
@@ -225,6 +240,15 @@ def test_wrong_gradients_and_wrong_attention_are_wrong(finished, error):
     (finished / "probe.log").write_text(json.dumps(found))
     wrong = report.summary(gpu.parts()[:1], finished, {})[1]
     assert [fault.partition(" ")[0] for fault in wrong] == ["attention", "compiled"]
+
+
+def test_generation_that_fails_is_wrong_and_what_is_too_slow_is_left_out(finished):
+    speeds = SPEEDS | {"cached": "too slow: more than 30 s", "cached, compiled": "failed: RuntimeError: no"}
+    (finished / "sampling.log").write_text(generation(speeds, "out of memory"))
+    [part] = [part for part in gpu.parts() if part.name == "sampling"]
+    lines, wrong = report.lines_of(part, finished)
+    assert lines == [f"{model}, batch 2, tokens/s: transformers 20.0" for model in ("124M", "XL")]
+    assert wrong[0] == "124M, batch 2, cached, compiled, float32: failed: RuntimeError: no" and len(wrong) == 4
 
 
 def test_a_failed_test_is_named(finished):
