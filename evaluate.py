@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.data.tokenizer import load_tokenizer
@@ -111,27 +113,30 @@ def evaluate(options, device):
         print_result(name, result)
         report["results"][name] = {key: result[key] for key in result if key != "details" or options.details}
     if options.quantize:
-        report["quantize"] = compare(options, state, source, part, result, device)
+        report["quantize"] = compare(options, model, state, source, part, result, device)
         print_comparison(report["quantize"])
     return report
 
 
-def compare(options, state, source, part, result, device):
+def compare(options, model, state, source, part, result, device):
     """Returns {name: size, speed and loss} of a model as it is, with that result on a part, and of its weights in int8.
 
     Sizes and speeds are those of sample.py: in its dtype, for one sample, compiled if there is a compiler. The loss is
-    computed as evaluate.py always does: with float32 weights, here rounded to int8, and autocast.
+    computed as evaluate.py always does: with float32 weights, here rounded to int8, and autocast. The model is left to
+    sample.py's cache.
     """
+
+    def quantized(dtype):
+        gpt = checkpoint.build_gpt(state, source, options.context_length).to(device, dtype)
+        infer.quantize(gpt)
+        return gpt
+
     dtype = machine.choose_dtype(options.dtype, device)
-    quantized = checkpoint.build_gpt(state, source, options.context_length)
-    infer.quantize(quantized)
-    results = {str(dtype).removeprefix("torch."): result}
-    results["int8"] = part.evaluate(evaluation.Scorer(quantized, options.dtype, device, options.batch_tokens))
+    rounded = evaluation.Scorer(quantized(torch.float32), options.dtype, device, options.batch_tokens)
+    results = {str(dtype).removeprefix("torch."): result, "int8": part.evaluate(rounded)}
     found = {}
     for name, result in results.items():
-        gpt = checkpoint.build_gpt(state, source, options.context_length).to(device, dtype)
-        if name == "int8":
-            infer.quantize(gpt)
+        gpt = quantized(dtype) if name == "int8" else model.to(dtype)
         found[name] = {
             "weights_mb": sum(tensor.nbytes for tensor in [*gpt.parameters(), *gpt.buffers()]) / 1e6,
             "tokens_per_s": generation_rate(gpt, device),
