@@ -4,7 +4,9 @@ import time
 
 import torch
 
-COPIED, TRIALS = 2**27, 5  # bytes, more than the caches of a processor hold
+# A copy is more bytes than the caches of a processor hold. The best of a few takes a tenth of a second; lab/limits.py,
+# whose rate a whole step is held against, copies for seconds and takes the median.
+COPIED, TRIALS = 2**27, 5  # bytes
 
 
 def bytes_per_round(model):
