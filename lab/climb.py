@@ -68,7 +68,10 @@ def sized(config_words):
 
 def predict_all(options, config_words):
     """Prints the cost of the run, and the memory and least time of each stage; writes them, if there is an out_dir."""
-    words = sized(config_words)
+    try:
+        words = sized(config_words)
+    except BadInput as error:
+        raise BadInput(f"{error}; or, to predict without the data, --vocab_size=NUMBER") from None
     config = load_config(words)
     rows = []
     for stage in [] if config.stage else options.stages or stage_names():

@@ -420,6 +420,11 @@ def test_a_former_option_is_refused_with_its_mode(word, instead, refused):
     assert refused(climb.main, word, "a") == f"error: {word}: no such option; expected --mode={instead}\n"
 
 
+def test_without_its_data_a_config_is_predicted_by_vocab_size(refused):
+    line = refused(climb.main, "--mode=predict", "--dataset=nowhere", "--device=cpu")
+    assert "nowhere" in line and "--vocab_size" in line
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(dense, monkeypatch):
     monkeypatch.setattr(climb, "run_alone", only_the_machine)
     with pytest.raises(BadInput, match="cannot be written"):
