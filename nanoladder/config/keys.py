@@ -103,7 +103,7 @@ class Config:
     log_interval: Annotated[int, "steps between rows of metrics.jsonl"] = 10
     eval_interval: Annotated[int, "steps between evaluations of the validation loss"] = 250
     eval_windows: Annotated[int, "validation sequences per evaluation, always the same ones; 0: all"] = 256
-    sample_interval: Annotated[int, "steps between samples, each a line of text that the model writes; 0: none"] = 0
+    sample_interval: Annotated[int, "steps between samples of what the model writes, a line each; 0: none"] = 0
     save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
     save_every_minutes: Annotated[float, "save a checkpoint every so many minutes as well; 0: never"] = 0.0
     keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2

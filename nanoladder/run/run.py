@@ -189,7 +189,7 @@ def load_tokenizer(dataset):
     try:
         return dataset.load_tokenizer()
     except BadInput as error:
-        raise BadInput(f"samples need a tokenizer: {error}; expected one, or --sample_interval=0") from None
+        raise BadInput(f"samples need a tokenizer: {error}, or train without: --sample_interval=0") from None
 
 
 def start_from(config, model, optimizer, scaler):
