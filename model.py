@@ -92,7 +92,7 @@ def run_blocks(blocks, x):
 
 # Selective checkpointing keeps the outputs of matrix products and attention kernels, and recomputes the rest.
 aten = torch.ops.aten
-KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default] + [
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.nanoladder.attend.default] + [
     getattr(aten, f"_scaled_dot_product_{kernel}").default
     for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 ]
