@@ -13,7 +13,10 @@ from nanoladder.checkpoint.optimizer import plain_parts
 KINDS = {
     "data": ["data wait"],
     "optimizer": ["Optimizer.", "_foreach_", "linalg_vector_norm", "multi_tensor_apply"],  # clipping included
-    "attention": ["scaled_dot_product", "bmm", "aten::_softmax", "fused__softmax", "flash_", "fmha_", "sdpa"],
+    "attention": [
+        *["scaled_dot_product", "nanoladder::attend", "bmm", "aten::_softmax", "fused__softmax"],
+        *["flash_", "fmha_", "sdpa"],  # kernels
+    ],
     "gemm": [
         *["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
         *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels

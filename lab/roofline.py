@@ -15,6 +15,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from nanoladder.kernels import attention
+
 # -- Counting
 
 aten = torch.ops.aten
@@ -25,6 +27,8 @@ FORMULAS = flop_registry | {  # {operator: FLOP of a call}
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
+    torch.ops.nanoladder.attend: lambda q, *_, **__: 2 * attention.product_flops(q.shape),
+    torch.ops.nanoladder.attend_backward: lambda dy, *_, **__: 4 * attention.product_flops(dy.shape),
 }
 EMPTY = ("empty", "new_empty", "resize_")  # allocate, and move nothing
 FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange")  # read shapes at most
@@ -126,7 +130,7 @@ def is_changed(name, argument):
 def kind_of(name, dtype, tensors, opaque):
     """The kind of an operation, as anatomy.kind_of has it; the update's is set by trace.py."""
     squares = any(tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] for tensor in tensors)
-    if squares or any(word in name for word in ("scaled_dot_product", "bmm")):
+    if squares or any(word in name for word in ("scaled_dot_product", "attend", "bmm")):
         return "attention"
     if dtype:
         return "gemm"

@@ -214,6 +214,7 @@ def cuda_kernels(attention, note):
 
     with (
         patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
+        patch("model.uses_blocks", lambda *_: False),  # they are for CPUs
         patch.object(loss.softmax, "softmax_", softmax_in_place),
         patch.object(loss, "add_product", add_product),
         patch.object(torch.Tensor, "softmax", softmax_in_float32),

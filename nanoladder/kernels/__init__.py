@@ -4,7 +4,7 @@ head_loss is the output head and the cross-entropy in one, in bounded memory; at
 CPUs. model.py calls both.
 """
 
-from nanoladder.kernels.attention import attend_in_blocks, uses_blocks
+from nanoladder.kernels.attention import attend_in_blocks, count_scores, uses_blocks
 from nanoladder.kernels.loss import count_chunks, head_loss
 
-__all__ = ["attend_in_blocks", "count_chunks", "head_loss", "uses_blocks"]
+__all__ = ["attend_in_blocks", "count_chunks", "count_scores", "head_loss", "uses_blocks"]

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-CACHE = 2**20  # bytes of scores that are worked on at a time: a core's second-level cache
+CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
 SIZE, MOST = 128, 8  # queries in a block, at least; blocks of a sequence, at most
 
 
@@ -35,6 +35,12 @@ def blocks(T):
 def count_scores(T):
     """Number of scores of all blocks of a head."""
     return sum((end - start) * end for start, end in blocks(T))
+
+
+def product_flops(shape):
+    """Floating-point operations of one product, of queries and keys (B, nh, T, hs): of the blocks that are computed."""
+    B, nh, T, hs = shape
+    return 2 * B * nh * count_scores(T) * hs
 
 
 def heads_at_a_time(q):

@@ -20,7 +20,7 @@ import torch
 from nanoladder import checkpoint, machine, parallel
 from nanoladder.config import gathers_keys
 from nanoladder.errors import BadInput
-from nanoladder.kernels import count_chunks
+from nanoladder.kernels import count_chunks, count_scores, uses_blocks
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
@@ -264,8 +264,9 @@ def block_activations(config, device_type="cpu", world_size=1):
 
     In half precision with dropout: s·b·h·(34 + 5·a·s/h) bytes for s tokens, b sequences, width h and a heads. The 34
     and the 5 count two bytes per number and one byte per element of a dropout mask. Without dropout there are no masks,
-    in float32 a number takes four bytes, and fused attention drops the a·s/h term. A real block keeps more under
-    autocast, which has a float32 residual stream and also copies the weights, and less if it is recomputed.
+    in float32 a number takes four bytes, fused attention drops the a·s/h term, and attention in blocks keeps little
+    more than half of it. A real block keeps more under autocast, which has a float32 residual stream and also copies
+    the weights, and less if it is recomputed.
 
     Each of the processes that share a sequence keeps its part, or, where it gathers them, the keys and values of all
     tokens. config: that of one process.
@@ -273,10 +274,14 @@ def block_activations(config, device_type="cpu", world_size=1):
     s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
     number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
     linear = 16 * number + 2 * mask  # inputs of the norms, the matrix products and GELU
-    quadratic = number + mask * (number + 1) if config.attention == "matmul" else 0  # softmax, then its dropout
+    quadratic = 0
+    if config.attention == "matmul":
+        quadratic = s * s * (number + mask * (number + 1))  # softmax, then its dropout
+    elif uses_blocks(config.attention, torch.device(device_type), config.dropout):
+        quadratic = number * count_scores(s)
     n = parallel.divide(config, world_size).context
     gathered = 2 * number * (n - 1) if gathers_keys(config) else 0
-    return (s * b * h * (linear + gathered) + a * s * s * b * quadratic) // n
+    return (s * b * h * (linear + gathered) + a * b * quadratic) // n
 
 
 def product_dtype(config, device_type):

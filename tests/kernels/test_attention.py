@@ -7,11 +7,13 @@ from conftest import build, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import train
 from nanoladder import machine
+from nanoladder.errors import BadInput
 from nanoladder.kernels import attend_in_blocks, attention, uses_blocks
 
 CPU = torch.device("cpu")
-IN_PLACE = {torch.ops.aten.baddbmm_: lambda _, a, b, **__: 2 * a.numel() * b.shape[-1]}  # FlopCounterMode lacks it
+IN_PLACE = {torch.ops.aten.baddbmm_: lambda _, a, b, **__: 2 * a.numel() * b[-1]}  # FlopCounterMode lacks it
 
 
 @pytest.fixture
@@ -132,6 +134,15 @@ def test_selective_checkpointing_keeps_its_output(checkpointing, calls):
     with Count() as count:
         loss_and_gradients(attention="blocks", n_layer=2, checkpointing=checkpointing)
     assert count.found == calls
+
+
+def test_the_header_names_blocks_and_a_gpu_refuses_them(refused, tmp_path):
+    assert "as requested" in machine.attention_kernel(tiny(attention="blocks"), CPU)
+    for device in ("cuda", "mps"):
+        with pytest.raises(BadInput, match=r"attention=blocks is for CPUs.*--attention=sdpa"):
+            machine.check(tiny(attention="blocks"), torch.device(device))
+    line = refused(train.main, f"--out_dir={tmp_path}", "--attention=blocks", "--dropout=0.1")
+    assert "dropout=0.1" in line and "--attention=auto" in line
 
 
 def test_auto_takes_blocks_on_a_cpu_without_dropout():

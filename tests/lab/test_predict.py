@@ -212,6 +212,7 @@ def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
     [
         {"dropout": 0.1, "bias": True},
         {"dropout": 0.1, "attention": "matmul", "dtype": "float32"},
+        {"attention": "blocks", "context_length": 300},
         {"checkpointing": "sqrt", "n_layer": 4},
         {"checkpointing": "selective"},
         {"checkpointing": "every:2", "n_layer": 4},
@@ -321,6 +322,12 @@ def test_cuda_is_predicted_without_a_gpu(checkpointing, keys):
     assert cuda.weights == pytest.approx(cpu.weights, rel=0.01)
     assert cuda.temporary > cpu.temporary + 2**24  # cuBLAS's workspaces
     assert torch.nn.functional.dropout.__module__ == "torch.nn.functional"  # nothing stays patched
+
+
+def test_auto_attention_is_predicted_for_the_device():
+    auto = small(attention="auto")
+    assert predict.predict_memory(auto) == predict.predict_memory(replace(auto, attention="blocks"))
+    assert predict.predict_memory(auto, "cuda") == predict.predict_memory(replace(auto, attention="sdpa"), "cuda")
 
 
 def test_cuda_keeps_the_tensors_of_its_own_kernels():

@@ -12,6 +12,7 @@ from lab.trace import Ledger
 from model import GPT
 from nanoladder.config import load_config, stage_names
 from nanoladder.errors import BadInput
+from nanoladder.kernels import count_scores
 from nanoladder.run.metrics import flops_per_token
 
 SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 128, "context_length": 64, "vocab_size": 1000, "batch_size": 4}
@@ -103,15 +104,18 @@ def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not
         assert times[0] - times[1] == pytest.approx(pages, abs=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+@pytest.mark.parametrize("attention", ["matmul", "sdpa", "blocks"])
 @pytest.mark.parametrize("n_layer, n_embd", [(2, 128), (3, 64)])
 def test_flops_of_a_step_are_those_of_the_formula(attention, n_layer, n_embd):
-    config = small(attention=attention, n_layer=n_layer, n_embd=n_embd, loss_chunks=0, pad_vocab_to=1)
+    keys = {"context_length": 320} if attention == "blocks" else {}  # three blocks
+    config = small(attention=attention, n_layer=n_layer, n_embd=n_embd, loss_chunks=0, pad_vocab_to=1, **keys)
     flops = sum(op.flops for op in works(config).operations if op.dtype)
     tokens, T = config.batch_size * config.context_length, config.context_length
     expected = flops_per_token(GPT(config))
     if attention == "sdpa":  # 7 products instead of 6, as the backward recomputes the scores; causal: half of them
         expected += 12 * n_layer * n_embd * T * (7 / 6 * (T + 1) / (2 * T) - 1)
+    if attention == "blocks":  # of the products of all queries and keys, those of the blocks that are not masked
+        expected += 12 * n_layer * n_embd * T * (count_scores(T) / T**2 - 1)
     assert flops == pytest.approx(tokens * expected, rel=0.01)
 
 

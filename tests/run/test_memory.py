@@ -434,6 +434,9 @@ def test_activations_of_a_block_follow_the_paper():
     s, b, h, a = config.context_length, config.batch_size, config.n_embd, config.n_head
     assert memory.block_activations(config) == s * b * h * (34 + 5 * a * s / h)
     assert memory.block_activations(replace(config, dtype="float32")) == s * b * h * (66 + 9 * a * s / h)
+    linear = memory.block_activations(replace(config, dropout=0.0, attention="sdpa", context_length=300))
+    blocks = memory.block_activations(replace(config, dropout=0.0, attention="blocks", context_length=300))
+    assert blocks - linear == 2 * b * a * (128 * 128 + 128 * 256 + 44 * 300)
 
 
 def test_free_memory_is_less_if_the_process_is_limited_or_shares_it(monkeypatch):
