@@ -145,7 +145,10 @@ def test_the_header_names_blocks_and_a_gpu_refuses_them(refused, tmp_path):
     assert "dropout=0.1" in line and "--attention=auto" in line
 
 
-def test_auto_takes_blocks_on_a_cpu_without_dropout():
+def test_auto_takes_blocks_on_a_cpu_with_native_bfloat16_without_dropout(monkeypatch):
+    monkeypatch.setattr(attention, "NATIVE", False)
+    assert not uses_blocks("auto", CPU, 0.0)
+    monkeypatch.setattr(attention, "NATIVE", True)
     assert uses_blocks("auto", CPU, 0.0)
     assert not uses_blocks("auto", CPU, 0.1)
     assert not uses_blocks("auto", torch.device("cuda"), 0.0)
