@@ -261,7 +261,7 @@ def rows(options, config_words):
         case "without":
             return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}
         case "attention":
-            others = [name for name in get_args(TYPES["attention"]) if name != "sdpa"]
+            others = [name for name in get_args(TYPES["attention"]) if name not in ("auto", "sdpa")]
             return {name: [f"--attention={name}"] for name in ["sdpa", *others]}
         case "optimizers":
             return {name: [f"--optimizer={name}"] for name in optimizers}

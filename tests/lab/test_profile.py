@@ -648,7 +648,7 @@ def test_attention_has_a_row_for_every_kernel_and_one_that_cannot_run_says_why(d
     def answer(what, words):
         if (kernel := value_of("attention", words)) == "cudnn":
             raise RuntimeError("error: attention=cudnn has no kernel for torch.float32")
-        seconds = {"sdpa": 1.0, "flash": 1.0, "efficient": 2.0, "matmul": 4.0}[kernel]
+        seconds = {"sdpa": 1.0, "flash": 1.0, "efficient": 2.0, "blocks": 2.0, "matmul": 4.0}[kernel]
         return (
             EXAMINED | {"attention_kernel": f"{kernel} kernel"} if what == "examine" else TIMED | {"seconds": seconds}
         )
@@ -656,7 +656,7 @@ def test_attention_has_a_row_for_every_kernel_and_one_that_cannot_run_says_why(d
     measured(answer)
     climb.main([*TINY_MODEL, f"--dataset={dense}", "--mode=attention", f"--out_dir={tmp_path}"])
     found = rows_of(tmp_path / "table.md")
-    assert list(found) == ["sdpa", "matmul", "flash", "cudnn", "efficient"]
+    assert list(found) == ["sdpa", "matmul", "blocks", "flash", "cudnn", "efficient"]
     assert found["cudnn"]["ms/step"] == "error: attention=cudnn has no kernel for torch.float32"
     assert found["efficient"]["kernel"] == "efficient kernel"
     assert found["efficient"]["against sdpa"] == "0.50× (0.50–0.50)"
