@@ -12,16 +12,16 @@ import math
 import torch
 
 CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
-NATIVE = torch.cpu._is_avx512_bf16_supported()
 SIZE, MOST = 128, 8  # queries in a block, at least; blocks of a sequence, at most
 
 
-def uses_blocks(attention, device, dropout):
-    """True for attention="blocks", and for "auto" without dropout on a CPU with native bfloat16.
+def uses_blocks(attention, device_type, dtype, dropout):
+    """True for attention="blocks", and for "auto" without dropout, in bfloat16 on a CPU.
 
     In float32 SDPA takes less time, except for about 500 to 2000 tokens.
     """
-    return attention == "blocks" or (attention == "auto" and device.type == "cpu" and NATIVE and dropout == 0)
+    suits = device_type == "cpu" and dtype == torch.bfloat16 and dropout == 0
+    return attention == "blocks" or (attention == "auto" and suits)
 
 
 def attend_in_blocks(q, k, v):

@@ -149,8 +149,8 @@ def attention_kernel(config, device):
         return "matmul, the (T, T) matrix in memory"
     if config.attention == "blocks" and device.type != "cpu":
         raise BadInput(f"attention=blocks is for CPUs, and slow on {device.type}; expected --attention=sdpa")
-    if uses_blocks(config.attention, device, config.dropout):
-        why = "with native bfloat16 they take less time than sdpa" if config.attention == "auto" else "as requested"
+    if uses_blocks(config.attention, device.type, choose_dtype(config.dtype, device), config.dropout):
+        why = "in bfloat16 they take less time than sdpa on a CPU" if config.attention == "auto" else "as requested"
         return f"blocks of queries, without the keys that the mask hides ({why})"
     if device.type == "mps":  # it has no choice of kernels to ask for
         if config.attention not in ("auto", "sdpa"):

@@ -272,12 +272,13 @@ def block_activations(config, device_type="cpu", world_size=1):
     tokens. config: that of one process.
     """
     s, b, h, a = config.context_length, config.micro_batch_size or config.batch_size, config.n_embd, config.n_head
-    number, mask = 4 if product_dtype(config, device_type) == "float32" else 2, int(config.dropout > 0)
+    dtype, mask = getattr(torch, product_dtype(config, device_type)), int(config.dropout > 0)
+    number = dtype.itemsize
     linear = 16 * number + 2 * mask  # inputs of the norms, the matrix products and GELU
     quadratic = 0
     if config.attention == "matmul":
         quadratic = s * s * (number + mask * (number + 1))  # softmax, then its dropout
-    elif uses_blocks(config.attention, torch.device(device_type), config.dropout):
+    elif uses_blocks(config.attention, device_type, dtype, config.dropout):
         quadratic = number * count_scores(s)
     n = parallel.divide(config, world_size).context
     gathered = 2 * number * (n - 1) if gathers_keys(config) else 0

@@ -145,13 +145,12 @@ def test_the_header_names_blocks_and_a_gpu_refuses_them(refused, tmp_path):
     assert "dropout=0.1" in line and "--attention=auto" in line
 
 
-def test_auto_takes_blocks_on_a_cpu_with_native_bfloat16_without_dropout(monkeypatch):
-    monkeypatch.setattr(attention, "NATIVE", False)
-    assert not uses_blocks("auto", CPU, 0.0)
-    monkeypatch.setattr(attention, "NATIVE", True)
-    assert uses_blocks("auto", CPU, 0.0)
-    assert not uses_blocks("auto", CPU, 0.1)
-    assert not uses_blocks("auto", torch.device("cuda"), 0.0)
-    assert not any(uses_blocks(name, CPU, 0.0) for name in ("sdpa", "matmul", "flash"))
-    assert "blocks" in machine.attention_kernel(tiny(attention="auto"), CPU)
-    assert "blocks" not in machine.attention_kernel(tiny(attention="auto", dropout=0.1), CPU)
+def test_auto_takes_blocks_in_bfloat16_on_a_cpu_without_dropout():
+    assert uses_blocks("auto", "cpu", torch.bfloat16, 0.0)
+    assert not uses_blocks("auto", "cpu", torch.float32, 0.0)
+    assert not uses_blocks("auto", "cpu", torch.bfloat16, 0.1)
+    assert not uses_blocks("auto", "cuda", torch.bfloat16, 0.0)
+    assert not any(uses_blocks(name, "cpu", torch.bfloat16, 0.0) for name in ("sdpa", "matmul", "flash"))
+    assert "blocks" in machine.attention_kernel(tiny(attention="auto", dtype="bfloat16"), CPU)
+    assert "blocks" not in machine.attention_kernel(tiny(attention="auto", dtype="float32"), CPU)
+    assert "blocks" not in machine.attention_kernel(tiny(attention="auto", dtype="bfloat16", dropout=0.1), CPU)

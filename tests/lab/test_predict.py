@@ -324,9 +324,8 @@ def test_cuda_is_predicted_without_a_gpu(checkpointing, keys):
     assert torch.nn.functional.dropout.__module__ == "torch.nn.functional"  # nothing stays patched
 
 
-def test_auto_attention_is_predicted_for_the_device(monkeypatch):
-    monkeypatch.setattr("nanoladder.kernels.attention.NATIVE", True)
-    auto = small(attention="auto")
+def test_auto_attention_is_predicted_for_the_device():
+    auto = small(attention="auto", dtype="bfloat16")
     assert predict.predict_memory(auto) == predict.predict_memory(replace(auto, attention="blocks"))
     assert predict.predict_memory(auto, "cuda") == predict.predict_memory(replace(auto, attention="sdpa"), "cuda")
 
