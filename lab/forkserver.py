@@ -1,10 +1,12 @@
 """Fork server: forks processes that measure from one that has imported torch and the compiler: python -m lab.forkserver
 
-Reads the arguments of measure.py from stdin, a JSON list a line; runs them in a fork of itself; answers with a JSON
-list [exit code, stdout, stderr]. Ends with stdin. A fork is as good as a new process as long as its parent has nothing
-that does not survive a fork: no CUDA context, no parallel region, no threads of the compiler. So the server computes
-nothing. Importing the compiler asks if there is a GPU: PYTORCH_NVML_BASED_CUDA_CHECK=1 lets PyTorch answer without
-CUDA. Where that is not enough, the fork replaces itself by a new process.
+Reads requests from stdin, one a line, and answers each with a line; both are JSON. To a list, the arguments of
+measure.py, it runs them in a fork of itself and answers with its process id. To a process id, it waits for that fork
+and answers [exit code, stdout, stderr]. So several forks can run at a time. Ends with stdin. A fork is as good as a new
+process as long as its parent has nothing that does not survive a fork: no CUDA context, no parallel region, no threads
+of the compiler. So the server computes nothing. Importing the compiler asks if there is a GPU:
+PYTORCH_NVML_BASED_CUDA_CHECK=1 lets PyTorch answer without CUDA. Where that is not enough, the fork replaces itself by
+a new process.
 """
 
 import json
@@ -24,15 +26,27 @@ from nanoladder.entry import run_script
 def serve():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the server without a traceback
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # NumPy's idle OpenBLAS
+    outputs = {}  # process id of a fork: the files of its stdout and stderr
     for line in sys.stdin:
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            child = os.fork()
-            if child == 0:
-                return become(json.loads(line), out, err)
-            _, status = os.waitpid(child, 0)
-            out.seek(0)
-            err.seek(0)
-            print(json.dumps([os.waitstatus_to_exitcode(status), out.read(), err.read()]), flush=True)
+        request = json.loads(line)
+        if isinstance(request, int):
+            answer = wait(request, *outputs.pop(request))
+        else:
+            files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+            answer = os.fork()
+            if answer == 0:
+                return become(request, *files)
+            outputs[answer] = files
+        print(json.dumps(answer), flush=True)
+
+
+def wait(child, out, err):
+    """Waits until a fork has ended. Returns its exit code and the contents of the two files, which are closed."""
+    _, status = os.waitpid(child, 0)
+    with out, err:
+        out.seek(0)
+        err.seek(0)
+        return os.waitstatus_to_exitcode(status), out.read(), err.read()
 
 
 def become(argv, out, err):

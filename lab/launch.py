@@ -5,10 +5,14 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 
 from nanoladder.run.memory import child_environment
+
+FORKS = sys.platform == "linux"  # on macOS, its libraries do not survive a fork
 
 
 def run_alone(measurement, words, processes=1, root=None):
@@ -17,7 +21,7 @@ def run_alone(measurement, words, processes=1, root=None):
     root: the folder whose code is measured if it is not this one. Such a process is no fork: all forks of a server have
     its memory layout, which may be a lucky one, and two versions would have one each.
     """
-    if processes == 1 and root is None and sys.platform == "linux":  # on macOS, its libraries do not survive a fork
+    if processes == 1 and root is None and FORKS:
         process = fork([measurement, *words])
     else:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
@@ -26,24 +30,71 @@ def run_alone(measurement, words, processes=1, root=None):
         process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])
+    raise RuntimeError(reason(process))
+
+
+def start(argv):
+    """Starts `python -m lab.measure argv` in a new process, which goes on by itself.
+
+    Returns two functions: one kills it; the other waits for its end and returns the CompletedProcess.
+    """
+    if FORKS:
+        child = request(argv)
+        return functools.partial(os.kill, child, signal.SIGKILL), lambda: finished(argv, child)
+    err = tempfile.TemporaryFile("w+")
+    command, nothing = [sys.executable, "-m", "lab.measure", *argv], subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=err, env=child_environment())
+
+    def finish():
+        process.wait()
+        with err:
+            err.seek(0)
+            return subprocess.CompletedProcess(argv, process.returncode, "", err.read())
+
+    return process.kill, finish
+
+
+def reason(process):
+    """The line in which a process says why it failed."""
     if process.returncode == -9 or "exitcode  : -9" in process.stderr:
-        raise RuntimeError("killed by the system, most likely out of memory")
+        return "killed by the system, most likely out of memory"
     lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
     reasons = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
-    raise RuntimeError((reasons or lines)[-1])
+    return (reasons or lines)[-1]
 
 
 def fork(argv):
     """Runs `python -m lab.measure argv` as a fork of the fork server, which lives as long as this process."""
+    try:
+        return finished(argv, request(argv))
+    except ServerEnded as error:
+        return subprocess.CompletedProcess(argv, error.code, "", "error: the fork server has ended")
+
+
+def finished(argv, child):
+    """Waits for a fork. Returns its CompletedProcess."""
+    return subprocess.CompletedProcess(argv, *request(child))
+
+
+class ServerEnded(Exception):
+    """The fork server has ended, with this exit code."""
+
+    def __init__(self, code):
+        super().__init__(f"the fork server has ended with exit code {code}")
+        self.code = code
+
+
+def request(line):
+    """The fork server's answer to a request. Raises ServerEnded; the next request then starts another server."""
     server = start_fork_server()
     try:
-        print(json.dumps(argv), file=server.stdin, flush=True)
-        return subprocess.CompletedProcess(argv, *json.loads(server.stdout.readline()))
+        print(json.dumps(line), file=server.stdin, flush=True)
+        return json.loads(server.stdout.readline())
     except (BrokenPipeError, ValueError):  # no answer, or none that can be read
         start_fork_server.cache_clear()
         with contextlib.suppress(BrokenPipeError):
             server.stdin.close()  # it ends with stdin
-        return subprocess.CompletedProcess(argv, server.wait(), "", "error: the fork server has ended")
+        raise ServerEnded(server.wait()) from None
     except BaseException:  # its answer is still to come: another call would read it
         start_fork_server.cache_clear()
         raise

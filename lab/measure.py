@@ -6,6 +6,7 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     limits    the most that the machine can do, in a matrix product and in a copy
     examine   the losses of the first steps, and where the memory and the time of a step go
     time      seconds of a step
+    turns     losses of the first steps, and then seconds of a step whenever it is asked for them (turns.py)
     silent    seconds of a step in which processes do not communicate
     exchange  what a process sends in a step, and the peak memory of the process with the highest
     curve     the losses of a whole training run
@@ -19,6 +20,7 @@ import hashlib
 import json
 import math
 import sys
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import torch
@@ -47,13 +49,15 @@ POINTS = 50  # of a curve of losses
 
 def main(argv):
     parser = Parser(prog="lab.measure", allow_abbrev=False)
-    choices = ["machine", "limits", "examine", "time", "silent", "exchange", "curve", "trial", "loss"]
+    choices = ["machine", "limits", "examine", "time", "turns", "silent", "exchange", "curve", "trial", "loss"]
     parser.add_argument("measurement", choices=choices)
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
+    parser.add_argument("--address", help="of turns: of the connection that asks")
     parser.add_argument("--threads", type=int, help="threads of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace and, on CUDA, a snapshot of the memory")
     parser.add_argument("--variant", choices=losses.VARIANTS, help="of loss")
     options, config_words = parser.parse_known_args(argv)
+    connection = Client(options.address) if options.address else None
     # The learning rate reaches its peak within the steps that are compared, so that a wrong update shows in the losses.
     schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.measurement != "curve" else []
     config = load_config([*config_words, *schedule])
@@ -69,6 +73,8 @@ def main(argv):
                 measured = curve(config)
             case "time":
                 measured = time_steps(config, options.steps, options.threads)
+            case "turns":
+                measured = take_turns(config, connection)
             case "silent":
                 measured = time_without_communication(config, options.steps, options.threads)
             case "exchange":
@@ -165,6 +171,28 @@ def time_steps(config, steps, threads):
         "resident_bytes": peak and peak - loop.resident_before,
         "tokens": config.batch_size * config.context_length,
     }
+
+
+def take_turns(config, connection):
+    """Trains as time_steps does, but measures a window of steps only when a message asks, until there is no more.
+
+    Answers first with the losses of the first COMPARED steps and with seconds of a step after the warm-up; then each
+    message with seconds of a step.
+    """
+
+    def answer(**figures):
+        connection.send_bytes(json.dumps(figures).encode())
+
+    loop, losses = Loop(config), []
+    for step in range(COMPARED):
+        if step == warmup(config):
+            start = synchronized_time(loop.device)
+        losses.append(loop.step())
+    seconds = (synchronized_time(loop.device) - start) / (COMPARED - warmup(config))
+    answer(losses=[float(loss) for loss in losses], seconds=seconds)
+    with contextlib.suppress(EOFError):
+        while connection.recv_bytes():
+            answer(seconds=loop.seconds(math.ceil(WINDOW / seconds), window=0))
 
 
 def curve(config):

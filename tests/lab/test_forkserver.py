@@ -22,16 +22,17 @@ def answers():
     def ask(code, *requests, **environment):
         visible = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}  # without a driver, no NVML
         environment = child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | visible | environment
-        result = subprocess.run(
-            [sys.executable, "-c", FOUND + code + SERVE],
-            input="".join(json.dumps(request) + "\n" for request in requests),
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert result.stderr == ""
-        return [json.loads(line) for line in result.stdout.splitlines()]
+        command, pipe = [sys.executable, "-c", FOUND + code + SERVE], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, text=True) as server:
+
+            def answer(request):
+                print(json.dumps(request), file=server.stdin, flush=True)
+                return json.loads(server.stdout.readline())
+
+            forks = [answer(request) for request in requests]  # all at once
+            found = [answer(fork) for fork in forks]
+            assert server.communicate() == ("", "")
+            return found
 
     return ask
 
