@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import devices, judge, losses, pictures, plan, predict, tables
+from lab import devices, judge, losses, pictures, plan, predict, tables, tune
 from lab.compare import compare
 from lab.launch import run_alone
 from lab.results import (
@@ -48,6 +48,10 @@ def main(argv):
         case "judge":
             check_device(load_config(words))
             sys.exit(judge.judge(options, words))
+        case "tune":
+            config = load_config(words)
+            check_device(config)
+            tune.tune(options, sized(words), lambda: conditions_of(options, words, config))
         case _:
             climb(options, words)
 

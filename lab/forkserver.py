@@ -32,7 +32,7 @@ def serve():
         if isinstance(request, int):
             answer = wait(request, *outputs.pop(request))
         else:
-            files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+            files = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 wait() closes them
             answer = os.fork()
             if answer == 0:
                 return become(request, *files)

@@ -41,7 +41,7 @@ def start(argv):
     if FORKS:
         child = request(argv)
         return functools.partial(os.kill, child, signal.SIGKILL), lambda: finished(argv, child)
-    err = tempfile.TemporaryFile("w+")
+    err = tempfile.TemporaryFile("w+")  # noqa: SIM115 finish() closes it
     command, nothing = [sys.executable, "-m", "lab.measure", *argv], subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=err, env=child_environment())
 

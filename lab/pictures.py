@@ -1,6 +1,7 @@
 """Figures of measured results, one for each mode."""
 
 import itertools
+import statistics
 
 from lab.summary import UNCHANGED, speedup, summarize
 from lab.tables import KINDS, KNEE, milliseconds
@@ -19,6 +20,12 @@ BOUNDS = {  # what bounds an operation: label, color
     "compute": ("bound by compute", "tab:blue"),
     "memory": ("by memory", "tab:orange"),
     "launches": ("by launches", "tab:gray"),
+}
+OUTCOMES = {  # of a race of --mode=tune: color
+    "kept": "#009e73",
+    "no gain": "tab:gray",
+    "slower": "#e69f00",
+    "failed": "#d55e00",
 }
 PARTS = {  # part of the peak memory: label, color
     "weights": ("weights", "tab:blue"),
@@ -207,6 +214,79 @@ def draw_rounds(effect, metric, title, path):
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def draw_search(races, title, path):
+    """Plots the races of --mode=tune to a file: the speed of each against the best so far, and the best over time.
+
+    races: [{name, outcome, note, minute, speeds: of the rounds, ms: of a step, best_ms: of the best then}].
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    if not races:
+        return
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 1.8 + 0.27 * max(8, len(races))), layout="constrained", width_ratios=[3, 2]
+    )
+    race_speeds(left, races)
+    best_over_time(right, races)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    handles = [
+        plt.Line2D([], [], marker="o", linestyle="", color=color, label=name) for name, color in OUTCOMES.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(title, fontsize="large")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def race_speeds(axis, races):
+    """Plots the rounds of each race as dots and their median as a bar's end; a race that failed has its reason."""
+    low, high = 0.7, max([1.1, *(1.05 * speed for race in races for speed in race["speeds"])])
+    for row, race in enumerate(races):
+        color = OUTCOMES[race["outcome"]]
+        if not race["speeds"]:
+            text = race["note"] if len(race["note"] or "") < 60 else race["note"][:57] + "…"
+            axis.text(1.01, row, text, color=color, va="center", fontsize="small")
+            continue
+        middle = max(low, statistics.median(race["speeds"]))
+        axis.barh(row, middle - 1, left=1, color=color, alpha=0.3, height=0.7)
+        axis.plot([max(low, speed) for speed in race["speeds"]], [row] * len(race["speeds"]), "o", ms=3.5, color=color)
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(races)), [race["name"] for race in races])
+    axis.invert_yaxis()
+    axis.set(title="speed against the best so far: rounds and their median", xlim=(low, high))
+    axis.xaxis.set_major_formatter("{x:g}×")
+
+
+def best_over_time(axis, races):
+    """Plots the time of a step of each race over the minute of its start, and that of the best config so far."""
+    timed = [race for race in races if race["ms"]]
+    if not timed:
+        return
+    best = [timed[0]["best_ms"]]
+    minutes = [0.0]
+    for race in timed:
+        axis.plot(race["minute"], race["ms"], "o", ms=5, color=OUTCOMES[race["outcome"]])
+        if race["outcome"] == "kept":
+            minutes.append(race["minute"])
+            best.append(race["ms"])
+            axis.annotate(
+                race["name"],
+                (race["minute"], race["ms"]),
+                xytext=(4, -12),
+                textcoords="offset points",
+                fontsize="small",
+            )
+    axis.step([*minutes, timed[-1]["minute"]], [*best, best[-1]], where="post", color="black", linewidth=1.2, zorder=0)
+    axis.set_ylim(0, 1.6 * best[0])
+    outside = sum(race["ms"] > 1.6 * best[0] for race in timed)
+    note = f" (outside the picture: {outside})" * bool(outside)
+    axis.set(title="ms of a step: tried, and the best so far (line)", xlabel=f"minute of the search{note}")
 
 
 def spread(values, gap):

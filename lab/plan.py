@@ -30,6 +30,7 @@ MODES = {
     "scaling": "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
     "judge": "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
     "seen; 1: worse or wrong; 2: bad input",
+    "tune": "a search for the fastest config of this machine: writes config/tuned/<machine>/<config>.py",
     "predict": "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
@@ -119,7 +120,7 @@ OPTIONS = {
     "repeats": Option((*MEASURING, "losses"), at_least(1), "3", "processes that time each row"),
     "trace": Option(MEASURING[:-1], None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
     "out_dir": Option(
-        (*MEASURING, "losses", "judge", "predict"),
+        (*MEASURING, "losses", "judge", "tune", "predict"),
         str,
         None,
         "folder of the results (default: results/<machine>/<config>; --mode=predict writes only if it is given)",
@@ -147,11 +148,12 @@ OPTIONS = {
         "speed|memory|loss: which decides; loss: the validation loss after whole training runs, a seed each round",
     ),
     "rounds": Option(("judge",), at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
+    "minutes": Option(("tune",), positive, "10", "how long the search takes; the same command with more continues it"),
     "memory_gb": Option(
-        ("predict",),
+        ("predict", "tune"),
         positive,
         None,
-        "also find the largest micro-batch and the longest context that fit into this many GB",
+        "memory in GB: predict finds the largest micro-batch and the longest context that fit; tune keeps to it",
     ),
     "world_size": Option(("predict",), at_least(1), "1", "processes of the predicted run"),
     "mfu": Option(("predict",), positive, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
@@ -232,7 +234,7 @@ def measurable(options, config_words):
     added = []
     if config.batch_warmup_steps:
         added.append("--batch_warmup_steps=0")  # the whole batch is measured
-    several = options.mode in ("optimizers", "sweep", "predict", "judge") or options.dimension == "pipeline"
+    several = options.mode in ("optimizers", "sweep", "predict", "judge", "tune") or options.dimension == "pipeline"
     one_micro_batch = config.micro_batch_size and not several
     if one_micro_batch and not any(word.startswith("--batch_size") for word in config_words):
         added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too

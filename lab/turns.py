@@ -6,14 +6,21 @@ but it holds its memory. On Linux all of them are forks of one server, so that n
 
 import json
 from multiprocessing.connection import Listener
+from time import monotonic
 
 from lab import launch
+from nanoladder import machine
+
+
+class TimeUp(Exception):
+    """A process has not answered in time."""
 
 
 class Contender:
-    """A process that trains with a config, and takes its steps when asked. losses: of its first ones.
+    """A process that trains with a config, and takes its steps when asked. losses: of its first ones; seconds:
+    of a step, when last measured.
 
-    Raises RuntimeError with the reason if the process fails, or if an answer takes longer than so many seconds.
+    Raises RuntimeError with the reason if the process fails, and TimeUp if it takes longer than so many seconds.
     """
 
     def __init__(self, words, limit):
@@ -34,13 +41,45 @@ class Contender:
         try:
             if self.connection.poll(max(0.0, limit)):
                 return json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # it has ended
+            self.connection.close()
             raise RuntimeError(launch.reason(self.finish()).removeprefix("error: ")) from None
         self.end()
-        raise RuntimeError(f"stopped after {limit:.0f} s")
+        raise TimeUp
 
     def end(self):
-        """Ends the process at once."""
-        self.connection.close()
-        self.kill()
-        self.finish()
+        """Ends the process at once, unless it has ended."""
+        if not self.connection.closed:
+            self.connection.close()
+            self.kill()
+            self.finish()
+
+
+class Ring:
+    """The contenders that run, one for each config; once two did not fit the memory, only one at a time (apart)."""
+
+    def __init__(self):
+        self.running, self.starts, self.apart = {}, [], False
+
+    def contender(self, words, limit):
+        """The contender that trains with a config; starts it if it does not run. Raises RuntimeError and TimeUp."""
+        key = tuple(words)
+        if key not in self.running:
+            if self.apart:
+                self.end()
+            start = monotonic()
+            try:
+                self.running[key] = Contender(words, limit)
+            except RuntimeError as error:
+                if not (self.running and machine.is_out_of_memory(str(error))):
+                    raise
+                self.apart = True
+                return self.contender(words, limit)
+            self.starts.append(monotonic() - start)  # seconds
+        return self.running[key]
+
+    def end(self, words=None):
+        """Ends the contender that trains with a config, or all."""
+        for key in [tuple(words)] if words else list(self.running):
+            if key in self.running:
+                self.running.pop(key).end()

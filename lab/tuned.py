@@ -1,0 +1,248 @@
+"""The record of --mode=tune, tune.json, and what is written of it: a table, a picture and the tuned config."""
+
+import json
+import math
+import statistics
+import textwrap
+from pathlib import Path
+
+from lab import pictures, tables
+from lab.results import commit, machine_name
+from lab.rounds import SIDES, bounds, plan_looks
+from nanoladder import files
+from nanoladder.errors import BadInput
+
+FORMAT_VERSION = 1
+TUNED = Path("config", "tuned")
+SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of a race
+
+
+# -- the record
+
+
+def open_results(folder, conditions):
+    """The results in a folder's tune.json, or new ones. Raises BadInput if they are of other conditions."""
+    path = folder / "tune.json"
+    if not path.exists():
+        new = {"format_version": FORMAT_VERSION, "commit": commit(), **conditions, "spent": 0.0}
+        return {**new, "races": [], "confirmations": []}
+    try:
+        results = json.loads(files.read(path, limit=2**26))
+        different = [key for key in conditions if results[key] != conditions[key]]
+        results["spent"], results["races"], results["confirmations"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is not a tune.json of profile.py ({error!r}); expected one, or remove it") from None
+    if different:
+        raise BadInput(
+            f"{path} was measured under another {' and '.join(different)}; choose another --out_dir, or remove it"
+        )
+    return results
+
+
+def write_results(folder, results):
+    """Writes tune.json. Raises BadInput if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / "tune.json", json.dumps(results, indent=1) + "\n")
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+
+
+def find(races, changes, against):
+    """The race of these two configs, each as changes of the finished one, if it has begun; else a new one."""
+    for race in races:
+        if (race["changes"], race["against"]) == (changes, against):
+            return race
+    return {"changes": changes, "against": against, "outcome": None, "note": None, "losses": None, "rounds": []}
+
+
+def changes_of_time(race):
+    """The change of time in each round, as a share."""
+    return [found["this"] / found["other"] - 1 for found in race["rounds"]]
+
+
+def cost(race):
+    """The change of time that a race has shown: the median of its rounds, or that of the first steps."""
+    if race["outcome"] == "failed":
+        return math.inf
+    return statistics.median(changes_of_time(race)) if race["rounds"] else race.get("first", 0.0)
+
+
+def verdict(results, first, best, confirmation):
+    """What the search has found: the changes to write, the kind (tuned or finished), and the reason in words."""
+    if confirmation is None:
+        return {"kind": "finished", "changes": first, "text": "no change of the finished loop is seen to be faster"}
+    if confirmation["outcome"] == "kept":
+        return {
+            "kind": "tuned",
+            "changes": best,
+            "text": f"{speed(confirmation, CONFIRMATION)} as fast as the finished loop",
+        }
+    if confirmation["outcome"]:
+        text = f"the tuned loop is not seen to be faster than the finished one ({speed(confirmation, CONFIRMATION)})"
+    else:
+        text = "the time was over before the tuned loop was compared with the finished one; expected more --minutes"
+    return {"kind": "finished", "changes": first, "text": text + ": the finished one is written"}
+
+
+# -- in words
+
+
+def assignments(changes):
+    """attention=matmul, compile=False"""
+    return ", ".join(f"{field}={value}" for field, value in changes.items())
+
+
+def name(race):
+    return assignments(race["change"])
+
+
+def names(races):
+    """The names of races, those of a change that raced before with a mark."""
+    found = [name(race) for race in races]
+    return [text + ", again" * found[:at].count(text) for at, text in enumerate(found)]
+
+
+def speed(race, looks=SEARCH):
+    """How many times as fast, and the interval over the rounds; empty if nothing was measured."""
+    if not race["rounds"]:
+        return f"{1 / (1 + race['first']):.2f}×" if "first" in race else ""
+    changes = changes_of_time(race)
+    low, high = bounds(changes, looks.get(len(changes), 1))
+    interval = f" ({1 / (1 + high):.2f}–{1 / (1 + low):.2f})" * (len(changes) > 1)
+    return f"{1 / (1 + statistics.median(changes)):.2f}×{interval}"
+
+
+def outcome(race):
+    """The outcome of a race in words."""
+    if race["outcome"] == "failed":
+        return race["note"]
+    if "first" not in race:
+        return "not raced: no time left"
+    ends = {"kept": "kept", "slower": "dropped", "no gain": "dropped, no gain seen", None: "no time left"}
+    return f"{speed(race)} as fast, {ends[race['outcome']]}"
+
+
+# -- the files
+
+
+def report(results, verdict, untried, folder):
+    """Writes the table, the picture and the config; prints the table, the files and, last, the verdict."""
+    text = table(results, verdict, untried)
+    files.write(folder / "tune.md", text + "\n")
+    title = f"{' '.join(results['config'])} on {tables.device(results)}: {verdict['text']}"
+    races = [race for race in results["races"] if race["outcome"]]
+    points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
+    pictures.draw_search(points, title, folder / "tune.png")
+    path = write_config(results, verdict)
+    print(text)
+    print(f"written: {folder}/tune.json, tune.md and tune.png")
+    print(f"use: python train.py {' '.join(results['config'])} {path}")
+    print(verdict["text"])
+
+
+def table(results, verdict, untried):
+    """The races in Markdown: the conditions, what was tried in which order, and what was found."""
+    keys = results["keys"]
+    races = [race for race in results["races"] if tried(race)]
+    rows = [{"name": text, "note": race["note"], "race": race} for text, race in zip(names(races), races, strict=True)]
+    best = assignments(verdict["changes"]) or "as it is"
+    memory = f"; at most {results['memory_gb']:g} GB" if results["memory_gb"] else ""
+    text = [
+        f"## tune: `{' '.join(results['config'])}`",
+        f"{tables.device(results)}; torch {results['machine']['torch']}; a step is {keys['batch_size']} × "
+        f"{keys['context_length']} tokens{memory}; {len(rows)} changes tried in {results['spent'] / 60:.1f} minutes.",
+        f"**{sentence(verdict['text'])}.** The config: {best}.",
+    ]
+    if confirmed := comparison(results):
+        text.append(sentence(confirmed))
+    columns = {
+        "ms/step": lambda row: milliseconds(row["race"], "this"),
+        "best so far": lambda row: milliseconds(row["race"], "other"),
+        "speed": lambda row: speed(row["race"]),
+        "rounds": lambda row: str(len(row["race"]["rounds"])),
+        "outcome": lambda row: row["race"]["outcome"] or "no time left",
+        "losses apart": lambda row: apart(row["race"], results["losses"]),
+        "predicted GB": lambda row: f"{row['race']['predicted'] / 1e9:.3f}" if "predicted" in row["race"] else "",
+        "minute": lambda row: f"{row['race']['minute']:.1f}",
+    }
+    text.append(tables.markdown(columns, rows))
+    text.append(
+        "Each change raced against the best config so far, which it replaced if it was kept. A speed is the median of "
+        "the rounds, and the interval of the sign test or, of less than 8 rounds, their range. No rounds: the first "
+        "steps were clear. Losses: of the first five steps, against the finished loop's."
+    )
+    if untried:
+        text.append(f"Not tried for lack of time: {'; '.join(dict.fromkeys(untried))}.")
+    return "\n\n".join(text)
+
+
+def point(name, race):
+    """A race as pictures.draw_search has it."""
+    speeds = [1 / (1 + change) for change in changes_of_time(race)]
+    medians = (
+        [1e3 * statistics.median(found[side] for found in race["rounds"]) for side in SIDES] if speeds else [None] * 2
+    )
+    if not speeds and race["outcome"] == "slower":
+        speeds = [1 / (1 + race["first"])]
+    point = {"name": name, "outcome": race["outcome"], "note": race["note"], "minute": race["minute"]}
+    return {**point, "speeds": speeds, "best_ms": medians[0], "ms": medians[1]}
+
+
+def tried(race):
+    return race["outcome"] is not None or race["rounds"]
+
+
+def comparison(results):
+    """The sentence on the last race of a tuned loop against the finished one; empty if there was none."""
+    for race in reversed(results["confirmations"]):
+        if race["rounds"]:
+            finished, found = (milliseconds(race, side) for side in SIDES)
+            return f"tuned {found} ms a step, finished {finished} ms, in {len(race['rounds'])} rounds after the search."
+    return ""
+
+
+def milliseconds(race, side):
+    """The median of the rounds, empty without them."""
+    seconds = [found[side] for found in race["rounds"]]
+    return tables.milliseconds(statistics.median(seconds)) if seconds else ""
+
+
+def apart(race, finished):
+    """The largest difference of a loss."""
+    gap = max(abs(a - b) for a, b in zip(race["losses"], finished, strict=True)) if race["losses"] else None
+    return "" if gap is None else f"{gap:.0e}" if gap else "bit-equal"
+
+
+def sentence(text):
+    return text[:1].upper() + text[1:]
+
+
+def write_config(results, verdict):
+    """Writes config/tuned/<machine>/<config>.py: a docstring with the figures, and assignments. Returns its path."""
+    on, words = results["machine"], " ".join(results["config"])
+    presets = "-".join(Path(word).stem for word in results["config"] if word.endswith(".py")) or "defaults"
+    path = TUNED / machine_name(on) / f"{presets}.py"
+    memory = f" --memory_gb={results['memory_gb']:g}" if results["memory_gb"] else ""
+    versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
+    tries = f"Changes tried: {sum(map(tried, results['races']))}, in {results['spent'] / 60:.1f} minutes; {versions}."
+    lines = [
+        '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict['text']}.", 115),
+        "",
+        textwrap.fill(f"{sentence(comparison(results))} {tries}".strip(), 115),
+        f"Written by: python profile.py {words} --mode=tune{memory}",
+        f"To be used: python train.py {words} {path.as_posix()}",
+        '"""',
+        *[""] * bool(verdict["changes"]),
+        *(assignment(field, value, results["races"]) for field, value in verdict["changes"].items()),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, "\n".join(lines) + "\n")
+    return path
+
+
+def assignment(field, value, races):
+    """A line of the config, with the speed that the change had when it was kept."""
+    kept = [race for race in races if race["outcome"] == "kept" and field in race["change"]]
+    text = json.dumps(value) if isinstance(value, str) else repr(value)
+    return f"{field} = {text}" + (f"  # {speed(kept[-1])}" if kept else "")

@@ -1,0 +1,403 @@
+"""--mode=tune finds the fastest config within its time, computes nothing else, and goes on after an interruption."""
+
+import ast
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+from conftest import flags
+
+from lab import climb, knobs, pages, rounds, tune, tuned, turns
+from nanoladder.config import TYPES, load_config
+
+MACHINE = {
+    **{"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "gpus": 0, "cuda": None},
+    **{"torch": "2.13", "python": "3.12"},
+}
+LOSSES = [5.0, 4.0, 3.0, 2.0, 1.0]
+FINISHED = {"attention": "sdpa", "dtype": "auto", "num_workers": 2, "adamw_impl": "fused", "keep_memory": True}
+
+
+class World:
+    """A machine in place of this one: its clock, and processes whose steps take seconds(config), give or take noise."""
+
+    def __init__(
+        self, monkeypatch, seconds, losses=lambda config: LOSSES, noise=0.004, start=8.0, peak=lambda config: 0
+    ):
+        self.now, self.alive, self.started, self.turns = 0.0, 0, [], []
+        self.interrupted, self.room = None, 2
+        self.seconds, self.losses, self.start, self.peak = seconds, losses, start, peak
+        self.random, self.noise = random.Random(1), noise
+        monkeypatch.setattr(turns, "Contender", lambda words, limit: Player(self, load_config(words), limit))
+        for module in (tune, turns):
+            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(knobs.predict, "predict_memory", lambda config, *_: memory(peak(config)))
+        monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+        monkeypatch.setattr(tuned.files, "write", lambda path, text: Path(path).write_text(text))  # without a sync
+
+    def wait(self, seconds, limit):
+        self.now += min(seconds, max(0.0, limit))
+        if seconds > limit:
+            raise turns.TimeUp
+
+
+def memory(peak):
+    return SimpleNamespace(peak=peak, weights=0, gradients=0, optimizer=0)
+
+
+class Player:
+    """Plays a Contender."""
+
+    def __init__(self, world, config, limit):
+        self.world, self.config = world, config
+        if world.alive == world.room:
+            raise RuntimeError("CUDA out of memory")
+        world.started.append(config)
+        world.wait(world.start, limit)
+        self.seconds, self.losses = self.step(), world.losses(config)
+        world.alive += 1
+
+    def step(self):
+        noise = abs(self.world.random.gauss(0, self.world.noise))
+        return self.world.seconds(self.config) * (1 + noise + 0.1 * (self.world.random.random() < 0.02))
+
+    def turn(self, limit):
+        if len(self.world.turns) == self.world.interrupted:
+            raise KeyboardInterrupt
+        seconds = self.step()
+        self.world.turns.append(self.config)
+        self.world.wait(max(1.0, seconds), limit)
+        self.seconds = seconds
+        return seconds
+
+    def end(self):
+        self.world.alive -= 1
+
+
+@pytest.fixture
+def tuning(monkeypatch, dense, tmp_path):
+    """tuning(*words, **config) runs profile.py --mode=tune. Returns tune.json, and the config that was written."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("n_layer = 1\n")
+
+    def run(*words, **config):
+        argv = [
+            "x.py",
+            *flags(**{**FINISHED, "dataset": dense, "batch_size": 16, **config}),
+            "--mode=tune",
+            "--out_dir=out",
+        ]
+        climb.main([*argv, *words])
+        path = Path("config/tuned/a-cpu-4-threads-bf16/x.py")
+        written = {}
+        for statement in ast.parse(path.read_text()).body[1:]:
+            written[statement.targets[0].id] = ast.literal_eval(statement.value)
+        load_config(["x.py", str(path), "--batch_size=16"])
+        return json.loads(Path("out/tune.json").read_text()), written
+
+    return run
+
+
+def planted(config):
+    """Seconds of a step that are least in micro-batches of 4, which matmul alone gains from, without workers."""
+    seconds = 2.0 if config.dtype == "float32" else 1.0
+    size = config.micro_batch_size or config.batch_size
+    if config.attention == "matmul":
+        seconds *= {4: 0.7, 8: 0.8, 16: 0.95}.get(size, 1.2)
+    else:
+        seconds *= 1 + 0.01 * (16 - size)
+    return seconds * (1 + 0.03 * config.num_workers) * (1 if config.compile else 1.1)
+
+
+def names(results, outcome):
+    return [tuned.name(race) for race in results["races"] if race["outcome"] == outcome]
+
+
+def test_the_planted_best_is_found_and_written_as_a_config(tuning, monkeypatch, capsys):
+    World(monkeypatch, planted)
+    _, written = tuning("--minutes=30")
+    assert written == {"attention": "matmul", "micro_batch_size": 4, "num_workers": 0, "compile": True}
+    out = capsys.readouterr().out
+    text = Path("config/tuned/a-cpu-4-threads-bf16/x.py").read_text()
+    speed = float(out.splitlines()[-1].partition("×")[0])
+    assert out.splitlines()[-1].endswith("as fast as the finished loop")
+    assert speed == pytest.approx(1.0 * 1.06 * 1.1 / 0.7, rel=0.02)
+    assert all(part in text for part in ("a CPU, 4 threads", "torch 2.13", out.splitlines()[-1], "ms a step, finished"))
+    assert 'attention = "matmul"  # 1.0' in text
+    assert "| attention=matmul" in Path("out/tune.md").read_text()
+    assert Path("out/tune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losers_are_dropped_early_and_winners_need_the_statistics(tuning, monkeypatch):
+    world = World(monkeypatch, planted)
+    results, _ = tuning("--minutes=30")
+    taken = {outcome: {} for outcome in ("kept", "slower", "no gain")}
+    for race in results["races"]:
+        taken[race["outcome"]][tuned.name(race)] = len(race["rounds"])
+    assert taken["slower"]["dtype=float32"] == 0  # clear in the first steps
+    assert max(taken["slower"].values()) <= 4
+    assert min(taken["kept"].values()) >= 8
+    assert world.alive == 0
+
+
+@pytest.mark.parametrize("minutes", [3, 5, 8, 30])
+def test_the_time_is_kept(minutes, tuning, monkeypatch):
+    world = World(monkeypatch, planted, start=20.0)
+    results, written = tuning(f"--minutes={minutes}")
+    assert 0.4 * minutes < world.now / 60 <= minutes or minutes == 30
+    assert results["spent"] == pytest.approx(world.now)
+    text = Path("out/tune.md").read_text()
+    assert ("Not tried for lack of time" in text) == (minutes < 30)
+    if written:  # nothing is written that was not raced against the finished loop
+        assert results["confirmations"][-1]["outcome"] == "kept"
+
+
+def test_an_interrupted_search_goes_on_to_the_same_answer(tuning, monkeypatch):
+    whole = World(monkeypatch, planted, noise=0.0)
+    expected = tuning("--minutes=30")[1]
+    assert len(whole.turns) > 80
+    Path("out/tune.json").unlink()
+    for turn in (0, 5, 20, 40, 10):
+        world = World(monkeypatch, planted, noise=0.0)
+        world.interrupted = turn
+        with pytest.raises(KeyboardInterrupt):
+            tuning("--minutes=30")
+        assert world.alive == 0
+    world = World(monkeypatch, planted, noise=0.0)
+    results, written = tuning("--minutes=30")
+    assert written == expected
+    assert len(world.turns) < len(whole.turns) - 70
+    world = World(monkeypatch, planted)
+    assert tuning("--minutes=30") == (results, written) and not world.started  # nothing is left to measure
+
+
+def test_more_minutes_continue_a_search(tuning, monkeypatch):
+    World(monkeypatch, planted, start=20.0)
+    less = tuning("--minutes=4")[0]
+    World(monkeypatch, planted, start=20.0)
+    more, written = tuning("--minutes=30")
+    assert len(more["races"]) > len(less["races"]) and more["races"][0] == less["races"][0]
+    assert written["micro_batch_size"] == 4
+
+
+def test_other_losses_are_refused_however_fast(tuning, monkeypatch):
+    def losses(config):
+        return [5.0, 4.0, 3.0, 2.02, 1.0] if config.attention == "matmul" else [loss + 0.004 for loss in LOSSES]
+
+    World(monkeypatch, planted, losses)
+    results, written = tuning("--minutes=30")
+    assert "attention" not in written and written["num_workers"] == 0
+    failed = [race["note"] for race in results["races"] if race["outcome"] == "failed"]
+    assert failed[0] == "WRONG: losses differ from step 4 (2.0200 instead of 2.0040)"
+    assert "WRONG" in Path("out/tune.md").read_text()
+
+
+def test_with_dropout_losses_are_compared_without(tuning, monkeypatch):
+    seen = []
+
+    def losses(config):
+        seen.append(config.dropout)
+        return LOSSES if config.dropout == 0 else [hash(config) % 100] * 5
+
+    World(monkeypatch, planted, losses)
+    results, written = tuning("--minutes=60", dropout=0.2)
+    assert written["attention"] == "matmul" and "dropout" not in written
+    assert not [note for note in (race["note"] for race in results["races"]) if note]
+    assert set(seen) == {0.0, 0.2}
+
+
+def test_a_config_that_fails_says_why_and_the_search_goes_on(tuning, monkeypatch):
+    def seconds(config):
+        if config.attention == "matmul":
+            raise RuntimeError("CUDA out of memory")
+        return planted(config)
+
+    world = World(monkeypatch, seconds)
+    results, written = tuning("--minutes=30")
+    assert "attention" not in written and written["num_workers"] == 0
+    assert results["races"][0]["note"] == "CUDA out of memory"
+    assert "CUDA out of memory" in Path("out/tune.md").read_text()
+    assert world.alive == 0
+
+
+def test_two_processes_that_do_not_fit_take_turns_one_at_a_time(tuning, monkeypatch):
+    world = World(monkeypatch, planted)
+    world.room = 1
+    results, written = tuning("--minutes=300")
+    assert written == {"attention": "matmul", "micro_batch_size": 4, "num_workers": 0, "compile": True}
+    assert not names(results, "failed")
+
+
+def test_no_more_memory_is_taken_than_given(tuning, monkeypatch):
+    def peak(config):
+        size = config.micro_batch_size or config.batch_size
+        return 1e9 * (0.1 + 0.1 * size * (1 if config.checkpointing == "none" else 0.3))
+
+    def seconds(config):
+        size = config.micro_batch_size or config.batch_size
+        return (1.3 if config.checkpointing == "selective" else 1.5 if config.checkpointing != "none" else 1) * (
+            2 - size / 16
+        )
+
+    world = World(monkeypatch, seconds, peak=peak)
+    results, written = tuning("--minutes=30", "--memory_gb=0.5")
+    assert all(peak(config) <= 0.5e9 for config in world.started)
+    assert seconds(load_config(tune_words(written))) == min(seconds(c) for c in world.started)
+    assert any("GB predicted, of 0.50 GB" in (race["note"] or "") for race in results["races"])
+
+
+def tune_words(written):
+    return ["x.py", "--batch_size=16", *(f"--{key}={value}" for key, value in written.items())]
+
+
+def test_a_gain_that_is_gone_in_the_end_is_not_written(tuning, monkeypatch, capsys):
+    def seconds(config):
+        fast = config.attention == "matmul" and world.now < 400
+        return 0.8 if fast else 1.0
+
+    world = World(monkeypatch, seconds, noise=0.01)
+    results, written = tuning("--minutes=10")
+    assert names(results, "kept") == ["attention=matmul"]
+    assert written == {}
+    assert "the finished one is written" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_equal_changes_are_seldom_kept_and_small_gains_are():
+    kept = {}
+    for gain in (0.0, 0.03):
+        kept[gain] = 0
+        for seed in range(300):
+            draw, changes, outcome = random.Random(seed), [], None
+            while outcome is None:
+                changes.append((1 - gain) * (1 + draw.gauss(0, 0.01)) / (1 + draw.gauss(0, 0.01)) - 1)
+                outcome = rounds.decide(changes, tuned.SEARCH, drops=True)
+            kept[gain] += outcome == "kept"
+    assert kept[0.0] <= 0.05 * 300 and kept[0.03] >= 0.75 * 300
+
+
+# -- what is tried
+
+
+def test_every_stage_of_speed_is_left_out_once(tuning, monkeypatch):
+    """Stages that cost speed, and those that nothing is without a second process, are not in the finished loop."""
+    naive = {field: ast.literal_eval(value) for field, value in pages.fields("naive").items()}
+    asked = {"pad_vocab_to": 64, "compile": True, "loss_chunks": 2, "set_to_none": True, "lazy_metrics": True}
+    world = World(monkeypatch, lambda config: 1.0)
+    tuning("--minutes=60", **asked, matmul_precision="high")
+    stages = [field for stage in pages.stage_names()[1:12] for field in pages.fields(stage)]
+    assert len(stages) == 11
+    for field in stages:
+        assert any(getattr(config, field) == naive[field] for config in world.started), field
+
+
+def test_values_are_those_that_config_declares(monkeypatch):
+    monkeypatch.setitem(TYPES, "attention", Literal["matmul", "sdpa", "flash", "novel"])
+    config = load_config([])
+    cpu, gpu = (knobs.Machine(on_gpu, True, 2) for on_gpu in (False, True))
+    assert [way[0]["attention"] for way in knobs.attention(config, cpu)] == ["matmul", "sdpa", "novel"]
+    assert {"attention": "flash"} in [way[0] for way in knobs.attention(config, gpu)]
+    assert {way[0]["compile_mode"] for way in knobs.compile_modes(config, cpu)} == {
+        "default",
+        "max-autotune-no-cudagraphs",
+    }
+    old = knobs.Machine(False, False, 2)
+    assert [way[0]["dtype"] for way in knobs.dtypes(config, old)] == ["float32"]  # emulated, the others take minutes
+
+
+@pytest.mark.parametrize(
+    "total, now, down, up", [(16, 0, [8, 4, 2, 1], []), (60, 5, [2, 1], [10, 20, 0]), (1, 0, [], []), (7, 0, [1], [])]
+)
+def test_micro_batches_go_in_steps_of_two_or_more(total, now, down, up):
+    config = load_config([f"--batch_size={total}", f"--micro_batch_size={now}"])
+    ways = knobs.micro_batches(config, knobs.Machine(False, True, 2))
+    assert [[change["micro_batch_size"] for change in way] for way in ways] == [down, up]
+
+
+def test_configs_that_take_the_same_step_have_the_same_normal_form():
+    machine = knobs.Machine(False, True, 2)
+
+    def normal(*words):
+        return knobs.normal(load_config(["--vocab_size=256", "--compile=False", *words]), machine)
+
+    assert normal() == normal("--pad_vocab_to=1") == normal("--dtype=bfloat16") == normal("--compile_scope=block")
+    assert normal() != normal("--dtype=float32") and normal() != normal("--pad_vocab_to=1000")
+    assert normal("--optimizer=lion", "--adamw_impl=foreach") == normal("--optimizer=lion")
+
+
+# -- bad input
+
+
+def test_bad_input_is_one_line(refused, dense, monkeypatch, tmp_path):
+    World(monkeypatch, planted, peak=lambda config: 2e9, start=20.0)
+    words = [*flags(dataset=dense, batch_size=16), "--mode=tune", f"--out_dir={tmp_path / 'out'}"]
+    for more, message in {
+        "--minutes=0": "expected a positive number",
+        "--minutes=-3": "expected a positive number",
+        "--memory_gb=0": "expected a positive number",
+        "--memory_gb=0.5": "not one sequence fits",
+        "--stage=amp": "expected no --stage",
+        "--minutes=0.1": "expected more minutes",
+        "--minutes=0.9": "a step of the finished loop takes",
+        "--micro_batch_size=auto": "micro_batch_size=auto is found when training starts",
+        "--repeats=3": "--mode=tune does not use it",
+    }.items():
+        assert message in refused(climb.main, *words, more), more
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "torchrun" in refused(climb.main, *words)
+
+
+def test_results_of_other_conditions_or_damaged_are_refused(tuning, monkeypatch, refused, dense):
+    World(monkeypatch, planted)
+    tuning("--minutes=5")
+    words = ["x.py", *flags(**{**FINISHED, "dataset": dense, "batch_size": 16}), "--mode=tune", "--out_dir=out"]
+    assert "measured under another config and keys" in refused(climb.main, *words, "--n_embd=64")
+    assert "another memory_gb" in refused(climb.main, *words, "--memory_gb=5")
+    monkeypatch.setattr(climb, "run_alone", lambda *_: {**MACHINE, "threads": 8})
+    assert "another machine" in refused(climb.main, *words)
+    monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+    Path("out/tune.json").write_text("{}")
+    assert "out/tune.json is not a tune.json" in refused(climb.main, *words)
+
+
+def test_a_loop_that_cannot_be_trained_is_bad_input(tuning, monkeypatch, refused, dense, tmp_path):
+    def seconds(config):
+        raise RuntimeError("no such kernel")
+
+    World(monkeypatch, seconds)
+    monkeypatch.chdir(tmp_path)
+    words = [*flags(dataset=dense), "--mode=tune", "--out_dir=out"]
+    assert "the finished loop cannot be measured: no such kernel" in refused(climb.main, *words)
+
+
+# -- for real
+
+
+def test_a_contender_trains_answers_and_ends(dense):
+    words = flags(dataset=dense)
+    first, second = turns.Contender(words, 120), turns.Contender([*words, "--adamw_impl=foreach"], 120)
+    assert first.losses == pytest.approx(second.losses, abs=1e-3) and len(first.losses) == 5
+    assert 0 < first.turn(60) < 1 and 0 < second.turn(60) < 1
+    with pytest.raises(turns.TimeUp):
+        first.turn(0)
+    second.end()
+    second.end()
+    with pytest.raises(RuntimeError, match="no kernel for"):
+        turns.Contender([*words, "--attention=cudnn"], 120)
+
+
+@pytest.mark.slow
+def test_a_search_for_real(dense, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = flags(dataset=dense, batch_size=8, num_workers=1)
+    few = [knob for knob in knobs.KNOBS if knob.name in ("micro_batch_size", "num_workers")]
+    monkeypatch.setattr(tune, "KNOBS", few)
+    climb.main([*words, "--mode=tune", "--minutes=4", "--out_dir=out"])
+    results = json.loads(Path("out/tune.json").read_text())
+    assert {"micro_batch_size=4", "num_workers=0"} <= {tuned.name(race) for race in results["races"]}
+    assert not any(race["outcome"] == "failed" for race in results["races"])
+    assert Path("out/tune.md").exists() and Path("out/tune.png").exists()
+    path = capsys.readouterr().out.splitlines()[-2].split()[-1]
+    load_config([*words, path])
