@@ -31,7 +31,7 @@ from nanoladder.errors import BadInput
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
 FAR = 0.15  # a change of time that is not tried again beside other changes
 LEAST_ROUNDS = 3  # that there must be time for when a race starts
-PATIENCE = 0.25  # share of the whole time within which a process must be ready
+PATIENCE = 0.15  # share of the whole time within which a process must be ready
 
 
 def tune(options, words, conditions):
@@ -112,9 +112,21 @@ class Search:
     def normal(self, changes):
         return knobs.normal(self.load(changes), self.machine)
 
-    def contender(self, changes, reserve=0.0):
-        """The process that trains with these changes. Raises RuntimeError, and TimeUp to leave the reserve."""
-        return self.ring.contender(self.words_of(changes), min(self.left() - reserve, PATIENCE * self.total))
+    def patience(self):
+        """Seconds to wait for a process during the search."""
+        return min(self.left() - self.reserve(), PATIENCE * self.total)
+
+    def contender(self, changes, limit, *words):
+        """The process that trains with these changes. Raises RuntimeError, and TimeUp after so many seconds."""
+        return self.ring.contender([*self.words_of(changes), *words], limit)
+
+    def losses(self, changes, limit):
+        """The first losses with these changes: without dropout, whose random numbers depend on the kernels."""
+        if not self.config.dropout:
+            return self.contender(changes, limit).losses
+        losses = self.contender(changes, limit, "--dropout=0").losses
+        self.ring.end([*self.words_of(changes), "--dropout=0"])
+        return losses
 
     def write(self, doing=None):
         """Writes tune.json and shows the time."""
@@ -132,8 +144,8 @@ class Search:
             self.write("the finished loop")
             start = monotonic()
             try:
-                found = self.contender(self.first)
-                self.results |= {"losses": self.losses(self.first, found), "seconds": found.seconds}
+                self.results["seconds"] = self.contender(self.first, self.left()).seconds
+                self.results["losses"] = self.losses(self.first, self.left())
             except RuntimeError as error:
                 raise BadInput(f"the finished loop cannot be measured: {error}") from None
             except TimeUp:
@@ -150,16 +162,6 @@ class Search:
                 f"a process {self.start_seconds():.0f} s to start; expected at least "
                 f"--minutes={math.ceil((self.total - self.left() + 2 * needed) / 60)}"
             )
-
-    def losses(self, changes, contender):
-        """The losses to compare: without dropout, whose random numbers depend on the kernels."""
-        if not self.config.dropout:
-            return contender.losses
-        other = Ring()
-        try:
-            return other.contender([*self.words_of(changes), "--dropout=0"], self.left()).losses
-        finally:
-            other.end()
 
     def sweep(self, some):
         """Tries the ways of some knobs, from the best config so far."""
@@ -199,15 +201,17 @@ class Search:
         self.write(name)
         try:
             self.require_memory(race)
-            other, this = (self.contender(race[side], self.reserve()) for side in ("against", "changes"))
-            self.require_losses(race, this)
-            race["first"] = this.seconds / other.seconds - 1
+            other = self.contender(race["against"], self.patience())
+            self.require_losses(race)
+            race["first"] = self.contender(race["changes"], self.patience()).seconds / other.seconds - 1
             if race["first"] > HOPELESS:
                 race["outcome"] = "slower"
             self.take_rounds(race, SEARCH, self.reserve(), drops=True)
         except TimeUp:
             if self.left() > self.race_seconds() + self.reserve():
                 race |= {"outcome": "failed", "note": f"not ready after {PATIENCE * self.total:.0f} s"}
+            else:
+                self.untried.append(name)
         except (BadInput, RuntimeError) as error:
             race |= {"outcome": "failed", "note": str(error)}
             self.ring.end()  # either may have failed
@@ -228,9 +232,9 @@ class Search:
             raise BadInput(f"{peaks[0] / 1e9:.2f} GB predicted, of {most / 1e9:.2f} GB")
         self.ring.apart = self.ring.apart or bool(self.free and sum(peaks) > 0.8 * self.free)
 
-    def require_losses(self, race, contender):
+    def require_losses(self, race):
         """Raises RuntimeError unless the first losses are the finished loop's."""
-        race["losses"] = self.losses(race["changes"], contender)
+        race["losses"] = self.losses(race["changes"], self.patience())
         for step, (finished, this) in enumerate(zip(self.results["losses"], race["losses"], strict=True), 1):
             if not abs(this - finished) <= tables.SAME:
                 raise RuntimeError(f"WRONG: losses differ from step {step} ({this:.4f} instead of {finished:.4f})")
@@ -241,7 +245,7 @@ class Search:
         while race["outcome"] is None and self.left() - reserve > 2 * self.turn_seconds():
             found = {}
             for side in order(len(race["rounds"]) + 1):
-                found[side] = self.contender(sides[side]).turn(self.left())
+                found[side] = self.contender(sides[side], self.left()).turn(self.left())
             race["rounds"].append({side: found[side] for side in SIDES})
             race["outcome"] = decide(tuned.changes_of_time(race), looks, drops)
             self.write()

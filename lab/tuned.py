@@ -190,7 +190,7 @@ def point(name, race):
 
 
 def tried(race):
-    return race["outcome"] is not None or race["rounds"]
+    return bool(race["outcome"] or race["rounds"])
 
 
 def comparison(results):

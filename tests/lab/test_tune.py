@@ -37,6 +37,8 @@ class World:
         monkeypatch.setattr(knobs.predict, "predict_memory", lambda config, *_: memory(peak(config)))
         monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
         monkeypatch.setattr(tuned.files, "write", lambda path, text: Path(path).write_text(text))  # without a sync
+        self.draw = tuned.pictures.draw_search
+        monkeypatch.setattr(tuned.pictures, "draw_search", lambda *_: None)
 
     def wait(self, seconds, limit):
         self.now += min(seconds, max(0.0, limit))
@@ -56,7 +58,7 @@ class Player:
         if world.alive == world.room:
             raise RuntimeError("CUDA out of memory")
         world.started.append(config)
-        world.wait(world.start, limit)
+        world.wait(world.start(config) if callable(world.start) else world.start, limit)
         self.seconds, self.losses = self.step(), world.losses(config)
         world.alive += 1
 
@@ -117,7 +119,8 @@ def names(results, outcome):
 
 
 def test_the_planted_best_is_found_and_written_as_a_config(tuning, monkeypatch, capsys):
-    World(monkeypatch, planted)
+    world = World(monkeypatch, planted)
+    monkeypatch.setattr(tuned.pictures, "draw_search", world.draw)
     _, written = tuning("--minutes=30")
     assert written == {"attention": "matmul", "micro_batch_size": 4, "num_workers": 0, "compile": True}
     out = capsys.readouterr().out
@@ -153,6 +156,15 @@ def test_the_time_is_kept(minutes, tuning, monkeypatch):
     assert ("Not tried for lack of time" in text) == (minutes < 30)
     if written:  # nothing is written that was not raced against the finished loop
         assert results["confirmations"][-1]["outcome"] == "kept"
+
+
+def test_a_change_that_takes_long_to_start_costs_neither_the_others_nor_the_confirmation(tuning, monkeypatch):
+    world = World(monkeypatch, planted)
+    world.start = lambda config: 10_000 if config.compile else 8.0
+    results, written = tuning("--minutes=10")
+    assert written == {"attention": "matmul", "micro_batch_size": 4, "num_workers": 0}
+    assert {race["note"] for race in results["races"] if race["outcome"] == "failed"} == {"not ready after 90 s"}
+    assert world.now <= 600 and results["confirmations"][0]["outcome"] == "kept"
 
 
 def test_an_interrupted_search_goes_on_to_the_same_answer(tuning, monkeypatch):
