@@ -36,11 +36,18 @@ def run_alone(measurement, words, processes=1, root=None):
 def start(argv):
     """Starts `python -m lab.measure argv` in a new process, which goes on by itself.
 
-    Returns two functions: one kills it; the other waits for its end and returns the CompletedProcess.
+    Returns two functions: one kills it; the other waits for its end and returns the CompletedProcess, or raises
+    ServerEnded.
     """
     if FORKS:
-        child = request(argv)
-        return functools.partial(os.kill, child, signal.SIGKILL), lambda: finished(argv, child)
+        server = start_fork_server()
+        child = request(argv, server)
+
+        def kill():
+            with contextlib.suppress(ProcessLookupError):  # the server has ended, and left it to the system
+                os.kill(child, signal.SIGKILL)
+
+        return kill, lambda: finished(argv, child, server)
     err = tempfile.TemporaryFile("w+")  # noqa: SIM115 finish() closes it
     command, nothing = [sys.executable, "-m", "lab.measure", *argv], subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=err, env=child_environment())
@@ -65,28 +72,21 @@ def reason(process):
 
 def fork(argv):
     """Runs `python -m lab.measure argv` as a fork of the fork server, which lives as long as this process."""
-    try:
-        return finished(argv, request(argv))
-    except ServerEnded as error:
-        return subprocess.CompletedProcess(argv, error.code, "", "error: the fork server has ended")
-
-
-def finished(argv, child):
-    """Waits for a fork. Returns its CompletedProcess."""
-    return subprocess.CompletedProcess(argv, *request(child))
-
-
-class ServerEnded(Exception):
-    """The fork server has ended, with this exit code."""
-
-    def __init__(self, code):
-        super().__init__(f"the fork server has ended with exit code {code}")
-        self.code = code
-
-
-def request(line):
-    """The fork server's answer to a request. Raises ServerEnded; the next request then starts another server."""
     server = start_fork_server()
+    return finished(argv, request(argv, server), server)
+
+
+def finished(argv, child, server):
+    """Waits for a fork. Returns its CompletedProcess. Raises ServerEnded."""
+    return subprocess.CompletedProcess(argv, *request(child, server))
+
+
+class ServerEnded(RuntimeError):
+    """The fork server has ended, for this reason; the next call starts another."""
+
+
+def request(line, server):
+    """The fork server's answer to a request. Raises ServerEnded."""
     try:
         print(json.dumps(line), file=server.stdin, flush=True)
         return json.loads(server.stdout.readline())
@@ -94,9 +94,12 @@ def request(line):
         start_fork_server.cache_clear()
         with contextlib.suppress(BrokenPipeError):
             server.stdin.close()  # it ends with stdin
-        raise ServerEnded(server.wait()) from None
+        process = subprocess.CompletedProcess(line, server.wait(), "", "error: the fork server has ended")
+        raise ServerEnded(reason(process)) from None
     except BaseException:  # its answer is still to come: another call would read it
         start_fork_server.cache_clear()
+        with contextlib.suppress(BrokenPipeError):
+            server.stdin.close()
         raise
 
 

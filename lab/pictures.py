@@ -229,64 +229,64 @@ def draw_search(races, title, path):
     if not races:
         return
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 1.8 + 0.27 * max(8, len(races))), layout="constrained", width_ratios=[3, 2]
+        1, 2, figsize=(13, 1.9 + 0.25 * max(10, len(races))), layout="constrained", width_ratios=[10, 11]
     )
     race_speeds(left, races)
-    best_over_time(right, races)
+    if timed := [race for race in races if race["ms"]]:
+        best_over_time(right, timed)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
-    handles = [
-        plt.Line2D([], [], marker="o", linestyle="", color=color, label=name) for name, color in OUTCOMES.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    dots = [plt.Line2D([], [], marker="o", linestyle="", color=color, label=name) for name, color in OUTCOMES.items()]
+    figure.legend(handles=dots, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title, fontsize="large")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def race_speeds(axis, races):
-    """Plots the rounds of each race as dots and their median as a bar's end; a race that failed has its reason."""
-    low, high = 0.7, max([1.1, *(1.05 * speed for race in races for speed in race["speeds"])])
+    """Plots the rounds of each race as dots, and their median as a bar and a number; of a failure the reason."""
+    fastest = max([1.1, *(speed for race in races for speed in race["speeds"])])
+    low, high = 0.75, 1 + 1.1 * (fastest - 1)
     for row, race in enumerate(races):
-        color = OUTCOMES[race["outcome"]]
+        color, note = OUTCOMES[race["outcome"]], race["note"] or ""
         if not race["speeds"]:
-            text = race["note"] if len(race["note"] or "") < 60 else race["note"][:57] + "…"
-            axis.text(1.01, row, text, color=color, va="center", fontsize="small")
+            axis.text(
+                1, row, f" {note if len(note) < 48 else note[:47] + '…'}", color=color, va="center", fontsize="small"
+            )
             continue
-        middle = max(low, statistics.median(race["speeds"]))
-        axis.barh(row, middle - 1, left=1, color=color, alpha=0.3, height=0.7)
-        axis.plot([max(low, speed) for speed in race["speeds"]], [row] * len(race["speeds"]), "o", ms=3.5, color=color)
+        middle, dots = statistics.median(race["speeds"]), [speed for speed in race["speeds"] if speed > low]
+        axis.barh(row, max(low, middle) - 1, left=1, color=color, alpha=0.3, height=0.7)
+        axis.plot(dots, [row] * len(dots), "o", ms=3.5, color=color)
+        axis.text(high, row, f"{middle:.2f}×", color=color, va="center", ha="left", fontsize="small")
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(races)), [race["name"] for race in races])
-    axis.invert_yaxis()
-    axis.set(title="speed against the best so far: rounds and their median", xlim=(low, high))
+    axis.set_ylim(len(races) - 0.5, -0.5)
+    axis.set(title="speed against the best so far: rounds, median", xlim=(low, high))
     axis.xaxis.set_major_formatter("{x:g}×")
 
 
 def best_over_time(axis, races):
-    """Plots the time of a step of each race over the minute of its start, and that of the best config so far."""
-    timed = [race for race in races if race["ms"]]
-    if not timed:
-        return
-    best = [timed[0]["best_ms"]]
-    minutes = [0.0]
-    for race in timed:
-        axis.plot(race["minute"], race["ms"], "o", ms=5, color=OUTCOMES[race["outcome"]])
-        if race["outcome"] == "kept":
-            minutes.append(race["minute"])
-            best.append(race["ms"])
-            axis.annotate(
-                race["name"],
-                (race["minute"], race["ms"]),
-                xytext=(4, -12),
-                textcoords="offset points",
-                fontsize="small",
-            )
-    axis.step([*minutes, timed[-1]["minute"]], [*best, best[-1]], where="post", color="black", linewidth=1.2, zorder=0)
-    axis.set_ylim(0, 1.6 * best[0])
-    outside = sum(race["ms"] > 1.6 * best[0] for race in timed)
-    note = f" (outside the picture: {outside})" * bool(outside)
-    axis.set(title="ms of a step: tried, and the best so far (line)", xlabel=f"minute of the search{note}")
+    """Plots the time of a step in each race over the minute of its start, and that of the best config as a line."""
+    kept = [race for race in races if race["outcome"] == "kept"]
+    steps = [(0.0, races[0]["best_ms"]), *((race["minute"], race["ms"]) for race in kept)]
+    end, slowest, fastest = races[-1]["minute"], steps[0][1], min(ms for _, ms in steps)
+    minutes, best = zip(*steps, (end, steps[-1][1]), strict=True)
+    axis.step(minutes, best, where="post", color="black", linewidth=1.2, zorder=1)
+    bottom, top = 0.9 * fastest, 1.25 * slowest
+    shown = [race for race in races if race["ms"] < top]
+    for race in shown:
+        axis.plot(race["minute"], race["ms"], "o", ms=5, color=OUTCOMES[race["outcome"]], zorder=2)
+    heights = spread([ms for _, ms in steps], 0.045 * (top - bottom))
+    names = ["finished", *(race["name"] for race in kept)]
+    for name, height, (_, ms) in zip(names, heights, steps, strict=True):
+        axis.text(1.03 * end, height, f"{ms:.4g} ms  {name}", va="center", fontsize="small", in_layout=False)
+    outside = len(races) - len(shown)
+    note = f" (above the picture: {outside})" * bool(outside)
+    axis.set_title("ms of a step: tried, and the best so far (line)")
+    axis.set_xlabel(f"minute of the search{note}", loc="left")
+    axis.set(xlim=(-0.02 * end, 1.9 * end), ylim=(bottom, top))
+    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= end])
+    axis.spines["bottom"].set_bounds(-0.02 * end, end)
 
 
 def spread(values, gap):

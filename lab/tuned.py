@@ -94,7 +94,9 @@ def assignments(changes):
 
 
 def name(race):
-    return assignments(race["change"])
+    """The change in words; another scope or mode of the compiler says that it is on."""
+    change = race["change"]
+    return assignments({field: change[field] for field in change if field != "compile" or len(change) == 1})
 
 
 def names(races):
@@ -130,7 +132,7 @@ def report(results, verdict, untried, folder):
     """Writes the table, the picture and the config; prints the table, the files and, last, the verdict."""
     text = table(results, verdict, untried)
     files.write(folder / "tune.md", text + "\n")
-    title = f"{' '.join(results['config'])} on {tables.device(results)}: {verdict['text']}"
+    title = textwrap.fill(f"{presets(results)} on {tables.device(results)}: {verdict['text']}", 110)
     races = [race for race in results["races"] if race["outcome"]]
     points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
     pictures.draw_search(points, title, folder / "tune.png")
@@ -221,8 +223,7 @@ def sentence(text):
 def write_config(results, verdict):
     """Writes config/tuned/<machine>/<config>.py: a docstring with the figures, and assignments. Returns its path."""
     on, words = results["machine"], " ".join(results["config"])
-    presets = "-".join(Path(word).stem for word in results["config"] if word.endswith(".py")) or "defaults"
-    path = TUNED / machine_name(on) / f"{presets}.py"
+    path = TUNED / machine_name(on) / f"{presets(results)}.py"
     memory = f" --memory_gb={results['memory_gb']:g}" if results["memory_gb"] else ""
     versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
     tries = f"Changes tried: {sum(map(tried, results['races']))}, in {results['spent'] / 60:.1f} minutes; {versions}."
@@ -239,6 +240,11 @@ def write_config(results, verdict):
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, "\n".join(lines) + "\n")
     return path
+
+
+def presets(results):
+    """The names of the config files."""
+    return "-".join(Path(word).stem for word in results["config"] if word.endswith(".py")) or "defaults"
 
 
 def assignment(field, value, races):

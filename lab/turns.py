@@ -4,6 +4,7 @@ A process that has compiled a step and warmed up waits for its turn (measure.tak
 but it holds its memory. On Linux all of them are forks of one server, so that none has a luckier layout of memory.
 """
 
+import contextlib
 import json
 from multiprocessing.connection import Listener
 from time import monotonic
@@ -52,7 +53,8 @@ class Contender:
         if not self.connection.closed:
             self.connection.close()
             self.kill()
-            self.finish()
+            with contextlib.suppress(launch.ServerEnded):
+                self.finish()
 
 
 class Ring:

@@ -98,3 +98,17 @@ def test_a_fork_measures_what_a_new_process_measures(dense):
 def in_new_process(what, words):
     command = [sys.executable, "-m", "lab.measure", what, *words]
     return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+
+
+def test_forks_run_side_by_side_and_one_can_be_killed(dense):
+    words = flags(dataset=dense)
+    kill, finish = launch.start(["time", *words, "--steps=1000000"])
+    _, finish_other = launch.start(["turns", "--address=/nowhere", *words])
+    assert launch.reason(finish_other()) == "FileNotFoundError: [Errno 2] No such file or directory"
+    kill()
+    assert finish().returncode == -9
+    kill, finish = launch.start(["time", *words, "--steps=1000000"])
+    launch.start_fork_server().kill()
+    kill()
+    with pytest.raises(launch.ServerEnded, match="killed by the system"):
+        finish()
