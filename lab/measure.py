@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import sys
+import traceback
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def main(argv):
                 measured = losses.measure(config, options.variant)
             case "trial":
                 measured = trial(config)
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # lets go of the loader, whose processes end with it alone
         if is_out_of_memory(error):
             sys.exit("error: out of memory")
         explain_compiler_failure(error, config)

@@ -1,11 +1,13 @@
 """Measurements of lab/measure.py count the right bytes, seconds and operations."""
 
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import flags, needs_gpu, tiny
+from conftest import ROOT, flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
 from lab import anatomy, limits, measure, pages
@@ -313,3 +315,12 @@ def test_on_a_gpu_the_kinds_add_up_to_the_kernels(dense, keys):
     del seconds["data"]
     assert min(seconds.values()) > 0
     assert sum(seconds.values()) == pytest.approx(sum(event.duration_ns() for event in on_device) / 1e9, rel=1e-3)
+
+
+def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense):
+    """They outlive signals for minutes, and a process waits for them when it exits."""
+    code = "import train; train.train_step = None; from lab import measure; measure.main(['time', *ARGV])"
+    words = flags(dataset=dense, num_workers=2)
+    command = [sys.executable, "-c", code.replace("ARGV", repr(words))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.endswith("TypeError: 'NoneType' object is not callable\n")
