@@ -146,7 +146,7 @@ def test_losers_are_dropped_early_and_winners_need_the_statistics(tuning, monkey
     assert world.alive == 0
 
 
-@pytest.mark.parametrize("minutes", [3, 5, 8, 30])
+@pytest.mark.parametrize("minutes", [2.7, 4, 8, 30])
 def test_the_time_is_kept(minutes, tuning, monkeypatch):
     world = World(monkeypatch, planted, start=20.0)
     results, written = tuning(f"--minutes={minutes}")
@@ -154,8 +154,7 @@ def test_the_time_is_kept(minutes, tuning, monkeypatch):
     assert results["spent"] == pytest.approx(world.now)
     text = Path("out/tune.md").read_text()
     assert ("Not tried for lack of time" in text) == (minutes < 30)
-    if written:  # nothing is written that was not raced against the finished loop
-        assert results["confirmations"][-1]["outcome"] == "kept"
+    assert bool(written) == bool(names(results, "kept"))  # there was time to confirm what was found
 
 
 def test_a_change_that_takes_long_to_start_costs_neither_the_others_nor_the_confirmation(tuning, monkeypatch):
