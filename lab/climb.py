@@ -19,6 +19,7 @@ from tqdm import tqdm
 from lab import devices, judge, losses, pictures, plan, predict, tables, tune
 from lab.compare import compare
 from lab.launch import run_alone
+from lab.peers import mode as peers
 from lab.results import (
     code_hash,
     default_folder,
@@ -52,6 +53,9 @@ def main(argv):
             config = load_config(words)
             check_device(config)
             tune.tune(options, sized(words), lambda: conditions_of(options, words, config))
+        case "peers":
+            check_device(load_config(words))
+            peers.compare(options, words)
         case _:
             climb(options, words)
 

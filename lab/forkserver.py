@@ -1,14 +1,14 @@
 """Fork server: forks processes that measure from one that has imported torch and the compiler: python -m lab.forkserver
 
-Reads requests from stdin, one a line, and answers each with a line; both are JSON. To a list, the arguments of
-measure.py, it runs them in a fork of itself and answers with its process id. To a process id, it waits for that fork
-and answers [exit code, stdout, stderr]. So several forks can run at a time. Ends with stdin. A fork is as good as a new
-process as long as its parent has nothing that does not survive a fork: no CUDA context, no parallel region, no threads
-of the compiler. So the server computes nothing. Importing the compiler asks if there is a GPU:
-PYTORCH_NVML_BASED_CUDA_CHECK=1 lets PyTorch answer without CUDA. Where that is not enough, the fork replaces itself by
-a new process.
+Reads requests from stdin, one a line, and answers each with a line; both are JSON. To [module, arguments], it runs the
+module's main in a fork of itself and answers with its process id. To a process id, it waits for that fork and answers
+[exit code, stdout, stderr]. So several forks can run at a time. Ends with stdin. A fork is as good as a new process as
+long as its parent has nothing that does not survive a fork: no CUDA context, no parallel region, no threads of the
+compiler. So the server computes nothing. Importing the compiler asks if there is a GPU: PYTORCH_NVML_BASED_CUDA_CHECK=1
+lets PyTorch answer without CUDA. Where that is not enough, the fork replaces itself by a new process.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -19,7 +19,7 @@ import warnings
 import torch
 import torch._inductor.compile_fx  # a second of imports, and more of the compiler's with it
 
-from lab import measure
+from lab import measure  # noqa: F401  (and all that it needs)
 from nanoladder.entry import run_script
 
 
@@ -35,7 +35,7 @@ def serve():
             files = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 wait() closes them
             answer = os.fork()
             if answer == 0:
-                return become(request, *files)
+                return become(*request, *files)
             outputs[answer] = files
         print(json.dumps(answer), flush=True)
 
@@ -49,16 +49,16 @@ def wait(child, out, err):
         return os.waitstatus_to_exitcode(status), out.read(), err.read()
 
 
-def become(argv, out, err):
-    """Turns a fork of the server into `python -m lab.measure argv`, its output into the two files."""
+def become(module, argv, out, err):
+    """Turns a fork of the server into `python -m module argv`, its output into the two files."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(os.devnull) as nothing:
         for file, descriptor in ((nothing, 0), (out, 1), (err, 2)):
             os.dup2(file.fileno(), descriptor)
     if torch.cuda._is_in_bad_fork():
-        os.execv(sys.executable, [sys.executable, "-m", "lab.measure", *argv])
-    sys.argv = ["lab.measure", *argv]
-    run_script(measure.main)
+        os.execv(sys.executable, [sys.executable, "-m", module, *argv])
+    sys.argv = [module, *argv]
+    run_script(importlib.import_module(module).main)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,21 @@ import tempfile
 
 from nanoladder.run.memory import child_environment
 
+MEASURE = "lab.measure"
 FORKS = sys.platform == "linux"  # on macOS, its libraries do not survive a fork
 
 
-def run_alone(measurement, words, processes=1, root=None):
+def run_alone(measurement, words, processes=1, root=None, module=MEASURE):
     """Takes a measurement in a new process, or in several. Raises RuntimeError with the reason if it fails.
 
     root: the folder whose code is measured if it is not this one. Such a process is no fork: all forks of a server have
-    its memory layout, which may be a lucky one, and two versions would have one each.
+    its memory layout, which may be a lucky one, and two versions would have one each. module: takes the measurement.
     """
     if processes == 1 and root is None and FORKS:
-        process = fork([measurement, *words])
+        process = fork(module, [measurement, *words])
     else:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [sys.executable, *launcher * (processes > 1), "-m", "lab.measure", measurement, *words]
+        command = [sys.executable, *launcher * (processes > 1), "-m", module, measurement, *words]
         environment = os.environ | {"PYTHONPATH": str(root)} if root else child_environment()
         process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     if process.returncode == 0:
@@ -41,7 +42,7 @@ def start(argv):
     """
     if FORKS:
         server = start_fork_server()
-        child = request(argv, server)
+        child = request([MEASURE, argv], server)
 
         def kill():
             with contextlib.suppress(ProcessLookupError):  # the server has ended, and left it to the system
@@ -49,7 +50,7 @@ def start(argv):
 
         return kill, lambda: finished(argv, child, server)
     err = tempfile.TemporaryFile("w+")  # noqa: SIM115 finish() closes it
-    command, nothing = [sys.executable, "-m", "lab.measure", *argv], subprocess.DEVNULL
+    command, nothing = [sys.executable, "-m", MEASURE, *argv], subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=err, env=child_environment())
 
     def finish():
@@ -70,10 +71,10 @@ def reason(process):
     return (reasons or lines)[-1]
 
 
-def fork(argv):
-    """Runs `python -m lab.measure argv` as a fork of the fork server, which lives as long as this process."""
+def fork(module, argv):
+    """Runs `python -m module argv` as a fork of the fork server, which lives as long as this process."""
     server = start_fork_server()
-    return finished(argv, request(argv, server), server)
+    return finished(argv, request([module, argv], server), server)
 
 
 def finished(argv, child, server):

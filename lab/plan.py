@@ -31,6 +31,7 @@ MODES = {
     "judge": "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
     "seen; 1: worse or wrong; 2: bad input",
     "tune": "a search for the fastest config of this machine: writes config/tuned/<machine>/<config>.py",
+    "peers": "the naive and the finished loop beside Hugging Face's Trainer, Lightning and nanoGPT: time, memory, loss",
     "predict": "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
@@ -116,11 +117,11 @@ OPTIONS = {
         None,
         "comma-separated names (default: all stages, and with --mode=each all optimizers)",
     ),
-    "steps": Option(MEASURING, at_least(1), "4", "least number of steps that a process times"),
-    "repeats": Option((*MEASURING, "losses"), at_least(1), "3", "processes that time each row"),
+    "steps": Option((*MEASURING, "peers"), at_least(1), "4", "least number of steps that a process times"),
+    "repeats": Option((*MEASURING, "losses", "peers"), at_least(1), "3", "processes that time each row"),
     "trace": Option(MEASURING[:-1], None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
     "out_dir": Option(
-        (*MEASURING, "losses", "judge", "tune", "predict"),
+        (*MEASURING, "losses", "judge", "tune", "peers", "predict"),
         str,
         None,
         "folder of the results (default: results/<machine>/<config>; --mode=predict writes only if it is given)",
@@ -149,6 +150,7 @@ OPTIONS = {
     ),
     "rounds": Option(("judge",), at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "minutes": Option(("tune",), positive, "10", "how long the search takes; the same command with more continues it"),
+    "nanogpt": Option(("peers",), str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(
         ("predict", "tune"),
         positive,

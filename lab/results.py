@@ -99,10 +99,10 @@ def default_folder(conditions):
     return Path("results", machine_name(conditions["machine"]), presets or "defaults")
 
 
-def commit():
+def commit(root=ROOT):
     """The commit that is checked out, with -dirty if files differ from it; None if git does not know."""
     with contextlib.suppress(OSError):
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 

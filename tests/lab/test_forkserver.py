@@ -29,7 +29,7 @@ def answers():
                 print(json.dumps(request), file=server.stdin, flush=True)
                 return json.loads(server.stdout.readline())
 
-            forks = [answer(request) for request in requests]  # all at once
+            forks = [answer(["lab.measure", request]) for request in requests]  # all at once
             found = [answer(fork) for fork in forks]
             assert server.communicate() == ("", "")
             return found

@@ -1,0 +1,85 @@
+"""Hugging Face transformers: its GPT-2 under its Trainer."""
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from nanoladder.checkpoint.huggingface import their_config, their_tensors
+
+
+def train(task):
+    """Trains until the clock ends it. Returns the setting in words and the dtype."""
+    task.clock.start()
+    best = settings(task) if task.best else {}
+    trainer = Recorder(
+        build_model(task),
+        arguments(task, best),
+        train_dataset=task.sequences(),
+        data_collator=collate,
+    )
+    trainer.add_callback(Stopper(trainer, task.clock))
+    trainer.train()
+    return ", ".join(f"{key}={value}" for key, value in best.items()), task.dtype if task.best else "float32"
+
+
+def settings(task):
+    """The settings that its guide to performance names, as far as they act here."""
+    half = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}.get(task.dtype, {})
+    return {"torch_compile": True, **half, "dataloader_num_workers": task.config.num_workers}
+
+
+def arguments(task, best):
+    config = task.naive
+    return TrainingArguments(
+        output_dir=str(task.folder),
+        per_device_train_batch_size=config.batch_size,
+        max_steps=config.max_steps,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=config.weight_decay,
+        adam_beta1=config.beta1,
+        adam_beta2=config.beta2,
+        max_grad_norm=config.grad_clip,
+        seed=config.seed,
+        use_cpu=task.device.type == "cpu",
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,  # shift_labels is none of the forward's own parameters
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **best,
+    )
+
+
+def build_model(task):
+    """A GPT-2 with the task's weights. If the config has no biases, those that it has stay zero."""
+    ours = task.model()
+    model = GPT2LMHeadModel(GPT2Config(**their_config(ours.config, 0.0, None)))
+    model.load_state_dict(their_tensors(ours.config, ours.state_dict()), strict=False)  # the head is tied
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(ours.config.bias or not name.endswith("bias"))
+    return model
+
+
+def collate(pairs):
+    """The batch of pairs of inputs and targets; targets are shifted already."""
+    inputs, targets = map(torch.stack, zip(*pairs, strict=True))
+    return {"input_ids": inputs, "labels": targets, "shift_labels": targets}
+
+
+class Recorder(Trainer):
+    """A Trainer that keeps the loss of its last step."""
+
+    def training_step(self, *args, **kwargs):
+        self.last_loss = super().training_step(*args, **kwargs)
+        return self.last_loss
+
+
+class Stopper(TrainerCallback):
+    """Tells the clock of each step's end, and ends the training when the clock says so."""
+
+    def __init__(self, trainer, clock):
+        self.trainer, self.clock = trainer, clock
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = self.clock.step(self.trainer.last_loss)

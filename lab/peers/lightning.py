@@ -1,0 +1,63 @@
+"""Lightning: our plain model under its Trainer. It has no GPT of its own, so the difference from naive is its loop."""
+
+import dataclasses
+
+import lightning
+import torch
+from torch.utils.data import DataLoader
+
+from model import IGNORE
+from train import build_optimizer
+
+
+def train(task):
+    """Trains until the clock ends it. Returns the setting in words and the dtype."""
+    task.clock.start()
+    dtype = task.dtype if task.best else "float32"
+    precision = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}[dtype]
+    workers = task.config.num_workers if task.best else 0
+    trainer = lightning.Trainer(
+        accelerator="cpu" if task.device.type == "cpu" else "gpu",
+        devices=1,
+        precision=precision,
+        gradient_clip_val=task.naive.grad_clip,
+        max_epochs=1,
+        callbacks=[Stopper(task.clock)],
+        default_root_dir=task.folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(task), DataLoader(task.sequences(), task.naive.batch_size, num_workers=workers))
+    return f"torch.compile, precision={precision}, sdpa, num_workers={workers}" if task.best else "", dtype
+
+
+class Module(lightning.LightningModule):
+    """The naive model, at its best with PyTorch's fused attention, compiled; AdamW as PyTorch's default has it.
+
+    Lightning does not clip the gradients of a fused AdamW in mixed precision.
+    """
+
+    def __init__(self, task):
+        super().__init__()
+        self.gpt = task.model(attention="sdpa") if task.best else task.model()
+        self.forward_loss = torch.compile(self.gpt) if task.best else self.gpt
+        self.adamw_impl = "foreach" if task.device.type == "cuda" else "forloop"
+
+    def training_step(self, batch, _):
+        inputs, targets = batch
+        return self.forward_loss(inputs, targets) / (targets != IGNORE).sum()
+
+    def configure_optimizers(self):
+        return build_optimizer(self.gpt, dataclasses.replace(self.gpt.config, adamw_impl=self.adamw_impl))
+
+
+class Stopper(lightning.Callback):
+    """Tells the clock of each step's end, and ends the training when the clock says so."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def on_train_batch_end(self, trainer, module, outputs, *_):
+        trainer.should_stop = self.clock.step(outputs["loss"])

@@ -1,0 +1,262 @@
+"""Measures this loop beside those that people use: python profile.py config/x.py --mode=peers [--nanogpt=PATH]
+
+Every row trains from the same weights on the same batches with the same hyperparameters, in processes of its own
+(worker.py). One counts the bytes of its tensors. The others time it; rows take turns, round after round.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from lab import pictures, tables
+from lab.launch import run_alone
+from lab.measure import WARMUP
+from lab.results import ROOT, code_hash, commit, default_folder, machine_name
+from lab.summary import Row, speedup, timing
+from nanoladder import files
+from nanoladder.config import load_config
+from nanoladder.data import open_dataset
+from nanoladder.errors import BadInput
+
+NEEDED = {"transformers": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
+INSTALL = "pip install -r requirements-peers.txt"
+ALIKE = {  # key: its only value with which every peer trains the same
+    **{"stage": "", "optimizer": "adamw", "freeze": "none", "dropout": 0.0},
+    **{"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "shard": "none"},
+}
+
+
+class Loop(NamedTuple):
+    """A row: a peer at its defaults or at its best, and words that are added to the config's."""
+
+    peer: str
+    best: bool = False
+    words: tuple = ()
+
+    def command(self, checkout):
+        """The words of worker.py for it."""
+        nanogpt = [f"--nanogpt={checkout}"] if self.peer == "nanogpt" else []
+        return [f"--peer={self.peer}", *["--best"] * self.best, *nanogpt, *self.words]
+
+
+def compare(options, config_words):
+    """Measures what peers.json does not hold yet, and writes it after each process, then peers.md and peers.png."""
+    config = load_config(config_words)
+    require_comparable(config)
+    checkout = options.nanogpt and require_checkout(options.nanogpt)
+    reasons = missing(checkout)
+    machine = run_alone("machine", config_words)
+    conditions = {
+        "machine": machine,
+        "config": config_words,
+        "keys": dataclasses.asdict(config),
+        "data": open_dataset(config).fingerprint(),
+        "steps": options.steps,
+        "code": code_hash(ROOT, "lab/peers/*.py", "config/tuned/**/*.py"),
+    }
+    folder = Path(options.out_dir or default_folder(conditions))
+    loops = rows(tuned_config(conditions))
+    results = open_results(folder, conditions)
+    for name, loop in loops.items():
+        own = {"words": loop.command(checkout), "version": version(loop.peer, checkout)}
+        row = results["rows"].get(name, {})
+        if any(row.get(key) != value for key, value in own.items()):
+            row = results["rows"][name] = {"peer": loop.peer, **own}
+        row["note"] = reasons.get(loop.peer)
+    write(folder, results)
+    with tqdm(tasks(loops, options.repeats), unit="process") as bar:
+        for name, measurement, count in bar:
+            row = results["rows"][name]
+            bar.set_postfix_str(f"{name}, {measurement}")
+            done = row.setdefault(measurement, [])
+            if len(done) >= count or row["note"]:
+                continue
+            words = [*config_words, *row["words"], f"--steps={options.steps}"]  # a tuned config comes last
+            try:
+                done.append(run_alone(measurement, words, module="lab.peers.worker"))
+            except RuntimeError as error:
+                row["note"] = str(error).removeprefix("error: ")
+                bar.write(f"{name}, {measurement}: {row['note']}")
+            write(folder, results)
+    if drawn := [row for row in summarize(results) if "seconds" in row and "peak" in row]:
+        pictures.draw_peers(drawn, folder / "peers.png")
+    print(table(results))
+    print(f"written: {folder}/peers.json, peers.md and peers.png")
+
+
+# -- what is measured
+
+
+def require_comparable(config):
+    """Raises BadInput for a config with which not every peer trains the same."""
+    for key, value in ALIKE.items():
+        if (found := getattr(config, key)) != value:
+            expected = f"--{key}={value}" if value != "" else f"no {key}"
+            raise BadInput(f"{key}={found}: not every peer can train so; expected {expected}")
+    if config.micro_batch_size % config.batch_size:
+        raise BadInput(
+            f"micro_batch_size={config.micro_batch_size}: every peer takes a batch at once; expected "
+            f"--batch_size={config.micro_batch_size}"
+        )
+    if config.device.partition(":")[2]:
+        raise BadInput(f"device={config.device}: expected --device=cuda, and the GPU's number in CUDA_VISIBLE_DEVICES")
+
+
+def require_checkout(path):
+    """The absolute path of a checkout of nanoGPT. Raises BadInput if it is none."""
+    if absent := [name for name in ("train.py", "model.py", "configurator.py") if not Path(path, name).is_file()]:
+        raise BadInput(
+            f"--nanogpt={path}: no {absent[0]} there; expected a checkout of https://github.com/karpathy/nanoGPT"
+        )
+    return Path(path).resolve()
+
+
+def missing(checkout):
+    """{peer: why it cannot be measured}. Raises BadInput if there is none that can."""
+    reasons = {}
+    for peer, packages in NEEDED.items():
+        if absent := [name for name in packages if find_spec(name) is None]:
+            reasons[peer] = f"needs {' and '.join(absent)}: {INSTALL}"
+    if not checkout:
+        reasons["nanogpt"] = "needs a checkout: --nanogpt=PATH"
+    if len(reasons) == len(NEEDED) + 1:
+        raise BadInput(f"--mode=peers: no peer can be measured; expected {INSTALL}, or --nanogpt=PATH of a checkout")
+    return reasons
+
+
+def tuned_config(conditions):
+    """The path of the config that --mode=tune has found for this machine, or None."""
+    name = default_folder(conditions).name
+    path = Path("config", "tuned", machine_name(conditions["machine"]), f"{name}.py")
+    return path if path.exists() else None
+
+
+def rows(tuned):
+    """{row: its Loop}."""
+    ours = {"naive": Loop("nanoladder", words=("--stage=naive",)), "finished": Loop("nanoladder")}
+    if tuned:
+        ours["tuned"] = Loop("nanoladder", words=(str(tuned),))
+    return ours | {
+        "nanoGPT": Loop("nanogpt"),
+        "nanoGPT, compiled": Loop("nanogpt", best=True),
+        "Hugging Face Trainer": Loop("transformers"),
+        "Hugging Face Trainer, compiled": Loop("transformers", best=True),
+        "Lightning": Loop("lightning"),
+        "Lightning, compiled": Loop("lightning", best=True),
+    }
+
+
+def version(peer, checkout):
+    """The version of a peer in words; None of one that is not here."""
+    if peer == "nanoladder":
+        return f"nanoladder {commit()}"
+    if peer == "nanogpt":
+        return checkout and f"nanoGPT {commit(checkout) if (checkout / '.git').exists() else ''} ({digest(checkout)})"
+    installed = [name for name in NEEDED[peer] if find_spec(name)]
+    return ", ".join(f"{name} {metadata.version(name)}" for name in installed)
+
+
+def digest(checkout):
+    """Eight hexadecimal digits of nanoGPT's code."""
+    code = b"".join((checkout / name).read_bytes() for name in ("train.py", "model.py", "configurator.py"))
+    return hashlib.sha256(code).hexdigest()[:8]
+
+
+def tasks(loops, repeats):
+    """[(row, measurement, how many of them it has afterwards)]; every second round goes backwards, as in the ladder."""
+    found = [(name, "memory", 1) for name in loops]
+    for count in range(1, repeats + 1):
+        found += [(name, "time", count) for name in (loops if count % 2 else reversed(loops))]
+    return found
+
+
+# -- the file
+
+
+def open_results(folder, conditions):
+    """The results in a folder, or new ones. Raises BadInput if those were measured under other conditions."""
+    path = folder / "peers.json"
+    if not path.exists():
+        return {**conditions, "rows": {}}
+    try:
+        results = json.loads(files.read(path, limit=2**26))
+        different = [key for key in conditions if results[key] != conditions[key]]
+        if different or not isinstance(results["rows"], dict):
+            raise BadInput(
+                f"{path} was measured under another {' and '.join(different)}; choose another --out_dir, or remove it"
+            )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} cannot be read ({error!r}); choose another --out_dir, or remove it") from None
+    return results
+
+
+def write(folder, results):
+    """Writes peers.json and peers.md. Raises BadInput if they cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / "peers.json", json.dumps(results, indent=1) + "\n")
+        files.write(folder / "peers.md", table(results) + "\n")
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+
+
+# -- the report
+
+
+def summarize(results):
+    """A summary.Row for each row: its figures, as far as they were measured."""
+    found, first = [], None
+    for name, measured in results["rows"].items():
+        row = Row(name=name, note=measured["note"], peer=measured["peer"], threads=None, dtype="", setting=None)
+        if timed := measured.get("time"):
+            losses = timed[0]["losses"]
+            first = first or losses
+            row |= timing(timed) | {key: timed[0][key] for key in ("dtype", "setting", "threads")}
+            row |= {"loss": losses[-1], "gap": max(abs(a - b) for a, b in zip(losses, first, strict=True))}
+            if measured["peer"] == "nanoladder":
+                row["setting"] = " ".join(measured["words"][1:]) or "as configured"
+        if measured.get("memory"):
+            row["peak"] = measured["memory"][0]["peak"]
+        found.append(row)
+    return found
+
+
+def table(results):
+    """The measurements in Markdown: the conditions, the rows, the versions, and what is the same for all of them."""
+    found, keys, steps = summarize(results), results["keys"], results["steps"]
+    finished = next(row for row in found if row["name"] == "finished")
+    columns = {
+        "ms/step": lambda row: tables.milliseconds(row["seconds"]),
+        "IQR": lambda row: tables.milliseconds(row["iqr"], row["seconds"]),
+        "time against finished": lambda row: speedup(row, finished),
+        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "resident GB": lambda row: "" if results["machine"]["gpu"] else f"{row['resident'] / 1e9:.2f}",
+        f"loss of step {WARMUP + steps}": lambda row: f"{row['loss']:.4f}",
+        "losses differ from naive's by": lambda row: f"{row['gap']:.1g}" if math.isfinite(row["gap"]) else "diverged",
+        "first step s (later processes)": tables.first_steps,
+        "dtype": lambda row: row["dtype"],
+        "threads": lambda row: "" if row["threads"] in (None, results["machine"]["threads"]) else str(row["threads"]),
+        "setting": lambda row: row["setting"] or "its defaults" * (row["setting"] == ""),
+    }
+    rounds = max((len(row["rounds"]) for row in found if "rounds" in row), default=0)
+    versions = dict.fromkeys(row["version"] for row in results["rows"].values() if row["version"])
+    return "\n\n".join(
+        [
+            f"## peers: `{' '.join(results['config'])}`",
+            f"{tables.machine_in_words(results['machine'])}; torch {results['machine']['torch']}; "
+            f"{'; '.join(versions)}. A step is {keys['batch_size']} × {keys['context_length']} tokens; medians over up "
+            f"to {rounds} processes, each of which times at least {steps} steps after {WARMUP}.",
+            tables.markdown(columns, found),
+            "All rows start from the same weights and train on the same batches, with AdamW at a constant learning "
+            f"rate of {keys['learning_rate']:g}; the time includes loading the batches. Against finished stands the "
+            "median of the ratios within the rounds, and their range.",
+        ]
+    )

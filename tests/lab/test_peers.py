@@ -1,0 +1,364 @@
+"""--mode=peers gives every peer the same weights and batches, one clock, and a row, also if it fails."""
+
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, build, flags, replace, tiny
+
+import train
+from lab import climb, pictures
+from lab.launch import run_alone
+from lab.peers import mode, nanogpt, task
+from lab.peers.task import Clock, Sequences, Task
+from nanoladder import data
+from nanoladder.errors import BadInput
+
+CPU = torch.device("cpu")
+MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
+
+# A checkout whose script has the outside of nanoGPT's: its flags, files, draws and printed lines. It keeps what it saw.
+SCRIPT = """
+import pickle
+import sys
+from ast import literal_eval
+
+import numpy as np
+import torch
+
+from model import Model
+
+keys = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+T, B = int(keys["block_size"]), int(keys["batch_size"])
+with open(keys["dataset"] + "/meta.pkl", "rb") as file:
+    model = Model(pickle.load(file)["vocab_size"], int(keys["n_embd"]))
+ids = np.memmap(keys["dataset"] + "/train.bin", dtype=np.uint16, mode="r")
+for step in range(int(keys["max_iters"])):
+    places = torch.randint(len(ids) - T, (B,))
+    inputs = torch.stack([torch.from_numpy(ids[i : i + T].astype(np.int64)) for i in places])
+    targets = torch.stack([torch.from_numpy(ids[i + 1 : i + 1 + T].astype(np.int64)) for i in places])
+    if step < 5:
+        torch.save([inputs, targets, dict(model.state_dict()), keys], f"{keys['out_dir']}/{step}.pt")
+    if step == 0:
+        print("step 0: train loss nan, val loss nan")
+    print(f"iter {step}: loss {max(0, 5 - step / 10):.4f}, time 1.00ms, mfu -100.00%")
+"""
+MODEL = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab_size, n_embd):
+        super().__init__()
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(vocab_size, n_embd)})
+        self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
+        self.lm_head.weight = self.transformer.wte.weight
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "nanoGPT"
+    folder.mkdir()
+    for name, text in {"train.py": SCRIPT, "model.py": MODEL, "configurator.py": ""}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def run_script(checkout, monkeypatch):
+    """run_script(task) runs the checkout's train.py; what that changes in this process is set back."""
+    monkeypatch.chdir(checkout)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setitem(sys.modules, "model", sys.modules["model"])
+    return lambda task: nanogpt.train(task, checkout)
+
+
+@pytest.fixture
+def given(dense, tmp_path):
+    """given(n, **overrides) -> the Task of n steps."""
+
+    def make(n, best=False, **overrides):
+        constant = {"warmup_steps": 0, "min_lr": 1e-2, "max_steps": 1000}
+        config = tiny(**{"dataset": str(dense), **constant, **overrides})
+        (tmp_path / "task").mkdir()
+        return Task(config, config, Clock(CPU, 1, n - 1, 0), best, tmp_path / "task")
+
+    return make
+
+
+def our_losses(task, n):
+    """Losses of n steps of this loop."""
+    model, optimizer, scaler = build(task.naive)
+    lr = task.naive.learning_rate
+    return [
+        float(train.train_step(model, optimizer, scaler, task.batches[step], lr, task.naive)[0])
+        for step in range(1, n + 1)
+    ]
+
+
+# -- the clock
+
+
+@pytest.mark.parametrize("window, n", [(0, 6), (3, 6), (8, 6 + 10), (20, 6 + 16 + 24)])
+def test_the_clock_leaves_the_first_steps_out_and_times_the_least_number_and_the_least_time(window, n, monkeypatch):
+    """Steps of a second each; the first two take a hundred."""
+    now, clock = 0, Clock(CPU, 2, 4, window)
+    monkeypatch.setattr(task, "synchronized_time", lambda _: now)
+    clock.start()
+    for number in itertools.count(1):
+        now += 100 if number <= 2 else 1
+        if clock.step(float(number)):
+            break
+    assert (number, clock.first, clock.seconds) == (n, 100, 1)
+    assert clock.losses == [float(i) for i in range(1, n + 1)]
+
+
+# -- what each is given
+
+
+def test_sequences_are_the_rows_of_all_batches_in_order(given):
+    batches = given(2).batches
+    sequences = Sequences(batches, 3)
+    assert len(sequences) == 12
+    for part in (0, 1):
+        rows = torch.stack([sequences[i][part] for i in range(12)])
+        assert torch.equal(rows, torch.cat([batches[step][part] for step in (1, 2, 3)]))
+
+
+def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends_it(given, run_script):
+    task = given(3)
+    assert run_script(task) == ("--compile=False --dtype=float32", "float32")
+    assert task.clock.losses == [5.0, 4.9, 4.8]
+    assert len(list(task.folder.glob("*.pt"))) == 3  # it ended at once
+    for step in range(3):
+        inputs, targets, weights, keys = torch.load(task.folder / f"{step}.pt")
+        assert torch.equal(inputs, task.batches[step + 1].inputs)
+        assert torch.equal(targets, task.batches[step + 1].targets)
+        assert torch.equal(weights["lm_head.weight"], task.model().head.weight)
+    expected = {"n_layer": "2", "learning_rate": "0.01", "decay_lr": "False", "eval_iters": "0", "log_interval": "1"}
+    assert expected.items() <= keys.items()
+
+
+def test_nanogpt_begins_again_when_the_prepared_batches_are_used_up(given, run_script, monkeypatch):
+    task, losses = given(3), []
+    monkeypatch.setattr(task.clock, "step", lambda loss: losses.append(loss) or len(losses) == 5)
+    run_script(task)
+    assert torch.equal(torch.load(task.folder / "3.pt")[0], task.batches[1].inputs)
+
+
+def test_rows_of_nanogpts_padding_are_zero(given):
+    task = given(2)
+    vocab_size = task.naive.vocab_size
+    theirs = torch.nn.ModuleDict({"transformer": torch.nn.ModuleDict({"wte": torch.nn.Embedding(vocab_size + 5, 32)})})
+    nanogpt.load_weights(theirs, task.model())
+    weight = theirs["transformer"]["wte"].weight
+    assert torch.equal(weight[:vocab_size], task.model().head.weight) and not weight[vocab_size:].any()
+
+
+def test_nanogpt_reads_no_documents(given, documents, run_script):
+    with pytest.raises(BadInput, match="no separate documents"):
+        run_script(given(2, dataset=str(documents)))
+
+
+def test_another_script_is_named(given, run_script, checkout):
+    (checkout / "train.py").write_text("print('iter 0: loss 1.0')\n")
+    with pytest.raises(BadInput, match=r"train.py ended before it had taken 2 steps; expected nanoGPT's train.py"):
+        run_script(given(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [False, True])
+def test_hugging_faces_trainer_has_the_losses_of_this_loop(bias, given):
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install -r requirements-peers.txt")
+    from lab.peers import huggingface
+
+    task = given(4, bias=bias)
+    assert huggingface.train(task) == ("", "float32")
+    losses = [float(loss) for loss in task.clock.losses]
+    assert losses == pytest.approx(our_losses(task, 4), abs=1e-3)
+    assert losses[0] == pytest.approx(our_losses(task, 1)[0], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_lightning_has_the_losses_of_this_loop(given):
+    pytest.importorskip("lightning", reason="needs lightning: pip install -r requirements-peers.txt")
+    from lab.peers import lightning
+
+    task = given(4)
+    assert lightning.train(task) == ("", "float32")
+    assert [float(loss) for loss in task.clock.losses] == pytest.approx(our_losses(task, 4), abs=1e-6)
+
+
+# -- the mode
+
+
+@pytest.fixture
+def measured(monkeypatch, dense, tmp_path, checkout, capsys):
+    """measured(answer, *words) -> peers.json and the output; answer(peer, best, measurement) plays processes.
+
+    measured.commands: the words of each.
+    """
+    monkeypatch.setattr(mode.pictures, "draw_peers", lambda rows, path: path.touch())
+    monkeypatch.setattr(mode, "find_spec", lambda name: None if name == "accelerate" else name)
+    monkeypatch.setattr(mode.metadata, "version", lambda name: "1.0")
+
+    def run(answer, *words):
+        def run_alone(measurement, words, module=None):
+            if measurement == "machine":
+                return MACHINE
+            peer = re.search(r"--peer=(\w+)", " ".join(words))[1] + " naive" * ("--stage=naive" in words)
+            run.commands.append(words)
+            return answer(peer, "--best" in words, measurement)
+
+        monkeypatch.setattr(mode, "run_alone", run_alone)
+        options = ["--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path / 'results'}", "--repeats=2"]
+        climb.main([*flags(dataset=dense), *options, *words])
+        return json.loads((tmp_path / "results" / "peers.json").read_text()), capsys.readouterr().out
+
+    run.commands = []
+    return run
+
+
+def answer(peer, best, measurement):
+    if measurement == "memory":
+        return {"peak": 2e9}
+    seconds = {"nanoladder": 1.0, "nanoladder naive": 2.5, "nanogpt": 2.0 - best, "lightning": 3.0}[peer]
+    figures = {"first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "losses": [5.0, 4.0 - best / 100]}
+    return figures | {"seconds": seconds, "threads": 4, "setting": "--x=1" * best, "dtype": "float32"}
+
+
+def test_the_table_sets_every_peer_beside_the_finished_loop_and_says_why_one_was_not_measured(measured, tmp_path):
+    _, out = measured(answer)
+    rows = {cells[1]: cells for line in out.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
+    by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
+    assert by["naive"]["time against finished"] == "2.50× (2.50–2.50)"
+    assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT, compiled"]["ms/step"] == "1000"
+    assert by["nanoGPT, compiled"]["losses differ from naive's by"] == "0.01"
+    assert by["nanoGPT, compiled"]["setting"] == "--x=1" and by["nanoGPT"]["setting"] == "its defaults"
+    assert rows["Hugging Face Trainer"][2] == "needs accelerate: pip install -r requirements-peers.txt"
+    assert "lightning 1.0" in out and f"({mode.digest(tmp_path / 'nanoGPT')})" in out
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"peers.json", "peers.md", "peers.png"}
+
+
+def test_the_picture_has_a_bar_of_time_and_of_memory_for_each_row(tmp_path):
+    row = {"peer": "nanogpt", "seconds": 1.0, "peak": 2e9}
+    pictures.draw_peers([row | {"name": "a"}, row | {"name": "b", "resident": 3e9}], tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_take_turns_and_results_are_not_measured_again(measured):
+    asked = []
+
+    def count_calls(*call):
+        asked.append(call)
+        return answer(*call)
+
+    first, _ = measured(count_calls)
+    ours = [("nanoladder naive", False), ("nanoladder", False)]
+    names = [*ours, ("nanogpt", False), ("nanogpt", True), ("lightning", False), ("lightning", True)]
+    timed = [(peer, best) for peer, best, measurement in asked if measurement == "time"]
+    assert timed == [*names, *reversed(names)]
+    again, _ = measured(count_calls)
+    assert again == first and len(asked) == 6 + 12
+
+
+def test_a_peer_that_fails_is_a_row_with_its_reason_and_is_tried_again(measured):
+    def fail(peer, *call):
+        if peer == "lightning":
+            raise RuntimeError("error: no such precision")
+        return answer(peer, *call)
+
+    results, out = measured(fail)
+    assert results["rows"]["Lightning"]["note"] == "no such precision"
+    assert re.search(r"\| Lightning +\| no such precision", out)
+    assert measured(answer)[0]["rows"]["Lightning"]["note"] is None
+
+
+def test_another_checkout_is_another_row_and_another_config_is_refused(measured, checkout):
+    before = measured(answer)[0]["rows"]
+    (checkout / "model.py").write_text(MODEL + "\n")
+    slower = measured(lambda *call: answer(*call) | {"peak": 4e9})[0]["rows"]
+    changed = [name for name in before if before[name] != slower[name]]
+    assert changed == ["nanoGPT", "nanoGPT, compiled"]
+    with pytest.raises(BadInput, match="measured under another config and keys; choose another --out_dir"):
+        measured(answer, "--n_layer=1")
+
+
+def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    path = Path("config", "tuned", "a-cpu-4-threads-bf16", "defaults.py")
+    assert "tuned" not in measured(answer)[0]["rows"]
+    path.parent.mkdir(parents=True)
+    path.write_text("dtype = 'float32'\n")
+    _, out = measured(answer, "--out_dir=results_with_it")
+    tuned = next(words for words in measured.commands if str(path) in words)
+    assert tuned.index(str(path)) > tuned.index("--n_layer=2")  # it is applied after the config's own files
+    assert re.search(rf"\| tuned .*{path}", out)
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        (["--nanogpt=/nowhere"], "--nanogpt=/nowhere: no train.py there; expected a checkout of https://github.com/"),
+        (["--dropout=0.1"], "dropout=0.1: not every peer can train so; expected --dropout=0.0"),
+        (["--optimizer=muon"], "optimizer=muon: not every peer can train so; expected --optimizer=adamw"),
+        (["--stage=amp"], "stage=amp: not every peer can train so; expected no stage"),
+        (["--micro_batch_size=2", "--batch_size=4"], "every peer takes a batch at once; expected --batch_size=2"),
+        (["--train_steps=3"], "--train_steps: --mode=peers does not use it"),
+    ],
+)
+def test_bad_input_is_one_line(words, reason, refused, dense):
+    assert reason in refused(climb.main, *flags(dataset=dense), "--mode=peers", *words)
+
+
+def test_nothing_to_measure_is_one_line(refused, dense, monkeypatch):
+    monkeypatch.setattr(mode, "find_spec", lambda name: None)
+    line = refused(climb.main, *flags(dataset=dense), "--mode=peers")
+    assert "no peer can be measured; expected pip install -r requirements-peers.txt, or --nanogpt=PATH" in line
+
+
+def test_torchrun_is_refused(refused, dense, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "torchrun" in refused(climb.main, *flags(dataset=dense), "--mode=peers")
+
+
+def test_the_packages_are_pinned_and_no_requirement_of_training():
+    pinned = (ROOT / "requirements-peers.txt").read_text()
+    for name in itertools.chain(*mode.NEEDED.values()):
+        assert re.search(rf"^{name}==", pinned, re.MULTILINE)
+        assert name not in (ROOT / "requirements.txt").read_text()
+
+
+# -- for real
+
+
+@pytest.mark.slow
+def test_a_process_measures_a_peer(dense, checkout):
+    words = flags(dataset=dense)
+    ours, theirs = (
+        run_alone("time", [*peer, "--steps=3", *words], module="lab.peers.worker")
+        for peer in (["--peer=nanoladder"], ["--peer=nanogpt", f"--nanogpt={checkout}"])
+    )
+    assert len(ours["losses"]) == len(theirs["losses"]) == 5
+    assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
+    assert min(ours["seconds"], theirs["seconds"]) > 0 and ours["tokens"] == 64
+    peak = run_alone("memory", ["--peer=nanoladder", *words], module="lab.peers.worker")["peak"]
+    model = train.build_model(replace(tiny(), vocab_size=data.open_dataset(tiny(dataset=str(dense))).vocab_size), CPU)
+    assert 4 * 4 * model.n_params < peak < 400 * model.n_params  # weights, gradients and two moments at least
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_gives_its_reason(documents, checkout):
+    with pytest.raises(RuntimeError, match="nanoGPT reads one stream of tokens"):
+        words = ["--peer=nanogpt", f"--nanogpt={checkout}", *flags(dataset=documents)]
+        run_alone("time", words, module="lab.peers.worker")
