@@ -301,13 +301,6 @@ def memory_columns():
 
 def markdown(columns, rows):
     """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go."""
-
-    def cell(text, row):
-        try:
-            return text(row)
-        except NotMeasured:
-            return ""
-
     lines = {row["name"]: {heading: cell(text, row) for heading, text in columns.items()} for row in rows}
     kept = [heading for heading in columns if any(line[heading] for line in lines.values())] or list(columns)[:1]
     body = [["", *kept]]
@@ -320,6 +313,14 @@ def markdown(columns, rows):
     widths = [max(len(line[i]) for line in body if line[i] not in notes) for i in range(len(body[0]))]
     body.insert(1, ["-" * max(3, width) for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in body)
+
+
+def cell(text, row):
+    """The text of a row's cell, empty if its figure was not measured."""
+    try:
+        return text(row)
+    except NotMeasured:
+        return ""
 
 
 def knee(rows):
