@@ -1,6 +1,6 @@
-"""Prints the ladder's stages, their programs and their diffs: python ladder.py [list | show NAME | diff NAME | docs]"""
+"""Prints the ladder, its programs and diffs: python ladder.py [list | show NAME | diff NAME | docs]"""
 
-from lab.pages import main
+from lab.show import main
 from nanoladder.entry import run_script
 
 if __name__ == "__main__":

@@ -1,18 +1,8 @@
-"""Stages of the ladder, their programs and the diffs between them.
-
-    python ladder.py [list]       lists the stages in order
-    python ladder.py show NAME    prints the training program with the stages up to NAME and no others
-    python ladder.py diff NAME    prints the lines that a stage changes; diff A B: the lines between two stages
-    python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial
-
-A shown program runs from this folder; --stage=NAME sets the config in its header and checkpoints:
-python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
-"""
+"""Programs of the ladder's stages, the diffs between them, and docs/ladder.md, which prints both."""
 
 import ast
 import difflib
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -35,40 +25,6 @@ SCALING = {  # stages of several processes: the mode that measures them
     "context_parallel": "scaling-context",
     "pipeline_parallel": "scaling-pipeline",
 }
-COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
-
-
-def main(argv):
-    match argv:
-        case [] | ["list"]:
-            print_list()
-        case ["show", name]:
-            print(script(name), end="")
-        case ["diff", name]:
-            position = len(stage_files(name)) - 1
-            if position == 0:
-                raise BadInput(f"{name} is the first stage; expected `python ladder.py show {name}`, or a later stage")
-            print_diff(diff(stage_names()[position - 1], name))
-        case ["diff", a, b]:
-            print_diff(diff(a, b))
-        case ["docs"]:
-            PAGE.parent.mkdir(exist_ok=True)
-            PAGE.write_text(page(), encoding="utf-8")
-        case _:
-            raise BadInput(f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B or docs")
-
-
-def print_list():
-    rows = [(name, change(name), reason(name)) for name in stage_names()]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, text, why in rows:
-        print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {why}")
-
-
-def print_diff(lines):
-    for line in lines:
-        colour = COLOURS.get(line[0]) if sys.stdout.isatty() else None
-        print(f"{colour}{line}\033[0m" if colour else line)
 
 
 def explanation(name):

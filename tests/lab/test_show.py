@@ -12,7 +12,7 @@ from conftest import ROOT, rows, same, saved
 from processes import work
 
 import train
-from lab import pages
+from lab import pages, show
 from nanoladder.config import load_config, stage_names
 from nanoladder.errors import BadInput
 
@@ -158,18 +158,18 @@ def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):
-    assert run_main(pages.main, "show", "amp").out == pages.script("amp")
-    printed = run_main(pages.main, "diff", "tf32").out
-    assert printed == run_main(pages.main, "diff", "allocator", "tf32").out
+    assert run_main(show.main, "show", "amp").out == pages.script("amp")
+    printed = run_main(show.main, "diff", "tf32").out
+    assert printed == run_main(show.main, "diff", "allocator", "tf32").out
     assert printed.splitlines()[0].endswith("@@ set_up")
     assert '-    torch.set_float32_matmul_precision("highest")\n+    torch.set_float32' in printed
-    assert run_main(pages.main, "diff", "tf32", "tf32").out == ""
+    assert run_main(show.main, "diff", "tf32", "tf32").out == ""
 
 
 def test_a_diff_is_coloured_on_a_terminal_only(run_main, monkeypatch):
-    assert "\033" not in run_main(pages.main, "diff", "tf32").out
+    assert "\033" not in run_main(show.main, "diff", "tf32").out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert "\033[32m+    torch.set_float32" in run_main(pages.main, "diff", "tf32").out
+    assert "\033[32m+    torch.set_float32" in run_main(show.main, "diff", "tf32").out
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_diff_is_coloured_on_a_terminal_only(run_main, monkeypatch):
     ],
 )
 def test_what_is_no_stage_is_refused(refused, words, answer):
-    assert answer in refused(pages.main, *words)
+    assert answer in refused(show.main, *words)
 
 
 def test_the_page_is_that_of_this_code():
@@ -201,7 +201,7 @@ def test_the_readme_links_every_stage_to_its_section():
 
 def test_docs_writes_the_page(run_main, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "PAGE", tmp_path / "docs" / "ladder.md")
-    assert run_main(pages.main, "docs").code == 0
+    assert run_main(show.main, "docs").code == 0
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
 
 
