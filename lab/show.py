@@ -4,6 +4,7 @@
     python ladder.py show NAME    prints the training program with the stages up to NAME and no others
     python ladder.py diff NAME    prints the lines that a stage changes; diff A B: the lines between two stages
     python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial
+    python ladder.py html         writes docs/ladder.html, the ladder as a page to climb in a browser
 
 A shown program runs from this folder; --stage=NAME sets the config in its header and checkpoints:
 python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
@@ -12,6 +13,7 @@ python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 import sys
 
 from lab import pages
+from lab.page import build
 from nanoladder.config import stage_files, stage_names
 from nanoladder.config.stages import reason
 from nanoladder.errors import BadInput
@@ -35,8 +37,10 @@ def main(argv):
         case ["docs"]:
             pages.PAGE.parent.mkdir(exist_ok=True)
             pages.PAGE.write_text(pages.page(), encoding="utf-8")
+        case ["html"]:
+            build.write()
         case _:
-            raise BadInput(f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B or docs")
+            raise BadInput(f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B, docs or html")
 
 
 def print_list():

@@ -1,0 +1,56 @@
+"""Takes the picture of docs/ladder.html that the README shows: python -m lab.page.picture
+
+Needs Chromium, playwright, which drives it, and Pillow, which comes with matplotlib.
+"""
+
+import contextlib
+import io
+import shutil
+
+from lab.page.build import PAGE
+from nanoladder import files
+from nanoladder.entry import run_script
+from nanoladder.errors import BadInput
+
+PICTURE = PAGE.with_name("ladder-page.png")
+STAGE = "amp"
+SIZE = {"width": 1440, "height": 900}
+COLOURS = 128  # as few keep the file small
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-background-networking"]  # root, as in a container, has no sandbox
+
+
+@contextlib.contextmanager
+def chromium():
+    """Yields a headless Chromium as a Playwright Browser. Raises BadInput if Playwright or a browser is missing."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        raise BadInput("a browser is driven by playwright: .venv/bin/python -m pip install playwright") from None
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        raise BadInput(f"found no browser: expected {', '.join(NAMES)}, as apt-get install chromium brings it")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def main(argv):
+    if argv:
+        raise BadInput(f"{argv[0]}: expected no argument")
+    from PIL import Image
+
+    with chromium() as browser:
+        page = browser.new_page(viewport=SIZE, device_scale_factor=1.5, color_scheme="light", reduced_motion="reduce")
+        page.goto(f"{PAGE.as_uri()}#{STAGE}")
+        page.click("#quiet")
+        page.mouse.move(0, 0)
+        page.evaluate("document.activeElement.blur()")
+        image = Image.open(io.BytesIO(page.screenshot()))
+    small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    files.write(PICTURE, lambda file: small.save(file, format="PNG", optimize=True))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,105 @@
+"""Programs of the ladder as HTML: each distinct line highlighted once, and the diff that introduces a stage."""
+
+import ast
+import html
+import re
+from functools import cache
+
+from lab import pages
+from nanoladder.config import stage_names
+from nanoladder.errors import BadInput
+
+MARKS = {"+": "ins", "-": "del", " ": "div"}  # elements of a diff's lines, by the sign
+
+
+def kinds():
+    """Returns [(Pygments' token type, our CSS class)]; the first that contains a token decides."""
+    try:
+        from pygments.token import Token
+    except ModuleNotFoundError:
+        raise BadInput("html needs Pygments: .venv/bin/python -m pip install Pygments") from None
+    return [
+        (Token.Literal.String.Doc, "c"),
+        (Token.Literal.String, "s"),
+        (Token.Literal.Number, "m"),
+        (Token.Keyword.Constant, "m"),
+        (Token.Keyword, "k"),
+        (Token.Operator.Word, "k"),
+        (Token.Comment, "c"),
+        (Token.Name.Function, "f"),
+        (Token.Name.Class, "f"),
+        (Token.Name.Decorator, "f"),
+        (Token.Name.Builtin, "b"),
+    ]
+
+
+@cache
+def highlight(stage):
+    """Returns the lines of a stage's program as HTML, one string each."""
+    table = kinds()
+    from pygments.lexers import PythonLexer
+
+    lines = [""]
+    for token, text in PythonLexer(stripnl=False).get_tokens(pages.script(stage)):
+        mark = next((name for kind, name in table if token in kind), None)
+        for n, part in enumerate(text.split("\n")):
+            if n:
+                lines.append("")
+            code = html.escape(part, quote=False)
+            lines[-1] += f"<span class={mark}>{code}</span>" if mark and part.strip() else code
+    return [f"<code{indentation(line)}>{line}</code>" for line in lines[:-1]]
+
+
+def indentation(line):
+    """A class for the depth of a line, by which a wrapped line hangs; none for depth 0."""
+    depth = (len(line) - len(line.lstrip(" "))) // 4
+    return f" class=i{depth}" if depth else ""
+
+
+def table():
+    """Returns the distinct lines of all programs as HTML, in order of first use, and each stage's positions there."""
+    positions, stages = {}, []
+    for name in stage_names():
+        lines = [positions.setdefault(line, len(positions)) for line in highlight(name)]
+        stages.append({"name": name, "lines": lines, "parts": parts(pages.script(name))})
+    return list(positions), stages
+
+
+def parts(source):
+    """Returns [name, first line, last line] of every class and function; a method is named Class.method."""
+    found = []
+
+    def visit(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, pages.DEFINITIONS):
+                found.append([prefix + child.name, child.lineno, child.end_lineno])
+                visit(child, f"{prefix}{child.name}.")
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def static(stage):
+    """Returns what a reader without script sees of a program: the diff to the stage before, or all of the first."""
+    names = stage_names()
+    before = names[names.index(stage) - 1] if stage != names[0] else None
+    if before is None:
+        return "\n".join(f"<div class=line data-n={n}>{line}</div>" for n, line in enumerate(highlight(stage), 1))
+    code = {text: line for name in (before, stage) for text, line in zip(split(name), highlight(name), strict=True)}
+    rows = []
+    for line in pages.diff(before, stage):
+        if header := re.match(r"@@ -\S+ \+(\d+),", line):
+            n = int(header[1])
+            rows.append(f"<div class=hunk>{line}</div>")
+        else:
+            mark = MARKS[line[0]]
+            number = f" data-n={n}" if mark != "del" else ""
+            rows.append(f"<{mark} class=line{number}>{code[line[1:]]}</{mark}>")
+            n += mark != "del"
+    return "\n".join(rows)
+
+
+def split(stage):
+    return pages.script(stage).splitlines()
