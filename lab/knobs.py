@@ -61,9 +61,9 @@ def walk(field, numbers, now):
 
 
 def attention(config, machine):
-    """On a CPU there is one fused kernel, so that to name one is no choice."""
-    named = () if machine.on_gpu else ATTENTION_KERNELS
-    return [[{"attention": value}] for value in values("attention") if value not in named]
+    """Those of the machine: blocks are for CPUs, which have one fused kernel, so that to name one is no choice."""
+    others = ("auto", "blocks") if machine.on_gpu else ("auto", *ATTENTION_KERNELS)
+    return [[{"attention": value}] for value in values("attention") if value not in others]
 
 
 def compiling(config, machine):
