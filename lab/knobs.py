@@ -9,11 +9,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
+import torch
+
 from lab import predict
 from lab.plan import in_one_process
 from nanoladder.config import TYPES
 from nanoladder.errors import BadInput
-from nanoladder.kernels import count_chunks
+from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine.device import ATTENTION_KERNELS
 from nanoladder.run.memory import divisors
 
@@ -61,8 +63,10 @@ def walk(field, numbers, now):
 
 
 def attention(config, machine):
-    """Those of the machine: blocks are for CPUs, which have one fused kernel, so that to name one is no choice."""
-    others = ("auto", "blocks") if machine.on_gpu else ("auto", *ATTENTION_KERNELS)
+    """Kernels of this machine: blocks are for CPUs; a CPU has one fused kernel, and naming it changes nothing."""
+    others = ["auto"] if machine.on_gpu else ["auto", *ATTENTION_KERNELS]
+    if machine.on_gpu or config.dropout:
+        others.append("blocks")
     return [[{"attention": value}] for value in values("attention") if value not in others]
 
 
@@ -141,11 +145,14 @@ KNOBS = [  # in the order of what they are likely to gain
 def normal(config, machine):
     """A normal form of a config whose vocab_size is known: two that take the same step here have the same."""
     auto = "bfloat16" if machine.native_bfloat16 else "float16" if machine.on_gpu else "float32"
+    dtype = auto if config.dtype == "auto" else config.dtype
+    in_blocks = uses_blocks(config.attention, machine.device_type, getattr(torch, dtype), config.dropout)
     plain = {"compile_scope": "model", "compile_mode": "default"} if not config.compile else {}
     config = in_one_process(config)
     return dataclasses.replace(
         config,
-        dtype=auto if config.dtype == "auto" else config.dtype,
+        dtype=dtype,
+        attention="blocks" if in_blocks else config.attention.replace("auto", "sdpa"),
         adamw_impl=config.adamw_impl if config.optimizer == "adamw" else "",
         vocab_size=config.padded_vocab_size,
         pad_vocab_to=1,

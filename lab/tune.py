@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from lab import knobs, predict, tables, tuned
 from lab.knobs import KNOBS, Machine
+from lab.measure import WINDOW
 from lab.results import default_folder
 from lab.rounds import CLEAR, SIDES, decide, order
 from lab.tuned import CONFIRMATION, SEARCH
@@ -29,6 +30,7 @@ from nanoladder.config import load_config
 from nanoladder.errors import BadInput
 
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
+SHORT = 0.1  # seconds; the first of steps that take less show nothing
 FAR = 0.15  # a change of time that is not tried again beside other changes
 LEAST_ROUNDS = 3  # that there must be time for when a race starts
 PATIENCE = 0.15  # share of the whole time within which a process must be ready
@@ -50,6 +52,10 @@ def tune(options, words, conditions):
     finally:
         search.ring.end()
     tuned.report(search.results, verdict, search.untried, folder)
+
+
+class Unfit(Exception):
+    """A change that needs no rounds: it does not fit the memory, or its losses are wrong."""
 
 
 class Search:
@@ -76,7 +82,7 @@ class Search:
             while self.best != before:
                 before = self.best
                 self.sweep([knob for knob in KNOBS if knob.interacts])
-            return tuned.verdict(self.results, self.first, self.best, self.confirm())
+            return tuned.verdict(self.first, self.best, self.confirm())
 
     # -- time and configs
 
@@ -85,19 +91,23 @@ class Search:
         return self.total - (monotonic() - self.start)
 
     def turn_seconds(self):
-        return 1.2 * max(1.0, self.results["seconds"])
+        """Seconds of a turn: as many whole steps as last for WINDOW."""
+        seconds = self.results["seconds"]
+        return 1.2 * seconds * math.ceil(WINDOW / seconds)
+
+    def round_seconds(self):
+        return 2 * (self.turn_seconds() + (self.start_seconds() if self.ring.apart else 0.0))
 
     def start_seconds(self):
         return statistics.median(self.ring.starts or [self.results["start_seconds"]])
 
     def reserve(self):
         """Seconds that the confirmation takes, up to its first look."""
-        turns = 2 * min(CONFIRMATION)
-        return (turns if self.ring.apart else 2) * self.start_seconds() + turns * self.turn_seconds()
+        return 2 * self.start_seconds() + min(CONFIRMATION) * self.round_seconds()
 
     def race_seconds(self):
         """Seconds that a race needs to be worth its start."""
-        return self.start_seconds() + 2 * LEAST_ROUNDS * self.turn_seconds()
+        return self.start_seconds() + LEAST_ROUNDS * self.round_seconds()
 
     def reduced(self, changes):
         """The changes without those that leave the config's values."""
@@ -203,8 +213,9 @@ class Search:
             self.require_memory(race)
             other = self.contender(race["against"], self.patience())
             self.require_losses(race)
-            race["first"] = self.contender(race["changes"], self.patience()).seconds / other.seconds - 1
-            if race["first"] > HOPELESS:
+            this = self.contender(race["changes"], self.patience())
+            race["first"] = this.seconds / other.seconds - 1
+            if race["first"] > HOPELESS and this.seconds > SHORT:
                 race["outcome"] = "slower"
             self.take_rounds(race, SEARCH, self.reserve(), drops=True)
         except TimeUp:
@@ -212,14 +223,16 @@ class Search:
                 race |= {"outcome": "failed", "note": f"not ready after {PATIENCE * self.total:.0f} s"}
             else:
                 self.untried.append(name)
-        except (BadInput, RuntimeError) as error:
+        except (BadInput, Unfit) as error:
+            race |= {"outcome": "failed", "note": str(error)}
+        except RuntimeError as error:
             race |= {"outcome": "failed", "note": str(error)}
             self.ring.end()  # either may have failed
         self.write()
         self.bar.write(f"{self.results['spent'] / 60:5.1f} min  {name}: {tuned.outcome(race)}")
 
     def require_memory(self, race):
-        """Raises BadInput for a refused config, or one predicted not to fit. Decides if two processes fit at a time."""
+        """Raises BadInput for a refused config, Unfit for one too large. Decides if two processes fit at a time."""
         peaks, most = [], self.machine.memory or self.free
         for changes in (race["changes"], race["against"]):
             config = self.load(changes)
@@ -229,23 +242,23 @@ class Search:
             return
         race["predicted"] = peaks[0]
         if most and peaks[0] > most:
-            raise BadInput(f"{peaks[0] / 1e9:.2f} GB predicted, of {most / 1e9:.2f} GB")
+            raise Unfit(f"{peaks[0] / 1e9:.2f} GB predicted, of {most / 1e9:.2f} GB")
         self.ring.apart = self.ring.apart or bool(self.free and sum(peaks) > 0.8 * self.free)
 
     def require_losses(self, race):
-        """Raises RuntimeError unless the first losses are the finished loop's."""
+        """Raises Unfit unless the first losses are the finished loop's."""
         race["losses"] = self.losses(race["changes"], self.patience())
         for step, (finished, this) in enumerate(zip(self.results["losses"], race["losses"], strict=True), 1):
             if not abs(this - finished) <= tables.SAME:
-                raise RuntimeError(f"WRONG: losses differ from step {step} ({this:.4f} instead of {finished:.4f})")
+                raise Unfit(f"WRONG: losses differ from step {step} ({this:.4f} instead of {finished:.4f})")
 
     def take_rounds(self, race, looks, reserve=0.0, drops=False):
         """Adds rounds until there is an outcome (decide) or only the reserve of time is left."""
         sides = {"other": race["against"], "this": race["changes"]}
-        while race["outcome"] is None and self.left() - reserve > 2 * self.turn_seconds():
+        while race["outcome"] is None and self.left() - reserve > self.round_seconds():
             found = {}
             for side in order(len(race["rounds"]) + 1):
-                found[side] = self.contender(sides[side], self.left()).turn(self.left())
+                found[side] = self.contender(sides[side], self.left() - reserve).turn(self.left() - reserve)
             race["rounds"].append({side: found[side] for side in SIDES})
             race["outcome"] = decide(tuned.changes_of_time(race), looks, drops)
             self.write()

@@ -29,7 +29,9 @@ def open_results(folder, conditions):
     try:
         results = json.loads(files.read(path, limit=2**26))
         different = [key for key in conditions if results[key] != conditions[key]]
-        results["spent"], results["races"], results["confirmations"]
+        for key, kind in {"spent": float, "races": list, "confirmations": list}.items():
+            if not isinstance(results[key], kind):
+                raise TypeError(f"{key}: {results[key]!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not a tune.json of profile.py ({error!r}); expected one, or remove it") from None
     if different:
@@ -68,21 +70,18 @@ def cost(race):
     return statistics.median(changes_of_time(race)) if race["rounds"] else race.get("first", 0.0)
 
 
-def verdict(results, first, best, confirmation):
-    """What the search has found: the changes to write, the kind (tuned or finished), and the reason in words."""
+def verdict(first, best, confirmation):
+    """The changes to write, the confirmation if there was one, and the outcome in words."""
     if confirmation is None:
-        return {"kind": "finished", "changes": first, "text": "no change of the finished loop is seen to be faster"}
+        return {"changes": first, "race": None, "text": "no change of the finished loop is seen to be faster"}
     if confirmation["outcome"] == "kept":
-        return {
-            "kind": "tuned",
-            "changes": best,
-            "text": f"{speed(confirmation, CONFIRMATION)} as fast as the finished loop",
-        }
+        text = f"{speed(confirmation, CONFIRMATION)} as fast as the finished loop"
+        return {"changes": best, "race": confirmation, "text": text}
     if confirmation["outcome"]:
         text = f"the tuned loop is not seen to be faster than the finished one ({speed(confirmation, CONFIRMATION)})"
     else:
         text = "the time was over before the tuned loop was compared with the finished one; expected more --minutes"
-    return {"kind": "finished", "changes": first, "text": text + ": the finished one is written"}
+    return {"changes": first, "race": confirmation, "text": text + ": the finished one is written"}
 
 
 # -- in words
@@ -94,7 +93,7 @@ def assignments(changes):
 
 
 def name(race):
-    """The change in words; another scope or mode of the compiler says that it is on."""
+    """The change in words. One of the compiler's scope or mode also turns it on, and does not say so."""
     change = race["change"]
     return assignments({field: change[field] for field in change if field != "compile" or len(change) == 1})
 
@@ -129,17 +128,25 @@ def outcome(race):
 
 
 def report(results, verdict, untried, folder):
-    """Writes the table, the picture and the config; prints the table, the files and, last, the verdict."""
+    """Writes the table, the picture and the config; prints the table, the files and, last, the verdict.
+
+    Raises BadInput if a file cannot be written.
+    """
     text = table(results, verdict, untried)
-    files.write(folder / "tune.md", text + "\n")
     title = textwrap.fill(f"{presets(results)} on {tables.device(results)}: {verdict['text']}", 110)
     races = [race for race in results["races"] if race["outcome"]]
     points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
-    pictures.draw_search(points, title, folder / "tune.png")
-    path = write_config(results, verdict)
     print(text)
+    try:
+        files.write(folder / "tune.md", text + "\n")
+        pictures.draw_search(points, title, folder / "tune.png")
+        path = write_config(results, verdict)
+    except OSError as error:
+        raise BadInput(
+            f"{error.filename or folder} cannot be written ({error}); the same command tries again"
+        ) from None
     print(f"written: {folder}/tune.json, tune.md and tune.png")
-    print(f"use: python train.py {' '.join(results['config'])} {path}")
+    print(f"use: python train.py {' '.join(own_words(results))} {path}")
     print(verdict["text"])
 
 
@@ -156,7 +163,7 @@ def table(results, verdict, untried):
         f"{keys['context_length']} tokens{memory}; {len(rows)} changes tried in {results['spent'] / 60:.1f} minutes.",
         f"**{sentence(verdict['text'])}.** The config: {best}.",
     ]
-    if confirmed := comparison(results):
+    if confirmed := comparison(verdict["race"]):
         text.append(sentence(confirmed))
     columns = {
         "ms/step": lambda row: milliseconds(row["race"], "this"),
@@ -195,13 +202,12 @@ def tried(race):
     return bool(race["outcome"] or race["rounds"])
 
 
-def comparison(results):
-    """The sentence on the last race of a tuned loop against the finished one; empty if there was none."""
-    for race in reversed(results["confirmations"]):
-        if race["rounds"]:
-            finished, found = (milliseconds(race, side) for side in SIDES)
-            return f"tuned {found} ms a step, finished {finished} ms, in {len(race['rounds'])} rounds after the search."
-    return ""
+def comparison(race):
+    """The sentence on a race of the tuned loop against the finished one; empty if there was none."""
+    if not (race and race["rounds"]):
+        return ""
+    finished, found = (milliseconds(race, side) for side in SIDES)
+    return f"tuned {found} ms a step, finished {finished} ms, in {len(race['rounds'])} rounds after the search."
 
 
 def milliseconds(race, side):
@@ -222,7 +228,7 @@ def sentence(text):
 
 def write_config(results, verdict):
     """Writes config/tuned/<machine>/<config>.py: a docstring with the figures, and assignments. Returns its path."""
-    on, words = results["machine"], " ".join(results["config"])
+    on, words = results["machine"], " ".join(own_words(results))
     path = TUNED / machine_name(on) / f"{presets(results)}.py"
     memory = f" --memory_gb={results['memory_gb']:g}" if results["memory_gb"] else ""
     versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
@@ -230,7 +236,7 @@ def write_config(results, verdict):
     lines = [
         '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict['text']}.", 115),
         "",
-        textwrap.fill(f"{sentence(comparison(results))} {tries}".strip(), 115),
+        textwrap.fill(f"{sentence(comparison(verdict['race']))} {tries}".strip(), 115),
         f"Written by: python profile.py {words} --mode=tune{memory}",
         f"To be used: python train.py {words} {path.as_posix()}",
         '"""',
@@ -242,6 +248,11 @@ def write_config(results, verdict):
     return path
 
 
+def own_words(results):
+    """The config's words as they were given, without the one by which the whole batch is measured (plan.measurable)."""
+    return [word for word in results["config"] if word != "--batch_warmup_steps=0"]
+
+
 def presets(results):
     """The names of the config files."""
     return "-".join(Path(word).stem for word in results["config"] if word.endswith(".py")) or "defaults"
@@ -251,4 +262,4 @@ def assignment(field, value, races):
     """A line of the config, with the speed that the change had when it was kept."""
     kept = [race for race in races if race["outcome"] == "kept" and field in race["change"]]
     text = json.dumps(value) if isinstance(value, str) else repr(value)
-    return f"{field} = {text}" + (f"  # {speed(kept[-1])}" if kept else "")
+    return f"{field} = {text}" + (f"  # {speed(kept[-1])} the speed of the best before" if kept else "")

@@ -6,11 +6,14 @@ but it holds its memory. On Linux all of them are forks of one server, so that n
 
 import contextlib
 import json
+import sys
 from multiprocessing.connection import Listener
 from time import monotonic
 
 from lab import launch
 from nanoladder import machine
+
+MOMENT = 0.01  # seconds; a timeout of 0 would mean not to wait at all
 
 
 class TimeUp(Exception):
@@ -25,21 +28,29 @@ class Contender:
     """
 
     def __init__(self, words, limit):
+        start = monotonic()
         with Listener() as listener:
             self.kill, self.finish = launch.start(["turns", f"--address={listener.address}", *words])
-            self.connection = listener.accept()
-        found = self.receive(limit)
+            if sys.platform != "win32":  # its pipes have no timeout
+                listener._listener._socket.settimeout(max(MOMENT, limit))
+            try:
+                self.connection = listener.accept()
+            except TimeoutError:
+                self.stop()
+                raise TimeUp from None
+        found = self.receive(limit - (monotonic() - start))
         self.losses, self.seconds = found["losses"], found["seconds"]
 
     def turn(self, limit):
         """Seconds of a step, over about a second of steps."""
-        self.connection.send_bytes(b"turn")
-        self.seconds = self.receive(limit)["seconds"]
+        self.seconds = self.receive(limit, b"turn")["seconds"]
         return self.seconds
 
-    def receive(self, limit):
-        """The next answer."""
+    def receive(self, limit, request=b""):
+        """The next answer, after a request if there is one."""
         try:
+            if request:
+                self.connection.send_bytes(request)
             if self.connection.poll(max(0.0, limit)):
                 return json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):  # it has ended
@@ -52,9 +63,12 @@ class Contender:
         """Ends the process at once, unless it has ended."""
         if not self.connection.closed:
             self.connection.close()
-            self.kill()
-            with contextlib.suppress(launch.ServerEnded):
-                self.finish()
+            self.stop()
+
+    def stop(self):
+        self.kill()
+        with contextlib.suppress(launch.ServerEnded):
+            self.finish()
 
 
 class Ring:
