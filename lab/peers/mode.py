@@ -59,7 +59,7 @@ def compare(options, config_words):
         "keys": dataclasses.asdict(config),
         "data": open_dataset(config).fingerprint(),
         "steps": options.steps,
-        "code": code_hash(ROOT, "lab/peers/*.py", "config/tuned/**/*.py"),
+        "code": code_hash(ROOT, "lab/peers/*.py", f"config/tuned/{machine_name(machine)}/*.py"),
     }
     folder = Path(options.out_dir or default_folder(conditions))
     loops = rows(tuned_config(conditions))
@@ -67,7 +67,8 @@ def compare(options, config_words):
     for name, loop in loops.items():
         own = {"words": loop.command(checkout), "version": version(loop.peer, checkout)}
         row = results["rows"].get(name, {})
-        if any(row.get(key) != value for key, value in own.items()):
+        compared = ["words"] if loop.peer == "nanoladder" else own  # its code is among the conditions
+        if any(row.get(key) != own[key] for key in compared):
             row = results["rows"][name] = {"peer": loop.peer, **own}
         row["note"] = reasons.get(loop.peer)
     write(folder, results)
@@ -142,7 +143,7 @@ def rows(tuned):
     """{row: its Loop}."""
     ours = {"naive": Loop("nanoladder", words=("--stage=naive",)), "finished": Loop("nanoladder")}
     if tuned:
-        ours["tuned"] = Loop("nanoladder", words=(str(tuned),))
+        ours["tuned"] = Loop("nanoladder", words=(str(tuned), "--micro_batch_size=0"))  # a batch at once, as all
     return ours | {
         "nanoGPT": Loop("nanogpt"),
         "nanoGPT, compiled": Loop("nanogpt", best=True),
@@ -212,20 +213,26 @@ def write(folder, results):
 
 def summarize(results):
     """A summary.Row for each row: its figures, as far as they were measured."""
-    found, first = [], None
+    found, naive = [], results["rows"]["naive"].get("time")
     for name, measured in results["rows"].items():
         row = Row(name=name, note=measured["note"], peer=measured["peer"], threads=None, dtype="", setting=None)
         if timed := measured.get("time"):
             losses = timed[0]["losses"]
-            first = first or losses
             row |= timing(timed) | {key: timed[0][key] for key in ("dtype", "setting", "threads")}
-            row |= {"loss": losses[-1], "gap": max(abs(a - b) for a, b in zip(losses, first, strict=True))}
+            row["loss"] = losses[-1]
+            if naive:
+                row["gap"] = max(gap(*pair) for pair in zip(losses, naive[0]["losses"], strict=True))
             if measured["peer"] == "nanoladder":
                 row["setting"] = " ".join(measured["words"][1:]) or "as configured"
         if measured.get("memory"):
             row["peak"] = measured["memory"][0]["peak"]
         found.append(row)
     return found
+
+
+def gap(a, b):
+    """The difference of two losses; infinite if one is not finite."""
+    return abs(a - b) if math.isfinite(a - b) else math.inf
 
 
 def table(results):
