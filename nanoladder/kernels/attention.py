@@ -77,7 +77,8 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, needs_grad: bool)
     """The operator. Returns the output and, one after the other, the blocks' probabilities; none if not needs_grad."""
     y, kept = empty_results(q, k, v, needs_grad)
     scale, at = 1 / math.sqrt(q.shape[-1]), 0
-    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu_(1)[: blocks(q.shape[2])[0][1]]
+    size = blocks(q.shape[2])[0][1]
+    future = torch.ones(size, size, dtype=torch.bool).triu_(1)
     for part in heads_at_a_time(q):
         q_, k_, v_ = by_head(q[part] * scale), by_head(k[part]), by_head(v[part])  # (n, T, hs)
         y_ = torch.empty_like(q_)
@@ -120,9 +121,12 @@ def keep(ctx, inputs, output):
     q, k, v, _ = inputs
     y, kept = output
     ctx.save_for_backward(y, q, k, v, kept)
+    ctx.set_materialize_grads(False)  # the weights' gradient would be zeros, as large as they are
 
 
 def differentiate(ctx, dy, _):
+    if dy is None:  # nothing depends on the output
+        return None, None, None, None
     return *backward_operator(dy, *ctx.saved_tensors), None
 
 
