@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lab import summary, tables
 from lab.results import read_results
+from nanoladder import files
 from nanoladder.config import DEFAULTS, stage_files, stage_names
 from nanoladder.config.stages import fields, parse, reason
 from nanoladder.errors import BadInput
@@ -95,6 +96,12 @@ and are enabled by their keys; the last five, from ddp on, need several devices.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """
+
+
+def write():
+    """Writes docs/ladder.md."""
+    PAGE.parent.mkdir(exist_ok=True)
+    files.write(PAGE, page())
 
 
 def page():

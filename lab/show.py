@@ -18,7 +18,7 @@ from nanoladder.config import stage_files, stage_names
 from nanoladder.config.stages import reason
 from nanoladder.errors import BadInput
 
-COLOURS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
+COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 
 
 def main(argv):
@@ -35,8 +35,7 @@ def main(argv):
         case ["diff", a, b]:
             print_diff(pages.diff(a, b))
         case ["docs"]:
-            pages.PAGE.parent.mkdir(exist_ok=True)
-            pages.PAGE.write_text(pages.page(), encoding="utf-8")
+            pages.write()
         case ["html"]:
             build.write()
         case _:
@@ -52,5 +51,5 @@ def print_list():
 
 def print_diff(lines):
     for line in lines:
-        colour = COLOURS.get(line[0]) if sys.stdout.isatty() else None
+        colour = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{colour}{line}\033[0m" if colour else line)

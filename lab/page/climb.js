@@ -309,7 +309,7 @@
     find("theme").addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";
       try {
-        localStorage.setItem("theme", root.dataset.theme);
+        localStorage.setItem("nanoladder.theme", root.dataset.theme);
       } catch {} // storage may be forbidden
       update();
     });

@@ -5,7 +5,9 @@ Needs Chromium, playwright, which drives it, and Pillow, which comes with matplo
 
 import contextlib
 import io
+import os
 import shutil
+import sys
 
 from lab.page.build import PAGE
 from nanoladder import files
@@ -15,9 +17,11 @@ from nanoladder.errors import BadInput
 PICTURE = PAGE.with_name("ladder-page.png")
 STAGE = "amp"
 SIZE = {"width": 1440, "height": 900}
-COLOURS = 128  # as few keep the file small
+COLORS = 128  # of the picture: with more its file would be larger
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--no-sandbox", "--disable-background-networking"]  # root, as in a container, has no sandbox
+FLAGS = ["--disable-background-networking"]
+if sys.platform == "linux" and os.geteuid() == 0:
+    FLAGS.append("--no-sandbox")  # root, as in a container, has none
 
 
 @contextlib.contextmanager
@@ -48,7 +52,7 @@ def main(argv):
         page.mouse.move(0, 0)
         page.evaluate("document.activeElement.blur()")
         image = Image.open(io.BytesIO(page.screenshot()))
-    small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small = image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
     files.write(PICTURE, lambda file: small.save(file, format="PNG", optimize=True))
 
 

@@ -604,6 +604,7 @@ window.Worth = (() => {
 
   async function take(dropped) {
     status.textContent = problem.textContent = "";
+    const before = sets.length;
     const name = dropped.name.slice(0, 80);
     try {
       if (dropped.size > MOST.bytes)
@@ -619,6 +620,11 @@ window.Worth = (() => {
       redraw();
       status.textContent = `${name} is drawn beside ours. It stays on this page.`;
     } catch (error) {
+      if (sets.length > before) {
+        sets.length = before;
+        fillSelects();
+        redraw();
+      }
       const why = error instanceof Unreadable ? error.message : "it is damaged";
       problem.textContent = `${name} is not a results.json of profile.py: ${why}`;
     }
