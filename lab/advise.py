@@ -77,7 +77,7 @@ def savings(config, memory, available, device_type, world_size):
     half_is_native = device_type == "cuda" or machine.choose_dtype("auto", torch.device("cpu")) != torch.float32
     changes = {
         ("set_to_none", True): not config.set_to_none,
-        ("attention", "sdpa"): config.attention == "matmul",
+        ("attention", "sdpa"): config.attention in ("matmul", "blocks", "auto"),
         ("dtype", "auto"): config.dtype == "float32" and half_is_native,
         ("loss_chunks", 8): config.loss_chunks in (0, "auto"),
         ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,

@@ -105,7 +105,14 @@ def parts():
         Part("train-shakespeare", "train.py", shakespeare, 0.25, "shakespeare_char"),
         Part("train-reference", "train.py", resumed, 0.2, "python_stdlib_byte"),
         Part("gpt2-low-memory", "profile.py", low, 0.2, GPT2_TOKENS, "ladder"),
-        Part("optimizers", "profile.py", ("config/quickstart.py",), 0.45, "python_stdlib", "optimizers"),
+        Part(
+            "optimizers",
+            "profile.py",
+            ("config/quickstart.py", "--n_embd=192", "--n_head=4", "--learning_rate=2e-3"),
+            0.45,
+            "python_stdlib",
+            "optimizers",
+        ),
         Part("sampling", "lab.sampling", ("--minutes=4",), 0.5),
     ]
 

@@ -58,7 +58,7 @@ class Config:
     ] = "auto"
     attention: Annotated[
         Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"],
-        "matmul: the formula; sdpa: fused, PyTorch picks a kernel; or name one; blocks: for CPUs; auto: blocks or sdpa",
+        "matmul: the formula; sdpa: fused, or name one; auto: sdpa or blocks",
     ] = "sdpa"
     adamw_impl: Annotated[
         Literal["forloop", "foreach", "fused"], "AdamW: a loop over parameters, a kernel per operation, or one kernel"

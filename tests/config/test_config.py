@@ -205,6 +205,7 @@ IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 # (values that cannot work together; parts of the error line: keys, values and a way out)
 IMPOSSIBLE = [
     ({"init_from": "gpt2-xl"}, ["init_from=gpt2-xl", "--init_from=hf:gpt2-xl"]),
+    ({"attention": "blocks", "dropout": 0.1}, ["attention=blocks", "dropout=0.1", "--attention=auto"]),
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "n_embd=99"]),
     (
         {"batch_size": 12, "micro_batch_size": 5},
