@@ -181,4 +181,5 @@ def test_no_process_survives_the_main_one(number, tmp_path):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore it
     run_script(lambda argv: write_corpus(argv[0], Endless(), "byte", workers=3))
