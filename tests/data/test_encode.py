@@ -171,7 +171,10 @@ def test_no_process_survives_the_main_one(number, tmp_path):
     children = children_of(process.pid)
     assert len(children) == 3
     os.killpg(process.pid, number)  # a terminal sends Ctrl-C to the whole group
-    _, stderr = process.communicate(timeout=60)
+    try:
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()  # else its endless corpus fills the disk
     assert stderr == ("interrupted\n" if number == signal.SIGINT else "")
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     until = time.monotonic() + 60
