@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import model
 import train
-from lab import pages
+from lab import pages, show
 from nanoladder import checkpoint, data, machine
 from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import load_config, stage_files, stage_names
@@ -144,7 +144,7 @@ def test_a_stage_changes_one_field_that_naive_turns_off(stage):
 
 
 def test_the_list_names_every_stage(capsys):
-    pages.main([])
+    show.main([])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == STAGES
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, flags, rows, tiny
 
 import train
-from lab import pages, replay
+from lab import replay, show
 from nanoladder.run import faults
 
 
@@ -76,7 +76,7 @@ def test_a_fault_of_a_shown_program_is_replayed_by_the_command_that_it_names(con
     """In processes of their own: a shown program trains with its own step, the replay with train.py's at its stage."""
     program = tmp_path / "with a space" / "amp.py"
     program.parent.mkdir()
-    program.write_text(run_main(pages.main, "show", "amp").out, encoding="utf-8")
+    program.write_text(run_main(show.main, "show", "amp").out, encoding="utf-8")
     keys = {"dtype": "bfloat16", "out_dir": f"{config.out_dir} {{of}} 'amp'"}
     given = [str(program), *words(config, **DIVERGING | keys), "--stage=amp"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
