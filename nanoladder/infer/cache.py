@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
 
@@ -42,6 +43,7 @@ class CachedGPT:
     @torch.inference_mode()
     def compile(self):
         """Compiles the step, on a GPU into CUDA graphs, and runs it often enough to have them recorded."""
+        machine.keep_compiled_code_apart()
         multiply_single_rows(self.gpt)
         for tensor in sum(self.layers, ()):
             torch._dynamo.mark_static_address(tensor)  # else CUDA graphs would copy the cache in each step

@@ -8,6 +8,7 @@ from nanoladder.machine.device import (
     configure,
     device_name,
     find_compiler,
+    keep_compiled_code_apart,
     lacks,
     peak_flops,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "free_memory",
     "gradient_scaler",
     "is_out_of_memory",
+    "keep_compiled_code_apart",
     "keep_freed_memory",
     "lacks",
     "limit_memory",

@@ -280,6 +280,25 @@ def test_a_cpu_that_emulates_bfloat16_says_so(monkeypatch):
     assert text == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float32)"
 
 
+@pytest.mark.slow
+def test_compiled_code_from_a_cpu_with_other_vectors_is_not_reused(dense, tmp_path):
+    """A cache that machines share: filled with this CPU's vectors, then used with shorter ones."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    shorter = {"AVX512": "avx2"}.get(capability, "default")
+    losses = {}
+    for name in ("eager", "filled", "used"):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        if name == "used":
+            environment["ATEN_CPU_CAPABILITY"] = shorter
+        words = flags(dataset=dense, n_embd=32, max_steps=2, compile=name != "eager", out_dir=tmp_path / name)
+        command = [sys.executable, "train.py", *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        losses[name] = [row["train_loss"] for row in rows(tiny(out_dir=str(tmp_path / name)), "train_loss")]
+    assert losses["filled"] == pytest.approx(losses["eager"], abs=1e-3)
+    assert losses["used"] == pytest.approx(losses["eager"], abs=1e-3)
+
+
 # -- peaks
 
 
