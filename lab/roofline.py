@@ -27,8 +27,8 @@ FORMULAS = flop_registry | {  # {operator: FLOP of a call}
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
-    torch.ops.nanoladder.attend: lambda q, *_, **__: 2 * attention.product_flops(q.shape),
-    torch.ops.nanoladder.attend_backward: lambda dy, *_, **__: 4 * attention.product_flops(dy.shape),
+    torch.ops.nanoladder.attend: lambda q, *_, **__: 2 * attention.product_flops(q),
+    torch.ops.nanoladder.attend_backward: lambda dy, *_, **__: 4 * attention.product_flops(dy),
 }
 EMPTY = ("empty", "new_empty", "resize_")  # allocate, and move nothing
 FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange")  # read shapes at most

@@ -1,8 +1,9 @@
 """Causal attention for CPUs, in blocks of queries: each is multiplied only by the keys that its mask does not hide.
 
-The products are PyTorch's, at the full rate of a CPU; its fused kernel reaches a sixth of that in bfloat16. They take a
-few heads at a time, whose scores stay in the cache. The blocks' probabilities are kept for the backward, in little more
-than half the memory of the (T, T) matrix.
+The products are PyTorch's, at the full rate of a CPU; its fused kernel reaches a sixth of that in bfloat16, a half in
+float32. They take a few heads at a time, whose scores stay in the cache, and write to contiguous memory, as MKL wants
+it for many matrices in one call. The blocks' probabilities are kept for the backward, in little more than half the
+memory of the (T, T) matrix.
 
 To torch.compile forward and backward are opaque operators: in its graph the loops would be unrolled.
 """
@@ -12,7 +13,9 @@ import math
 import torch
 
 CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
-SIZE, MOST = 128, 8  # queries in a block, at least; blocks of a sequence, at most
+SIZE, MOST = 256, 8  # bytes of the scores of a key in a block, at least; blocks of a sequence, at most
+
+softmax_backward = torch.ops.aten._softmax_backward_data.out
 
 
 def uses_blocks(attention, device_type, dtype, dropout):
@@ -30,27 +33,32 @@ def attend_in_blocks(q, k, v):
     return operator(q, k, v, needs_grad)[0]
 
 
-def blocks(T):
+def block_size(T, dtype):
+    """Number of queries in a block: at least 128 in bfloat16, 64 in float32."""
+    return max(SIZE // dtype.itemsize, math.ceil(T / MOST))
+
+
+def blocks(T, dtype):
     """[(start, end)] of the blocks of T queries. The keys of a block are those before its end."""
-    size = max(SIZE, math.ceil(T / MOST))
+    size = block_size(T, dtype)
     return [(start, min(start + size, T)) for start in range(0, T, size)]
 
 
-def count_scores(T):
+def count_scores(T, dtype):
     """Number of scores of all blocks of a head."""
-    return sum((end - start) * end for start, end in blocks(T))
+    return sum((end - start) * end for start, end in blocks(T, dtype))
 
 
-def product_flops(shape):
+def product_flops(q):
     """Floating-point operations of one product, of queries and keys (B, nh, T, hs): of the blocks that are computed."""
-    B, nh, T, hs = shape
-    return 2 * B * nh * count_scores(T) * hs
+    B, nh, T, hs = q.shape
+    return 2 * B * nh * count_scores(T, q.dtype) * hs
 
 
 def heads_at_a_time(q):
     """Yields the indices (sequences, heads) of parts of q (B, nh, T, hs), each of as many heads as CACHE holds."""
     B, nh, T, _ = q.shape
-    n = max(1, CACHE // (q.itemsize * T * min(T, max(SIZE, math.ceil(T / MOST)))))
+    n = max(1, CACHE // (q.itemsize * T * min(T, block_size(T, q.dtype))))
     n_sequences, n_heads = max(1, n // nh), min(n, nh)
     for first in range(0, B, n_sequences):
         for head in range(0, nh, n_heads):
@@ -70,48 +78,45 @@ def empty_like(q):
 
 def empty_results(q, k, v, needs_grad):
     B, nh, T, _ = q.shape
-    return empty_like(q), q.new_empty(B * nh * count_scores(T) if needs_grad else 0)
+    return empty_like(q), q.new_empty(B * nh * count_scores(T, q.dtype) if needs_grad else 0)
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, needs_grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator. Returns the output and, one after the other, the blocks' probabilities; none if not needs_grad."""
     y, kept = empty_results(q, k, v, needs_grad)
-    scale, at = 1 / math.sqrt(q.shape[-1]), 0
-    size = blocks(q.shape[2])[0][1]
+    scale, at, size = 1 / math.sqrt(q.shape[-1]), 0, block_size(q.shape[2], q.dtype)
     future = torch.ones(size, size, dtype=torch.bool).triu_(1)
     for part in heads_at_a_time(q):
         q_, k_, v_ = by_head(q[part] * scale), by_head(k[part]), by_head(v[part])  # (n, T, hs)
-        y_ = torch.empty_like(q_)
-        for start, end in blocks(q.shape[2]):
+        for start, end in blocks(q.shape[2], q.dtype):
             scores = torch.bmm(q_[:, start:end], k_[:, :end].mT)  # (n, size, end)
             scores[:, :, start:].masked_fill_(future[: end - start, : end - start], -math.inf)
             weights = kept[at : at + scores.numel()].view_as(scores) if needs_grad else scores
             torch.softmax(scores, -1, out=weights)
-            torch.bmm(weights, v_[:, :end], out=y_[:, start:end])
+            y_ = y[part][:, :, start:end]
+            y_.copy_(torch.bmm(weights, v_[:, :end]).view_as(y_))
             at += scores.numel()
-        y[part] = y_.view_as(y[part])
     return y, kept
 
 
 def backward(
-    dy: torch.Tensor, y: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor
+    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v. kept: the probabilities, from the forward."""
     dq, dk, dv = (empty_like(q) for _ in range(3))
     scale, at = 1 / math.sqrt(q.shape[-1]), 0
     for part in heads_at_a_time(q):
-        q_, k_, v_, dy_, y_ = (by_head(tensor[part]) for tensor in (q, k, v, dy, y))  # (n, T, hs)
-        delta = (dy_ * y_).sum(-1, keepdim=True)  # (n, T, 1), Σ over the keys of weight times its gradient
-        dq_, dk_, dv_ = torch.empty_like(q_), torch.zeros_like(k_), torch.zeros_like(v_)
-        for start, end in blocks(q.shape[2]):
+        q_, k_, v_, dy_ = (by_head(tensor[part]) for tensor in (q, k, v, dy))  # (n, T, hs)
+        dk_, dv_ = torch.zeros_like(k_), torch.zeros_like(v_)
+        for start, end in blocks(q.shape[2], q.dtype):
             d_scores = torch.bmm(dy_[:, start:end], v_[:, :end].mT)  # (n, size, end), of the weights so far
             weights = kept[at : at + d_scores.numel()].view_as(d_scores)
-            d_scores.sub_(delta[:, start:end]).mul_(weights)
-            torch.bmm(d_scores, k_[:, :end], out=dq_[:, start:end])
-            dk_[:, :end].baddbmm_(d_scores.mT, q_[:, start:end])
-            dv_[:, :end].baddbmm_(weights.mT, dy_[:, start:end])
+            softmax_backward(d_scores, weights, -1, d_scores.dtype, grad_input=d_scores)
+            dq_ = dq[part][:, :, start:end]
+            torch.mul(torch.bmm(d_scores, k_[:, :end]).view_as(dq_), scale, out=dq_)
+            dk_[:, :end] += torch.bmm(d_scores.mT, q_[:, start:end])
+            dv_[:, :end] += torch.bmm(weights.mT, dy_[:, start:end])
             at += d_scores.numel()
-        torch.mul(dq_.view_as(dq[part]), scale, out=dq[part])
         torch.mul(dk_.view_as(dk[part]), scale, out=dk[part])
         dv[part] = dv_.view_as(dv[part])
     return dq, dk, dv
@@ -119,8 +124,7 @@ def backward(
 
 def keep(ctx, inputs, output):
     q, k, v, _ = inputs
-    y, kept = output
-    ctx.save_for_backward(y, q, k, v, kept)
+    ctx.save_for_backward(q, k, v, output[1])
     ctx.set_materialize_grads(False)  # the weights' gradient would be zeros, as large as they are
 
 
@@ -134,4 +138,4 @@ operator = torch.library.custom_op("nanoladder::attend", forward, mutates_args=(
 operator.register_fake(empty_results)
 operator.register_autograd(differentiate, setup_context=keep)
 backward_operator = torch.library.custom_op("nanoladder::attend_backward", backward, mutates_args=())
-backward_operator.register_fake(lambda dy, y, q, k, v, kept: tuple(empty_like(q) for _ in range(3)))
+backward_operator.register_fake(lambda dy, q, k, v, kept: tuple(empty_like(q) for _ in range(3)))

@@ -279,7 +279,7 @@ def block_activations(config, device_type="cpu", world_size=1):
     if config.attention == "matmul":
         quadratic = s * s * (number + mask * (number + 1))  # softmax, then its dropout
     elif uses_blocks(config.attention, device_type, dtype, config.dropout):
-        quadratic = number * count_scores(s)
+        quadratic = number * count_scores(s, dtype)
     n = parallel.divide(config, world_size).context
     gathered = 2 * number * (n - 1) if gathers_keys(config) else 0
     return (s * b * h * (linear + gathered) + a * b * quadratic) // n

@@ -115,7 +115,7 @@ def test_flops_of_a_step_are_those_of_the_formula(attention, n_layer, n_embd):
     if attention == "sdpa":  # 7 products instead of 6, as the backward recomputes the scores; causal: half of them
         expected += 12 * n_layer * n_embd * T * (7 / 6 * (T + 1) / (2 * T) - 1)
     if attention == "blocks":  # of the products of all queries and keys, those of the blocks that are not masked
-        expected += 12 * n_layer * n_embd * T * (count_scores(T) / T**2 - 1)
+        expected += 12 * n_layer * n_embd * T * (count_scores(T, torch.float32) / T**2 - 1)
     assert flops == pytest.approx(tokens * expected, rel=0.01)
 
 
