@@ -146,7 +146,7 @@ def normal(config, machine):
     """A normal form of a config whose vocab_size is known: two that take the same step here have the same."""
     auto = "bfloat16" if machine.native_bfloat16 else "float16" if machine.on_gpu else "float32"
     dtype = auto if config.dtype == "auto" else config.dtype
-    in_blocks = uses_blocks(config.attention, machine.device_type, getattr(torch, dtype), config.dropout)
+    in_blocks = uses_blocks(config, machine.device_type, getattr(torch, dtype))
     plain = {"compile_scope": "model", "compile_mode": "default"} if not config.compile else {}
     config = in_one_process(config)
     return dataclasses.replace(

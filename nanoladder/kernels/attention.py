@@ -18,13 +18,13 @@ SIZE, MOST = 256, 8  # bytes of the scores of a key in a block, at least; blocks
 softmax_backward = torch.ops.aten._softmax_backward_data.out
 
 
-def uses_blocks(attention, device_type, dtype, dropout):
-    """True for attention="blocks", and for "auto" without dropout, in bfloat16 on a CPU.
-
-    In float32 SDPA takes less time, except for about 500 to 2000 tokens.
+def uses_blocks(config, device_type, dtype):
+    """True for attention="blocks", and for "auto" if blocks take less time than SDPA: on a CPU, without dropout, in
+    bfloat16, or in float32 with a context of 256 to 1024 tokens.
     """
-    suits = device_type == "cpu" and dtype == torch.bfloat16 and dropout == 0
-    return attention == "blocks" or (attention == "auto" and suits)
+    if config.attention != "auto" or device_type != "cpu" or config.dropout:
+        return config.attention == "blocks"
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and 256 <= config.context_length <= 1024)
 
 
 def attend_in_blocks(q, k, v):

@@ -149,8 +149,10 @@ def attention_kernel(config, device):
         return "matmul, the (T, T) matrix in memory"
     if config.attention == "blocks" and device.type != "cpu":
         raise BadInput(f"attention=blocks is for CPUs, and slow on {device.type}; expected --attention=sdpa")
-    if uses_blocks(config.attention, device.type, choose_dtype(config.dtype, device), config.dropout):
-        why = "in bfloat16 they take less time than sdpa on a CPU" if config.attention == "auto" else "as requested"
+    dtype = choose_dtype(config.dtype, device)
+    if uses_blocks(config, device.type, dtype):
+        case = f"in {dtype} with {config.context_length} tokens".replace("torch.", "")
+        why = f"{case} they take less time than sdpa on a CPU" if config.attention == "auto" else "as requested"
         return f"blocks of queries, without the keys that the mask hides ({why})"
     if device.type == "mps":  # it has no choice of kernels to ask for
         if config.attention not in ("auto", "sdpa"):
@@ -158,7 +160,7 @@ def attention_kernel(config, device):
         return "sdpa on mps, in training with the (T, T) matrix in memory"
     shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
     kernel = SDPBackend.ERROR
-    q = torch.empty(shape, device=device, dtype=choose_dtype(config.dtype, device), requires_grad=True)
+    q = torch.empty(shape, device=device, dtype=dtype, requires_grad=True)
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # on a CPU, raises if no kernel is enabled
         warnings.simplefilter("ignore")  # PyTorch warns about each kernel that it rejects
         kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))

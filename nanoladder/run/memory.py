@@ -278,7 +278,7 @@ def block_activations(config, device_type="cpu", world_size=1):
     quadratic = 0
     if config.attention == "matmul":
         quadratic = s * s * (number + mask * (number + 1))  # softmax, then its dropout
-    elif uses_blocks(config.attention, device_type, dtype, config.dropout):
+    elif uses_blocks(config, device_type, dtype):
         quadratic = number * count_scores(s, dtype)
     n = parallel.divide(config, world_size).context
     gathered = 2 * number * (n - 1) if gathers_keys(config) else 0

@@ -146,12 +146,25 @@ def test_the_header_names_blocks_and_a_gpu_refuses_them(refused, tmp_path):
     assert "dropout=0.1" in line and "--attention=auto" in line
 
 
-def test_auto_takes_blocks_in_bfloat16_on_a_cpu_without_dropout():
-    assert uses_blocks("auto", "cpu", torch.bfloat16, 0.0)
-    assert not uses_blocks("auto", "cpu", torch.float32, 0.0)
-    assert not uses_blocks("auto", "cpu", torch.bfloat16, 0.1)
-    assert not uses_blocks("auto", "cuda", torch.bfloat16, 0.0)
-    assert not any(uses_blocks(name, "cpu", torch.bfloat16, 0.0) for name in ("sdpa", "matmul", "flash"))
-    assert "blocks" in machine.attention_kernel(tiny(attention="auto", dtype="bfloat16"), CPU)
-    assert "blocks" not in machine.attention_kernel(tiny(attention="auto", dtype="float32"), CPU)
-    assert "blocks" not in machine.attention_kernel(tiny(attention="auto", dtype="bfloat16", dropout=0.1), CPU)
+@pytest.mark.parametrize(
+    "keys, device_type, expected",
+    [
+        ({}, "cpu", True),
+        ({"dtype": "float32", "context_length": 256}, "cpu", True),
+        ({"dtype": "float32", "context_length": 1024}, "cpu", True),
+        ({"dtype": "float32", "context_length": 255}, "cpu", False),
+        ({"dtype": "float32", "context_length": 1025}, "cpu", False),
+        ({"dtype": "float16", "context_length": 512}, "cpu", False),
+        ({"dropout": 0.1}, "cpu", False),
+        ({}, "cuda", False),
+        ({"attention": "sdpa"}, "cpu", False),
+        ({"attention": "matmul"}, "cpu", False),
+        ({"attention": "flash"}, "cpu", False),
+    ],
+    ids=str,
+)
+def test_auto_takes_blocks_if_they_take_less_time(keys, device_type, expected):
+    config = tiny(**{"attention": "auto", "dtype": "bfloat16", **keys})
+    assert uses_blocks(config, device_type, getattr(torch, config.dtype)) == expected
+    if device_type == "cpu":
+        assert ("blocks" in machine.attention_kernel(config, CPU)) == expected
