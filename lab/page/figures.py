@@ -10,8 +10,8 @@ from functools import cache
 
 from lab import pages, tables
 from lab.pictures import PARTS, parts_of_peak
-from lab.results import read_results
-from lab.summary import speedup, summarize
+from lab.results import FORMAT_VERSION, read_results
+from lab.summary import UNCHANGED, speedup, summarize
 from nanoladder.config import stage_names
 
 MODES = {"ladder": "", "each": ", each stage alone"}  # modes with a row per stage: what to add to the config's name
@@ -21,7 +21,10 @@ SCALED = ("ms/step", "tokens/s", "efficiency", "sent by a process MB", "tensors 
 
 @cache
 def figures():
-    """Everything that the page draws, as JSON: the sets (a machine, a config and a mode) and the scaling tables."""
+    """Everything that the page draws, as JSON: the sets (a machine, a config and a mode) and the scaling tables.
+
+    worth.js takes from here too what it needs to compute the same from a dropped file.
+    """
     sets = [found for path in sorted(pages.RESULTS.glob("*/*/*")) for found in read_sets(path)]
     ladders = [found for found in sets if found["mode"] == "ladder"]
     return {
@@ -29,6 +32,9 @@ def figures():
         "kinds": tables.KINDS | {LEAST: "least time"},
         "parts": {part: label for part, (label, _) in PARTS.items()},
         "modes": MODES,
+        "format_version": FORMAT_VERSION,
+        "unchanged": UNCHANGED,
+        "same_loss": tables.SAME,
         "scaling_modes": pages.SCALING,
         "default": max(ladders, key=lambda found: sum("seconds" in row for row in found["rows"]))["id"],
         "sets": sets,

@@ -5,8 +5,6 @@
 window.Worth = (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const sets = [...figures.sets]; // and those of dropped files
-  const UNCHANGED = "no measurable change";
-  const SAME = 0.01; // nats: a loss that differs more from naive's is that of another model
   const MOST = { bytes: 16e6, rows: 200, rounds: 1000, text: 300, seconds: 1e6, memory: 1e16 }; // of a dropped file
   let stage = figures.stages[0];
   let drawn = []; // [{set, update}] of the cards on the page
@@ -79,7 +77,8 @@ window.Worth = (() => {
     } catch {
       throw new Unreadable("it is not JSON");
     }
-    if (results?.format_version !== 2) throw new Unreadable("it has no format_version 2, as profile.py writes it");
+    if (results?.format_version !== figures.format_version)
+      throw new Unreadable(`it has no format_version ${figures.format_version}, as profile.py writes it`);
     const modes = own(results, "modes", "object", "results");
     const found = Object.keys(figures.modes).filter((mode) => Object.hasOwn(modes, mode));
     if (!found.length) throw new Unreadable("it has neither --mode=ladder nor --mode=each; expected one of them");
@@ -242,7 +241,7 @@ window.Worth = (() => {
     if (n < 2) return "";
     const ratios = after.rounds.slice(0, n).map((seconds, i) => before.rounds[i] / seconds);
     const [low, middle, high] = [Math.min(...ratios), median(ratios), Math.max(...ratios)];
-    if (Math.abs(middle - 1) <= high - low) return UNCHANGED;
+    if (Math.abs(middle - 1) <= high - low) return figures.unchanged;
     return `${middle.toFixed(2)}× (${low.toFixed(2)}–${high.toFixed(2)})`;
   }
 
@@ -250,7 +249,7 @@ window.Worth = (() => {
     const short = (digits) => String(Number(gap.toPrecision(digits)));
     if (gap === 0) return "bit-equal";
     if (anotherUpdate) return "another update";
-    if (gap > SAME) return dropout ? `${short(2)} apart (dropout)` : `WRONG by ${short(2)}`;
+    if (gap > figures.same_loss) return dropout ? `${short(2)} apart (dropout)` : `WRONG by ${short(2)}`;
     return `within ${gap.toExponential(0).replace(/e([+-])(\d)$/, "e$10$2")}`;
   }
 
@@ -302,7 +301,7 @@ window.Worth = (() => {
         ? ["good", ratio, `less memory than ${other.name}`, ""]
         : ["bad", ratio, `more memory than ${other.name}`, ""];
     }
-    if (other.speed === UNCHANGED) return ["same", UNCHANGED, `against ${other.name}`, ""];
+    if (other.speed === figures.unchanged) return ["same", figures.unchanged, `against ${other.name}`, ""];
     const [, ratio, range] = other.speed.match(/^(\S+×)(?: \((.*)\))?$/) ?? [];
     if (!ratio) return ["same", "", `measured once, not compared with ${other.name}`, ""];
     const kind = parseFloat(ratio) >= 1 ? "good" : "bad";

@@ -170,11 +170,14 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """A small page that holds the figures, their script and their style, as docs/ladder.html does."""
+    return small_page(tmp_path_factory.mktemp("page") / "page.html", figures.figures())
+
+
+def small_page(path, data):
+    """Writes a small page that holds figures, their script and their style, as docs/ladder.html does; its address."""
     room = ROOT / "lab" / "page"
     script, *styles = ((room / name).read_text() for name in ("worth.js", "page.css", "worth.css"))
-    data = json.dumps(figures.figures()).replace("<", "\\u003c")
-    path = tmp_path_factory.mktemp("page") / "page.html"
+    data = json.dumps(data).replace("<", "\\u003c")
     path.write_text(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>figures</title><style>{''.join(styles)}</style>"
         "<main><div id=machine></div><div id=worth></div></main>"
@@ -267,6 +270,21 @@ def test_the_browser_computes_what_python_does(page):
             for a, b in zip(ours["rows"], theirs["rows"], strict=True):
                 assert same(a, b), (a, b)
             assert same(ours | {"name": None}, theirs), (ours["conditions"], theirs["conditions"])
+
+
+def test_the_browser_has_its_constants_from_python(browser, tmp_path):
+    planted = {"format_version": 3, "unchanged": "even", "same_loss": 0.05}
+    assert planted.keys() <= figures.figures().keys()
+    page = browser.new_page()
+    page.goto(small_page(tmp_path / "page.html", figures.figures() | planted))
+    *_, text = variants()
+    drop(page, text)
+    assert "no format_version 3" in page.text_content("[role=alert]")
+    [found] = page.evaluate("text => Worth.read(text)", text.replace('"format_version": 2', '"format_version": 3'))
+    rows = {row["name"]: row for row in found["rows"]}
+    assert rows["amp"]["loss"] == "within 3e-02"  # 0.034
+    assert rows["set_to_none"]["naive"]["speed"] == "even"
+    page.close()
 
 
 @pytest.mark.parametrize("stage", ["naive", "amp", "low_memory_optimizer"])
