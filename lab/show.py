@@ -51,5 +51,5 @@ def print_list():
 
 def print_diff(lines):
     for line in lines:
-        colour = COLORS.get(line[0]) if sys.stdout.isatty() else None
-        print(f"{colour}{line}\033[0m" if colour else line)
+        color = COLORS.get(line[0]) if sys.stdout.isatty() else None
+        print(f"{color}{line}\033[0m" if color else line)

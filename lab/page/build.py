@@ -94,7 +94,7 @@ def article(stage):
 
 def text(markdown):
     """Returns a stage's explanation as HTML: paragraphs, then a list of its What, Why, Cost and Source."""
-    free, labelled = [], []
+    free, labeled = [], []
     for block in re.split(r"\n\s*\n", markdown):
         label, rest = re.fullmatch(r"(?:\*\*(\w+):\*\*\s*)?(.*)", block, flags=re.DOTALL).groups()
         if not label:
@@ -103,8 +103,8 @@ def text(markdown):
         links = re.findall(r"^- \[(.*)\]\((https://\S+)\)$", rest, flags=re.MULTILINE)
         items = [f'<li><a href="{html.escape(url)}" rel=noreferrer>{inline(title)}</a></li>' for title, url in links]
         content = "<ul>\n" + "\n".join(items) + "\n</ul>" if items else inline(rest)
-        labelled.append(f"<dt>{label}</dt>\n<dd>{content}</dd>")
-    return "\n".join([*free, "<dl>", *labelled, "</dl>"])
+        labeled.append(f"<dt>{label}</dt>\n<dd>{content}</dd>")
+    return "\n".join([*free, "<dl>", *labeled, "</dl>"])
 
 
 def inline(text):

@@ -235,12 +235,12 @@
     }
     find("said").textContent = `${stage.name}, stage ${stage.n + 1} of ${ladder.length}: ${said}`;
     window.Worth?.show(stage.name);
-    centre(links[stage.n]); // from here on the browser lays out the page, once
+    center(links[stage.n]); // from here on the browser lays out the page, once
     reveal();
   }
 
   /** Scrolls the rail to a link. Not by scrollIntoView, after which Tab would continue from there. */
-  function centre({ offsetLeft, offsetTop, offsetWidth }) {
+  function center({ offsetLeft, offsetTop, offsetWidth }) {
     const rail = find("rail");
     rail.scrollTo(offsetLeft - (rail.clientWidth - offsetWidth) / 2, offsetTop - rail.clientHeight / 2);
   }

@@ -349,7 +349,7 @@ window.Worth = (() => {
     };
   }
 
-  // The parts as a table: what the colours mean, and the bars in numbers.
+  // The parts as a table: what the colors mean, and the bars in numbers.
   function makeLegend(chart) {
     const body = make("tbody");
     const head = make("tr");

@@ -138,8 +138,8 @@ def test_tables_without_script_escape_what_they_show(monkeypatch):
     assert "".join(text).count(evil) == 8
 
 
-def luminance(colour):
-    linear = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color):
+    linear = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in linear]
     return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -150,13 +150,13 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("light", [0, 1], ids=["light", "dark"])
-def test_colours_have_enough_contrast(light):
+def test_colors_have_enough_contrast(light):
     style = "".join((ROOT / "lab/page" / name).read_text() for name in ("page.css", "worth.css"))
-    colours = {name: pair[light] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)}
+    colors = {name: pair[light] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)}
     for name in ("ink", "soft", "worth-good", "worth-bad"):
-        assert contrast(colours[name], colours["card"]) >= 4.5, name
+        assert contrast(colors[name], colors["card"]) >= 4.5, name
     for name in ("gemm", "attention", "loss", "elementwise", "optimizer", "data", "host"):
-        assert contrast(colours[f"worth-{name}"], colours["card"]) >= 3, name
+        assert contrast(colors[f"worth-{name}"], colors["card"]) >= 3, name
 
 
 # -- in a browser

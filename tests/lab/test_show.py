@@ -166,7 +166,7 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
     assert run_main(show.main, "diff", "tf32", "tf32").out == ""
 
 
-def test_a_diff_is_coloured_on_a_terminal_only(run_main, monkeypatch):
+def test_a_diff_is_colored_on_a_terminal_only(run_main, monkeypatch):
     assert "\033" not in run_main(show.main, "diff", "tf32").out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert "\033[32m+    torch.set_float32" in run_main(show.main, "diff", "tf32").out
