@@ -91,7 +91,7 @@ def judge(options, config_words):
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against, options.patch, paths)
-        return Judgement(folder, names, words, config, options).run()
+        return Judgment(folder, names, words, config, options).run()
 
 
 def inside(path):
@@ -121,7 +121,7 @@ def ended_by_signals():
 # -- measuring
 
 
-class Judgement:
+class Judgment:
     """Two versions side by side, and what was measured of them, written to a file after every round."""
 
     def __init__(self, folder, names, words, config, options):
@@ -147,7 +147,7 @@ class Judgement:
         self.write()
         processes = 2 * (self.metric != "loss") + 2 * max(self.looks) * (self.metric != "memory")
         with tqdm(total=processes, unit="process") as self.bar:
-            self.bar.update(len(self.results["examined"]) + 2 * len(self.rounds))  # by an interrupted judgement
+            self.bar.update(len(self.results["examined"]) + 2 * len(self.rounds))  # by an interrupted judgment
             try:
                 if self.metric != "loss":
                     self.examine()
@@ -243,7 +243,7 @@ class Judgement:
     def report(self):
         """Draws the rounds; prints the table, the files and, last, the verdict."""
         found, written, picture = self.results["verdict"], [self.path], self.path.with_suffix(".png")
-        picture.unlink(missing_ok=True)  # of an earlier judgement
+        picture.unlink(missing_ok=True)  # of an earlier judgment
         if found["kind"] != "wrong":
             names = {"loss": ["loss"], "memory": ["memory"], "speed": ["speed", "memory", "resident"]}[self.metric]
             rows = [row(METRICS[name], values, self.effect(name)) for name in names if (values := self.values(name))]

@@ -217,7 +217,7 @@ def draw_peers(rows, path):
 
 
 def draw_rounds(effect, metric, title, path):
-    """Plots the changes of a judgement's rounds to a file: dots, their median and its interval, and equal versions."""
+    """Plots the changes of a judgment's rounds to a file: dots, their median and its interval, and equal versions."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -322,7 +322,7 @@ def best_over_time(axis, races):
 
 
 def spread(values, gap):
-    """Moves the values until neighbours are at least `gap` apart."""
+    """Moves the values until neighbors are at least `gap` apart."""
     order, moved = sorted(range(len(values)), key=values.__getitem__), list(values)
     for _ in range(100):
         for low, high in itertools.pairwise(order):

@@ -43,7 +43,7 @@ class Operation(NamedTuple):
     """A kernel: its FLOP, and {(number of a storage, offset in it): bytes} that it reads and that it writes.
 
     dtype: of a matrix product's inputs; "" for all that runs on vector units. chains: elementwise or a reduction, so
-    that it can be fused with its neighbours. whole: reduces all of a tensor to one number, for which others wait.
+    that it can be fused with its neighbors. whole: reduces all of a tensor to one number, for which others wait.
     repeated: in the forward or backward of a micro-batch, not in the update. kind: of work, as in anatomy.py.
     """
 

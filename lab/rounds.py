@@ -22,7 +22,7 @@ FIRST_LOOK = 8  # rounds before the first look; before each later one half as ma
 class Effect(NamedTuple):
     """The median change and its interval. noise: the largest effect that two equal versions would show.
 
-    changes: of the rounds. equal: those between neighbouring processes of one version.
+    changes: of the rounds. equal: those between neighboring processes of one version.
     """
 
     change: float
@@ -67,7 +67,7 @@ def bounds(changes, k):
 
 
 def changes_of_equals(change, values):
-    """The changes between neighbouring processes of one version, the last of a round and the first of the next.
+    """The changes between neighboring processes of one version, the last of a round and the first of the next.
 
     In turns to the later one and to the earlier one, as in the rounds.
     """

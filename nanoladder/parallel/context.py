@@ -4,7 +4,7 @@ Each process has all weights and a part of every sequence; embeddings, norms, ML
 itself. Attention exchanges in one of two ways:
 
 - heads, if the group divides them (Jacobs et al. 2023): each process attends over whole sequences, with its share of
-  the heads. Its tokens are neighbours.
+  the heads. Its tokens are neighbors.
 - keys and values, else (Llama team 2024): each process gathers those of all tokens for the queries of its own. Later
   queries attend to more keys, so its tokens are one piece from the front of the sequence and one from the back: every
   process has the same number of query-key pairs.

@@ -1,7 +1,7 @@
 """The mesh: the processes as a grid of pipeline stages × data × context × tensor parallelism.
 
 Ranks count the processes of a tensor group first, then those of a context group, then data, then the pipeline. So the
-groups that exchange most have neighbouring ranks, within a node.
+groups that exchange most have neighboring ranks, within a node.
 """
 
 import math
@@ -33,7 +33,7 @@ class Mesh:
     """The mesh of this run. sizes: the processes along each dimension; place: this process's index along each.
 
     n_sharing: processes that hold one copy of their weights among them (shard); the others hold further copies. They
-    are neighbours along data and context, whose processes all average their gradients.
+    are neighbors along data and context, whose processes all average their gradients.
     """
 
     def __init__(self, sizes, rank=0, n_sharing=1, device_type="cpu"):

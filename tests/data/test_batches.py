@@ -212,7 +212,7 @@ def test_every_order_of_a_few_windows_comes_equally_often():
 
 
 def test_an_order_is_as_random_as_numpys():
-    """Windows at each place, neighbours that stay neighbours, and windows that stay in place, over 1000 orders."""
+    """Windows at each place, neighbors that stay neighbors, and windows that stay in place, over 1000 orders."""
     n, n_orders = 50, 1000
     found = np.array([order(n, seed) for seed in range(n_orders)]).astype(int)
     at = np.zeros((n, n))

@@ -68,7 +68,7 @@ def timed(clock, this=1.0, other=1.0):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Neither draws nor writes, for hundreds of judgements."""
+    """Neither draws nor writes, for hundreds of judgments."""
     monkeypatch.setattr(judge.pictures, "draw_rounds", lambda *_: None)
     monkeypatch.setattr(judge.files, "write", lambda path, text: path.write_text(text))
 
@@ -115,7 +115,7 @@ def test_the_interval_misses_no_change_as_often_as_its_chance_says(n, k):
     assert sum(low > 0 or high < 0 for low, high in bounds) / len(signs) == rounds.chance_outside(n, k)
 
 
-def test_every_second_round_begins_with_the_other_version_and_equal_versions_are_neighbours(planted):
+def test_every_second_round_begins_with_the_other_version_and_equal_versions_are_neighbors(planted):
     """On a machine that slows down by 1 % with each process, and does nothing else."""
     asked = []
 
@@ -246,7 +246,7 @@ def test_this_version_that_fails_is_wrong_and_the_other_is_bad_input(planted, re
         planted(answer)
 
 
-def test_an_interrupted_judgement_goes_on_and_a_finished_one_begins_again(planted):
+def test_an_interrupted_judgment_goes_on_and_a_finished_one_begins_again(planted):
     def answer(side, measurement, _):
         asked.append(measurement)
         if len(asked) == 7:
@@ -447,7 +447,7 @@ def test_a_planted_wrong_update_and_an_old_version_are_named(checkout, command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_judgement_leaves_no_copy_behind(ending, checkout, command, tmp_path):
+def test_an_interrupted_judgment_leaves_no_copy_behind(ending, checkout, command, tmp_path):
     before = contents(checkout)
     judging = command("--against=HEAD", "--metric=memory")
     while not (tmp_path / "out/judge-memory.json").exists():

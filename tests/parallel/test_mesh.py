@@ -46,7 +46,7 @@ def test_a_product_that_does_not_fit_is_refused_with_the_nearest_that_do(n, keys
         grid(n, **keys)
 
 
-def test_every_process_has_a_place_of_its_own_and_tensor_groups_are_neighbours():
+def test_every_process_has_a_place_of_its_own_and_tensor_groups_are_neighbors():
     sizes = Grid(pipeline=2, data=3, context=2, tensor=4)
     places = [Mesh(sizes, rank).place for rank in range(48)]
     assert places == list(itertools.starmap(Grid, itertools.product(range(2), range(3), range(2), range(4))))

@@ -299,12 +299,12 @@ def test_a_killed_process_that_has_a_part_of_the_model_restarts_exactly(dense, d
 
 
 def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(undisturbed, folder):
-    signalled = replace(undisturbed, out_dir=f"{folder}/signalled", init_from="auto", save_interval=100)
-    jobs = {"signalled": {"argv": words(signalled), "die": [1, 3, "SIGTERM"]}}
-    result, _ = work(folder / "signalling", jobs, 2, ["--standalone", "--max-restarts=1"])
+    signaled = replace(undisturbed, out_dir=f"{folder}/signaled", init_from="auto", save_interval=100)
+    jobs = {"signaled": {"argv": words(signaled), "die": [1, 3, "SIGTERM"]}}
+    result, _ = work(folder / "signaling", jobs, 2, ["--standalone", "--max-restarts=1"])
     assert result.returncode == 0 and result.stdout.count("SIGTERM: ended after step 4, saved in") == 1, result.stderr
-    assert rows(signalled, *CURVE) == rows(undisturbed, *CURVE)
-    assert same(weights(signalled), weights(undisturbed))
+    assert rows(signaled, *CURVE) == rows(undisturbed, *CURVE)
+    assert same(weights(signaled), weights(undisturbed))
 
 
 @contextlib.contextmanager

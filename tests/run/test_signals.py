@@ -23,7 +23,7 @@ def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=9, log_interval=4, dropout=0.2)
 
 
-def signalled(at_step, *numbers):
+def signaled(at_step, *numbers):
     """train_step, in which the process gets these signals at that step."""
     original, count = train.train_step, 0
 
@@ -44,7 +44,7 @@ def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(numbe
     train.train(whole)
     before = [signal.getsignal(each) for each in NUMBERS]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(train, "train_step", signalled(6, number))
+        patch.setattr(train, "train_step", signaled(6, number))
         train.train(config)
     assert ended.value.code == 128 + number and saved(config)["progress"]["step"] == 6
     assert [signal.getsignal(each) for each in NUMBERS] == before
@@ -54,13 +54,13 @@ def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(numbe
 
 
 def test_a_run_that_was_at_its_last_step_is_finished(config, monkeypatch):
-    monkeypatch.setattr(train, "train_step", signalled(9, signal.SIGTERM))
+    monkeypatch.setattr(train, "train_step", signaled(9, signal.SIGTERM))
     train.train(config)
     assert saved(config)["progress"]["step"] == 9
 
 
 def test_a_run_that_never_saves_says_so(config, monkeypatch, run_main):
-    monkeypatch.setattr(train, "train_step", signalled(3, signal.SIGTERM))
+    monkeypatch.setattr(train, "train_step", signaled(3, signal.SIGTERM))
     result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
     assert result.code == 143 and "ended after step 3, not saved, as save_interval=0" in result.out
     assert not list(Path(config.out_dir).glob("*.safetensors"))
