@@ -16,6 +16,7 @@ from nanoladder.config.stages import fields, reason
 
 FOLDER = Path(__file__).parent
 PAGE = pages.FOLDER / "docs" / "ladder.html"
+SCRIPTS = ("figures.js", "dropped.js", "worth.js", "climb.js")  # in order, at the end; theme.js stands in the head
 GROUPS = {"speed": "Speed, on by default", "memory": "Memory, on request", "devices": "Many devices"}
 
 
@@ -28,17 +29,18 @@ def write():
 def page():
     """Returns the whole page as HTML; the same on every machine."""
     lines, ladder = programs.table()
-    scripts = {name: read(name) for name in ("theme.js", "worth.js", "climb.js")}
+    theme, scripts = read("theme.js"), list(map(read, SCRIPTS))
     style = read("page.css") + read("worth.css")
     return Template(read("template.html")).substitute(
-        policy=policy(scripts.values(), style),
+        policy=policy([theme, *scripts], style),
+        theme=theme,
         style=style,
         rail=rail(),
         stages="\n".join(map(article, stage_names())),
         lines="\n".join(lines),
         ladder=embedded(ladder),
         figures=embedded(figures.figures()),
-        **{name.removesuffix(".js"): text for name, text in scripts.items()},
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
 
 

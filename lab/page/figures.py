@@ -1,6 +1,6 @@
 """The figures beside the program: each stage's time, memory and loss on every machine in results/.
 
-worth.js computes the same from a results.json that a reader drops on the page; tests hold the two against each other.
+dropped.js computes the same from a results.json that a reader drops on the page; a test compares the two.
 """
 
 import html
@@ -21,10 +21,7 @@ SCALED = ("ms/step", "tokens/s", "efficiency", "sent by a process MB", "tensors 
 
 @cache
 def figures():
-    """Everything that the page draws, as JSON: the sets (a machine, a config and a mode) and the scaling tables.
-
-    worth.js takes from here too what it needs to compute the same from a dropped file.
-    """
+    """The data of the page, as JSON: sets (a machine, a config and a mode), scaling tables, constants of dropped.js."""
     sets = [found for path in sorted(pages.RESULTS.glob("*/*/*")) for found in read_sets(path)]
     ladders = [found for found in sets if found["mode"] == "ladder"]
     return {

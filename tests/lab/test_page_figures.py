@@ -10,7 +10,7 @@ import pytest
 from browser import chromium
 from conftest import ROOT
 
-from lab.page import figures
+from lab.page import build, figures
 from nanoladder.config import stage_names
 
 FILES = sorted((ROOT / "results").glob("*/*/results.json"))
@@ -151,7 +151,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("light", [0, 1], ids=["light", "dark"])
 def test_colors_have_enough_contrast(light):
-    style = "".join((ROOT / "lab/page" / name).read_text() for name in ("page.css", "worth.css"))
+    style = build.read("page.css") + build.read("worth.css")
     colors = {name: pair[light] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)}
     for name in ("ink", "soft", "worth-good", "worth-bad"):
         assert contrast(colors[name], colors["card"]) >= 4.5, name
@@ -174,14 +174,13 @@ def address(tmp_path_factory):
 
 
 def small_page(path, data):
-    """Writes a small page that holds figures, their script and their style, as docs/ladder.html does; its address."""
-    room = ROOT / "lab" / "page"
-    script, *styles = ((room / name).read_text() for name in ("worth.js", "page.css", "worth.css"))
-    data = json.dumps(data).replace("<", "\\u003c")
+    """Writes a small page that holds figures, their scripts and their style, as docs/ladder.html does; its address."""
+    style = build.read("page.css") + build.read("worth.css")
+    scripts = "".join(f"<script>{build.read(name)}</script>" for name in build.SCRIPTS if name != "climb.js")
     path.write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>figures</title><style>{''.join(styles)}</style>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>figures</title><style>{style}</style>"
         "<main><div id=machine></div><div id=worth></div></main>"
-        f'<script type="application/json" id=figures>{data}</script><script>{script}</script>'
+        f'<script type="application/json" id=figures>{build.embedded(data)}</script>{scripts}'
     )
     return path.as_uri()
 
@@ -264,7 +263,7 @@ def test_the_browser_computes_what_python_does(page):
             for mode in figures.MODES
             if mode in results["modes"]
         ]
-        found = json.loads(page.evaluate("text => JSON.stringify(Worth.read(text))", text))
+        found = json.loads(page.evaluate("text => Dropped.read(new Blob([text])).then(JSON.stringify)", text))
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
             for a, b in zip(ours["rows"], theirs["rows"], strict=True):
@@ -280,7 +279,8 @@ def test_the_browser_has_its_constants_from_python(browser, tmp_path):
     *_, text = variants()
     drop(page, text)
     assert "no format_version 3" in page.text_content("[role=alert]")
-    [found] = page.evaluate("text => Worth.read(text)", text.replace('"format_version": 2', '"format_version": 3'))
+    newer = text.replace('"format_version": 2', '"format_version": 3')
+    [found] = page.evaluate("text => Dropped.read(new Blob([text]))", newer)
     rows = {row["name"]: row for row in found["rows"]}
     assert rows["amp"]["loss"] == "within 3e-02"  # 0.034
     assert rows["set_to_none"]["naive"]["speed"] == "even"
