@@ -74,7 +74,7 @@ def rail():
 
 
 def group(stage):
-    """Names the group of a stage: it needs several devices, or its key is on by default, or on request."""
+    """Names the group of a stage: devices if it needs several, speed if its key is on by default, else memory."""
     if stage in pages.SCALING:
         return "devices"
     off = fields("naive")
@@ -83,7 +83,7 @@ def group(stage):
 
 
 def article(stage):
-    """Returns all that there is to read about a stage: its reason, its text, its diff, its measurements."""
+    """Returns the article on a stage: its reason, explanation, diff and measurements."""
     title = f"<h2>{stage}</h2>\n<p class=reason>{inline(reason(stage))}</p>"
     changed = f"\n<p class=change>{html.escape(pages.change(stage), quote=False)}</p>" if pages.change(stage) else ""
     return (

@@ -1,6 +1,6 @@
 // Climbs the ladder: shows the program at a stage, and marks its changes against another.
 //
-// The address says all that is shown: #amp is a stage against the one before, #naive..amp against any other.
+// The address names the view: #amp is a stage against the one before, #naive..amp against any other.
 
 (() => {
   "use strict";
@@ -304,7 +304,8 @@
 
   function theme() {
     const root = document.documentElement;
-    const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches && "dark")) === "dark";
+    const preferred = matchMedia("(prefers-color-scheme: dark)");
+    const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : preferred.matches);
     const update = () => press("theme", dark());
     find("theme").addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";

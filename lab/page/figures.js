@@ -1,4 +1,4 @@
-// The figures that figures.py put on the page, and numbers in words: dropped.js and worth.js use both.
+// The figures that figures.py put on the page, and numbers as texts: dropped.js and worth.js use both.
 "use strict";
 const figures = JSON.parse(document.getElementById("figures").textContent);
 

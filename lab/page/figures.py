@@ -98,7 +98,7 @@ def times(before, after):
 
 
 def rounded(number):
-    """A number with six digits: the last ones may differ between versions of Python, the page must not."""
+    """A number with six digits: further ones may differ between versions of Python, and then so would the page."""
     return float(f"{number:.6g}")
 
 
@@ -116,7 +116,7 @@ def conditions(results, n_rounds):
 
 
 def predicted(text):
-    """A predict.md, as measured(): the least time of a step, all of one kind, and the memory by part."""
+    """A predict.md in the form of measured(): the least time of a step, all of one kind, and the memory by part."""
     memory = by_name(re.split(" {2,}", line) for line in re.findall("^[a-z].*? {2,}.*", text, re.MULTILINE))
     steps = by_name(re.split(" *[|] *", line)[1:-1] for line in re.findall("^[|].*", text, re.MULTILINE))
     machine, step = re.search("least time of a step on (.*?), every.* steps of (.*? tokens):", text, re.DOTALL).groups()

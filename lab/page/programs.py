@@ -51,13 +51,16 @@ def highlight(stage):
 
 
 def indentation(line):
-    """A class for the depth of a line, by which a wrapped line hangs; none for depth 0."""
+    """The CSS class of a line's depth, which indents the rest of a wrapped line; empty for depth 0."""
     depth = (len(line) - len(line.lstrip(" "))) // 4
     return f" class=i{depth}" if depth else ""
 
 
 def table():
-    """Returns the distinct lines of all programs as HTML, in order of first use, and each stage's positions there."""
+    """Returns the distinct lines of all programs as HTML, by first use, and the stages as [{name, lines, parts}].
+
+    lines: positions among the distinct ones. parts: classes and functions, as parts() returns them.
+    """
     positions, stages = {}, []
     for name in stage_names():
         lines = [positions.setdefault(line, len(positions)) for line in highlight(name)]
@@ -82,7 +85,7 @@ def parts(source):
 
 
 def static(stage):
-    """Returns what a reader without script sees of a program: the diff to the stage before, or all of the first."""
+    """Returns a stage's diff to the stage before, or the first stage's whole program, as HTML without script."""
     names = stage_names()
     before = names[names.index(stage) - 1] if stage != names[0] else None
     if before is None:

@@ -1,4 +1,4 @@
-// Runs before the first paint: the page knows that it can be climbed, and in which light.
+// Runs before the first paint: marks that scripts run, and sets the light or dark that was chosen.
 document.documentElement.classList.add("climbs");
 try {
   document.documentElement.dataset.theme = localStorage.getItem("nanoladder.theme") ?? "";

@@ -75,7 +75,7 @@ window.Worth = (() => {
     },
   };
 
-  // [good, bad or same; its main word, a ratio; what it says; its range] of a comparison; null if there is none.
+  // [kind: good, bad or same; ratio; text; range] of a comparison; null if there is none.
   function verdict(chart, row, other, otherRow) {
     if (!other) return null;
     if (chart === CHARTS.memory) {
@@ -116,10 +116,10 @@ window.Worth = (() => {
         const total = row ? chart.total(row) : 0;
         const told = [];
         for (const [part, element] of parts) {
-          element.style.width = share(values[part] ?? 0, scale);
-          const text = `${chart.names[part]} ${chart.text(values[part] ?? 0, total)} ${chart.unit}, ${percent(values[part] ?? 0, total)}`;
-          element.title = text;
-          if (values[part] > 0) told.push(text);
+          const value = values[part] ?? 0;
+          element.style.width = share(value, scale);
+          element.title = `${chart.names[part]} ${chart.text(value, total)} ${chart.unit}, ${percent(value, total)}`;
+          if (value > 0) told.push(element.title);
         }
         limit.hidden = !(row && chart === CHARTS.time && row.limit);
         if (!limit.hidden) {
@@ -136,7 +136,7 @@ window.Worth = (() => {
     };
   }
 
-  // The parts as a table: what the colors mean, and the bars in numbers.
+  // The parts as a table: the key to the colors, and the bars in numbers.
   function makeLegend(chart) {
     const body = make("tbody");
     const head = make("tr");

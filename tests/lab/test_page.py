@@ -115,7 +115,7 @@ def test_parts_are_named_as_in_diffs():
     assert programs.parts(source) == [["A", 3, 6], ["A.f", 4, 6], ["A.f.g", 5, 6], ["h", 10, 11]]
 
 
-def test_what_is_embedded_cannot_end_its_element():
+def test_embedded_json_cannot_end_its_element():
     value = {"</script><script>alert(1)": ["<!--", "é"]}
     assert "<" not in build.embedded(value) and json.loads(build.embedded(value)) == value
 

@@ -123,7 +123,7 @@ def test_tables_without_script_hold_every_machine_of_a_stage():
     assert text.count("<tr>") == 1 + sum("amp" in {row["name"] for row in found["rows"]} for found in sets().values())
 
 
-def test_tables_without_script_escape_what_they_show(monkeypatch):
+def test_tables_without_script_are_escaped(monkeypatch):
     evil = "<script>alert(1)</script>&\"'"
     row = {"name": "amp", "note": None, "seconds": 1.0, "peak": 1, "loss": evil}
     rows = [row | {"naive": {"name": evil, "speed": evil, "memory": evil}}, {"name": "amp", "note": evil}]
