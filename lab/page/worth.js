@@ -20,6 +20,9 @@ window.Worth = (() => {
     return element;
   }
 
+  // A text whose lines break between words alone: not after the slash of ms/step, nor the hyphens of an option.
+  const words = (text) => text.split(" ").flatMap((word) => [make("span", { class: "worth-word" }, word), " "]);
+
   const share = (part, whole) => `${(100 * Math.min(1, Math.max(0, whole ? part / whole : 0))).toFixed(2)}%`;
 
   const store = {
@@ -313,7 +316,7 @@ window.Worth = (() => {
       ];
       return make("div", { class: "worth-bar" }, name, track, value);
     });
-    const headers = ["processes", ...headings].map((heading) => make("th", { scope: "col" }, heading));
+    const headers = ["processes", ...headings].map((heading) => make("th", { scope: "col" }, ...words(heading)));
     const lines = cells.map(([name, ...texts]) =>
       make("tr", {}, make("th", { scope: "row" }, name), ...texts.map((text) => make("td", {}, text))),
     );
@@ -348,7 +351,7 @@ window.Worth = (() => {
       make(
         "p",
         { class: "worth-fine" },
-        `The marks: linear scaling. profile.py ${config} --mode=${figures.scaling_modes[stage]}`,
+        ...words(`The marks: linear scaling. profile.py ${config} --mode=${figures.scaling_modes[stage]}`),
       ),
     );
   }

@@ -348,6 +348,17 @@ def test_the_limit_is_marked_and_said(page):
     assert said.startswith("10% of the limit: 480 ms by roofline, bound by compute 77%"), said
 
 
+def test_a_command_breaks_between_its_options_alone(page):
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.evaluate("Worth.show('tensor_parallel')")
+    command = page.locator(".worth-scaling .worth-fine").first
+    assert re.search(r" profile\.py config/\S+( --\w+=\S+)* --mode=scaling-tensor\s*$", command.text_content())
+    assert command.evaluate("p => p.getBoundingClientRect().height / parseFloat(getComputedStyle(p).fontSize) > 3")
+    lines = command.evaluate("p => [...p.children].map((word) => word.getClientRects().length)")
+    assert len(lines) > 5 and set(lines) == {1}
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_conditions_show_by_keyboard_and_by_mouse(page):
     tip, button = page.locator("[role=tooltip]"), page.locator(".worth-conditions button")
     assert tip.is_hidden()
