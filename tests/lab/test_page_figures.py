@@ -348,8 +348,8 @@ def test_the_limit_is_marked_and_said(page):
     assert said.startswith("10% of the limit: 480 ms by roofline, bound by compute 77%"), said
 
 
-def test_a_command_breaks_between_its_options_alone(page):
-    page.set_viewport_size({"width": 360, "height": 800})
+def test_on_a_narrow_phone_a_command_breaks_between_options_and_a_wide_table_scrolls_in_its_card(page):
+    page.set_viewport_size({"width": 320, "height": 800})
     page.evaluate("Worth.show('tensor_parallel')")
     command = page.locator(".worth-scaling .worth-fine").first
     assert re.search(r" profile\.py config/\S+( --\w+=\S+)* --mode=scaling-tensor\s*$", command.text_content())
