@@ -27,10 +27,10 @@ from lab.results import (
     open_mode,
     open_results,
     read_results,
+    write,
     write_results,
 )
 from lab.summary import BEYOND, factors
-from nanoladder import files
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -97,11 +97,7 @@ def predict_all(options, config_words):
     print(f"{memory}\n\n{times}")
     if options.out_dir:
         folder = Path(options.out_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write(folder / "predict.md", f"`{' '.join(config_words)}`\n\n```\n{memory}\n```\n\n{times}\n")
-        except OSError as error:
-            raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+        write(folder, {"predict.md": f"`{' '.join(config_words)}`\n\n```\n{memory}\n```\n\n{times}"})
         pictures.draw_least_times(found, device, folder / "predict.png")
         print(f"written: {folder}/predict.md and predict.png")
 
@@ -130,7 +126,6 @@ def compare_losses(options, config_words):
     check_device(config)
     device = run_alone("machine", words)
     folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
-    folder.mkdir(parents=True, exist_ok=True)
     n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
     conditions = (
         f"Head and loss, forward and backward: {n_tokens} tokens, vocabulary {config.vocab_size}, width "
@@ -143,8 +138,8 @@ def compare_losses(options, config_words):
             except RuntimeError as error:
                 rows[name] = str(error).removeprefix("error: ")
         text = losses.table(rows, conditions)
-        files.write(folder / "losses.md", text)
-    print(f"{text}\nwritten: {folder}/losses.md")
+        write(folder, {"losses.md": text})
+    print(f"{text}\n\nwritten: {folder}/losses.md")
 
 
 def climb(options, config_words):

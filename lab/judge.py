@@ -9,7 +9,6 @@ alternates. The changes from round to round give an effect and its interval.
 
 import contextlib
 import dataclasses
-import json
 import math
 import signal
 import statistics
@@ -22,10 +21,9 @@ from tqdm import tqdm
 
 from lab import pictures, tables
 from lab.launch import run_alone
-from lab.results import ROOT, code_hash, default_folder
+from lab.results import ROOT, code_hash, default_folder, resume, write
 from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
 from lab.versions import check_out
-from nanoladder import files
 from nanoladder.config import load_config, parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -214,11 +212,7 @@ class Judgment:
 
     def write(self):
         """Writes the file. Raises BadInput if it cannot be written."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(self.path, json.dumps(self.results, indent=1) + "\n")
-        except OSError as error:
-            raise BadInput(f"{self.path} cannot be written ({error}); choose another --out_dir") from None
+        write(self.path.parent, {self.path.name: self.results})
 
     # -- the report
 
@@ -257,10 +251,9 @@ class Judgment:
 
 def unfinished(path, conditions):
     """The results in a file if they were measured under the same conditions and have no verdict yet, else None."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        results = json.loads(files.read(path, limit=2**26))
-        if "verdict" not in results and all(results[key] == conditions[key] for key in conditions):
-            return results
+    with contextlib.suppress(BadInput):
+        results = resume(path, conditions, {"names": dict, "examined": dict, "rounds": list})
+        return None if results and "verdict" in results else results
 
 
 def require_comparable(found, seed):

@@ -121,4 +121,4 @@ def table(rows, conditions):
             seconds = statistics.median(row["seconds"] for row in found)
             cells = [f"{1e3 * seconds:.1f}", f"{found[0]['bytes'] / 1e9:.3f}", f"{found[0]['loss']:.5f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

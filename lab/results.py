@@ -1,4 +1,8 @@
-"""results.json: everything that was measured, process by process, and the conditions under which it was."""
+"""Files of results: everything that was measured, process by process, and the conditions of the measurement.
+
+results.json has its own functions here. tune.json, peers.json and judge-METRIC.json are read and written by the same
+resume() and write().
+"""
 
 import contextlib
 import hashlib
@@ -13,6 +17,7 @@ from nanoladder.errors import BadInput
 ROOT = Path(__file__).parents[1]
 FORMAT_VERSION = 2
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
+LIMIT = 2**26  # bytes of a file of results
 MEASURED_CODE = (  # a figure depends on it: a change makes results of another code
     "train.py",
     "model.py",
@@ -33,36 +38,63 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
 )
 
 
+def read(path, kinds):
+    """The results in a file. Raises BadInput unless it is an object with these members: {key: its type}."""
+    try:
+        results = json.loads(files.read(Path(path), limit=LIMIT))
+        for key, kind in kinds.items():
+            if not isinstance(results[key], kind):
+                raise TypeError(f"{key} is no {kind.__name__}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadInput(f"{path} is not a results file of profile.py ({error!r}); expected one, or remove it") from None
+    return results
+
+
+def resume(path, conditions, kinds):
+    """The results in a file, to be continued; None if there is no file.
+
+    Raises BadInput as read() does, and if they were measured under other conditions.
+    """
+    if not path.exists():
+        return None
+    results = read(path, kinds)
+    if different := " and ".join(key for key in conditions if key not in results or results[key] != conditions[key]):
+        raise BadInput(f"{path} was measured under another {different}; choose another --out_dir, or remove it")
+    return results
+
+
+def write(folder, contents):
+    """Writes files to a folder: {name: text, or results}. Raises BadInput if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            text = content if isinstance(content, str) else json.dumps(content, indent=1)
+            files.write(folder / name, text + "\n")
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+
+
 def read_results(path):
     """The contents of a results.json. Raises BadInput if the file is not one, or has another format."""
-    try:
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
-        version = results["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not a results.json of profile.py ({error!r}); expected one") from None
-    if version != FORMAT_VERSION:
+    results = read(path, {"format_version": int, "modes": dict})
+    if (version := results["format_version"]) != FORMAT_VERSION:
         raise BadInput(f"{path} has format {version}; expected format {FORMAT_VERSION}: measure again")
-    if missing := [key for key in (*CONDITIONS, "modes") if key not in results]:
+    if missing := [key for key in CONDITIONS if key not in results]:
         raise BadInput(f"{path} is damaged: it has no {' and no '.join(missing)}; measure again")
     return results
 
 
 def write_results(folder, results):
-    """Writes results.json and table.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    files.write(folder / "table.md", "\n\n".join(tables.table(results, mode) for mode in results["modes"]) + "\n")
+    """Writes results.json and table.md. Raises BadInput if they cannot be written."""
+    text = "\n\n".join(tables.table(results, mode) for mode in results["modes"])
+    write(folder, {"results.json": results, "table.md": text})
 
 
 def open_results(folder, conditions):
     """The results in a folder, or new ones. Raises BadInput if those were measured under other conditions."""
-    path = folder / "results.json"
-    if not path.exists():
-        return {"format_version": FORMAT_VERSION, "commit": commit(), **conditions, "modes": {}}
-    results = read_results(path)
-    if different := " and ".join(key for key in conditions if results[key] != conditions[key]):
-        raise BadInput(f"{path} was measured under another {different}; choose another --out_dir, or remove it")
-    return results
+    conditions = {"format_version": FORMAT_VERSION, **conditions}
+    results = resume(folder / "results.json", conditions, {"modes": dict})
+    return results or {**conditions, "commit": commit(), "modes": {}}
 
 
 def open_mode(folder, results, mode, rows, reasons, training):
@@ -79,10 +111,7 @@ def open_mode(folder, results, mode, rows, reasons, training):
         raise BadInput(f"{folder} holds other rows of --mode={mode}; choose another --out_dir, or remove it")
     for name, words in rows.items():
         part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # rows that failed are tried again
-    try:
-        write_results(folder, results)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+    write_results(folder, results)
     return part
 
 

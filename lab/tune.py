@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lab import knobs, predict, tables, tuned
 from lab.knobs import KNOBS, Machine
 from lab.measure import WINDOW
-from lab.results import default_folder
+from lab.results import default_folder, write
 from lab.rounds import CLEAR, SIDES, decide, order
 from lab.tuned import CONFIRMATION, SEARCH
 from lab.turns import Ring, TimeUp
@@ -144,7 +144,7 @@ class Search:
         self.bar.update(round(min(self.results["spent"], self.total)) - self.bar.n)
         if doing:
             self.bar.set_postfix_str(doing)
-        tuned.write_results(self.folder, self.results)
+        write(self.folder, {"tune.json": self.results})
 
     # -- the search
 

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from lab import pictures, tables
-from lab.results import commit, machine_name
+from lab.results import commit, machine_name, resume
 from lab.rounds import SIDES, bounds, plan_looks
 from nanoladder import files
 from nanoladder.errors import BadInput
@@ -22,32 +22,9 @@ SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of 
 
 def open_results(folder, conditions):
     """The results in a folder's tune.json, or new ones. Raises BadInput if they are of other conditions."""
-    path = folder / "tune.json"
-    if not path.exists():
-        new = {"format_version": FORMAT_VERSION, "commit": commit(), **conditions, "spent": 0.0}
-        return {**new, "races": [], "confirmations": []}
-    try:
-        results = json.loads(files.read(path, limit=2**26))
-        different = [key for key in conditions if results[key] != conditions[key]]
-        for key, kind in {"spent": float, "races": list, "confirmations": list}.items():
-            if not isinstance(results[key], kind):
-                raise TypeError(f"{key}: {results[key]!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not a tune.json of profile.py ({error!r}); expected one, or remove it") from None
-    if different:
-        raise BadInput(
-            f"{path} was measured under another {' and '.join(different)}; choose another --out_dir, or remove it"
-        )
-    return results
-
-
-def write_results(folder, results):
-    """Writes tune.json. Raises BadInput if it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write(folder / "tune.json", json.dumps(results, indent=1) + "\n")
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
+    conditions = {"format_version": FORMAT_VERSION, **conditions}
+    results = resume(folder / "tune.json", conditions, {"spent": float, "races": list, "confirmations": list})
+    return results or {**conditions, "commit": commit(), "spent": 0.0, "races": [], "confirmations": []}
 
 
 def find(races, changes, against):

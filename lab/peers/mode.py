@@ -6,7 +6,6 @@ Every row trains from the same weights on the same batches with the same hyperpa
 
 import dataclasses
 import hashlib
-import json
 import math
 from importlib import metadata
 from importlib.util import find_spec
@@ -18,9 +17,8 @@ from tqdm import tqdm
 from lab import pictures, tables
 from lab.launch import run_alone
 from lab.measure import WARMUP
-from lab.results import ROOT, code_hash, commit, default_folder, machine_name
+from lab.results import ROOT, code_hash, commit, default_folder, machine_name, resume, write
 from lab.summary import Row, speedup, timing
-from nanoladder import files
 from nanoladder.config import load_config
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -63,7 +61,7 @@ def compare(options, config_words):
     }
     folder = Path(options.out_dir or default_folder(conditions))
     loops = rows(tuned_config(conditions))
-    results = open_results(folder, conditions)
+    results = resume(folder / "peers.json", conditions, {"rows": dict}) or {**conditions, "rows": {}}
     for name, loop in loops.items():
         own = {"words": loop.command(checkout), "version": version(loop.peer, checkout)}
         row = results["rows"].get(name, {})
@@ -71,7 +69,7 @@ def compare(options, config_words):
         if any(row.get(key) != own[key] for key in compared):
             row = results["rows"][name] = {"peer": loop.peer, **own}
         row["note"] = reasons.get(loop.peer)
-    write(folder, results)
+    write(folder, {"peers.json": results, "peers.md": table(results)})
     with tqdm(tasks(loops, options.repeats), unit="process") as bar:
         for name, measurement, count in bar:
             row = results["rows"][name]
@@ -85,7 +83,7 @@ def compare(options, config_words):
             except RuntimeError as error:
                 row["note"] = str(error).removeprefix("error: ")
                 bar.write(f"{name}, {measurement}: {row['note']}")
-            write(folder, results)
+            write(folder, {"peers.json": results, "peers.md": table(results)})
     if drawn := [row for row in summarize(results) if "seconds" in row and "peak" in row]:
         pictures.draw_peers(drawn, folder / "peers.png")
     print(table(results))
@@ -176,36 +174,6 @@ def tasks(loops, repeats):
     for count in range(1, repeats + 1):
         found += [(name, "time", count) for name in (loops if count % 2 else reversed(loops))]
     return found
-
-
-# -- the file
-
-
-def open_results(folder, conditions):
-    """The results in a folder, or new ones. Raises BadInput if those were measured under other conditions."""
-    path = folder / "peers.json"
-    if not path.exists():
-        return {**conditions, "rows": {}}
-    try:
-        results = json.loads(files.read(path, limit=2**26))
-        different = [key for key in conditions if results[key] != conditions[key]]
-        if different or not isinstance(results["rows"], dict):
-            raise BadInput(
-                f"{path} was measured under another {' and '.join(different)}; choose another --out_dir, or remove it"
-            )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} cannot be read ({error!r}); choose another --out_dir, or remove it") from None
-    return results
-
-
-def write(folder, results):
-    """Writes peers.json and peers.md. Raises BadInput if they cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write(folder / "peers.json", json.dumps(results, indent=1) + "\n")
-        files.write(folder / "peers.md", table(results) + "\n")
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
 
 
 # -- the report

@@ -70,7 +70,7 @@ def timed(clock, this=1.0, other=1.0):
 def quick(monkeypatch):
     """Neither draws nor writes, for hundreds of judgments."""
     monkeypatch.setattr(judge.pictures, "draw_rounds", lambda *_: None)
-    monkeypatch.setattr(judge.files, "write", lambda path, text: path.write_text(text))
+    monkeypatch.setattr("nanoladder.files.write", lambda path, text: path.write_text(text))
 
 
 MACHINES = {

@@ -377,7 +377,7 @@ def test_results_of_other_conditions_or_damaged_are_refused(tuning, monkeypatch,
     assert "another machine" in refused(climb.main, *words)
     monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
     Path("out/tune.json").write_text("{}")
-    assert "out/tune.json is not a tune.json" in refused(climb.main, *words)
+    assert "out/tune.json is not a results file" in refused(climb.main, *words)
 
 
 def test_a_loop_that_cannot_be_trained_is_bad_input(tuning, monkeypatch, refused, dense, tmp_path):

@@ -1,0 +1,49 @@
+"""A file of results is continued under the conditions it was measured under, and refused in one line otherwise."""
+
+import os
+
+import pytest
+
+from lab.results import read, resume, write
+from nanoladder.errors import BadInput
+
+CONDITIONS = {"config": ["x.py"], "memory_gb": None}
+KINDS = {"rows": dict, "spent": float}
+RESULTS = {**CONDITIONS, "rows": {"a": 1}, "spent": 0.5}
+
+
+def test_what_was_written_is_resumed_and_no_file_is_none(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    assert resume(folder / "x.json", CONDITIONS, KINDS) is None
+    write(folder, {"x.json": RESULTS, "x.md": "text"})
+    assert resume(folder / "x.json", CONDITIONS, KINDS) == RESULTS
+    assert (folder / "x.md").read_text() == "text\n"
+
+
+def test_other_conditions_are_named_and_so_is_one_that_is_missing(tmp_path):
+    missing = {key: value for key, value in RESULTS.items() if key != "memory_gb"}
+    write(tmp_path, {"x.json": missing})
+    with pytest.raises(BadInput, match="measured under another config and memory_gb; choose another --out_dir, or"):
+        resume(tmp_path / "x.json", CONDITIONS | {"config": ["y.py"]}, KINDS)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"3", b"null", b'"rows"', b"{}", b"\xff\xfe\xff", b"[" * 100_000, b'{"rows": [], "spent": 0.5}'],
+)
+def test_a_damaged_file_is_one_line(content, tmp_path):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(
+        BadInput, match=r"x.json is not a results file of profile.py \(.+\); expected one, or remove it"
+    ):
+        read(tmp_path / "x.json", KINDS)
+
+
+def test_a_pipe_and_a_folder_are_not_read_and_a_file_is_no_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    write(tmp_path, {"file": "text"})
+    for name in ("pipe", ".", "nowhere"):
+        with pytest.raises(BadInput, match="is not a results file"):
+            read(tmp_path / name, KINDS)
+    with pytest.raises(BadInput, match=r"file cannot be written .+; choose another --out_dir"):
+        write(tmp_path / "file", {"x.json": {}})
