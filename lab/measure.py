@@ -85,13 +85,18 @@ def main(argv):
             case "trial":
                 measured = trial(config)
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # lets go of the loader, whose processes end with it alone
-        if is_out_of_memory(error):
-            sys.exit("error: out of memory")
+        let_go(error)
         explain_compiler_failure(error, config)
         raise
     print(json.dumps(measured))
     parallel.stop()
+
+
+def let_go(error):
+    """Drops what the frames of an error hold: loaders, whose processes end with them alone. Exits if memory ran out."""
+    traceback.clear_frames(error.__traceback__)
+    if is_out_of_memory(error):
+        sys.exit("error: out of memory")
 
 
 class Loop:

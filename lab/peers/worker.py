@@ -9,21 +9,18 @@ Prints its figures as one line of JSON.
 import importlib
 import json
 import os
-import sys
 import tempfile
-import traceback
 import warnings
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lab.anatomy import allocated
-from lab.measure import WARMUP, WINDOW
+from lab.measure import WARMUP, WINDOW, let_go
 from lab.peers.task import Clock, Task
 from nanoladder import machine
 from nanoladder.config import load_config
 from nanoladder.entry import Parser, run_script
-from nanoladder.run.memory import is_out_of_memory
 
 PEERS = {"nanoladder": "ours", "transformers": "huggingface", "lightning": "lightning", "nanogpt": "nanogpt"}  # files
 
@@ -41,9 +38,7 @@ def main(argv):
     try:
         print(json.dumps(measure(options, words)))
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # lets go of loaders, whose processes end with them alone
-        if is_out_of_memory(error):
-            sys.exit("error: out of memory")
+        let_go(error)
         raise
 
 

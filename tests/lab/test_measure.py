@@ -11,6 +11,7 @@ from conftest import ROOT, flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
 from lab import anatomy, limits, measure, pages
+from lab.peers import worker
 from nanoladder.config import load_config
 
 LADDER = pages.fields("naive")
@@ -324,3 +325,16 @@ def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense):
     command = [sys.executable, "-c", code.replace("ARGV", repr(words))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.endswith("TypeError: 'NoneType' object is not callable\n")
+
+
+@pytest.mark.parametrize(
+    "program, part, words", [(measure, "trial", ["trial"]), (worker, "measure", ["time", "--peer=nanoladder"])]
+)
+def test_memory_that_runs_out_is_one_line(program, part, words, monkeypatch, dense):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(program, part, fail)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # worker.main would set it
+    with pytest.raises(SystemExit, match="error: out of memory"):
+        program.main([*words, *flags(dataset=dense)])
