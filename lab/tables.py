@@ -21,6 +21,14 @@ KINDS = {  # kind of work: heading
 }
 
 
+def difference(losses, expected):
+    """The first step whose loss is not the expected one, in words; an empty string if there is none."""
+    for step, (loss, other) in enumerate(zip(losses, expected, strict=True), 1):
+        if not abs(loss - other) <= SAME:  # one that is not a number differs too
+            return f"losses differ from step {step} ({loss:.4f} instead of {other:.4f})"
+    return ""
+
+
 def table(results, mode):
     """A mode's measurements in Markdown: the conditions, the rows, and how to read them."""
     keys = results["keys"]

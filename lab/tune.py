@@ -248,9 +248,8 @@ class Search:
     def require_losses(self, race):
         """Raises Unfit unless the first losses are the finished loop's."""
         race["losses"] = self.losses(race["changes"], self.patience())
-        for step, (finished, this) in enumerate(zip(self.results["losses"], race["losses"], strict=True), 1):
-            if not abs(this - finished) <= tables.SAME:
-                raise Unfit(f"WRONG: losses differ from step {step} ({this:.4f} instead of {finished:.4f})")
+        if wrong := tables.difference(race["losses"], self.results["losses"]):
+            raise Unfit(f"WRONG: {wrong}")
 
     def take_rounds(self, race, looks, reserve=0.0, drops=False):
         """Adds rounds until there is an outcome (decide) or only the reserve of time is left."""
