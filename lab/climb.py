@@ -39,6 +39,8 @@ from nanoladder.machine import choose_device
 
 def main(argv):
     options, words = plan.parse(argv)
+    if options.mode not in ("compare", "predict"):
+        check_device(load_config(words))
     match options.mode:
         case "compare":
             print(compare(*map(read_results, words)))
@@ -47,14 +49,10 @@ def main(argv):
         case "losses":
             compare_losses(options, words)
         case "judge":
-            check_device(load_config(words))
             sys.exit(judge.judge(options, words))
         case "tune":
-            config = load_config(words)
-            check_device(config)
-            tune.tune(options, sized(words), lambda: conditions_of(options, words, config))
+            tune.tune(options, sized(words), lambda: conditions_of(options, words))
         case "peers":
-            check_device(load_config(words))
             peers.compare(options, words)
         case _:
             climb(options, words)
@@ -123,7 +121,6 @@ def compare_losses(options, config_words):
     """Measures each variant of head and loss, round by round, and writes losses.md."""
     words = sized(config_words)
     config, rows = load_config(words), {name: [] for name in losses.VARIANTS}
-    check_device(config)
     device = run_alone("machine", words)
     folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
     n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
@@ -145,9 +142,8 @@ def compare_losses(options, config_words):
 def climb(options, config_words):
     """Measures what results.json does not hold yet, and writes it after each process."""
     config, scaling = load_config(config_words), options.mode == "scaling"
-    check_device(config)
     rows = plan.rows(options, config_words)
-    conditions = conditions_of(options, config_words, config)
+    conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
     results = open_results(folder, conditions)
     training = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
@@ -203,8 +199,9 @@ def predicted_peak(words, n, gpu):
         return predict.predict_memory(config, "cuda" if gpu else "cpu", n).peak
 
 
-def conditions_of(options, config_words, config):
+def conditions_of(options, config_words):
     """What must be equal for two measurements to share a results.json."""
+    config = load_config(config_words)
     return {
         "machine": run_alone("machine", config_words),
         "config": config_words,

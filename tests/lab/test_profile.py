@@ -663,6 +663,13 @@ def test_attention_has_a_row_for_every_kernel_and_one_that_cannot_run_says_why(d
     assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("mode", ["ladder", "losses", "judge", "tune", "peers"])
+def test_a_device_that_reports_no_memory_is_refused_before_anything_is_measured(mode, dense, monkeypatch, refused):
+    monkeypatch.setattr(climb, "choose_device", lambda _: torch.device("mps"))
+    line = refused(climb.main, *TINY_MODEL, f"--dataset={dense}", f"--mode={mode}")
+    assert "device=mps cannot be measured; expected --device=cpu" in line
+
+
 def test_a_sweep_names_the_knee(dense, tmp_path, measured, capsys):
     seconds = {"1": 0.400, "2": 0.204, "4": 0.200}
 
