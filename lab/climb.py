@@ -21,6 +21,7 @@ from lab.compare import compare
 from lab.launch import run_alone
 from lab.peers import mode as peers
 from lab.results import (
+    ROOT,
     code_hash,
     default_folder,
     machine_name,
@@ -51,7 +52,7 @@ def main(argv):
         case "judge":
             sys.exit(judge.judge(options, words))
         case "tune":
-            tune.tune(options, sized(words), lambda: conditions_of(options, words))
+            tune.tune(options, sized(words), lambda: conditions_of(options, words, *tune.CODE))
         case "peers":
             peers.compare(options, words)
         case _:
@@ -199,8 +200,8 @@ def predicted_peak(words, n, gpu):
         return predict.predict_memory(config, "cuda" if gpu else "cpu", n).peak
 
 
-def conditions_of(options, config_words):
-    """What must be equal for two measurements to share a results.json."""
+def conditions_of(options, config_words, *more):
+    """The conditions that all measurements in a file share. more: patterns of files that they also depend on."""
     config = load_config(config_words)
     return {
         "machine": run_alone("machine", config_words),
@@ -208,7 +209,7 @@ def conditions_of(options, config_words):
         "keys": dataclasses.asdict(config),
         "data": open_dataset(config).fingerprint(),
         "steps": options.steps,
-        "code": code_hash(),
+        "code": code_hash(ROOT, *more),
     }
 
 

@@ -29,6 +29,7 @@ from nanoladder import machine
 from nanoladder.config import load_config
 from nanoladder.errors import BadInput
 
+CODE = [f"lab/{name}.py" for name in ("tune", "knobs", "rounds", "turns", "launch")]  # races depend on it
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
 SHORT = 0.1  # seconds; the first of steps that take less show nothing
 FAR = 0.15  # a change of time that is not tried again beside other changes

@@ -187,7 +187,7 @@ def test_results_of_other_conditions_are_not_mixed(dense, tmp_path, measured, mo
     climb.main(argv)
     with pytest.raises(BadInput, match="another steps"):
         climb.main([*argv, "--steps=9"])
-    monkeypatch.setattr(climb, "code_hash", lambda: "other")
+    monkeypatch.setattr(climb, "code_hash", lambda *_: "other")
     with pytest.raises(BadInput, match="another code"):
         climb.main(argv)
 

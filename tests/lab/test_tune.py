@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
-from conftest import flags
+from conftest import ROOT, flags
 
 from lab import climb, knobs, pages, rounds, tune, tuned, turns
 from nanoladder.config import TYPES, load_config
@@ -376,6 +376,13 @@ def test_results_of_other_conditions_or_damaged_are_refused(tuning, monkeypatch,
     monkeypatch.setattr(climb, "run_alone", lambda *_: {**MACHINE, "threads": 8})
     assert "another machine" in refused(climb.main, *words)
     monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+    assert all((ROOT / name).exists() for name in tune.CODE)
+    with monkeypatch.context() as changed:
+        changed.setattr(tune, "CODE", tune.CODE[1:])
+        assert "measured under another code; choose another --out_dir" in refused(climb.main, *words)
+    results = json.loads(Path("out/tune.json").read_text())
+    Path("out/tune.json").write_text(json.dumps({key: results[key] for key in results if key != "code"}))
+    assert "measured under another code; choose another --out_dir" in refused(climb.main, *words)
     Path("out/tune.json").write_text("{}")
     assert "out/tune.json is not a results file" in refused(climb.main, *words)
 
