@@ -168,6 +168,7 @@ OPTIONS = {
 def parse(argv):
     """Splits a command line into the options of profile.py and the rest: the config's words, or the paths to compare.
 
+    options.given: the config's words as they were typed, without those that measuring adds.
     Raises BadInput for options that are wrong or that the mode does not use, and for a config that cannot be measured.
     """
     if "WORLD_SIZE" in os.environ:
@@ -184,6 +185,7 @@ def parse(argv):
         return options, words
     if options.mode == "scaling" and options.processes is None:
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
+    options.given = words
     return options, measurable(options, words)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lab import tables
 from nanoladder import files
+from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[1]
@@ -124,8 +125,12 @@ def machine_name(machine):
 
 def default_folder(conditions):
     """results/<machine>/<config>, such as results/nvidia-h200/gpt2."""
-    presets = "-".join(Path(word).stem for word in conditions["config"] if word.endswith(".py"))
-    return Path("results", machine_name(conditions["machine"]), presets or "defaults")
+    return Path("results", machine_name(conditions["machine"]), presets(conditions["config"]))
+
+
+def presets(words):
+    """The names of a command line's config files."""
+    return "-".join(Path(path).stem for path in parse_arguments(words)[0]) or "defaults"
 
 
 def commit(root=ROOT):

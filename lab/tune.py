@@ -45,7 +45,7 @@ def tune(options, words, conditions):
     start, config = monotonic(), load_config(words)
     if config.stage:
         raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
-    conditions = {**conditions(), "memory_gb": options.memory_gb}
+    conditions = {**conditions(), "config": options.given, "memory_gb": options.memory_gb}
     folder = Path(options.out_dir or default_folder(conditions))
     search = Search(tuned.open_results(folder, conditions), words, config, folder, options, start)
     try:

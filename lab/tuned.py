@@ -1,19 +1,23 @@
 """The record of --mode=tune, tune.json, and what is written of it: a table, a picture and the tuned config."""
 
+import hashlib
 import json
 import math
+import re
 import statistics
 import textwrap
 from pathlib import Path
 
 from lab import pictures, tables
-from lab.results import commit, machine_name, resume
+from lab.results import commit, machine_name, presets, resume
 from lab.rounds import SIDES, bounds, plan_looks
 from nanoladder import files
+from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 1
 TUNED = Path("config", "tuned")
+LONGEST = 60  # characters of a config's name
 SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of a race
 
 
@@ -110,7 +114,7 @@ def report(results, verdict, untried, folder):
     Raises BadInput if a file cannot be written.
     """
     text = table(results, verdict, untried)
-    title = textwrap.fill(f"{presets(results)} on {tables.device(results)}: {verdict['text']}", 110)
+    title = textwrap.fill(f"{presets(results['config'])} on {tables.device(results)}: {verdict['text']}", 110)
     races = [race for race in results["races"] if race["outcome"]]
     points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
     print(text)
@@ -123,7 +127,7 @@ def report(results, verdict, untried, folder):
             f"{error.filename or folder} cannot be written ({error}); the same command tries again"
         ) from None
     print(f"written: {folder}/tune.json, tune.md and tune.png")
-    print(f"use: python train.py {' '.join(own_words(results))} {path}")
+    print(f"use: python train.py {' '.join(results['config'])} {path}")
     print(verdict["text"])
 
 
@@ -204,9 +208,9 @@ def sentence(text):
 
 
 def write_config(results, verdict):
-    """Writes config/tuned/<machine>/<config>.py: a docstring with the figures, and assignments. Returns its path."""
-    on, words = results["machine"], " ".join(own_words(results))
-    path = TUNED / machine_name(on) / f"{presets(results)}.py"
+    """Writes the tuned config: a docstring with the figures, and assignments. Returns its path."""
+    on, words = results["machine"], " ".join(results["config"])
+    path = config_path(on, results["config"])
     memory = f" --memory_gb={results['memory_gb']:g}" if results["memory_gb"] else ""
     versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
     tries = f"Changes tried: {sum(map(tried, results['races']))}, in {results['spent'] / 60:.1f} minutes; {versions}."
@@ -225,14 +229,18 @@ def write_config(results, verdict):
     return path
 
 
-def own_words(results):
-    """The config's words as they were given, without the one by which the whole batch is measured (plan.measurable)."""
-    return [word for word in results["config"] if word != "--batch_warmup_steps=0"]
+def config_path(machine, words):
+    """config/tuned/<machine>/<config>.py; further words are in its name, as in reference-dtype-float32.py.
 
-
-def presets(results):
-    """The names of the config files."""
-    return "-".join(Path(word).stem for word in results["config"] if word.endswith(".py")) or "defaults"
+    A digest tells apart names that would be too long or that have characters for which "-" stands here.
+    """
+    given = parse_arguments(words)[1]
+    given.pop("device", None)  # the machine's name says it
+    text = "-".join([presets(words), *(f"{key}-{given[key]}" for key in sorted(given))])
+    name = re.sub(r"[^\w.-]+", "-", text)
+    if name != text or len(name) > LONGEST:
+        name = f"{name[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return TUNED / machine_name(machine) / f"{name}.py"
 
 
 def assignment(field, value, races):

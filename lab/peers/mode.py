@@ -19,6 +19,7 @@ from lab.launch import run_alone
 from lab.measure import WARMUP
 from lab.results import ROOT, code_hash, commit, default_folder, machine_name, resume, write
 from lab.summary import Row, speedup, timing
+from lab.tuned import config_path
 from nanoladder.config import load_config
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -60,7 +61,8 @@ def compare(options, config_words):
         "code": code_hash(ROOT, "lab/peers/*.py", f"config/tuned/{machine_name(machine)}/*.py"),
     }
     folder = Path(options.out_dir or default_folder(conditions))
-    loops = rows(tuned_config(conditions))
+    tuned = config_path(machine, options.given)
+    loops = rows(tuned if tuned.exists() else None)
     results = resume(folder / "peers.json", conditions, {"rows": dict}) or {**conditions, "rows": {}}
     for name, loop in loops.items():
         own = {"words": loop.command(checkout), "version": version(loop.peer, checkout)}
@@ -130,15 +132,8 @@ def missing(checkout):
     return reasons
 
 
-def tuned_config(conditions):
-    """The path of the config that --mode=tune has found for this machine, or None."""
-    name = default_folder(conditions).name
-    path = Path("config", "tuned", machine_name(conditions["machine"]), f"{name}.py")
-    return path if path.exists() else None
-
-
 def rows(tuned):
-    """{row: its Loop}."""
+    """{row: its Loop}. tuned: path of the config that --mode=tune has found for this machine, or None."""
     ours = {"naive": Loop("nanoladder", words=("--stage=naive",)), "finished": Loop("nanoladder")}
     if tuned:
         ours["tuned"] = Loop("nanoladder", words=(str(tuned), "--micro_batch_size=0"))  # a batch at once, as all

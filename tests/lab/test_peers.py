@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from lab import climb, pictures
 from lab.launch import run_alone
 from lab.peers import mode, nanogpt, task
 from lab.peers.task import Clock, Sequences, Task
+from lab.tuned import config_path
 from nanoladder import data
 from nanoladder.errors import BadInput
 
@@ -291,12 +291,14 @@ def test_another_checkout_is_another_row_and_another_config_is_refused(measured,
         measured(answer, "--n_layer=1")
 
 
-def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, tmp_path):
+def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, dense, tmp_path):
     monkeypatch.chdir(tmp_path)
-    path = Path("config", "tuned", "a-cpu-4-threads-bf16", "defaults.py")
+    path = config_path(MACHINE, flags(dataset=dense))
     assert "tuned" not in measured(answer)[0]["rows"]
     path.parent.mkdir(parents=True)
     path.write_text("dtype = 'float32'\n")
+    measured(answer, "--n_layer=1", "--out_dir=results_of_another_config")
+    assert not any(str(path) in words for words in measured.commands)
     _, out = measured(answer, "--out_dir=results_with_it")
     tuned = next(words for words in measured.commands if str(path) in words)
     assert tuned.index(str(path)) > tuned.index("--n_layer=2")  # it is applied after the config's own files

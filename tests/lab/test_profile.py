@@ -641,6 +641,7 @@ def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
         assert plan.parse([f"--mode={mode}", "--micro_batch_size=16"])[1][-1] == "--batch_size=16"
     for mode in ("optimizers", "sweep", "predict"):
         assert plan.parse([f"--mode={mode}", "--micro_batch_size=16"])[1] == ["--micro_batch_size=16"]
+    assert plan.parse(["--mode=peers", "--micro_batch_size=16"])[0].given == ["--micro_batch_size=16"]  # as for tune
     assert plan.parse(large)[1] == large
 
 

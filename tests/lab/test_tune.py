@@ -19,6 +19,7 @@ MACHINE = {
     **{"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "gpus": 0, "cuda": None},
     **{"torch": "2.13", "python": "3.12"},
 }
+FOLDER = Path("config/tuned/a-cpu-4-threads-bf16")
 LOSSES = [5.0, 4.0, 3.0, 2.0, 1.0]
 FINISHED = {"attention": "sdpa", "dtype": "auto", "num_workers": 2, "adamw_impl": "fused", "keep_memory": True}
 
@@ -88,14 +89,9 @@ def tuning(monkeypatch, dense, tmp_path):
     Path("x.py").write_text("n_layer = 1\n")
 
     def run(*words, **config):
-        argv = [
-            "x.py",
-            *flags(**{**FINISHED, "dataset": dense, "batch_size": 16, **config}),
-            "--mode=tune",
-            "--out_dir=out",
-        ]
-        climb.main([*argv, *words])
-        path = Path("config/tuned/a-cpu-4-threads-bf16/x.py")
+        own = ["x.py", *flags(**{**FINISHED, "dataset": dense, "batch_size": 16, **config})]
+        climb.main([*own, "--mode=tune", "--out_dir=out", *words])
+        path = tuned.config_path(MACHINE, own)
         written = {}
         for statement in ast.parse(path.read_text()).body[1:]:
             written[statement.targets[0].id] = ast.literal_eval(statement.value)
@@ -126,7 +122,7 @@ def test_the_planted_best_is_found_and_written_as_a_config(tuning, monkeypatch, 
     _, written = tuning("--minutes=60")
     assert written == {"attention": "matmul", "micro_batch_size": 4, "num_workers": 0, "compile": True}
     out = capsys.readouterr().out
-    text = Path("config/tuned/a-cpu-4-threads-bf16/x.py").read_text()
+    text = next(FOLDER.iterdir()).read_text()
     speed = float(out.splitlines()[-1].partition("×")[0])
     assert out.splitlines()[-1].endswith("as fast as the finished loop")
     assert speed == pytest.approx(1.0 * 1.06 * 1.1 / 0.7, rel=0.02)
@@ -291,6 +287,27 @@ def test_equal_changes_are_seldom_kept_and_small_gains_are():
                 outcome = rounds.decide(changes, tuned.SEARCH, drops=True)
             kept[gain] += outcome == "kept"
     assert kept[0.0] <= 0.05 * 300 and kept[0.03] >= 0.75 * 300
+
+
+def test_the_name_of_a_tuned_config_says_the_words(monkeypatch):
+    def name(*words):
+        path = tuned.config_path(MACHINE, words)
+        assert path.parent == FOLDER and len(path.name) < 80 and path.suffix == ".py"
+        return path.stem
+
+    assert name("config/x.py") == name("config/x.py", "--device=cpu") == "x"
+    assert name("--dtype", "float32", "config/x.py", "more.py", "--n_layer=2") == "x-more-dtype-float32-n_layer-2"
+    assert name("--n_layer=2", "--dtype=float32") == name("--dtype=float32", "--n_layer=2") != name("--n_layer=2")
+    folders = {name(f"--dataset={path}") for path in ("a-b", "a/b", "a b", "/a/b", "a" * 300, "a" * 301, "../a/b")}
+    assert len(folders) == 7
+
+
+def test_a_search_with_other_words_writes_another_config(tuning, monkeypatch):
+    World(monkeypatch, planted)
+    tuning("--minutes=5")
+    World(monkeypatch, planted)
+    tuning("--minutes=5", "--out_dir=another", dtype="float32")
+    assert len(list(FOLDER.iterdir())) == 2
 
 
 # -- what is tried
