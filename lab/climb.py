@@ -1,4 +1,4 @@
-"""Measures the ladder on this machine, round by round: what profile.py does.
+"""Runs the modes of profile.py. Its own are those that measure the ladder on this machine, round by round.
 
 Every figure comes from train.py's own train_step on real batches, in processes of their own (measure.py) that run one
 after the other, forked from one that has imported all they need (forkserver.py). The first process of a row trains on
@@ -214,7 +214,7 @@ def conditions_of(options, config_words, *more):
 
 
 def tasks(options, rows, replicated):
-    """[(row, measurement, how many of them the row has afterwards)] in order; the row of the machine's limits is None.
+    """[(row, measurement, their number in the row afterwards)] in order; the row of the machine's limits is None.
 
     Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
     first or always follows the same one. A step without communication is timed only if each process has whole

@@ -35,7 +35,7 @@ TOO_OLD = ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError") 
 
 
 class Wrong(Exception):
-    """The reason why this version does not do what the other does."""
+    """Raised, with the reason, if this version does not do the same as the other."""
 
 
 class Metric(NamedTuple):
@@ -58,11 +58,11 @@ class Metric(NamedTuple):
         return this - other if self.unit == " nats" else this / other - 1
 
     def text(self, change, digits):
-        """A change in its unit, with so many decimals."""
+        """A change in its unit, with `digits` decimals."""
         return f"{self.scale * change:.{digits}f}{self.unit}"
 
     def digits(self, margin):
-        """Decimals with which a margin has a digit that is not zero."""
+        """Number of decimals that a margin needs to show a digit other than zero."""
         least = 4 if self.scale == 1 else 1
         return max(least, -math.floor(math.log10(self.scale * margin))) if margin else least
 
@@ -169,7 +169,7 @@ class Judgment:
                     break
 
     def ask(self, side, measurement, *words):
-        """Takes a measurement of a version. If it fails, raises BadInput or, of this version, Wrong."""
+        """Takes a measurement of a version. If it fails, raises Wrong for this version, BadInput for the other."""
         try:
             return run_alone(measurement, [*self.words, *words], root=self.roots[side])
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Knobs: what --mode=tune may change in a config, so that a step is faster and still the same step.
+"""Knobs: the fields of a config that --mode=tune may change. A step stays the same but for its time and memory.
 
 Each knob gives ways to go: lists of changes {field: value}. If a change on a way costs a lot, those after it are left
 out: they go further in the same direction. Values are those that Config declares; numbers go in steps of two or more.
@@ -26,7 +26,7 @@ PADDING = (1, 8, 64, 128)
 
 
 class Machine(NamedTuple):
-    """What a knob has to know of a machine. memory: the bytes that a step may take, or None."""
+    """The facts of a machine that knobs depend on. memory: the bytes that a step may take, or None."""
 
     on_gpu: bool
     native_bfloat16: bool

@@ -8,7 +8,7 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     time      seconds of a step
     turns     losses of the first steps, and then seconds of a step whenever it is asked for them (turns.py)
     silent    seconds of a step in which processes do not communicate
-    exchange  what a process sends in a step, and the peak memory of the process with the highest
+    exchange  the messages that a process sends in a step, and the peak memory of the process with the highest
     curve     the losses of a whole training run
     trial     the peak memory of two steps
     loss      head and loss by themselves: seconds and peak memory of a variant of losses.py
@@ -100,7 +100,7 @@ def let_go(error):
 
 
 class Loop:
-    """The training loop of train.py, set up from a config and advanced step by step; all that is called of train.py."""
+    """The training loop of train.py, set up from a config and advanced step by step."""
 
     def __init__(self, config, threads=None):
         self.device = self.set_up(config)

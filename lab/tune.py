@@ -128,7 +128,7 @@ class Search:
         return min(self.left() - self.reserve(), PATIENCE * self.total)
 
     def contender(self, changes, limit, *words):
-        """The process that trains with these changes. Raises RuntimeError, and TimeUp after so many seconds."""
+        """The process that trains with these changes. Raises RuntimeError, and TimeUp after `limit` seconds."""
         return self.ring.contender([*self.words_of(changes), *words], limit)
 
     def losses(self, changes, limit):

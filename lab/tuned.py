@@ -1,4 +1,4 @@
-"""The record of --mode=tune, tune.json, and what is written of it: a table, a picture and the tuned config."""
+"""tune.json, the record of --mode=tune, and the files made of it: a table, a picture and the tuned config."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 1
 TUNED = Path("config", "tuned")
-LONGEST = 60  # characters of a config's name
+LONGEST = 80  # characters of a config's name
 SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of a race
 
 
@@ -74,7 +74,7 @@ def assignments(changes):
 
 
 def name(race):
-    """The change in words. One of the compiler's scope or mode also turns it on, and does not say so."""
+    """The change in words, without the compile=True that comes with a scope or a mode of the compiler."""
     change = race["change"]
     return assignments({field: change[field] for field in change if field != "compile" or len(change) == 1})
 
@@ -86,7 +86,10 @@ def names(races):
 
 
 def speed(race, looks=SEARCH):
-    """How many times as fast, and the interval over the rounds; empty if nothing was measured."""
+    """The speed beside the other config and its interval over the rounds, such as 1.10× (1.07–1.18).
+
+    Without rounds, the speed of the first steps; an empty string if they were not timed either.
+    """
     if not race["rounds"]:
         return f"{1 / (1 + race['first']):.2f}×" if "first" in race else ""
     changes = changes_of_time(race)
@@ -132,7 +135,7 @@ def report(results, verdict, untried, folder):
 
 
 def table(results, verdict, untried):
-    """The races in Markdown: the conditions, what was tried in which order, and what was found."""
+    """The races in Markdown: the conditions, the best config, and the changes in the order of their races."""
     keys = results["keys"]
     races = [race for race in results["races"] if tried(race)]
     rows = [{"name": text, "note": race["note"], "race": race} for text, race in zip(names(races), races, strict=True)]
@@ -168,7 +171,7 @@ def table(results, verdict, untried):
 
 
 def point(name, race):
-    """A race as pictures.draw_search has it."""
+    """A race as pictures.draw_search takes it."""
     speeds = [1 / (1 + change) for change in changes_of_time(race)]
     medians = (
         [1e3 * statistics.median(found[side] for found in race["rounds"]) for side in SIDES] if speeds else [None] * 2

@@ -21,10 +21,10 @@ class TimeUp(Exception):
 
 
 class Contender:
-    """A process that trains with a config, and takes its steps when asked. losses: of its first ones; seconds:
-    of a step, when last measured.
+    """A process that trains with a config, and takes its steps when asked.
 
-    Raises RuntimeError with the reason if the process fails, and TimeUp if it takes longer than so many seconds.
+    losses: of the first steps. seconds: of a step, when last measured. Raises RuntimeError with the reason if the
+    process fails, and TimeUp if an answer takes longer than `limit` seconds.
     """
 
     def __init__(self, words, limit):

@@ -52,7 +52,7 @@ def arguments(task, best):
 
 
 def build_model(task):
-    """A GPT-2 with the task's weights. If the config has no biases, those that it has stay zero."""
+    """A GPT-2 with the task's weights. Its biases, if the config has none, are zero and not trained."""
     ours = task.model()
     model = GPT2LMHeadModel(GPT2Config(**their_config(ours.config, 0.0, None)))
     model.load_state_dict(their_tensors(ours.config, ours.state_dict()), strict=False)  # the head is tied

@@ -92,7 +92,7 @@ def compare(options, config_words):
     print(f"written: {folder}/peers.json, peers.md and peers.png")
 
 
-# -- what is measured
+# -- the rows
 
 
 def require_comparable(config):
@@ -120,7 +120,7 @@ def require_checkout(path):
 
 
 def missing(checkout):
-    """{peer: why it cannot be measured}. Raises BadInput if there is none that can."""
+    """{peer: the reason why it cannot be measured}. Raises BadInput if none can."""
     reasons = {}
     for peer, packages in NEEDED.items():
         if absent := [name for name in packages if find_spec(name) is None]:
@@ -164,7 +164,7 @@ def digest(checkout):
 
 
 def tasks(loops, repeats):
-    """[(row, measurement, how many of them it has afterwards)]; every second round goes backwards, as in the ladder."""
+    """[(row, measurement, their number in the row afterwards)]; every second round goes backwards, as in the ladder."""
     found = [(name, "memory", 1) for name in loops]
     for count in range(1, repeats + 1):
         found += [(name, "time", count) for name in (loops if count % 2 else reversed(loops))]

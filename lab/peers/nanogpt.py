@@ -56,7 +56,7 @@ def train(task, checkout):
 
 
 def report(text, clock):
-    """Tells the clock of the end of a step, if that is what a printed line says."""
+    """Tells the clock of the end of a step if a printed line says so."""
     if (found := STEP.match(text)) and clock.step(float(found[1])):
         raise Finished
 

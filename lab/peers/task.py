@@ -1,4 +1,4 @@
-"""What every peer is given: the same weights, batches and hyperparameters, and one clock."""
+"""The task that every peer gets: the same weights, batches and hyperparameters, and one clock."""
 
 import contextlib
 import dataclasses
@@ -29,12 +29,12 @@ class Clock:
         self.resident_before = self.started = self.begin = self.end = None
 
     def start(self):
-        """Called when everything is imported and nothing is built."""
+        """Starts the clock; to be called when everything is imported and nothing is built."""
         self.resident_before = resident_bytes("VmRSS")
         self.started = synchronized_time(self.device)
 
     def step(self, loss):
-        """Called at the end of each step. Returns True if it is the last one."""
+        """Counts a step that has ended, and its loss. Returns True if it was the last one."""
         self.losses.append(loss)
         done = len(self.losses)
         if done == 1:
@@ -70,7 +70,7 @@ class Task:
 
     config: as configured; it says the dtype and the workers of a loop at its best. naive: the same config without any
     optimization, as which the initial weights are drawn. best: if the peer is to use its own best settings. folder:
-    for what it must write.
+    for files that it must write.
     """
 
     def __init__(self, config, naive, clock, best, folder):

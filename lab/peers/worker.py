@@ -70,7 +70,7 @@ def measure(options, words):
 
 
 def peak(run, device):
-    """Peak bytes of all tensors while something runs: on a CPU since its start, on a GPU since the first step."""
+    """Peak bytes of all tensors during a call: on a CPU since its start, on a GPU since the first step."""
     if device.type == "cuda":
         run()
         return torch.cuda.max_memory_allocated(device)
