@@ -10,6 +10,9 @@ def train(task):
     """Trains until the clock ends it. Returns the setting in words and the dtype."""
     task.clock.start()
     best = settings(task) if task.best else {}
+    if task.best and task.device.type == "cuda":
+        # To compile, its arguments turn on TF32 by PyTorch's newer switch; the compiler fails if the older one differs.
+        torch.set_float32_matmul_precision("high")
     trainer = Recorder(
         build_model(task),
         arguments(task, best),

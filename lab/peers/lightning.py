@@ -16,6 +16,10 @@ def train(task):
     dtype = task.dtype if task.best else "float32"
     precision = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}[dtype]
     workers = task.config.num_workers if task.best else 0
+    pinned = task.best and task.device.type == "cuda"
+    if pinned:
+        torch.set_float32_matmul_precision("high")  # as it asks for on a GPU that has TF32
+    loader = DataLoader(task.sequences(), task.naive.batch_size, num_workers=workers, pin_memory=pinned)
     trainer = lightning.Trainer(
         accelerator="cpu" if task.device.type == "cpu" else "gpu",
         devices=1,
@@ -29,7 +33,7 @@ def train(task):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(task), DataLoader(task.sequences(), task.naive.batch_size, num_workers=workers))
+    trainer.fit(Module(task), loader)
     return f"torch.compile, precision={precision}, sdpa, num_workers={workers}" if task.best else "", dtype
 
 

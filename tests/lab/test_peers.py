@@ -4,6 +4,8 @@ import itertools
 import json
 import re
 import sys
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -194,6 +196,29 @@ def test_lightning_has_the_losses_of_this_loop(given):
     task = given(4)
     assert lightning.train(task) == ("", "float32")
     assert [float(loss) for loss in task.clock.losses] == pytest.approx(our_losses(task, 4), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_on_a_gpu_the_compiler_can_read_the_precision_that_the_trainers_arguments_set(monkeypatch):
+    huggingface = pytest.importorskip("lab.peers.huggingface", reason="needs transformers")
+    read = []
+
+    class Trainer:
+        add_callback = print
+
+        def train(self):
+            torch.backends.fp32_precision = "tf32"  # as TrainingArguments does on Ampere and later
+            read.append(torch.get_float32_matmul_precision())  # as the compiler does
+
+    monkeypatch.setattr(huggingface, "Recorder", lambda *_, **__: Trainer())
+    for name in ("arguments", "settings", "build_model"):
+        monkeypatch.setattr(huggingface, name, lambda *_: {})
+    try:
+        huggingface.train(mock.MagicMock(best=True, device=torch.device("cuda")))
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+    assert read == ["high"]
 
 
 # -- the mode
