@@ -1,7 +1,7 @@
 """Measures this loop beside those that people use: python profile.py config/x.py --mode=peers [--nanogpt=PATH]
 
 Every row trains from the same weights on the same batches with the same hyperparameters, in processes of its own
-(worker.py). One counts the bytes of its tensors. The others time it; rows take turns, round after round.
+(worker.py). On a CPU, one counts the bytes of its tensors. The others time it; rows take turns, round after round.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def compare(options, config_words):
             row = results["rows"][name] = {"peer": loop.peer, **own}
         row["note"] = reasons.get(loop.peer)
     write(folder, {"peers.json": results, "peers.md": table(results)})
-    with tqdm(tasks(loops, options.repeats), unit="process") as bar:
+    with tqdm(tasks(loops, options.repeats, bool(machine["gpu"])), unit="process") as bar:
         for name, measurement, count in bar:
             row = results["rows"][name]
             bar.set_postfix_str(f"{name}, {measurement}")
@@ -163,9 +163,9 @@ def digest(checkout):
     return hashlib.sha256(code).hexdigest()[:8]
 
 
-def tasks(loops, repeats):
-    """[(row, measurement, their number in the row afterwards)]; every second round goes backwards, as in the ladder."""
-    found = [(name, "memory", 1) for name in loops]
+def tasks(loops, repeats, on_gpu):
+    """[(row, measurement, how many of them it has afterwards)]; every second round goes backwards, as in the ladder."""
+    found = [(name, "memory", 1) for name in loops if not on_gpu]  # which knows its peak by itself
     for count in range(1, repeats + 1):
         found += [(name, "time", count) for name in (loops if count % 2 else reversed(loops))]
     return found
@@ -187,8 +187,9 @@ def summarize(results):
                 row["gap"] = max(gap(*pair) for pair in zip(losses, naive[0]["losses"], strict=True))
             if measured["peer"] == "nanoladder":
                 row["setting"] = " ".join(measured["words"][1:]) or "as configured"
-        if measured.get("memory"):
-            row["peak"] = measured["memory"][0]["peak"]
+        figures = [*measured.get("memory", []), *measured.get("time", [])]
+        if figures and figures[0].get("peak"):
+            row["peak"] = figures[0]["peak"]
         found.append(row)
     return found
 
@@ -208,7 +209,7 @@ def table(results):
         "time against finished": lambda row: speedup(row, finished),
         "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
-        "resident GB": lambda row: "" if results["machine"]["gpu"] else f"{row['resident'] / 1e9:.2f}",
+        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}",
         f"loss of step {WARMUP + steps}": lambda row: f"{row['loss']:.4f}",
         "losses differ from naive's by": lambda row: f"{row['gap']:.1g}" if math.isfinite(row["gap"]) else "diverged",
         "first step s (later processes)": tables.first_steps,

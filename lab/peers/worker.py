@@ -2,8 +2,8 @@
 
 Prints its figures as one line of JSON.
 
-    time    seconds of a step, peak resident memory, the losses of the first steps
-    memory  peak bytes of all tensors in two steps
+    time    seconds of a step, the losses of the first steps, peak resident memory, on a GPU peak bytes of all tensors
+    memory  on a CPU, peak bytes of all tensors in two steps: counting them takes time
 """
 
 import importlib
@@ -48,19 +48,20 @@ def measure(options, words):
     constant = [f"--min_lr={config.learning_rate}", "--warmup_steps=0", "--lr_decay_steps=0", "--max_steps=1000000"]
     config, naive = (load_config([*words, *constant, *stage]) for stage in ([], ["--stage=naive"]))
     device = machine.choose_device(config.device)
-    timed = options.measurement == "time"
+    timed, on_gpu = options.measurement == "time", device.type == "cuda"
     clock = Clock(device, WARMUP, options.steps, WINDOW) if timed else Clock(device, 1, 1, 0)
     train = importlib.import_module(f"lab.peers.{PEERS[options.peer]}").train
     arguments = [options.nanogpt] if options.peer == "nanogpt" else []
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         task = Task(config, naive, clock, options.best, folder)
         if not timed:
-            return {"peak": peak(lambda: train(task, *arguments), device)}
+            return {"peak": peak(lambda: train(task, *arguments))}
         setting, dtype = train(task, *arguments)
     return {
         "seconds": clock.seconds,
         "first_step_seconds": clock.first,
-        "resident_bytes": clock.resident(),
+        "peak": torch.cuda.max_memory_allocated(device) if on_gpu else None,  # since the first step
+        "resident_bytes": None if on_gpu else clock.resident(),
         "tokens": config.batch_size * config.context_length,
         "losses": [float(loss) for loss in clock.losses[: WARMUP + options.steps]],
         "threads": torch.get_num_threads(),
@@ -69,11 +70,8 @@ def measure(options, words):
     }
 
 
-def peak(run, device):
-    """Peak bytes of all tensors during a call: on a CPU since its start, on a GPU since the first step."""
-    if device.type == "cuda":
-        run()
-        return torch.cuda.max_memory_allocated(device)
+def peak(run):
+    """Peak bytes of all tensors on the CPU while something runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     return max(now for _, now in allocated(profiler, on_gpu=False))

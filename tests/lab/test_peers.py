@@ -237,7 +237,7 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
     def run(answer, *words):
         def run_alone(measurement, words, module=None):
             if measurement == "machine":
-                return MACHINE
+                return MACHINE | {"gpu": run.gpu}
             peer = re.search(r"--peer=(\w+)", " ".join(words))[1] + " naive" * ("--stage=naive" in words)
             run.commands.append(words)
             return answer(peer, "--best" in words, measurement)
@@ -247,7 +247,7 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
         climb.main([*flags(dataset=dense), *options, *words])
         return json.loads((tmp_path / "results" / "peers.json").read_text()), capsys.readouterr().out
 
-    run.commands = []
+    run.commands, run.gpu = [], None
     return run
 
 
@@ -292,6 +292,17 @@ def test_rows_take_turns_and_results_are_not_measured_again(measured):
     assert timed == [*names, *reversed(names)]
     again, _ = measured(count_calls)
     assert again == first and len(asked) == 6 + 12
+
+
+def test_on_a_gpu_the_timed_processes_have_the_peak(measured):
+    def time_and_peak(*call):
+        assert call[-1] == "time"
+        return answer(*call) | {"peak": 3e9, "resident_bytes": None}
+
+    measured.gpu = "a GPU"
+    results, out = measured(time_and_peak)
+    assert {row["peak"] for row in mode.summarize(results) if not row["note"]} == {3e9}
+    assert "| 3.000 " in out and "resident" not in out
 
 
 def test_a_peer_that_fails_is_a_row_with_its_reason_and_is_tried_again(measured):
