@@ -150,6 +150,9 @@ OPTIONS = {
     ),
     "rounds": Option(("judge",), at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "minutes": Option(("tune",), positive, "10", "how long the search takes; the same command with more continues it"),
+    "tuned_dir": Option(
+        ("tune", "peers"), str, "config/tuned", "tune writes <machine>/<config>.py there, and peers measures it"
+    ),
     "nanogpt": Option(("peers",), str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(
         ("predict", "tune"),

@@ -52,7 +52,7 @@ def tune(options, words, conditions):
         verdict = search.run()
     finally:
         search.ring.end()
-    tuned.report(search.results, verdict, search.untried, folder)
+    tuned.report(search.results, verdict, search.untried, folder, options.tuned_dir)
 
 
 class Unfit(Exception):

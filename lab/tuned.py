@@ -16,7 +16,6 @@ from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 1
-TUNED = Path("config", "tuned")
 LONGEST = 80  # characters of a config's name
 SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of a race
 
@@ -111,8 +110,8 @@ def outcome(race):
 # -- the files
 
 
-def report(results, verdict, untried, folder):
-    """Writes the table, the picture and the config; prints the table, the files and, last, the verdict.
+def report(results, verdict, untried, folder, tuned_dir):
+    """Writes the table, the picture and the config in tuned_dir; prints the table, the files and, last, the verdict.
 
     Raises BadInput if a file cannot be written.
     """
@@ -124,7 +123,7 @@ def report(results, verdict, untried, folder):
     try:
         files.write(folder / "tune.md", text + "\n")
         pictures.draw_search(points, title, folder / "tune.png")
-        path = write_config(results, verdict)
+        path = write_config(results, verdict, tuned_dir)
     except OSError as error:
         raise BadInput(
             f"{error.filename or folder} cannot be written ({error}); the same command tries again"
@@ -210,10 +209,10 @@ def sentence(text):
     return text[:1].upper() + text[1:]
 
 
-def write_config(results, verdict):
+def write_config(results, verdict, tuned_dir):
     """Writes the tuned config: a docstring with the figures, and assignments. Returns its path."""
     on, words = results["machine"], " ".join(results["config"])
-    path = config_path(on, results["config"])
+    path = config_path(on, results["config"], tuned_dir)
     memory = f" --memory_gb={results['memory_gb']:g}" if results["memory_gb"] else ""
     versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
     tries = f"Changes tried: {sum(map(tried, results['races']))}, in {results['spent'] / 60:.1f} minutes; {versions}."
@@ -232,8 +231,8 @@ def write_config(results, verdict):
     return path
 
 
-def config_path(machine, words):
-    """config/tuned/<machine>/<config>.py; further words are in its name, as in reference-dtype-float32.py.
+def config_path(machine, words, tuned_dir):
+    """<machine>/<config>.py in tuned_dir; further words are in its name, as in reference-dtype-float32.py.
 
     A digest tells apart names that would be too long or that have characters for which "-" stands here.
     """
@@ -243,7 +242,7 @@ def config_path(machine, words):
     name = re.sub(r"[^\w.-]+", "-", text)
     if name != text or len(name) > LONGEST:
         name = f"{name[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return TUNED / machine_name(machine) / f"{name}.py"
+    return Path(tuned_dir, machine_name(machine), f"{name}.py")
 
 
 def assignment(field, value, races):

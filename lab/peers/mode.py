@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lab import pictures, tables
 from lab.launch import run_alone
 from lab.measure import WARMUP
-from lab.results import ROOT, code_hash, commit, default_folder, machine_name, resume, write
+from lab.results import ROOT, code_hash, commit, default_folder, resume, write
 from lab.summary import Row, speedup, timing
 from lab.tuned import config_path
 from nanoladder.config import load_config
@@ -44,6 +44,10 @@ class Loop(NamedTuple):
         nanogpt = [f"--nanogpt={checkout}"] if self.peer == "nanogpt" else []
         return [f"--peer={self.peer}", *["--best"] * self.best, *nanogpt, *self.words]
 
+    def settings(self):
+        """The contents of the config files among its words."""
+        return [Path(word).read_text(encoding="utf-8") for word in self.words if word.endswith(".py")]
+
 
 def compare(options, config_words):
     """Measures what peers.json does not hold yet, and writes it after each process, then peers.md and peers.png."""
@@ -58,16 +62,16 @@ def compare(options, config_words):
         "keys": dataclasses.asdict(config),
         "data": open_dataset(config).fingerprint(),
         "steps": options.steps,
-        "code": code_hash(ROOT, "lab/peers/*.py", f"config/tuned/{machine_name(machine)}/*.py"),
+        "code": code_hash(ROOT, "lab/peers/*.py"),
     }
     folder = Path(options.out_dir or default_folder(conditions))
-    tuned = config_path(machine, options.given)
+    tuned = config_path(machine, options.given, options.tuned_dir)
     loops = rows(tuned if tuned.exists() else None)
     results = resume(folder / "peers.json", conditions, {"rows": dict}) or {**conditions, "rows": {}}
     for name, loop in loops.items():
-        own = {"words": loop.command(checkout), "version": version(loop.peer, checkout)}
+        own = {"words": loop.command(checkout), "version": version(loop.peer, checkout), "settings": loop.settings()}
         row = results["rows"].get(name, {})
-        compared = ["words"] if loop.peer == "nanoladder" else own  # its code is among the conditions
+        compared = ["words", "settings"] if loop.peer == "nanoladder" else own  # its code is among the conditions
         if any(row.get(key) != own[key] for key in compared):
             row = results["rows"][name] = {"peer": loop.peer, **own}
         row["note"] = reasons.get(loop.peer)

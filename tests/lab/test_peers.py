@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -339,6 +338,20 @@ def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, dense
     tuned = next(words for words in measured.commands if str(path) in words)
     assert tuned.index(str(path)) > tuned.index("--n_layer=2")  # it is applied after the config's own files
     assert re.search(rf"\| tuned .*{path}", out)
+
+
+def test_another_tuned_config_is_another_row(measured, tmp_path):
+    path = tmp_path / "tuned" / "a-cpu-4-threads-bf16" / "defaults.py"
+    path.parent.mkdir(parents=True)
+    before, after = [], []
+    for dtype, rows in {"float32": before, "bfloat16": after}.items():
+        path.write_text(f"dtype = '{dtype}'\n")
+        measured.commands.clear()
+        measured(answer, f"--tuned_dir={tmp_path / 'tuned'}")
+        rows += [words for words in measured.commands if str(path) in words]
+        if rows is after:
+            assert measured.commands == after
+    assert len(before) == len(after) == 3  # memory, and a time in each round
 
 
 # -- bad input

@@ -185,6 +185,15 @@ def test_an_interrupted_search_goes_on_to_the_same_answer(tuning, monkeypatch):
     assert tuning("--minutes=60") == (results, written) and not world.started  # nothing is left to measure
 
 
+def test_the_config_is_written_where_it_is_asked_for(tuning, monkeypatch, capsys):
+    World(monkeypatch, planted)
+    with pytest.raises(FileNotFoundError):  # at the usual place, where the fixture looks
+        tuning("--minutes=5", "--tuned_dir=elsewhere")
+    path = "elsewhere/a-cpu-4-threads-bf16/x.py"
+    assert load_config(["x.py", path]).attention == "matmul"
+    assert capsys.readouterr().out.splitlines()[-2].endswith(path)
+
+
 def test_more_minutes_continue_a_search(tuning, monkeypatch):
     World(monkeypatch, planted, start=20.0)
     less = tuning("--minutes=4")[0]
