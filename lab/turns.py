@@ -89,8 +89,9 @@ class Ring:
             except RuntimeError as error:
                 if not (self.running and machine.is_out_of_memory(str(error))):
                     raise
-                self.apart = True
-                return self.contender(words, limit)
+                self.end()
+                self.running[key] = Contender(words, limit - (monotonic() - start))
+                self.apart = True  # alone it fits
             self.starts.append(monotonic() - start)  # seconds
         return self.running[key]
 

@@ -251,6 +251,19 @@ def test_two_processes_that_do_not_fit_take_turns_one_at_a_time(tuning, monkeypa
     assert not names(results, "failed")
 
 
+def test_a_config_that_does_not_even_fit_alone_leaves_the_others_beside_each_other(tuning, monkeypatch):
+    def seconds(config):
+        if config.dtype == "float32":
+            raise RuntimeError("CUDA out of memory")
+        return planted(config)
+
+    world = World(monkeypatch, seconds, noise=0.0)
+    results, _ = tuning("--minutes=60")
+    assert names(results, "failed") == ["dtype=float32"]
+    raced = [race for race in results["races"] if race["outcome"] != "failed"]
+    assert len(world.started) < 2 * len(raced)  # had they been apart, each round would have started two
+
+
 def test_no_more_memory_is_taken_than_given(tuning, monkeypatch):
     def peak(config):
         size = config.micro_batch_size or config.batch_size
