@@ -75,6 +75,11 @@ def compiling(config, machine):
     return [[change] for change in [{"compile": False}, *scopes]]
 
 
+def graphs(config, machine):
+    """CUDA graphs launch all kernels of a pass at once, the most that a small model has to gain on a GPU."""
+    return [[{"compile": True, "compile_mode": GRAPHS[0]}]] if machine.on_gpu else []
+
+
 def compile_modes(config, machine):
     """A search among kernels takes minutes, so it comes last."""
     modes = [mode for mode in values("compile_mode") if machine.on_gpu or mode not in GRAPHS]
@@ -125,6 +130,7 @@ def padding(config, machine):
 
 
 KNOBS = [  # in the order of what they are likely to gain
+    Knob("graphs", graphs),
     Knob("attention", attention, interacts=True),
     Knob("compile", compiling, interacts=True),
     Knob("micro_batch_size", micro_batches, interacts=True),

@@ -34,7 +34,8 @@ HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show 
 SHORT = 0.1  # seconds; the first of steps that take less show nothing
 FAR = 0.15  # a change of time that is not tried again beside other changes
 LEAST_ROUNDS = 3  # that there must be time for when a race starts
-PATIENCE = 0.15  # share of the whole time within which a process must be ready
+PATIENCE = 0.15  # share of the whole time within which a process must be ready, unless that is less than
+LEAST_PATIENCE = 60  # seconds, in which a GPU's compiler has done all but autotuning
 
 
 def tune(options, words, conditions):
@@ -125,7 +126,7 @@ class Search:
 
     def patience(self):
         """Seconds to wait for a process during the search."""
-        return min(self.left() - self.reserve(), PATIENCE * self.total)
+        return min(self.left() - self.reserve(), max(PATIENCE * self.total, LEAST_PATIENCE))
 
     def contender(self, changes, limit, *words):
         """The process that trains with these changes. Raises RuntimeError, and TimeUp after `limit` seconds."""
@@ -210,6 +211,7 @@ class Search:
         if race not in self.results["races"]:
             self.results["races"].append(race)
         self.write(name)
+        start = monotonic()
         try:
             self.require_memory(race)
             other = self.contender(race["against"], self.patience())
@@ -221,7 +223,7 @@ class Search:
             self.take_rounds(race, SEARCH, self.reserve(), drops=True)
         except TimeUp:
             if self.left() > self.race_seconds() + self.reserve():
-                race |= {"outcome": "failed", "note": f"not ready after {PATIENCE * self.total:.0f} s"}
+                race |= {"outcome": "failed", "note": f"not ready after {monotonic() - start:.0f} s"}
             else:
                 self.untried.append(name)
         except (BadInput, Unfit) as error:
@@ -234,15 +236,17 @@ class Search:
 
     def require_memory(self, race):
         """Raises BadInput for a refused config, Unfit for one too large. Decides if two processes fit at a time."""
+        configs = [self.load(changes) for changes in (race["changes"], race["against"])]
         peaks, most = [], self.machine.memory or self.free
-        for changes in (race["changes"], race["against"]):
-            config = self.load(changes)
+        if not most:  # a process on a GPU says so itself if memory runs out, and a prediction takes seconds
+            return
+        for config in configs:
             with contextlib.suppress(BadInput):  # not predictable
                 peaks.append(predict.predict_memory(config, self.machine.device_type).peak)
         if len(peaks) < 2:
             return
         race["predicted"] = peaks[0]
-        if most and peaks[0] > most:
+        if peaks[0] > most:
             raise Unfit(f"{peaks[0] / 1e9:.2f} GB predicted, of {most / 1e9:.2f} GB")
         self.ring.apart = self.ring.apart or bool(self.free and sum(peaks) > 0.8 * self.free)
 

@@ -166,6 +166,13 @@ def test_a_change_that_takes_long_to_start_costs_neither_the_others_nor_the_conf
     assert world.now <= 600 and results["confirmations"][0]["outcome"] == "kept"
 
 
+def test_however_short_the_search_a_compiler_has_a_minute(tuning, monkeypatch):
+    world = World(monkeypatch, planted)
+    world.start = lambda config: 55 if config.attention == "matmul" else 8.0
+    results, written = tuning("--minutes=5")
+    assert written["attention"] == "matmul" and world.now <= 300
+
+
 def test_an_interrupted_search_goes_on_to_the_same_answer(tuning, monkeypatch):
     whole = World(monkeypatch, planted, noise=0.0)
     expected = tuning("--minutes=60")[1]
@@ -359,6 +366,21 @@ def test_values_are_those_that_config_declares(monkeypatch):
     }
     old = knobs.Machine(False, False, 2)
     assert [way[0]["dtype"] for way in knobs.dtypes(config, old)] == ["float32"]  # emulated, the others take minutes
+
+
+def test_on_a_gpu_graphs_come_first_and_memory_is_predicted_only_under_a_limit(monkeypatch, dense, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    world = World(monkeypatch, lambda config: 0.5 if config.compile_mode == "reduce-overhead" else 1.0)
+    gpu = {**MACHINE, "gpu": "a GPU", "gpus": 1, "cuda": "13.0"}
+    monkeypatch.setattr(climb, "run_alone", lambda *_: gpu)
+    predicted = []
+    monkeypatch.setattr(knobs.predict, "predict_memory", lambda config, *_: predicted.append(config) or memory(1e8))
+    words = [*flags(**{**FINISHED, "dataset": dense, "batch_size": 16, "set_to_none": True}), "--mode=tune"]
+    climb.main([*words, "--minutes=4", "--out_dir=out"])
+    assert world.started[1].compile_mode == "reduce-overhead" and not predicted
+    assert 'compile_mode = "reduce-overhead"' in Path("config/tuned/a-gpu/defaults.py").read_text()
+    climb.main([*words, "--minutes=4", "--out_dir=limited", "--memory_gb=1"])
+    assert predicted
 
 
 @pytest.mark.parametrize(
