@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from lab import report
+from lab.peers import mode as peers
 from lab.plan import positive
 from lab.results import ROOT, code_hash
 from nanoladder import files
@@ -35,8 +36,10 @@ DATASETS = {  # name: the command that prepares it
     "shakespeare_char": ["data/shakespeare_char/prepare.py"],
 }
 SPEED_STAGES = "naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
+BAD_INPUT = 2  # exit code of nanoladder.entry
 ALL_DESELECTED = 5  # pytest's exit code if the tests that are left are none
 GRACE = 10  # seconds that a part has to end
+TUNING = 0.45  # share of the minutes that the search for the fastest config takes; it keeps to its time by itself
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
 ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # models too small for more threads
 EAGER = [*TINY, "--micro_batch_size=0", "--compile=False"]
@@ -49,6 +52,8 @@ REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an o
     "lab.sampling": ["--models=tiny", "--batch=1", "--device=cpu", "--minutes=1"],
     "losses": TINY,
     "optimizers": [*EAGER, "--repeats=1", "--steps=1", "--train_steps=6", "--grid=1"],
+    "tune": [*EAGER, "--minutes=1.5"],
+    "peers": [*EAGER, "--repeats=1", "--steps=1"],
 }
 
 
@@ -69,6 +74,8 @@ class Part:
             words += [f"--dataset={self.dataset}", f"--out_dir={folder / self.name}"]
         if self.mode:
             words += [f"--mode={self.mode}"]
+        if self.mode in ("tune", "peers"):
+            words += [f"--tuned_dir={folder / 'tuned'}"]
         if self.program == "pytest":
             words += [f"--deselect={test}" for test in passed(folder / f"{self.name}.log")]
         if rehearse:
@@ -79,19 +86,24 @@ class Part:
         """The reason why the part cannot run here, or None."""
         if self.dataset and not (ROOT / "data" / self.dataset / "meta.json").exists():
             return f"data/{self.dataset} is not prepared: bash lab/gpu.sh --prepare"
+        checkout = any(word.startswith("--nanogpt=") for word in self.words)
+        if self.mode == "peers" and len(peers.missing(checkout)) > len(peers.NEEDED):
+            return f"no peer is here: {peers.INSTALL}"
         packages = ("pytest", "hypothesis") if self.program == "pytest" else ()
         missing = [name for name in packages if not importlib.util.find_spec(name)]
         return f"needs {' and '.join(missing)}" if missing else None
 
 
-def parts():
-    """The parts in order of value."""
+def parts(minutes=9.0, nanogpt=None):
+    """The parts in order of value, for so many minutes. nanogpt: path of a checkout, which is a peer too."""
     tests = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "needs_gpu" in path.read_text()]
     probe = ("config/reference.py", "--vocab_size=50257")
     reference = ("config/reference.py",)
     few = (*reference, "--stages=naive,compile,chunked_loss")
     gpt2 = ("config/gpt2.py", "--batch_size=32", "--micro_batch_size=32", f"--stages={SPEED_STAGES}")
     large = ("config/gpt2.py", "--batch_size=64", "--micro_batch_size=64", "--stages=naive")  # without: no stage
+    search = (*reference, f"--minutes={TUNING * minutes:g}")  # in all calls together
+    beside = (*reference, *([f"--nanogpt={nanogpt}"] if nanogpt else []))
     low = ("config/gpt2_low_memory.py", "--stages=naive")
     shakespeare, resumed = ("config/shakespeare_char.py", "--init_from=auto"), (*reference, "--init_from=auto")
     return [
@@ -102,6 +114,8 @@ def parts():
         Part("losses", "profile.py", (*reference, "--repeats=1"), 0.15, GPT2_TOKENS, "losses"),
         Part("gpt2-batch-64", "profile.py", large, 0.15, GPT2_TOKENS, "without"),
         Part("gpt2", "profile.py", gpt2, 0.35, GPT2_TOKENS, "ladder"),
+        Part("tune", "profile.py", search, TUNING + 0.05, "python_stdlib_byte", "tune"),
+        Part("peers", "profile.py", beside, 0.4, "python_stdlib_byte", "peers"),
         Part("train-shakespeare", "train.py", shakespeare, 0.25, "shakespeare_char"),
         Part("train-reference", "train.py", resumed, 0.2, "python_stdlib_byte"),
         Part("gpt2-low-memory", "profile.py", low, 0.2, GPT2_TOKENS, "ladder"),
@@ -129,6 +143,7 @@ def main(argv):
     parser.add_argument("--out_dir", help="folder of the results (default: out/gpu/<hash of the measured code>)")
     parser.add_argument("--rehearse", action="store_true", help="run every part at tiny size on the CPU")
     parser.add_argument("--prepare", action="store_true", help="write the datasets, and measure nothing")
+    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to be measured among the peers")
     parser.add_argument("--shakespeare", metavar="FILE", help="with --prepare: a copy of the text, not to download it")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
@@ -137,10 +152,12 @@ def main(argv):
         return
     if not (options.rehearse or torch.cuda.is_available()):
         raise BadInput("no NVIDIA GPU here; expected one, or --rehearse, which runs every part at tiny size on the CPU")
+    if options.nanogpt:
+        peers.require_checkout(options.nanogpt)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the part that runs, too
     folder = Path(options.out_dir or f"out/gpu/{'rehearsal-' * options.rehearse}{code_hash()}")
     folder.mkdir(parents=True, exist_ok=True)
-    lines, wrong = measure(parts(), folder, options.minutes * 60, options.rehearse)
+    lines, wrong = measure(parts(options.minutes, options.nanogpt), folder, options.minutes * 60, options.rehearse)
     print("\n".join(["", *lines, f"written: {folder}/summary.txt and results.tar.gz"]))
     if wrong:
         sys.exit(1)
@@ -176,7 +193,8 @@ def run(part, folder, seconds, rehearse, before):
     """Runs a part for so many seconds at most. Returns its state; `before`: seconds that it took in earlier runs."""
     start, path = time.monotonic(), folder / f"{part.name}.log"
     command = part.command(folder, rehearse)
-    environment = os.environ | (ON_A_CPU if rehearse else {})
+    # A part that is cut off must not take with it what it has printed.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (ON_A_CPU if rehearse else {})
     with open(path, "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, process_group=0)
         try:
@@ -189,7 +207,9 @@ def run(part, folder, seconds, rehearse, before):
         code = 0
     state = {"status": {0: "done", None: "out of time"}.get(code, "failed")}
     if state["status"] == "failed":
-        state["reason"] = f"exit code {code}; {path.read_text().strip().rpartition(chr(10))[2]}"
+        line = path.read_text().strip().rpartition("\n")[2]
+        short = code == BAD_INPUT and "minutes=" in line  # of --mode=tune; another call may have more
+        state |= {"status": "skipped", "reason": line} if short else {"reason": f"exit code {code}; {line}"}
     return state | {"seconds": round(before + time.monotonic() - start)}
 
 

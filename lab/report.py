@@ -1,18 +1,21 @@
-"""The summary of lab/gpu.sh: at most fifty lines on what its parts found, and what of it is wrong."""
+"""The summary of lab/gpu.sh: at most seventy lines on what its parts found, and what of it is wrong."""
 
 import json
 import math
 import re
 
-from lab import tables
+from lab import tables, tuned
+from lab.peers import mode as peers
 from lab.results import read_results
 from lab.summary import NotMeasured, summarize
 
-LONGEST = 50  # lines
+LONGEST = 70  # lines
 GRADIENTS_AGREE = 0.05  # relative error of compiled gradients, in bfloat16 too
 ATTENTION_AGREES = 0.02  # relative error of an attention kernel in half precision
 LEGITIMATE = ("not applicable", "out of memory", "needs torchao", "no kernel")  # notes of rows that are no fault
-BEST = 3  # optimizers that are named
+LEGITIMATE += (peers.INSTALL, "needs a checkout")
+OUTCOMES = {"kept": "kept", "slower": "slower", "no gain": "without a gain", "failed": "failed", None: "open"}
+BEST = 3  # optimizers, or changes of --mode=tune, that are named
 
 
 def summary(parts, folder, state):
@@ -60,6 +63,10 @@ def lines_of(part, folder):
                 return training((folder / part.name / "metrics.jsonl").read_text()), []
         if part.mode == "losses":
             return losses((folder / part.name / "losses.md").read_text()), []
+        if part.mode == "tune":
+            return tune(json.loads((folder / part.name / "tune.json").read_text())), []
+        if part.mode == "peers":
+            return ladder(part, peers.summarize(json.loads((folder / part.name / "peers.json").read_text())))
         path = folder / part.name / "results.json"
         results = read_results(path) if path.exists() else None
     except (OSError, ValueError, IndexError):  # no results yet
@@ -119,6 +126,17 @@ def losses(table):
     return ["; ".join(f"{short} {texts[name]}" for name, short in shown.items() if name in texts)]
 
 
+def tune(results):
+    """What was tried, and the tuned loop beside the finished one. A change that fails is no fault of the loop."""
+    by = {outcome: [race for race in results["races"] if race["outcome"] == outcome] for outcome in OUTCOMES}
+    lines = [", ".join(f"{len(races)} {OUTCOMES[outcome]}" for outcome, races in by.items())]
+    lines += [f"kept {tuned.name(race)}: {tuned.speed(race)}" for race in by["kept"][:BEST]]
+    lines += [f"failed {tuned.name(race)}: {race['note']}" for race in by["failed"][:BEST]]
+    for race in results["confirmations"][-1:]:
+        lines += [tuned.comparison(race), tuned.verdict({}, {}, race)["text"]]
+    return [line for line in lines if line]
+
+
 def sampling(log):
     """A line for each model and batch: tokens/s of the methods in half precision. One that fails is a fault."""
     _, *found = re.split(r"^GPT-2 (.*, batch \d+)$", log.rpartition("; prompts of ")[2], flags=re.MULTILINE)
@@ -137,6 +155,7 @@ def sampling(log):
 def ladder(part, rows):
     """A line for each row that was measured; other optimizers than naive's have other losses."""
     lines, faults = [], []
+    width = max(21, *(len(row["name"]) for row in rows))
     for row in rows:
         note = row["note"] or ""
         if note.startswith("not applicable"):
@@ -146,7 +165,9 @@ def ladder(part, rows):
         wrong_loss = "gap" in row and not row["another_update"] and not row["gap"] <= tables.SAME
         if wrong_loss and not row["dropout"]:
             faults.append(f"{part.name}, {row['name']}: losses {row['gap']:.2g} from {rows[0]['name']}'s")
-        lines.append(f"{row['name']:<21}{note or '  '.join(cells(row, rows[0]))}")
+        lines.append(f"{row['name']:<{width}}{note or '  '.join(cells(row, rows[0]))}")
+    if any("limit" in row for row in rows):
+        lines.append(tables.order(rows).partition(";")[0])
     return lines, faults
 
 

@@ -55,6 +55,8 @@ def compare(options, config_words):
     require_comparable(config)
     checkout = options.nanogpt and require_checkout(options.nanogpt)
     reasons = missing(checkout)
+    if len(reasons) > len(NEEDED):
+        raise BadInput(f"--mode=peers: no peer can be measured; expected {INSTALL}, or --nanogpt=PATH of a checkout")
     machine = run_alone("machine", config_words)
     conditions = {
         "machine": machine,
@@ -124,15 +126,13 @@ def require_checkout(path):
 
 
 def missing(checkout):
-    """{peer: the reason why it cannot be measured}. Raises BadInput if none can."""
+    """{peer: the reason why it cannot be measured}, for all but ours."""
     reasons = {}
     for peer, packages in NEEDED.items():
         if absent := [name for name in packages if find_spec(name) is None]:
             reasons[peer] = f"needs {' and '.join(absent)}: {INSTALL}"
     if not checkout:
         reasons["nanogpt"] = "needs a checkout: --nanogpt=PATH"
-    if len(reasons) == len(NEEDED) + 1:
-        raise BadInput(f"--mode=peers: no peer can be measured; expected {INSTALL}, or --nanogpt=PATH of a checkout")
     return reasons
 
 
@@ -183,6 +183,7 @@ def summarize(results):
     found, naive = [], results["rows"]["naive"].get("time")
     for name, measured in results["rows"].items():
         row = Row(name=name, note=measured["note"], peer=measured["peer"], threads=None, dtype="", setting=None)
+        row |= {"dropout": 0.0, "another_update": False}  # as require_comparable demands; report.py asks
         if timed := measured.get("time"):
             losses = timed[0]["losses"]
             row |= timing(timed) | {key: timed[0][key] for key in ("dtype", "setting", "threads")}

@@ -18,6 +18,7 @@ import torch
 from conftest import ROOT
 
 from lab import gpu, losses, plan, report, sampling
+from lab.peers import mode as peers
 from lab.results import read_results
 from nanoladder.config import load_config
 from nanoladder.errors import BadInput
@@ -92,6 +93,52 @@ def test_a_part_without_its_data_or_its_packages_is_skipped_by_name(tmp_path, mo
     assert not wrong
 
 
+def test_no_peer_at_all_is_a_part_that_is_skipped_and_one_is_enough(monkeypatch):
+    found = set()
+    monkeypatch.setattr(peers, "find_spec", lambda name: name in found or None)
+    monkeypatch.setattr(gpu, "ROOT", SimpleNamespace())  # no dataset is asked for
+    part, with_checkout = (
+        gpu.Part("peers", "profile.py", words, 0.1, mode="peers") for words in ((), ("--nanogpt=x",))
+    )
+    assert part.lacks() == "no peer is here: pip install -r requirements-peers.txt" and not with_checkout.lacks()
+    found.add("transformers")
+    assert part.lacks()
+    found.add("lightning")
+    assert not part.lacks()
+
+
+def test_too_few_minutes_for_a_search_are_no_fault_and_it_is_tried_again(tmp_path):
+    code = "import sys; print('error: minutes=1: a step takes 2 s; expected at least --minutes=3'); sys.exit({})"
+    lines, wrong = gpu.measure(planted(a=code.format(2)), tmp_path, 300, rehearse=False)
+    assert lines[0].startswith("a: skipped: error: minutes=1: ") and not wrong
+    assert gpu.measure(planted(a=code.format(1)), tmp_path, 300, rehearse=False)[1]
+
+
+def test_a_part_that_is_cut_off_keeps_its_files_and_what_it_has_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE", 0.5)
+    code = "print('so far'); (folder / 'a').mkdir(); (folder / 'a/peers.json').write_text('1'); time.sleep(600)"
+    gpu.measure(planted(a=code, share=0.005), tmp_path, 300, rehearse=False)
+    assert (tmp_path / "a.log").read_text() == "so far\n"
+    with tarfile.open(tmp_path / "results.tar.gz") as tar:
+        assert {"a/peers.json", "a.log", "state.json", "summary.txt"} <= set(tar.getnames())
+
+
+def test_the_search_has_the_same_time_in_every_call_and_its_config_is_for_the_peers(tmp_path):
+    search, beside = (next(part for part in gpu.parts(20) if part.mode == mode) for mode in ("tune", "peers"))
+    assert gpu.parts(20).index(search) < gpu.parts(20).index(beside)
+    assert f"--tuned_dir={tmp_path / 'tuned'}" in set(search.command(tmp_path, False)) & set(
+        beside.command(tmp_path, False)
+    )
+    options, _ = plan.parse(search.command(tmp_path, False)[2:])
+    assert 60 * options.minutes < search.share * 20 * 60 - gpu.GRACE
+
+
+def test_a_path_that_is_no_checkout_is_one_line_before_anything_runs(refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "expected a checkout" in refused(gpu.main, f"--nanogpt={tmp_path}", f"--out_dir={tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()
+
+
 def test_tests_that_passed_are_not_run_again(tmp_path):
     log = "tests/a.py::one[x y] PASSED [ 50%]\ntests/a.py::two FAILED [100%]\n"
     (tmp_path / "tests.log").write_text(log)
@@ -105,7 +152,9 @@ def test_every_part_has_a_valid_command(part, rehearse, tmp_path):
     words = part.command(tmp_path, rehearse)[1:]
     if part.program == "profile.py":
         options, config_words = plan.parse(words[1:])
-        if options.mode == "losses":
+        if options.mode == "peers":
+            peers.require_comparable(load_config(config_words))
+        if options.mode in ("losses", "peers", "tune"):
             return
         rows = plan.rows(options, config_words)
         reasons = plan.not_applicable(rows, options.mode, config_words)
@@ -162,6 +211,9 @@ def finished(tmp_path):
     (tmp_path / "losses").mkdir()
     measured = {"cross_entropy, compiled": [LOSS], "Liger": "not installed", "head_loss, 8 chunks, compiled": [LOSS]}
     (tmp_path / "losses/losses.md").write_text(losses.table(measured, "Conditions"))
+    for name in ("tune", "peers"):
+        (tmp_path / name).mkdir()
+        shutil.copy(ROOT / f"results/amd-epyc-2-threads-bf16/reference/{name}.json", tmp_path / name)
     (tmp_path / "train-reference").mkdir()
     metrics = {"step": 10, "train_loss": 1.5, "step_ms": 3.0}, {"step": 20, "train_loss": 1.25, "val_loss": 1.5}
     (tmp_path / "train-reference/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
@@ -187,10 +239,10 @@ def done(parts):
     return {part.name: {"status": "done", "seconds": 100} for part in parts}
 
 
-def test_the_summary_says_in_fifty_lines_what_was_found(finished):
+def test_the_summary_says_in_seventy_lines_what_was_found(finished):
     parts = gpu.parts()
     lines, wrong = report.summary(parts, finished, done(parts))
-    assert 40 < len(lines) <= 50
+    assert 60 < len(lines) <= 70
     assert max(map(len, lines)) <= 120
     assert not wrong and lines[-1] == "nothing is wrong"
     assert not [line for line in lines if line.endswith(("e", "within"))]  # cut off
@@ -202,11 +254,43 @@ def test_the_summary_says_in_fifty_lines_what_was_found(finished):
         "  whole 5.2 ms 1.650 GB; 8 chunks 5.2 ms 1.650 GB\n",
         "0.729 GB  2.42×",
         "optimizers: done in 100 s",
+        "  kept attention=matmul: 1.18× (1.11–1.25)\n",
+        " as fast as the finished loop\n",
+        "  Lightning, compiled            2092.51 ms  2.26×",
         "  XL, batch 2, tokens/s: transformers 20.0; cached 40.0; compiled 80.0; int8 50.0\n",
     ):
         assert found in text
     [curve] = [part for part in parts if part.name == "train-reference"]
     assert report.summary([curve], finished, done([curve]))[0][1] == "  step 20, train 1.2500, val 1.5000, 3.00 ms/step"
+
+
+def peer(folder, **changes):
+    """The summary of the peers, Lightning's row changed."""
+    path, [part] = folder / "peers/peers.json", [part for part in gpu.parts() if part.mode == "peers"]
+    results = json.loads(path.read_text())
+    results["rows"]["Lightning"] |= changes
+    path.write_text(json.dumps(results))
+    return report.summary([part], folder, done([part]))
+
+
+def test_a_peer_that_is_not_here_is_none_and_one_that_fails_or_trains_something_else_is_wrong(finished):
+    for legitimate in (peers.missing(None)["nanogpt"], f"needs lightning: {peers.INSTALL}", "out of memory"):
+        assert not peer(finished, note=legitimate)[1]
+    assert peer(finished, note="RuntimeError: boom")[1] == ["peers, Lightning: RuntimeError: boom"]
+    times = json.loads((finished / "peers/peers.json").read_text())["rows"]["Lightning"]["time"]
+    times[0]["losses"][-1] += 1
+    assert peer(finished, note=None, time=times)[1] == ["peers, Lightning: losses 1 from naive's"]
+
+
+def test_a_search_that_is_not_over_has_the_lines_of_what_it_has_tried(finished):
+    path, [part] = finished / "tune/tune.json", [part for part in gpu.parts() if part.mode == "tune"]
+    results = json.loads(path.read_text()) | {"confirmations": []}
+    results["races"] = [*results["races"][:1], results["races"][1] | {"outcome": None}]
+    results["races"][0] |= {"outcome": "failed", "note": "CUDA out of memory"}
+    path.write_text(json.dumps(results))
+    lines, wrong = report.lines_of(part, finished)
+    assert lines[0] == "0 kept, 0 slower, 0 without a gain, 1 failed, 1 open" and not wrong
+    assert lines[1].endswith(": CUDA out of memory") and len(lines) == 2
 
 
 def rewrite(folder, change):
@@ -215,6 +299,16 @@ def rewrite(folder, change):
     results = read_results(path)
     change(results["modes"]["ladder"]["rows"])
     path.write_text(json.dumps(results))
+
+
+def test_the_limits_are_held_against_the_order_of_the_stages(finished):
+    def limit(rows):
+        for name, seconds in {"naive": 1.0, "amp": 0.5, "flash": 0.6}.items():
+            rows[name]["limit"] = {"fused": seconds, "kinds": {"gemm": seconds}, "bounds": {"compute": seconds}}
+
+    rewrite(finished, limit)
+    [line] = [line for line in report.summary(LADDERS[:1], finished, {})[0] if "limits" in line]
+    assert line.endswith("Of 2 pairs of rows whose times differ by more than 15%, the limits order all alike.")
 
 
 @pytest.mark.parametrize("nats, fault", [(math.nan, "losses inf from naive's"), (9.0, "from naive's")])
@@ -288,13 +382,18 @@ def test_a_rehearsal_is_killed_and_goes_on_to_the_end(dense, tmp_path):
                 process.send_signal(signal.SIGTERM)
     folder = tmp_path / "out/gpu"
     assert process.returncode == 1
-    assert list(json.loads((folder / "state.json").read_text())) == ["probe", "tests", "reference-50257"]
+    state = json.loads((folder / "state.json").read_text())
+    assert list(state) == ["probe", "tests", "reference-50257"]
+    state["tune"] = {"status": "done", "seconds": 0}  # it would take all of its time, and test_tune.py searches
+    (folder / "state.json").write_text(json.dumps(state))
 
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     state = json.loads((folder / "state.json").read_text())
+    skipped = {part.name for part in gpu.parts() if part.dataset not in ("", "python_stdlib_byte")}
+    skipped |= {"peers"} if len(peers.missing(None)) > len(peers.NEEDED) else set()
     assert {name: part["status"] for name, part in state.items()} == {
-        part.name: "done" if part.dataset in ("", "python_stdlib_byte") else "skipped" for part in gpu.parts()
+        part.name: "skipped" if part.name in skipped else "done" for part in gpu.parts()
     }
     assert (folder / "probe.log").read_text().count('"gradients"') == 1  # not done again
     assert "nothing is wrong" in (folder / "summary.txt").read_text()
