@@ -63,11 +63,16 @@ def walk(field, numbers, now):
 
 
 def attention(config, machine):
-    """Kernels of this machine: blocks are for CPUs; a CPU has one fused kernel, and naming it changes nothing."""
+    """Kernels of this machine: blocks are for CPUs; a CPU has one fused kernel, and naming it changes nothing.
+
+    On a GPU those that write the (T, T) matrix to memory come last: they hardly ever win, and compile anew.
+    """
     others = ["auto"] if machine.on_gpu else ["auto", *ATTENTION_KERNELS]
     if machine.on_gpu or config.dropout:
         others.append("blocks")
-    return [[{"attention": value}] for value in values("attention") if value not in others]
+    last = ("matmul", "math") if machine.on_gpu else ()
+    found = sorted(values("attention"), key=last.__contains__)
+    return [[{"attention": value}] for value in found if value not in others]
 
 
 def compiling(config, machine):

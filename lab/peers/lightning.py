@@ -34,7 +34,8 @@ def train(task):
         enable_model_summary=False,
     )
     trainer.fit(Module(task), loader)
-    return f"torch.compile, precision={precision}, sdpa, num_workers={workers}" if task.best else "", dtype
+    setting = f"torch.compile, precision={precision}, sdpa, num_workers={workers}" + ", pin_memory, TF32" * pinned
+    return setting if task.best else "", dtype
 
 
 class Module(lightning.LightningModule):
