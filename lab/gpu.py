@@ -38,6 +38,7 @@ DATASETS = {  # name: the command that prepares it
 SPEED_STAGES = "naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
 BAD_INPUT = 2  # exit code of nanoladder.entry
 ALL_DESELECTED = 5  # pytest's exit code if the tests that are left are none
+ROUNDS = 2  # of a ladder and of the peers: a GPU's times differ little, and its minutes are few
 GRACE = 10  # seconds that a part has to end
 TUNING = 0.45  # share of the minutes that the search for the fastest config takes; it keeps to its time by itself
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
@@ -69,7 +70,7 @@ class Part:
     mode: str = ""  # of profile.py
 
     def command(self, folder, rehearse):
-        words = list(self.words)
+        words = [*self.words, *[f"--repeats={ROUNDS}"] * (self.mode in ("ladder", "without", "peers"))]
         if self.dataset:
             words += [f"--dataset={self.dataset}", f"--out_dir={folder / self.name}"]
         if self.mode:
