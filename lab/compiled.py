@@ -9,10 +9,6 @@ import contextlib
 from unittest.mock import patch
 
 import torch
-from torch._inductor import config as inductor_config
-from torch._inductor import cpu_vec_isa
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import PyCodeCache
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 
@@ -23,6 +19,11 @@ def without_kernels(ledger):
     The ledger is off while the compiler works: Dynamo skips all code that runs in a dispatch mode it does not know, and
     the compiler's own tensors are not the step's.
     """
+    from torch._inductor import config as inductor_config  # imported here: the compiler takes a second
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+
     compile, load = torch.compile, PyCodeCache.load_by_key_path
 
     def compile_without_ledger(function, **options):

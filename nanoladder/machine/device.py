@@ -178,7 +178,8 @@ def configure(config, device):
     keep_compiled_code_apart()
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic != torch.are_deterministic_algorithms_enabled():  # the call loads the compiler: a second
+        torch.use_deterministic_algorithms(config.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if config.attention in ATTENTION_KERNELS:

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch.distributed import _functional_collectives as collectives
-from torch.nn.attention.bias import causal_lower_right
 
 from nanoladder.config import gathers_keys
 from nanoladder.parallel.mesh import mesh
@@ -42,6 +41,8 @@ def apply_context_parallel(model):
         return
     own, group = positions(model.config), mesh().context.get_group().group_name
     if gathers_keys(model.config):
+        from torch.nn.attention.bias import causal_lower_right  # here, because it loads the compiler: a second
+
         masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
         attend = partial(attend_to_gathered, group, masks)
     else:
