@@ -14,7 +14,7 @@ from nanoladder import checkpoint, files, machine
 from nanoladder.data.tokenizer import encode, first_token
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.infer import CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
+from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
 from nanoladder.run.failures import explain_compiler_failure
 from nanoladder.run.memory import is_out_of_memory
 
@@ -77,9 +77,9 @@ def parse(argv):
     add("--num_samples", type=int, default=1, help="samples of each prompt, in one batch (default: %(default)s)")
     add("--max_new_tokens", type=int, default=500, help="tokens per sample (default: %(default)s)")
     add("--stop", default="", metavar="TEXT", help="end a sample before this text")
-    add("--temperature", type=float, default=0.8, help="0: most likely token (default: %(default)s)")
-    add("--top_k", type=int, default=0, help="sample from the k most likely tokens (default: 0, all)")
-    add("--top_p", type=float, default=0.95, help="nucleus sampling, total probability (default: 0.95)")
+    add("--temperature", type=float, default=USUAL.temperature, help="0: the likeliest token (default: %(default)s)")
+    add("--top_k", type=int, default=USUAL.top_k, help="sample from the k likeliest tokens (default: %(default)s, all)")
+    add("--top_p", type=float, default=USUAL.top_p, help="nucleus sampling, total probability (default: %(default)s)")
     add("--seed", type=int, default=1337, help="of a prompt's first sample, then + 1 each (default: 1337)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]

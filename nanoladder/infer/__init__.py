@@ -7,9 +7,19 @@ over parts of a model from outside: model.py knows nothing of it. Not here: the 
 """
 
 from nanoladder.infer.cache import CachedGPT
-from nanoladder.infer.generate import Sampling, generate
+from nanoladder.infer.generate import USUAL, Sampling, generate
 from nanoladder.infer.int8 import quantize, require_gain
 from nanoladder.infer.speed import describe_speed, greedy_rate
 from nanoladder.infer.text import Text
 
-__all__ = ["CachedGPT", "Sampling", "Text", "describe_speed", "generate", "greedy_rate", "quantize", "require_gain"]
+__all__ = [
+    "USUAL",
+    "CachedGPT",
+    "Sampling",
+    "Text",
+    "describe_speed",
+    "generate",
+    "greedy_rate",
+    "quantize",
+    "require_gain",
+]

@@ -15,6 +15,9 @@ class Sampling(NamedTuple):
     top_p: float = 1.0  # only from the likeliest that reach this probability together
 
 
+USUAL = Sampling(temperature=0.8, top_p=0.95)  # of sample.py, unless told otherwise, and of samples in training
+
+
 @torch.inference_mode()
 def generate(model, texts, sampling):
     """Adds a token to every text that has not ended, round by round until all have. Yields after each round.

@@ -7,10 +7,9 @@ import torch
 from nanoladder import checkpoint, parallel
 from nanoladder.data.tokenizer import first_token
 from nanoladder.errors import BadInput
-from nanoladder.infer import CachedGPT, Sampling, Text, generate
+from nanoladder.infer import USUAL, CachedGPT, Text, generate
 
 LENGTH = 100  # characters
-RULE = Sampling(temperature=0.8, top_p=0.95)  # as sample.py's
 
 
 def write_line(model, tokenizer, config):
@@ -28,7 +27,7 @@ def write_line(model, tokenizer, config):
     text = Text(tokenizer, [first_token(tokenizer)], torch.Generator().manual_seed(config.seed), LENGTH)
     characters = ""
     try:
-        for _ in generate(CachedGPT(gpt, 1, min(1 + LENGTH, config.context_length)), [text], RULE):
+        for _ in generate(CachedGPT(gpt, 1, min(1 + LENGTH, config.context_length)), [text], USUAL):
             characters += text.take()
             if len(characters) >= LENGTH:
                 break
