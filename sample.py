@@ -2,8 +2,6 @@
 
 import codecs
 import contextlib
-import io
-import os
 import sys
 import time
 from pathlib import Path
@@ -23,12 +21,8 @@ LONGEST_PROMPT = 2**24  # bytes
 
 def main(argv):
     options = parse(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that a terminal's encoding lacks
     try:
         run(options, read_prompts(options))
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more as it ends
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             tell("error: out of memory; expected fewer samples, shorter prompts or --dtype=bfloat16")

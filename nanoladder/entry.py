@@ -1,6 +1,8 @@
 """Entry point of a script: its command line, and one-line errors."""
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 
@@ -17,7 +19,8 @@ class Parser(argparse.ArgumentParser):
 def run_script(main):
     """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
 
-    On Ctrl-C, unless main handles it, exits with code 130.
+    On Ctrl-C, unless main handles it, exits with code 130. If stdout cannot be written, exits with code 1, or with 141
+    and nothing said if its reader, such as `head`, has ended.
     Under torchrun, prints a line that several processes end with only once.
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
@@ -27,6 +30,7 @@ def run_script(main):
         from nanoladder.parallel import already_printed
 
         main = record(main)  # lets torchrun report which process failed first
+    prepare_output()
     try:
         main(sys.argv[1:])
     except BadInput as error:
@@ -41,4 +45,55 @@ def run_script(main):
     except SystemExit as stop:
         if several and isinstance(stop.code, str) and already_printed(stop.code):
             sys.exit(1)
+        if not stop.code:
+            end_if_stdout_fails()  # argparse ignores it
         raise
+    except OSError:
+        end_if_stdout_fails("\n")  # an empty line above the traceback of any other failure
+        raise
+
+
+def prepare_output():
+    """Lets stdout pass on each line at once, to a file or pipe too, and replace characters that its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, errors="replace")
+
+
+def end_if_stdout_fails(text=""):
+    """Ends the program if the text, or what waits in stdout's buffer, cannot be written."""
+    try:
+        print(end=text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)  # as shells report SIGPIPE
+        print(f"error: stdout cannot be written ({error.strerror})", file=sys.stderr)
+        sys.exit(1)
+
+
+def outlast_output():
+    """Lets the program go on when its output cannot be written: on a full disk, or into a pipe that nobody reads."""
+    for name in ("stdout", "stderr"):
+        if not isinstance(stream := getattr(sys, name), Unfailing):
+            setattr(sys, name, Unfailing(stream))
+
+
+class Unfailing:
+    """A text stream that drops what cannot be written."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self):
+        with contextlib.suppress(OSError):
+            self.stream.flush()

@@ -297,7 +297,7 @@ def test_a_pipe_that_is_closed_ends_the_program(trained):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.read(20).startswith(b"at")
     process.stdout.close()
-    assert process.wait(60) == 0 and process.stderr.read() == b""
+    assert process.wait(60) == 141 and process.stderr.read() == b""
     process.stderr.close()
 
 

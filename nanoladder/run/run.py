@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, data, machine, parallel
+from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.clock import StepClock
@@ -154,6 +155,7 @@ class Run:
     # -- the end
 
     def __enter__(self):
+        outlast_output()  # Ctrl-C at `train.py | tee log` ends tee at once, and the run has yet to save
         return self
 
     def __exit__(self, kind, error, traceback):

@@ -1,5 +1,6 @@
 """Triggers to save, or to save and end: a timer and signals."""
 
+import contextlib
 import os
 import signal
 import time
@@ -36,7 +37,8 @@ class Signals:
         self.number = number
         if parallel.rank() == 0:
             text = f"\n{signal.Signals(number).name} received: the run ends after this step\n"
-            os.write(2, text.encode())  # print is not reentrant
+            with contextlib.suppress(OSError):  # stderr's reader may be gone, as in entry.outlast_output()
+                os.write(2, text.encode())  # print is not reentrant
 
     def save_due(self):
         """True if the run should save after this step: the timer expired or a signal arrived. Call it every step."""

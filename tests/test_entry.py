@@ -1,0 +1,95 @@
+"""Output that cannot be written: scripts end in a line or silently, and training goes on."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, rows, saved, tiny
+
+import train
+from nanoladder import entry
+
+FULL = "/dev/full"
+needs_full = pytest.mark.skipif(not os.path.exists(FULL), reason="no /dev/full")
+LIST = ["ladder.py", "list"]
+
+
+def run(command, stdout, unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    words = [sys.executable, *command]
+    return subprocess.run(words, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@needs_full
+@pytest.mark.parametrize("command, unbuffered", [(LIST, ""), (LIST, "1"), (["sample.py", "--help"], "")])
+def test_a_full_disk_is_one_line(command, unbuffered):
+    with open(FULL, "w") as full:
+        result = run(command, full, unbuffered)
+    assert result.returncode == 1
+    assert result.stderr == "error: stdout cannot be written (No space left on device)\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads_ends_a_script_silently(unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        result = run(LIST, pipe, unbuffered)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_another_failure_keeps_its_traceback(capsys):
+    def fail(argv):
+        raise FileNotFoundError(2, "gone", "a/file")
+
+    with pytest.raises(FileNotFoundError):
+        entry.run_script(fail)
+
+
+def test_each_line_is_passed_on_at_once(tmp_path, monkeypatch):
+    path, seen = tmp_path / "log", []
+
+    def main(argv):
+        print("step 1")
+        seen.append(path.read_text())
+
+    with open(path, "w") as log, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", log)
+        entry.run_script(main)
+    assert seen == ["step 1\n"]
+
+
+class Broken(io.StringIO):
+    """A pipe whose reader ends after the first line."""
+
+    def write(self, text):
+        if self.tell():
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+def test_training_saves_at_ctrl_c_although_the_same_ctrl_c_ended_the_reader_of_its_output(dense, tmp_path, monkeypatch):
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=9)
+    step, write = train.train_step, os.write
+
+    def interrupted(*args):
+        if len(rows(config)) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(*args)
+
+    def refuse(descriptor, content):
+        if descriptor == 2:
+            raise BrokenPipeError(32, "Broken pipe")
+        return write(descriptor, content)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(train, "train_step", interrupted)
+        patch.setattr(os, "write", refuse)
+        patch.setattr(sys, "stdout", Broken())
+        patch.setattr(sys, "stderr", Broken())
+        train.train(config)
+    assert ended.value.code == 130 and saved(config)["progress"]["step"] == len(rows(config)) == 6
