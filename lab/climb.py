@@ -185,7 +185,7 @@ def climb(options, config_words):
 def add_limits(part, machine, config_words):
     """Adds to each timed row the least time of its step on this machine, by the limits that were measured with it."""
     device = devices.measured(tables.machine_in_words(machine), part["limits"])
-    for row in tqdm(part["rows"].values() if device else [], unit="limit", leave=False):
+    for row in tqdm(part["rows"].values() if device else [], unit="limit", leave=False, disable=None):
         if row.get("time"):
             with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
                 config = load_config(sized([*config_words, *row["words"]]))

@@ -182,7 +182,7 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
     device: a devices.Device. A row that cannot be predicted has the reason as its note.
     """
     cost, found = costs(config), []
-    for name, row in tqdm(rows, unit="stage", leave=False):
+    for name, row in tqdm(rows, unit="stage", leave=False, disable=None):
         try:
             if isinstance(row, BadInput):
                 raise row
@@ -222,7 +222,7 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
     parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
     fits = [f"fits {memory_gb:g} GB", "longest context"] * (memory_gb > 0)
     table, refused = [["stage", *parts, "B/param", "block MB", "formula MB", *fits]], []
-    for name, row in tqdm(rows, unit="stage", leave=False):
+    for name, row in tqdm(rows, unit="stage", leave=False, disable=None):
         try:
             if isinstance(row, BadInput):
                 raise row
