@@ -328,7 +328,7 @@ def test_another_checkout_is_another_row_and_another_config_is_refused(measured,
 
 def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, dense, tmp_path):
     monkeypatch.chdir(tmp_path)
-    path = config_path(MACHINE, flags(dataset=dense))
+    path = config_path(MACHINE, flags(dataset=dense), "config/tuned")
     assert "tuned" not in measured(answer)[0]["rows"]
     path.parent.mkdir(parents=True)
     path.write_text("dtype = 'float32'\n")
@@ -340,8 +340,8 @@ def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, dense
     assert re.search(rf"\| tuned .*{path}", out)
 
 
-def test_another_tuned_config_is_another_row(measured, tmp_path):
-    path = tmp_path / "tuned" / "a-cpu-4-threads-bf16" / "defaults.py"
+def test_another_tuned_config_is_another_row(measured, dense, tmp_path):
+    path = config_path(MACHINE, flags(dataset=dense), tmp_path / "tuned")
     path.parent.mkdir(parents=True)
     before, after = [], []
     for dtype, rows in {"float32": before, "bfloat16": after}.items():
