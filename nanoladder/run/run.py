@@ -13,7 +13,7 @@ from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.clock import StepClock
-from nanoladder.run.failures import explain_failure
+from nanoladder.run.failures import explain_failure, is_compiler_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
@@ -171,10 +171,16 @@ class Run:
             self.explain(error)
 
     def explain(self, error):
-        """Ends the program if memory ran out or the compiler failed. The model goes first: explaining takes memory."""
+        """Ends the program if memory ran out, or if the compiler failed or was interrupted.
+
+        The model goes first: explaining takes memory.
+        """
         if memory.is_out_of_memory(error) and self.watch:
             memory.release(self.model, self.optimizer)
             self.watch.steps.clear()
+        if self.watch and self.signals.number and is_compiler_failure(error):  # it may end the C++ compiler too
+            print(f"ended in step {self.progress['step']}, while it was compiled")
+            sys.exit(128 + self.signals.number)
         explain_failure(error, self.config, self.device, self.available)
 
     def end_on_signal(self):

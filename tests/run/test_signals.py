@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights
 
 import train
@@ -36,6 +37,13 @@ def signaled(at_step, *numbers):
         return original(*args)
 
     return step
+
+
+def raises(error):
+    def function(*_):
+        raise error
+
+    return function
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -79,6 +87,15 @@ def test_minutes_between_checkpoints(minutes, steps, config, monkeypatch):
     monkeypatch.setattr(train, "train_step", step)
     train.train(replace(config, save_every_minutes=minutes, keep_checkpoints=9))
     assert sorted(checkpoint.history(Path(config.out_dir))) == steps
+
+
+def test_a_signal_that_ends_the_compiler_too_is_no_failure_of_the_compiler(config, run_main, monkeypatch):
+    failure = torch._dynamo.exc.TorchDynamoException("C++ compile error")
+    monkeypatch.setattr(train, "forward_backward", raises(failure))
+    monkeypatch.setattr(train, "train_step", signalled(1, signal.SIGINT))
+    result = run_main(lambda argv: train.train(config))
+    assert result.code == 130 and "torch.compile failed" not in result.err
+    assert result.out.endswith("ended in step 1, while it was compiled\n")
 
 
 # -- real processes
