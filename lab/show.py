@@ -25,6 +25,8 @@ def main(argv):
     match argv:
         case [] | ["list"]:
             print_list()
+        case ["-h" | "--help"]:
+            print(__doc__, end="")
         case ["show", name]:
             print(pages.script(name), end="")
         case ["diff", name]:

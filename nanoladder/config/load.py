@@ -44,6 +44,8 @@ def parse_arguments(argv):
     rest = iter(argv)
     for word in rest:
         if not word.startswith("--"):
+            if word.startswith("-"):
+                raise BadInput(f"{short(word)}: one dash; expected -{short(word)}, or --help")
             paths.append(word)
             continue
         key, equals, text = word[2:].partition("=")

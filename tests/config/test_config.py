@@ -116,6 +116,7 @@ def test_whole_numbers_become_floats_if_the_key_takes_floats(file):
 
 # (words of a command line, or the text of a file; parts that the error line must contain)
 BAD_INPUT = [
+    (["-n_layer=7"], ["one dash", "expected --n_layer=7"]),
     # keys
     (["--n_layr=3"], ["n_layr", "command line", "'n_layer'"]),
     (["--=3"], ["unknown key ''"]),
@@ -172,7 +173,7 @@ BAD_INPUT = [
     (["nowhere/x.py"], ["nowhere/x.py", "cannot be read", "config/gpt2.py"]),
     (["config"], ["config", "cannot be read"]),
     (["a\0b.py"], ["cannot be read"]),
-    (["-v"], ["-v", "cannot be read"]),
+    (["-v"], ["-v", "one dash"]),
     (b"n_layer = 1 # \xff", ["x.py", "cannot be read"]),
     ("n_layer = 1\n\0", ["x.py"]),
     # lines

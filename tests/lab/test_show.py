@@ -158,6 +158,7 @@ def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):
+    assert run_main(show.main, "--help").out == show.__doc__
     assert run_main(show.main, "show", "amp").out == pages.script("amp")
     printed = run_main(show.main, "diff", "tf32").out
     assert printed == run_main(show.main, "diff", "allocator", "tf32").out
