@@ -20,7 +20,7 @@ def without_kernels(ledger):
     the compiler's own tensors are not the step's.
     """
     from torch._inductor import config as inductor_config  # imported here: the compiler takes a second
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
 
@@ -56,8 +56,9 @@ def without_kernels(ledger):
             patch.object(torch, "compile", compile_without_ledger),
             patch.object(PyCodeCache, "load_by_key_path", load_with_ledger),
             patch.object(AsyncCompile, "cpp_pybinding", lambda *_: do_nothing),
-            # Vectors change no buffer, but it takes a C++ compiler to find out which ones work.
+            # Neither vectors nor a compiler's dialect change a buffer, but it takes a C++ compiler to find out.
             patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
+            patch.multiple(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
             # The compiler's C++ kernel writes the gradient of a whole loss over the logits; its Triton kernel does not.
             inductor_config.patch(fx_graph_cache=False, inplace_buffers=not ledger.on_cuda),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
