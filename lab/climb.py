@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import devices, judge, losses, pictures, plan, predict, tables, tune
+from lab import ahead, devices, judge, losses, pictures, plan, predict, tables, tune
 from lab.compare import compare
 from lab.launch import run_alone
 from lab.peers import mode as peers
@@ -90,13 +90,17 @@ def predict_all(options, config_words):
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
     n, peak, price = options.world_size, max(device.flops.values()), options.price_per_hour
-    memory = predict.report(config, rows, kind, options.memory_gb or 0.0, options.mfu, peak, n, price)
+    header, memory_gb = predict.header(config, kind, options.mfu, peak, n, price), options.memory_gb or 0.0
+    print(f"{header}\n", flush=True)  # the rest takes a minute
+    ahead.trace_rows(rows, device, kind, n, memory_gb)
+    memory = predict.report(config, rows, kind, memory_gb, n)
     found = predict.time_rows(config, rows, device, kind, n)
     times = tables.least_times(found, device, config, n, price)
     print(f"{memory}\n\n{times}")
     if options.out_dir:
         folder = Path(options.out_dir)
-        write(folder, {"predict.md": f"`{' '.join(config_words)}`\n\n```\n{memory}\n```\n\n{times}"})
+        text = f"`{' '.join(config_words)}`\n\n```\n{header}\n\n{memory}\n```\n\n{times}"
+        write(folder, {"predict.md": text})
         pictures.draw_least_times(found, device, folder / "predict.png")
         print(f"written: {folder}/predict.md and predict.png")
 

@@ -5,7 +5,6 @@ import dataclasses
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from tqdm import tqdm
 
 from lab import roofline
 from lab.trace import trace
@@ -58,6 +57,12 @@ def predict_time(config, device, device_type="cpu", world_size=1):
 
 def traces(config, device_type, world_size, counted=False):
     """A process's share of the config, what is traced of it, and its (Memory, Work), of a pipeline in every place."""
+    share, traced, needed = needed_traces(config, device_type, world_size)
+    return share, traced, [trace(*arguments, counted) for arguments in needed]
+
+
+def needed_traces(config, device_type, world_size):
+    """A process's share of the config, what is traced of it, and the arguments of each trace, which are hashable."""
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
     if config.vocab_size == 0:
@@ -86,9 +91,9 @@ def traces(config, device_type, world_size, counted=False):
         alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
         scope = "block" if compiles_blocks(config) else "model"
         whole = dataclasses.replace(traced, compile_scope=scope, **alone)
-        return config, traced, [trace(whole, device_type, counted=counted)]
+        return config, traced, [(whole, device_type, 1, 0)]
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
-    return config, traced, [trace(traced, device_type, world_size, rank, counted) for rank in places]
+    return config, traced, [(traced, device_type, world_size, rank) for rank in places]
 
 
 def is_whole(config, grid):
@@ -182,7 +187,7 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
     device: a devices.Device. A row that cannot be predicted has the reason as its note.
     """
     cost, found = costs(config), []
-    for name, row in tqdm(rows, unit="stage", leave=False, disable=None):
+    for name, row in rows:
         try:
             if isinstance(row, BadInput):
                 raise row
@@ -202,13 +207,8 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
     return found
 
 
-def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=989e12, world_size=1, price=None):
-    """Text: the cost of the run, and a table of the memory of every row (name, config), whose vocab_size is known.
-
-    price: of an hour of one device, or None. With memory_gb (1e9 bytes) the table has the largest micro-batch that
-    fits, and the longest context, of which a micro-batch is one sequence. A row that the processes cannot train, or
-    whose config is an error, has the reason.
-    """
+def header(config, device_type="cpu", mfu=0.4, peak_flops=989e12, world_size=1, price=None):
+    """Text above the report: the cost of the run. price: of an hour of one device, or None."""
     cost = costs(config, mfu, peak_flops, world_size)
     spent = f", {cost['hours'] * price * world_size:,.2f} at {price:g} an hour" if price else ""
     each = f" in each of {world_size} processes" if world_size > 1 else ""
@@ -217,19 +217,28 @@ def report(config, rows, device_type="cpu", memory_gb=0.0, mfu=0.4, peak_flops=9
         f"{cost['tokens'] / 1e9:.3f} G tokens in {config.max_steps} steps: {cost['pf_days']:.3g} PF-days, "
         f"{cost['hours']:.3g} hours at {mfu:.0%} of {world_size} × {peak_flops / 1e12:.3g} TFLOP/s{spent}",
         f"predicted GB of tensors on {device_type}{each} (formula: activations of a block, Korthikanti et al. 2022)",
-        "",
     ]
+    return "\n".join(lines)
+
+
+def report(config, rows, device_type="cpu", memory_gb=0.0, world_size=1):
+    """Text: a table of the memory of every row (name, config), whose vocab_size is known.
+
+    With memory_gb (1e9 bytes) the table has the largest micro-batch that fits, and the longest context, of which a
+    micro-batch is one sequence. A row that the processes cannot train, or whose config is an error, has the reason.
+    """
+    n_params, lines = costs(config)["n_params"], []
     parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
     fits = [f"fits {memory_gb:g} GB", "longest context"] * (memory_gb > 0)
     table, refused = [["stage", *parts, "B/param", "block MB", "formula MB", *fits]], []
-    for name, row in tqdm(rows, unit="stage", leave=False, disable=None):
+    for name, row in rows:
         try:
             if isinstance(row, BadInput):
                 raise row
             table.append(
                 [
                     name + "*" * (row.compile and device_type == "cuda"),
-                    *cells_of(row, device_type, world_size, parts, cost["n_params"]),
+                    *cells_of(row, device_type, world_size, parts, n_params),
                     *(cells_that_fit(row, memory_gb * 1e9, device_type, world_size) if memory_gb else []),
                 ]
             )

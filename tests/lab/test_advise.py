@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT, flags, replace, tiny
 
 from lab import advise, predict
+from lab.trace import traced
 from nanoladder import machine
 from nanoladder.errors import BadInput
 
@@ -144,7 +145,7 @@ def test_an_optimizer_whose_package_is_missing_is_not_advised(config, monkeypatc
         assert "optimizer" in savings(config)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "optimizer" not in savings(config)
-    predict.trace.cache_clear()
+    traced.clear()
     monkeypatch.setattr(machine, "eight_bit_library", missing)
     with pytest.raises(BadInput, match="needs torchao"):
         advise.answer("peak", replace(config, optimizer="adamw8bit"), 0)

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import train
 from lab import predict
-from lab.trace import Ledger, cublas_workspaces
+from lab.trace import Ledger, cublas_workspaces, traced
 from nanoladder.config import load_config, stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -201,7 +201,7 @@ def test_compiled_for_cuda_the_gradient_of_the_logits_has_a_buffer_of_its_own():
 def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
-    predict.trace.cache_clear()
+    traced.clear()
     config = small(shape=THIN, compile=True, compile_scope="block")
     assert predict.predict_memory(config).peak < predict.predict_memory(replace(config, compile=False)).peak
 
@@ -256,9 +256,9 @@ def test_the_scratch_memory_of_kernels_is_counted(monkeypatch):
     """A CPU casts a part of the head's gradient to float32 to add it."""
     config = small(shape=WIDE, loss_chunks=32)
     monkeypatch.setattr(Ledger, "scratch", lambda *_: 0)
-    predict.trace.cache_clear()
+    traced.clear()
     assert predict.predict_memory(config).peak < 0.9 * measured(config)
-    predict.trace.cache_clear()
+    traced.clear()
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
@@ -303,10 +303,10 @@ def test_every_setting_that_saves_memory_lowers_the_predicted_peak():
 
 
 def test_settings_that_change_no_tensor_share_a_trace():
-    predict.trace.cache_clear()
+    traced.clear()
     for stage in ("set_to_none", "lazy_metrics", "allocator", "tf32"):
         predict.predict_memory(small(f"--stage={stage}"))
-    assert predict.trace.cache_info().misses == 1
+    assert len(traced) == 1
 
 
 def test_dropping_gradients_saves_nothing_if_micro_batches_accumulate():
@@ -453,7 +453,7 @@ def test_predicting_leaves_the_random_numbers_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    predict.trace.cache_clear()
+    traced.clear()
     predict.predict_memory(small(dropout=0.1))
     assert torch.equal(torch.rand(3), expected)
 
@@ -474,9 +474,9 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
 
 def test_the_largest_micro_batch_is_found_in_few_predictions():
     config = small(batch_size=480, loss_chunks=0)
-    predict.trace.cache_clear()
+    traced.clear()
     assert predict.largest_micro_batch(config, 100e6) in range(2, 480)
-    assert predict.trace.cache_info().misses <= 6  # of 24 divisors
+    assert len(traced) <= 6  # of 24 divisors
 
 
 def test_the_largest_micro_batch_is_of_one_process():
@@ -501,10 +501,17 @@ def test_costs_are_those_of_the_whole_run():
     assert costs["hours"] == pytest.approx(costs["pf_days"] * 24 / (0.5 * 4))
 
 
+def test_the_header_has_the_cost_of_the_run():
+    config = small(max_steps=1000)
+    hours = predict.costs(config, 0.5, 1e9, 2)["hours"]
+    header = predict.header(config, "cuda", 0.5, 1e9, 2, price=100)
+    assert header.startswith("0.7 M parameters, ") and " in each of 2 processes" in header
+    assert f"{hours:.3g} hours at 50% of 2 × 0.001 TFLOP/s, {200 * hours:,.2f} at 100 an hour" in header
+
+
 def test_the_report_has_a_row_for_every_stage():
     rows = [(stage, small(f"--stage={stage}")) for stage in ("naive", "flash")]
     lines = predict.report(rows[-1][1], rows, memory_gb=0.1).splitlines()
-    assert lines[0].startswith("0.7 M parameters")
     header, naive, flash = lines[-3:]
     assert header.endswith("fits 0.1 GB  longest context")
     assert naive.split()[1:4] == ["0.003", "0.003", "0.006"]  # bytes: 4 a parameter, 4, and 8
