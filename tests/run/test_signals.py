@@ -92,7 +92,7 @@ def test_minutes_between_checkpoints(minutes, steps, config, monkeypatch):
 def test_a_signal_that_ends_the_compiler_too_is_no_failure_of_the_compiler(config, run_main, monkeypatch):
     failure = torch._dynamo.exc.TorchDynamoException("C++ compile error")
     monkeypatch.setattr(train, "forward_backward", raises(failure))
-    monkeypatch.setattr(train, "train_step", signalled(1, signal.SIGINT))
+    monkeypatch.setattr(train, "train_step", signaled(1, signal.SIGINT))
     result = run_main(lambda argv: train.train(config))
     assert result.code == 130 and "torch.compile failed" not in result.err
     assert result.out.endswith("ended in step 1, while it was compiled\n")
