@@ -56,6 +56,7 @@ def find_micro_batch(config, device):
     available = available_bytes(config, device)
     grid = parallel.mesh().sizes
     sizes = parallel.micro_batch_sizes(config, grid)
+    print("micro_batch_size=auto: predicting", flush=True)  # takes a minute for GPT-2
     predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size")
     # A single process cannot try a step of which it does a part
     if parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or grid.context > 1:
