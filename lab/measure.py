@@ -109,7 +109,7 @@ class Loop:
         self.dataset = data.open_dataset(config)
         self.config = config = dataclasses.replace(config, vocab_size=self.dataset.vocab_size)
         machine.check(config, self.device)
-        self.resident_before = resident_bytes("VmRSS")
+        self.resident_before = resident_before()
         self.model = train.build_model(config, self.device)
         self.optimizer = train.build_optimizer(self.model, config)
         self.scaler = machine.gradient_scaler(config.dtype, self.device)
@@ -320,6 +320,13 @@ def keep_trace(loop, profiler, folder):
         torch.cuda.memory._record_memory_history()
         loop.step()
         torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
+
+
+def resident_before():
+    """Resident bytes before a loop is built. The compiler, loaded later in a new process, counts as there already."""
+    import torch._inductor.compile_fx  # noqa: F401
+
+    return resident_bytes("VmRSS")
 
 
 def resident_bytes(field):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from lab.measure import resident_bytes
+from lab.measure import resident_before, resident_bytes
 from model import GPT
 from nanoladder import data, machine
 from nanoladder.run.clock import synchronized_time
@@ -30,7 +30,7 @@ class Clock:
 
     def start(self):
         """Starts the clock; to be called when everything is imported and nothing is built."""
-        self.resident_before = resident_bytes("VmRSS")
+        self.resident_before = resident_before()
         self.started = synchronized_time(self.device)
 
     def step(self, loss):
