@@ -54,7 +54,7 @@ def main(argv):
         case "tune":
             tune.tune(options, sized(words), lambda: conditions_of(options, words, *tune.CODE))
         case "peers":
-            peers.compare(options, words)
+            peers.compare(options, words, lambda: conditions_of(options, words, *peers.CODE))
         case _:
             climb(options, words)
 

@@ -88,7 +88,7 @@ class Part:
         if self.dataset and not (ROOT / "data" / self.dataset / "meta.json").exists():
             return f"data/{self.dataset} is not prepared: bash lab/gpu.sh --prepare"
         checkout = any(word.startswith("--nanogpt=") for word in self.words)
-        if self.mode == "peers" and len(peers.missing(checkout)) > len(peers.NEEDED):
+        if self.mode == "peers" and peers.none_is_here(peers.missing(checkout)):
             return f"no peer is here: {peers.INSTALL}"
         packages = ("pytest", "hypothesis") if self.program == "pytest" else ()
         missing = [name for name in packages if not importlib.util.find_spec(name)]

@@ -4,7 +4,6 @@ Every row trains from the same weights on the same batches with the same hyperpa
 (worker.py). On a CPU, one counts the bytes of its tensors. The others time it; rows take turns, round after round.
 """
 
-import dataclasses
 import hashlib
 import math
 from importlib import metadata
@@ -17,15 +16,15 @@ from tqdm import tqdm
 from lab import pictures, tables
 from lab.launch import run_alone
 from lab.measure import WARMUP
-from lab.results import ROOT, code_hash, commit, default_folder, resume, write
+from lab.results import commit, default_folder, resume, write
 from lab.summary import Row, speedup, timing
 from lab.tuned import config_path
 from nanoladder.config import load_config
-from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 
 NEEDED = {"transformers": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
 INSTALL = "pip install -r requirements-peers.txt"
+CODE = ["lab/peers/*.py"]  # the figures depend on it
 ALIKE = {  # key: its only value with which every peer trains the same
     **{"stage": "", "optimizer": "adamw", "freeze": "none", "dropout": 0.0},
     **{"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "shard": "none"},
@@ -49,24 +48,19 @@ class Loop(NamedTuple):
         return [Path(word).read_text(encoding="utf-8") for word in self.words if word.endswith(".py")]
 
 
-def compare(options, config_words):
-    """Measures what peers.json does not hold yet, and writes it after each process, then peers.md and peers.png."""
+def compare(options, config_words, conditions):
+    """Measures what peers.json does not hold yet, and writes it after each process, then peers.md and peers.png.
+
+    conditions: function that returns those of the results.
+    """
     config = load_config(config_words)
     require_comparable(config)
     checkout = options.nanogpt and require_checkout(options.nanogpt)
     reasons = missing(checkout)
-    if len(reasons) > len(NEEDED):
+    if none_is_here(reasons):
         raise BadInput(f"--mode=peers: no peer can be measured; expected {INSTALL}, or --nanogpt=PATH of a checkout")
-    machine = run_alone("machine", config_words)
-    conditions = {
-        "machine": machine,
-        "config": config_words,
-        "keys": dataclasses.asdict(config),
-        "data": open_dataset(config).fingerprint(),
-        "steps": options.steps,
-        "code": code_hash(ROOT, "lab/peers/*.py"),
-    }
-    folder = Path(options.out_dir or default_folder(conditions))
+    conditions = conditions()
+    folder, machine = Path(options.out_dir or default_folder(conditions)), conditions["machine"]
     tuned = config_path(machine, options.given, options.tuned_dir)
     loops = rows(tuned if tuned.exists() else None)
     results = resume(folder / "peers.json", conditions, {"rows": dict}) or {**conditions, "rows": {}}
@@ -134,6 +128,11 @@ def missing(checkout):
     if not checkout:
         reasons["nanogpt"] = "needs a checkout: --nanogpt=PATH"
     return reasons
+
+
+def none_is_here(reasons):
+    """True if these reasons, of missing(), leave no peer that can be measured."""
+    return len(reasons) > len(NEEDED)
 
 
 def rows(tuned):

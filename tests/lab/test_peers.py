@@ -241,7 +241,8 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
             run.commands.append(words)
             return answer(peer, "--best" in words, measurement)
 
-        monkeypatch.setattr(mode, "run_alone", run_alone)
+        for module in (climb, mode):
+            monkeypatch.setattr(module, "run_alone", run_alone)
         options = ["--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path / 'results'}", "--repeats=2"]
         climb.main([*flags(dataset=dense), *options, *words])
         return json.loads((tmp_path / "results" / "peers.json").read_text()), capsys.readouterr().out
