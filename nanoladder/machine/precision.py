@@ -24,7 +24,12 @@ def choose_dtype(name, device):
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16():
+    """True if this CPU has the instructions and oneDNN may use them, which ONEDNN_MAX_CPU_ISA can forbid."""
+    return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def double(tensor):

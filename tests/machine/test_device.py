@@ -275,9 +275,18 @@ def test_rocm_is_named(gpu):
 
 
 def test_a_cpu_that_emulates_bfloat16_says_so(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(precision, "cpu_multiplies_bfloat16", lambda: False)
     text = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CPU)["dtype"]
     assert text == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float32)"
+
+
+@pytest.mark.parametrize("instructions", ["", "AVX2"])
+def test_a_cpu_whose_bfloat16_is_forbidden_to_onednn_takes_float32(instructions):
+    code = "import torch; from nanoladder import machine; print(machine.choose_dtype('auto', torch.device('cpu')))"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    native = torch.cpu._is_avx512_bf16_supported() and not instructions
+    assert done.stdout.split() == ["torch.bfloat16" if native else "torch.float32"]
 
 
 @pytest.mark.slow

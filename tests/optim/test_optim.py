@@ -20,6 +20,7 @@ from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import load_config
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
+from nanoladder.machine import precision
 from nanoladder.optim import galore, lion
 from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.run import header
@@ -153,7 +154,7 @@ class ProductDtypes(TorchDispatchMode):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_muon_multiplies_in_bfloat16_only_if_that_is_native(native, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    monkeypatch.setattr(precision, "cpu_multiplies_bfloat16", lambda: native)
     model, optimizer, _, _ = make(optimizer="muon")
     gradients = with_gradients(list(model.parameters()), 0)
     with ProductDtypes() as products:
@@ -166,7 +167,7 @@ def test_muon_multiplies_in_bfloat16_only_if_that_is_native(native, monkeypatch)
 def test_muon_in_float32_takes_the_steps_of_muon(monkeypatch):
     weights = []
     for native in (True, False):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda native=native: native)
+        monkeypatch.setattr(precision, "cpu_multiplies_bfloat16", lambda native=native: native)
         model, *rest = make(optimizer="muon")
         steps(model, *rest, n=3)
         weights.append(model.blocks[0].mlp.fc.weight.detach())
