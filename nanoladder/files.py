@@ -1,4 +1,4 @@
-"""Atomic file writes, which survive a crash, a full disk or a power cut; and safe reads of untrusted files."""
+"""Atomic file writes, which survive a crash, a full disk or a power cut; locks; and safe reads of untrusted files."""
 
 import os
 import shutil
@@ -6,6 +6,11 @@ import stat
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two commands apart that write to the same folder
+    fcntl = None
 
 
 def write(path, content):
@@ -54,6 +59,23 @@ def sync_folder(folder):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hold(path):
+    """Locks a file, made if it is missing, until the returned file is closed or the process ends.
+
+    Raises BlockingIOError if another process holds it, and OSError. File systems without locks are tolerated.
+    """
+    file = open(path, "a+")  # noqa: SIM115 the caller closes it
+    try:
+        if fcntl:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, not of its workers
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError:
+        pass
+    return file
 
 
 def remove_temporaries(folder):

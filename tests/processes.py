@@ -1,13 +1,27 @@
-"""Starts several processes that run tests/parallel/worker.py."""
+"""Starts processes: several that run tests/parallel/worker.py, or one that holds a lock."""
 
 import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 from conftest import ROOT, tiny
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
+
+
+HOLD = "import sys; from nanoladder import files; lock = files.hold(sys.argv[1]); print('held', flush=True); input()"
+
+
+@contextmanager
+def holding(path):
+    """Another process holds the lock of a file."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.communicate("\n")
 
 
 def configuration(dense, documents, out_dir, data="dense", **keys):

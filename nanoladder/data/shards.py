@@ -17,11 +17,6 @@ from nanoladder import files
 from nanoladder.data.meta import shard_name
 from nanoladder.errors import BadInput
 
-try:
-    import fcntl
-except ImportError:  # Windows: two commands that prepare the same folder at once are not kept apart
-    fcntl = None
-
 TOKEN_FILE = re.compile(r"(train|val)(_[0-9]{3,})?\.(bin|idx)")
 UNFINISHED, JOURNAL, LOCK = ".prepare-unfinished", "journal.json", "lock"
 
@@ -156,12 +151,9 @@ class Unfinished:
 
     def __enter__(self):
         self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = open(self.path / LOCK, "wb")
         try:
-            if fcntl:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.lock = files.hold(self.path / LOCK)
         except BlockingIOError:
-            self.lock.close()
             raise BadInput(f"{self.target} is being prepared by another process; wait for its end") from None
         files.remove_temporaries(self.path)
         self.journal = self.load()

@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import math
+import os
+import platform
 import sys
 from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, data, machine, parallel
+from nanoladder import checkpoint, data, files, machine, parallel
 from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
@@ -21,6 +23,7 @@ from nanoladder.run.sample import write_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.trackers import require_trackers
 
+LOCK = ".lock"  # in out_dir, held by the process that trains there
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
 
 
@@ -68,7 +71,7 @@ class Run:
         self.scaler = scaler or torch.amp.GradScaler(enabled=False)
         self.progress = start_from(config, model, optimizer, self.scaler)
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
-        prepare_out_dir(config, self.progress["step"], self.dataset)
+        self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
         print_header(config, model, self.dataset, self.device)
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals(config.save_every_minutes))
@@ -225,14 +228,40 @@ def start_from(config, model, optimizer, scaler):
 def prepare_out_dir(config, start_step, dataset):
     """Creates out_dir and copies the dataset's tokenizer; removes checkpoints that the run replaces.
 
-    Raises BadInput if out_dir cannot be written.
+    Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written or is
+    in use.
     """
     if parallel.rank():  # rank 0 does this
-        return
+        return contextlib.nullcontext()
     folder = Path(config.out_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = keep_others_out(folder)
         checkpoint.clear(folder, start_step)
         dataset.save_tokenizer(folder)
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
+    return lock
+
+
+def keep_others_out(folder):
+    """Keeps other runs out of a folder, inside the returned context manager.
+
+    Raises BadInput if a process of this machine trains there, and OSError. Of another machine's it only warns: on a
+    network file system, the lock of a lost node can outlive it.
+    """
+    here = f" on {platform.node()}"
+    try:
+        lock = files.hold(folder / LOCK)
+    except BlockingIOError:
+        holder = (folder / LOCK).read_text(encoding="utf-8")
+        if holder.endswith(here):
+            raise BadInput(
+                f"out_dir={folder} is in use: {holder} trains there; expected that it ends first, or another --out_dir"
+            ) from None
+        print(f"warning: {holder} trains in out_dir={folder}, or its machine is lost", file=sys.stderr)
+        return contextlib.nullcontext()
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()}{here}")
+    lock.flush()
+    return lock

@@ -54,7 +54,7 @@ def test_a_run_killed_fifty_times_ends_as_if_nothing_had_been(dense, tmp_path):
     assert "damaged" not in printed and "Traceback" not in printed
     assert printed.count("config  ") == KILLS + 1
     equal(ours, theirs)
-    assert not list(Path(ours.out_dir).glob(".*"))
+    assert [path.name for path in Path(ours.out_dir).glob(".*")] == [".lock"]
 
 
 # -- no room, no folder
@@ -139,7 +139,8 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, 
 def test_a_disk_that_is_full_at_the_start_is_refused(dense, tmp_path, limit, monkeypatch, run_main):
     ours = saving(dense, tmp_path / "full")
     arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
-    monkeypatch.setattr("nanoladder.run.run.prepare_out_dir", lambda *_: Path(ours.out_dir).mkdir())
+    Path(ours.out_dir).mkdir()
+    monkeypatch.setattr("nanoladder.run.run.prepare_out_dir", lambda *_: contextlib.nullcontext())
     limit(0)
     result = run_main(train.main, *arguments)
     limit(None)

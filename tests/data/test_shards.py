@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT, flags, tiny, write_folder, write_meta
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import holding
 from tqdm import tqdm
 
 import train
@@ -339,7 +340,9 @@ def test_unfinished_work_that_is_damaged_is_one_line(prepare, tmp_path):
 
 @needs_fork
 def test_two_processes_do_not_write_to_one_folder(prepare, tmp_path):
-    with shards.Unfinished(tmp_path / "new", "job"), pytest.raises(BadInput, match="by another process"):
+    lock = tmp_path / "new" / UNFINISHED / shards.LOCK
+    lock.parent.mkdir(parents=True)
+    with holding(lock), pytest.raises(BadInput, match="by another process"):
         prepare(tmp_path / "new")
     prepare(tmp_path / "new")
 
