@@ -32,7 +32,8 @@ class GaLore(torch.optim.Optimizer):
             rank = max(1, round(RANK * len(gradient)))
             finite = gradient.nan_to_num()  # SVD rejects NaN; run/faults.py reports such a step on a GPU later
             left, _, _ = torch.linalg.svd(finite, full_matrices=False)
-            state["basis"] = left[:, :rank].clone()  # (m, r); the copy lets the rest of `left` be freed
+            # (m, r), by rows as in a checkpoint: `left` is by columns, and products of that may round differently
+            state["basis"] = left[:, :rank].clone(memory_format=torch.contiguous_format)
         projected = state["basis"].T @ gradient  # (r, n)
         if step == 1:
             state["mean"], state["square"] = torch.zeros_like(projected), torch.zeros_like(projected)

@@ -284,10 +284,11 @@ def test_the_docs_have_a_row_for_every_optimizer():
         assert f"| `{name}` |" in table
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_optimizer_resumes_bit_for_bit(name, dense, tmp_path, monkeypatch):
+# The smallest width has matrices whose product depends on the order in which memory holds their numbers
+@pytest.mark.parametrize("name, n_embd", [*((name, 64) for name in OTHERS), ("galore", 8)])
+def test_every_optimizer_resumes_bit_for_bit(name, n_embd, dense, tmp_path, monkeypatch):
     monkeypatch.setattr(galore, "GAP", 4)  # new subspaces at steps 1, 5 and 9
-    keys = {"dataset": str(dense), "optimizer": name, "n_embd": 64, "pad_vocab_to": 64, "dropout": 0.2}
+    keys = {"dataset": str(dense), "optimizer": name, "n_embd": n_embd, "pad_vocab_to": 64, "dropout": 0.2}
     one = tiny(**keys, out_dir=str(tmp_path / "one"), max_steps=10, save_interval=7)
     two = replace(one, out_dir=str(tmp_path / "two"), max_steps=7, lr_decay_steps=10)
     train.train(one)
