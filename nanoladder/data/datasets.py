@@ -182,12 +182,11 @@ def find_folder(dataset):
     for folder in (DATA_DIR / dataset, Path(dataset)):
         if any(os.path.lexists(folder / name) for name in ("train.bin", shard_name("train", 0))):
             return folder
-    how = "python data/text/prepare.py --input FILES"
-    for script in sorted(DATA_DIR.glob("*/prepare.py")):
-        name = script.parent.name
+    script, tokenizer = "text", ""
+    for name in sorted(path.parent.name for path in DATA_DIR.glob("*/prepare.py")):
         if dataset == name:
-            how = f"python data/{name}/prepare.py"
-        elif dataset.startswith(name + "_"):
-            how = f"python data/{name}/prepare.py --tokenizer={dataset.removeprefix(name + '_')}"
-            how = how.replace("=bpe", "=bpe:")
+            script, tokenizer = name, ""
+        elif dataset.startswith(f"{name}_"):
+            script, tokenizer = name, f" --tokenizer={dataset.removeprefix(f'{name}_')}".replace("=bpe", "=bpe:")
+    how = f"python data/{script}/prepare.py{' --input FILES' if script == 'text' else ''}{tokenizer}"
     raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}; prepare it with `{how}`")

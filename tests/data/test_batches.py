@@ -461,7 +461,8 @@ def test_a_broken_folder_is_bad_input_and_nothing_is_written(case, dense, docume
 @pytest.mark.parametrize(
     "given, named",
     [
-        ({"dataset": "nowhere"}, ["dataset=nowhere", "python data/text/prepare.py"]),
+        ({"dataset": "nowhere"}, ["dataset=nowhere", "python data/text/prepare.py --input FILES`"]),
+        ({"dataset": "text_bpe99999"}, ["python data/text/prepare.py --input FILES --tokenizer=bpe:99999`"]),
         ({"dataset": "python_stdlib_bpe99999"}, ["python data/python_stdlib/prepare.py --tokenizer=bpe:99999"]),
         ({"dataset": "shakespeare_bpe99999"}, ["python data/shakespeare/prepare.py --tokenizer=bpe:99999"]),
         ({"vocab_size": 3}, ["vocab_size=3"]),
