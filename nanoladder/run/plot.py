@@ -24,7 +24,8 @@ def plot(rows, path, title):
     draw(axes["L"], "val_loss", label="validation", color="tab:orange", marker="o", markersize=4)
     last = next((row for row in reversed(rows) if "val_loss" in row), None)
     note = f": validation {last['val_loss']:.3f} at step {last['step']}" if last else ""
-    axes["L"].set(title=title + note, xlabel="step", ylabel="loss (nats per token)")
+    axes["L"].set_title(title + note, parse_math=False)  # a folder's name, which may have a $
+    axes["L"].set(xlabel="step", ylabel="loss (nats per token)")
     if axes["L"].lines:
         axes["L"].legend()
     draw(axes["R"], "lr", color="tab:green")

@@ -84,6 +84,11 @@ def test_a_plot_of_one_row_without_measurements(tmp_path):
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
+def test_the_title_of_a_plot_is_no_formula(tmp_path):
+    plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", r"a$\fra{$")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     "name, tflops",
     [
