@@ -223,6 +223,18 @@ def test_several_processes_resume_bit_for_bit_with_their_own_dropout(shard, resu
     assert len(states) == 2 and not torch.equal(*states)
 
 
+def test_four_processes_resume_bit_for_bit(dense, documents, folder):
+    """A sum of four numbers, unlike one of two, depends on their order."""
+    config = configuration(dense, documents, folder / "four_whole", batch_size=8, bias=True)
+    first = replace(config, out_dir=str(folder / "four"), max_steps=3, lr_decay_steps=6)
+    rest = replace(first, init_from="resume", max_steps=6)
+    jobs = {name: {"argv": words(run)} for name, run in (("whole", config), ("first", first), ("rest", rest))}
+    assert work(folder / "four_job", jobs, 4)[0].returncode == 0
+    assert rows(rest, *CURVE, "grad_norm") == rows(config, *CURVE, "grad_norm")
+    for part in ("model", "optimizer"):
+        assert same(saved(rest)[part], saved(config)[part]), part
+
+
 def test_several_processes_fall_back_from_a_damaged_checkpoint(resumed):
     runs, _ = resumed
     agree(runs["damaged"], runs["alone"])
