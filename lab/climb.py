@@ -101,7 +101,8 @@ def predict_all(options, config_words):
         folder = Path(options.out_dir)
         text = f"`{' '.join(config_words)}`\n\n```\n{header}\n\n{memory}\n```\n\n{times}"
         write(folder, {"predict.md": text})
-        pictures.draw_least_times(found, device, folder / "predict.png")
+        on = device.name if n == 1 else f"{n} × {device.name}"
+        pictures.draw_least_times(found, pictures.heading("predict", config_words, on), folder / "predict.png")
         print(f"written: {folder}/predict.md and predict.png")
 
 

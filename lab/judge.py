@@ -242,7 +242,9 @@ class Judgment:
             rows = [row(METRICS[name], values, self.effect(name)) for name in names if (values := self.values(name))]
             print(tables.markdown(columns(self.names), rows))
             if self.rounds:
-                pictures.draw_rounds(self.effect(self.metric), METRICS[self.metric], found["text"], picture)
+                title = pictures.heading("judge", self.results["config"], tables.device(self.results))
+                title += f"\n{self.names['this']} against {self.names['other']}: {found['text']}"
+                pictures.draw_rounds(self.effect(self.metric), METRICS[self.metric], title, picture)
                 written.append(picture)
         print(f"written: {' and '.join(map(str, written))}")
         print(found["text"])

@@ -2,9 +2,10 @@
 
 import itertools
 import statistics
+import textwrap
 
 from lab.summary import UNCHANGED, speedup, summarize
-from lab.tables import KINDS, KNEE, milliseconds
+from lab.tables import KINDS, KNEE, device, milliseconds
 
 COLORS = {  # kind of work: color
     "gemm": "tab:blue",
@@ -36,26 +37,40 @@ PARTS = {  # part of the peak memory: label, color
 }
 
 
+def heading(mode, config, machine):
+    """The lines above a picture: its mode and the words of the config; the machine in words."""
+    return f"{mode}: {' '.join(config) or 'the defaults'}\n{machine}"
+
+
+def subplots(*shape, figsize, **options):
+    """A figure, which needs no screen, and its axes."""
+    from matplotlib.figure import Figure  # takes a second to load
+
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.subplots(*shape, **options)
+
+
+def save(figure, title, path):
+    """Writes a figure to a file, with its title above it."""
+    width = int(9 * figure.get_figwidth())  # characters
+    lines = [line for part in title.splitlines() for line in textwrap.wrap(part, width, break_on_hyphens=False)]
+    figure.set_figheight(figure.get_figheight() + 0.25 * len(lines))
+    figure.suptitle("\n".join(lines), fontsize="large")
+    figure.savefig(path, dpi=110)
+
+
 def draw(results, mode, path):
     """Plots a mode's rows to a file: stacked bars of time and memory; curves for sweep, scaling and optimizers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     kind = mode.partition("-")[0]  # scaling-tensor is drawn as scaling is
     needed = {"scaling": {"seconds"}, "optimizers": {"best"}}.get(kind, {"seconds", "peak"})
     if rows := [row for row in summarize(results, mode) if needed <= row.keys()]:
-        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(kind, bars)(plt, rows)
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
+        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(kind, bars)(rows)
+        save(figure, heading(mode, results["config"], device(results)), path)
 
 
-def bars(plt, rows):
+def bars(rows):
     names = [row["name"] for row in rows]
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
-    )
+    figure, (left, right) = subplots(1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, width_ratios=[3, 2])
     times = {kind: [1e3 * row["seconds"] * row["shares"][kind] for row in rows] for kind in KINDS}
     speeds = [speedup(rows[0], row).partition(" (")[0].replace(UNCHANGED, "≈ 1×") for row in rows]
     labels = [f"{milliseconds(row['seconds'])} ms  {speed}" for row, speed in zip(rows, speeds, strict=True)]
@@ -71,26 +86,20 @@ def bars(plt, rows):
     return figure
 
 
-def draw_least_times(rows, device, path):
+def draw_least_times(rows, title, path):
     """Plots the rows of predict.time_rows to a file: the least time of each, by bound, and a mark for it when fused."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     if not (rows := [row for row in rows if not row["note"]]):
         return
     names = [row["name"] for row in rows]
-    figure, axis = plt.subplots(figsize=(9, 1.5 + 0.36 * len(rows)), layout="constrained")
+    figure, axis = subplots(figsize=(9, 1.5 + 0.36 * len(rows)))
     times = {bound: [1e3 * row["time"].by(1).get(bound, 0.0) for row in rows] for bound in BOUNDS}
     labels = [f"{milliseconds(row['seconds'])} ms  {rows[0]['seconds'] / row['seconds']:.3g}×" for row in rows]
     stack(axis, names, times, BOUNDS, labels)
     axis.scatter([1e3 * row["time"].fused for row in rows], names, marker="|", s=150, color="black", label="all fused")
     axis.legend(loc="lower right", frameon=False, fontsize="small")
-    axis.set(title=f"least time of a step on {device.name}, ms, by what bounds it, and speed against {names[0]}")
+    axis.set(title=f"least time of a step, ms, by what bounds it, and speed against {names[0]}")
     axis.invert_yaxis()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, title, path)
 
 
 def parts_of_peak(memory):
@@ -115,9 +124,9 @@ def stack(axis, names, values, styles, labels):
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
 
 
-def curves(plt, rows):
+def curves(rows):
     names = [row["name"] for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(11, 4))
     left.plot(names, [row["tokens_per_s"] for row in rows], marker="o", color="tab:blue")
     left.axhline(KNEE * max(row["tokens_per_s"] for row in rows), color="tab:gray", linestyle=":", linewidth=1)
     left.set(title=f"tokens/s (dotted: {KNEE:.0%} of the best)", xlabel="micro-batches × sequences", ylim=(0, None))
@@ -126,26 +135,27 @@ def curves(plt, rows):
     return figure
 
 
-def efficiency(plt, rows):
+def efficiency(rows):
     """Plots throughput over the number of processes, against linear scaling."""
     counts = [int(row["name"]) for row in rows]
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 4))
     axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
     axis.plot(counts, [row["tokens_per_s"] for row in rows], marker="o", label="measured")
-    axis.set(title="tokens/s", xlabel="processes", xticks=counts, ylim=(0, None))
+    axis.set(xlabel="processes", ylabel="tokens/s of all processes", xticks=counts, ylim=(0, None))
     axis.legend()
     return figure
 
 
-def training(plt, rows):
+def training(rows):
     """Plots each row's training loss at its best learning rate, and its sensitivity to the learning rate."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", width_ratios=[3, 2])
+    figure, (left, right) = subplots(1, 2, figsize=(12, 5), width_ratios=[3, 2])
     styles = [{"color": color, "linewidth": 1.5, "zorder": 2} for color, _ in zip(itertools.cycle(LINES), rows)]
     styles[0] |= {"linestyle": "--", "zorder": 3}  # the baseline
     top = learning_curves(left, rows, styles)
     sensitivity(right, rows, styles)
     right.set_ylim(top=min(top, right.get_ylim()[1]))
     for axis in (left, right):
+        axis.set_ylabel("nats per token")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
     return figure
@@ -184,22 +194,15 @@ def sensitivity(axis, rows, styles):
     axis.set_xticks([], minor=True)
 
 
-def draw_peers(rows, path):
+def draw_peers(rows, title, path):
     """Plots the rows of peers.mode.summarize to a file: bars of time, of tensors and, behind, of resident memory.
 
     Rows of one peer have one color.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     names = [row["name"] for row in rows]
     of_peer = dict(zip(dict.fromkeys(row["peer"] for row in rows), (LINES[4], *LINES[1:4]), strict=False))
     colors = [of_peer[row["peer"]] for row in rows]
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, layout="constrained", width_ratios=[3, 2]
-    )
+    figure, (left, right) = subplots(1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, width_ratios=[3, 2])
     bars = left.barh(names, [1e3 * row["seconds"] for row in rows], color=colors, height=0.7)
     left.bar_label(bars, [f"{milliseconds(row['seconds'])} ms" for row in rows], padding=4)
     left.set(title="time of a step, ms")
@@ -212,20 +215,14 @@ def draw_peers(rows, path):
         axis.margins(x=0.15)
         axis.spines[["top", "right"]].set_visible(False)
     left.invert_yaxis()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, title, path)
 
 
 def draw_rounds(effect, metric, title, path):
     """Plots the changes of a judgment's rounds to a file: dots, their median and its interval, and equal versions."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     changes, equal = ([metric.scale * change for change in part] for part in (effect.changes, effect.equal))
     middle, low, high = (metric.scale * bound for bound in (effect.change, effect.low, effect.high))
-    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure, axis = subplots(figsize=(8, 4))
     axis.plot(range(1, 1 + len(changes)), changes, "o", color=LINES[4], label="a round: this against other")
     axis.plot(
         [n + 0.5 for n in range(1, 1 + len(equal))], equal, "x", color="tab:gray", label="one version beside itself"
@@ -240,12 +237,11 @@ def draw_rounds(effect, metric, title, path):
     axis.set_ylim(bottom - edge, top + edge)
     outside = sum(not bottom - edge <= change <= top + edge for change in ascending)
     xlabel = f"round (outside the picture: {outside})" if outside else "round"
-    axis.set(title=title, xlabel=xlabel, ylabel=f"change of {metric.heading},{metric.unit}")
+    axis.set(xlabel=xlabel, ylabel=f"change of {metric.heading},{metric.unit}")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, title, path)
 
 
 def draw_search(races, title, path):
@@ -253,26 +249,19 @@ def draw_search(races, title, path):
 
     races: [{name, outcome, note, minute, speeds: of the rounds, ms: of a step, best_ms: of the best then}].
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     if not races:
         return
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 1.9 + 0.25 * max(10, len(races))), layout="constrained", width_ratios=[10, 11]
-    )
+    figure, (left, right) = subplots(1, 2, figsize=(13, 1.9 + 0.25 * max(10, len(races))), width_ratios=[10, 11])
     race_speeds(left, races)
     if timed := [race for race in races if race["ms"]]:
         best_over_time(right, timed)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
-    dots = [plt.Line2D([], [], marker="o", linestyle="", color=color, label=name) for name, color in OUTCOMES.items()]
+    dots = [Line2D([], [], marker="o", linestyle="", color=color, label=name) for name, color in OUTCOMES.items()]
     figure.legend(handles=dots, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(title, fontsize="large")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, title, path)
 
 
 def race_speeds(axis, races):

@@ -116,7 +116,7 @@ def report(results, verdict, untried, folder, tuned_dir):
     Raises BadInput if a file cannot be written.
     """
     text = table(results, verdict, untried)
-    title = textwrap.fill(f"{presets(results['config'])} on {tables.device(results)}: {verdict['text']}", 110)
+    title = f"{pictures.heading('tune', results['config'], tables.device(results))}: {verdict['text']}"
     races = [race for race in results["races"] if race["outcome"]]
     points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
     print(text)

@@ -87,7 +87,8 @@ def compare(options, config_words, conditions):
                 bar.write(f"{name}, {measurement}: {row['note']}")
             write(folder, {"peers.json": results, "peers.md": table(results)})
     if drawn := [row for row in summarize(results) if "seconds" in row and "peak" in row]:
-        pictures.draw_peers(drawn, folder / "peers.png")
+        title = pictures.heading("peers", results["config"], tables.device(results))
+        pictures.draw_peers(drawn, title, folder / "peers.png")
     print(table(results))
     print(f"written: {folder}/peers.json, peers.md and peers.png")
 

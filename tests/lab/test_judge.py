@@ -137,7 +137,7 @@ def test_every_second_round_begins_with_the_other_version_and_equal_versions_are
 # -- the verdict
 
 
-def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, tmp_path, capsys):
+def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, drawn, tmp_path, capsys):
     def answer(side, measurement, _):
         if measurement == "examine":
             return EXAMINED | {"memory": {"peak": {"other": 2e9, "this": 1.5e9}[side]}}
@@ -155,6 +155,9 @@ def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(plan
     assert table[3] == ["tensors GB", "2", "1.5", "-25.0 %", "counted", ""]
     assert table[4][:4] == ["resident GB", "3", "3", "0.0 %"]
     assert (tmp_path / "judge-speed.png").read_bytes().startswith(b"\x89PNG")
+    title = " ".join(drawn["judge-speed.png"].get_suptitle().split())
+    assert title.startswith(f"judge: {' '.join(results['config'])} a CPU, ")
+    assert title.endswith(" 7654321 against 1234567: faster by 3.7 % ± 0.3")
 
 
 def test_memory_is_counted_without_rounds(planted):

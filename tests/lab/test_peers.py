@@ -229,7 +229,7 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
 
     measured.commands: the words of each.
     """
-    monkeypatch.setattr(mode.pictures, "draw_peers", lambda rows, path: path.touch())
+    monkeypatch.setattr(mode.pictures, "draw_peers", lambda rows, title, path: path.write_text(title))
     monkeypatch.setattr(mode, "find_spec", lambda name: None if name == "accelerate" else name)
     monkeypatch.setattr(mode.metadata, "version", lambda name: "1.0")
 
@@ -270,11 +270,13 @@ def test_the_table_sets_every_peer_beside_the_finished_loop_and_says_why_one_was
     assert rows["Hugging Face Trainer"][2] == "needs accelerate: pip install -r requirements-peers.txt"
     assert "lightning 1.0" in out and f"({mode.digest(tmp_path / 'nanoGPT')})" in out
     assert {path.name for path in (tmp_path / "results").iterdir()} == {"peers.json", "peers.md", "peers.png"}
+    title = (tmp_path / "results" / "peers.png").read_text()
+    assert title.startswith("peers: --device=cpu ") and title.endswith("\na CPU, 4 threads, native bfloat16")
 
 
 def test_the_picture_has_a_bar_of_time_and_of_memory_for_each_row(tmp_path):
     row = {"peer": "nanogpt", "seconds": 1.0, "peak": 2e9}
-    pictures.draw_peers([row | {"name": "a"}, row | {"name": "b", "resident": 3e9}], tmp_path / "peers.png")
+    pictures.draw_peers([row | {"name": "a"}, row | {"name": "b", "resident": 3e9}], "peers", tmp_path / "peers.png")
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -382,7 +382,7 @@ def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
             plan.split(given)
 
 
-def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(tmp_path, capsys):
+def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(drawn, tmp_path, capsys):
     model = ["--n_layer=1", "--n_head=2", "--n_embd=64", "--context_length=64", "--batch_size=8", "--vocab_size=512"]
     argv = [*model, "--mode=predict", "--gpu=a100", "--stages=flash", "--max_steps=3600", "--compile=False"]
     climb.main([*argv, "--price_per_hour=1000", f"--out_dir={tmp_path}"])
@@ -399,6 +399,8 @@ def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_ther
         assert float(row["tokens/s"].replace(",", "")) == pytest.approx(8 * 64 / milliseconds * 1e3, rel=0.06)
         assert float(row["fused ms"]) <= milliseconds
     assert (tmp_path / "predict.png").read_bytes().startswith(b"\x89PNG")
+    title = " ".join(drawn["predict.png"].get_suptitle().split())
+    assert title.startswith("predict: --n_layer=1 ") and title.endswith(" --compile=False A100")
 
 
 def test_predict_takes_this_machine_s_limits_or_those_of_a_file(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,56 @@
+"""A picture says what it is of, and every word in it can be read: the pictures of all committed results."""
+
+import json
+
+import pytest
+from conftest import ROOT
+
+from lab import pictures, tuned
+from lab.peers import mode as peers
+from lab.results import read_results
+
+RESULTS = ROOT / "results"
+MODES = [
+    (path.relative_to(RESULTS), mode)
+    for path in sorted(RESULTS.glob("*/*/results.json"))
+    for mode in read_results(path)["modes"]
+]
+MACHINES = {
+    "amd-epyc-2-threads-bf16": "AMD EPYC, 2 threads, native bfloat16",
+    "intel-xeon-2-threads-bf16": "Intel Xeon, 2 threads, native bfloat16",
+}
+
+
+def title(figure):
+    return " ".join(figure.get_suptitle().split())
+
+
+@pytest.mark.parametrize("path, mode", MODES, ids=str)
+def test_a_picture_names_its_mode_config_and_machine(path, mode, drawn, tmp_path):
+    results = read_results(RESULTS / path)
+    pictures.draw(results, mode, tmp_path / "x.png")
+    assert title(drawn["x.png"]) == f"{mode}: {' '.join(results['config'])} {MACHINES[path.parts[0]]}"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/tune.json")), ids=str)
+def test_the_picture_of_a_search_has_the_verdict_too(path, drawn, tmp_path):
+    results = json.loads(path.read_text())
+    race = results["confirmations"][-1]
+    tuned.report(results, tuned.verdict({}, race["changes"], race), [], tmp_path, tmp_path)
+    found = title(drawn["tune.png"])
+    assert found.startswith(f"tune: {' '.join(results['config'])} {MACHINES[path.parts[-3]]}: 1.")
+    assert found.endswith("as fast as the finished loop")
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/peers.json")), ids=str)
+def test_the_picture_of_peers_can_be_read(path, drawn, tmp_path):
+    rows = [row for row in peers.summarize(json.loads(path.read_text())) if "seconds" in row]
+    pictures.draw_peers(rows, "peers", tmp_path / "peers.png")
+    assert drawn["peers.png"].axes
+
+
+def test_a_title_however_long_is_broken_into_lines(drawn, tmp_path):
+    results = read_results(RESULTS / "intel-xeon-2-threads-bf16/reference-scaling/results.json")
+    results["config"] = ["config/x.py", *(f"--key_{n}={n:010}" for n in range(20)), f"--dataset={'x' * 100}"]
+    pictures.draw(results, "scaling", tmp_path / "x.png")
+    assert "--key_19=0000000019" in title(drawn["x.png"])
