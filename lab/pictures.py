@@ -247,7 +247,7 @@ def draw_rounds(effect, metric, title, path):
 def draw_search(races, title, path):
     """Plots the races of --mode=tune to a file: the speed of each against the best so far, and the best over time.
 
-    races: [{name, outcome, note, minute, speeds: of the rounds, ms: of a step, best_ms: of the best then}].
+    races: [{name, outcome, note, minute, speeds: of the rounds, or of the first steps}].
     """
     from matplotlib.lines import Line2D
 
@@ -255,7 +255,7 @@ def draw_search(races, title, path):
         return
     figure, (left, right) = subplots(1, 2, figsize=(13, 1.9 + 0.25 * max(10, len(races))), width_ratios=[10, 11])
     race_speeds(left, races)
-    if timed := [race for race in races if race["ms"]]:
+    if timed := [race for race in races if race["speeds"]]:
         best_over_time(right, timed)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
@@ -282,31 +282,40 @@ def race_speeds(axis, races):
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(races)), [race["name"] for race in races])
     axis.set_ylim(len(races) - 0.5, -0.5)
-    axis.set(title="speed against the best so far: rounds, median", xlim=(low, high))
+    axis.set(title="speed against the best so far: rounds (dots), median (bar)", xlim=(low, high))
     axis.xaxis.set_major_formatter("{x:g}×")
 
 
 def best_over_time(axis, races):
-    """Plots the time of a step in each race over the minute of its start, and that of the best config as a line."""
-    kept = [race for race in races if race["outcome"] == "kept"]
-    steps = [(0.0, races[0]["best_ms"]), *((race["minute"], race["ms"]) for race in kept)]
-    end, slowest, fastest = races[-1]["minute"], steps[0][1], min(ms for _, ms in steps)
+    """Plots speeds against the finished loop over the minute of each race's start, and the best of them as a line.
+
+    A speed is the median of the race's rounds times the speed of the best then, so that a drift of the machine from
+    race to race cancels out.
+    """
+    steps, names, places = [(0.0, 1.0)], ["finished"], []
+    for race in races:
+        place = race["minute"], steps[-1][1] * statistics.median(race["speeds"])
+        places.append((*place, OUTCOMES[race["outcome"]]))
+        if race["outcome"] == "kept":
+            steps.append(place)
+            names.append(race["name"])
+    end, fastest = races[-1]["minute"], max(speed for _, speed, _ in places)
     minutes, best = zip(*steps, (end, steps[-1][1]), strict=True)
     axis.step(minutes, best, where="post", color="black", linewidth=1.2, zorder=1)
-    bottom, top = 0.9 * fastest, 1.25 * slowest
-    shown = [race for race in races if race["ms"] < top]
-    for race in shown:
-        axis.plot(race["minute"], race["ms"], "o", ms=5, color=OUTCOMES[race["outcome"]], zorder=2)
-    heights = spread([ms for _, ms in steps], 0.045 * (top - bottom))
-    names = ["finished", *(race["name"] for race in kept)]
-    for name, height, (_, ms) in zip(names, heights, steps, strict=True):
-        axis.text(1.03 * end, height, f"{ms:.4g} ms  {name}", va="center", fontsize="small", in_layout=False)
-    outside = len(races) - len(shown)
-    note = f" (above the picture: {outside})" * bool(outside)
-    axis.set_title("ms of a step: tried, and the best so far (line)")
+    bottom, top = 0.9, 1 + 1.1 * (max(1.1, fastest) - 1)
+    shown = [place for place in places if place[1] > bottom]
+    for minute, speed, color in shown:
+        axis.plot(minute, speed, "o", ms=5, color=color, zorder=2)
+    heights = spread([speed for _, speed in steps], 0.045 * (top - bottom))
+    for name, height, (_, speed) in zip(names, heights, steps, strict=True):
+        axis.text(1.03 * end, height, f"{speed:.2f}×  {name}", va="center", fontsize="small", in_layout=False)
+    outside = len(places) - len(shown)
+    note = f" (below the picture: {outside})" * bool(outside)
+    axis.set_title("speed against the finished loop: tried (dots), best so far (line)")
     axis.set_xlabel(f"minute of the search{note}", loc="left")
     axis.set(xlim=(-0.02 * end, 1.9 * end), ylim=(bottom, top))
     axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= end])
+    axis.yaxis.set_major_formatter("{x:g}×")
     axis.spines["bottom"].set_bounds(-0.02 * end, end)
 
 

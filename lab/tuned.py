@@ -172,13 +172,9 @@ def table(results, verdict, untried):
 def point(name, race):
     """A race as pictures.draw_search takes it."""
     speeds = [1 / (1 + change) for change in changes_of_time(race)]
-    medians = (
-        [1e3 * statistics.median(found[side] for found in race["rounds"]) for side in SIDES] if speeds else [None] * 2
-    )
     if not speeds and race["outcome"] == "slower":
         speeds = [1 / (1 + race["first"])]
-    point = {"name": name, "outcome": race["outcome"], "note": race["note"], "minute": race["minute"]}
-    return {**point, "speeds": speeds, "best_ms": medians[0], "ms": medians[1]}
+    return {"name": name, "speeds": speeds, **{key: race[key] for key in ("outcome", "note", "minute")}}
 
 
 def tried(race):

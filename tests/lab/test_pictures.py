@@ -54,3 +54,18 @@ def test_a_title_however_long_is_broken_into_lines(drawn, tmp_path):
     results["config"] = ["config/x.py", *(f"--key_{n}={n:010}" for n in range(20)), f"--dataset={'x' * 100}"]
     pictures.draw(results, "scaling", tmp_path / "x.png")
     assert "--key_19=0000000019" in title(drawn["x.png"])
+
+
+def test_a_search_is_drawn_against_the_finished_loop_whatever_the_drift_of_the_machine(drawn, tmp_path):
+    races = [
+        {"name": "a", "outcome": "kept", "note": None, "minute": 1.0, "speeds": [1.19, 1.2, 1.3]},
+        {"name": "b", "outcome": "no gain", "note": None, "minute": 2.0, "speeds": [0.9, 1.1]},
+        {"name": "c", "outcome": "failed", "note": "out of memory", "minute": 2.5, "speeds": []},
+        {"name": "d", "outcome": "kept", "note": None, "minute": 3.0, "speeds": [1.5]},
+        {"name": "e", "outcome": "slower", "note": None, "minute": 4.0, "speeds": [0.4]},
+    ]
+    pictures.draw_search(races, "tune", tmp_path / "tune.png")
+    line, *dots = drawn["tune.png"].axes[1].lines
+    assert [dot.get_xydata()[0].tolist() for dot in dots] == [[1.0, 1.2], [2.0, 1.2], [3.0, pytest.approx(1.8)]]
+    assert line.get_xydata()[-1].tolist() == [4.0, pytest.approx(1.8)]
+    assert drawn["tune.png"].axes[1].get_xlabel() == "minute of the search (below the picture: 1)"
