@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab import roofline
+from lab.summary import Row
 from lab.trace import trace
 from model import GPT
 from nanoladder import parallel
@@ -182,7 +183,7 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
 
 
 def time_rows(config, rows, device, device_type="cpu", world_size=1):
-    """What tables.least_times shows of every row (name, config): a dict with its Time and the run's speed and hours.
+    """What tables.least_times shows of every row (name, config): a Row with its Time and the run's speed and hours.
 
     device: a devices.Device. A row that cannot be predicted has the reason as its note.
     """
@@ -193,7 +194,7 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
                 raise row
             time = predict_time(row, device, device_type, world_size)
         except BadInput as error:
-            found.append({"name": name, "note": str(error)})
+            found.append(Row(name=name, note=str(error)))
             continue
         tokens_per_s = row.batch_size * row.context_length / time.seconds
         peak = world_size * max(device.flops.values())
@@ -203,7 +204,7 @@ def time_rows(config, rows, device, device_type="cpu", world_size=1):
             "mfu": tokens_per_s * cost["flops_per_token"] / peak,
             "hours": cost["tokens"] / tokens_per_s / 3600,
         }
-        found.append({"name": name, "note": None, "time": time, **figures})
+        found.append(Row(name=name, note=None, time=time, **figures))
     return found
 
 

@@ -37,6 +37,8 @@ FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
     "best": "the multiple with the lowest validation loss",
     "val_loss": "its validation loss",
     "edge": "true if it is the lowest or the highest that was tried",
+    "time": "a predicted step's (roofline.Time)",
+    "hours": "of the whole run, at that time",
 }
 UNCHANGED = "no measurable change"
 BEYOND = 2  # learning rates that are tried beyond the ends of a grid

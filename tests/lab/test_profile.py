@@ -382,6 +382,14 @@ def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
             plan.split(given)
 
 
+def test_predict_says_why_a_stage_of_the_ladder_cannot_run_and_goes_on(capsys):
+    words = ["config/finetune_shakespeare.py", "--n_layer=1", "--n_embd=48", "--context_length=32", "--vocab_size=50"]
+    climb.main([*words, "--freeze=embeddings", "--mode=predict", "--gpu=H100", "--stages=naive,pipeline_parallel"])
+    memory, _, least_times = capsys.readouterr().out.partition("The least time")
+    assert "\npipeline_parallel: freeze=embeddings" in memory
+    assert "\n| pipeline_parallel | freeze=embeddings" in least_times and "\n| as configured " in least_times
+
+
 def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(drawn, tmp_path, capsys):
     model = ["--n_layer=1", "--n_head=2", "--n_embd=64", "--context_length=64", "--batch_size=8", "--vocab_size=512"]
     argv = [*model, "--mode=predict", "--gpu=a100", "--stages=flash", "--max_steps=3600", "--compile=False"]
