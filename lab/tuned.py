@@ -116,7 +116,7 @@ def report(results, verdict, untried, folder, tuned_dir):
     Raises BadInput if a file cannot be written.
     """
     text = table(results, verdict, untried)
-    title = f"{pictures.heading('tune', results['config'], tables.device(results))}: {verdict['text']}"
+    title = f"{pictures.heading('tune', searched(results), tables.device(results))}: {verdict['text']}"
     races = [race for race in results["races"] if race["outcome"]]
     points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
     print(text)
@@ -208,15 +208,14 @@ def sentence(text):
 def write_config(results, verdict, tuned_dir):
     """Writes the tuned config: a docstring with the figures, and assignments. Returns its path."""
     on, words = results["machine"], " ".join(results["config"])
-    path = config_path(on, results["config"], tuned_dir)
-    memory = f" --memory_gb={results['memory_gb']:g}" if results["memory_gb"] else ""
+    path = config_path(on, searched(results), tuned_dir)
     versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
     tries = f"Changes tried: {sum(map(tried, results['races']))}, in {results['spent'] / 60:.1f} minutes; {versions}."
     lines = [
         '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict['text']}.", 115),
         "",
         textwrap.fill(f"{sentence(comparison(verdict['race']))} {tries}".strip(), 115),
-        f"Written by: python profile.py {words} --mode=tune{memory}",
+        f"Written by: python profile.py {' '.join(searched(results))} --mode=tune",
         f"To be used: python train.py {words} {path.as_posix()}",
         '"""',
         *[""] * bool(verdict["changes"]),
@@ -225,6 +224,11 @@ def write_config(results, verdict, tuned_dir):
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, "\n".join(lines) + "\n")
     return path
+
+
+def searched(results):
+    """The words of a search: the config's and, if there was one, the memory that it kept to."""
+    return [*results["config"], *([f"--memory_gb={results['memory_gb']:g}"] if results["memory_gb"] else [])]
 
 
 def config_path(machine, words, tuned_dir):

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import random
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,7 +92,8 @@ def tuning(monkeypatch, dense, tmp_path):
     def run(*words, **config):
         own = ["x.py", *flags(**{**FINISHED, "dataset": dense, "batch_size": 16, **config})]
         climb.main([*own, "--mode=tune", "--out_dir=out", *words])
-        path = tuned.config_path(MACHINE, own, "config/tuned")
+        memory = [word for word in words if word.startswith("--memory_gb=")]
+        path = tuned.config_path(MACHINE, [*own, *memory], "config/tuned")
         written = {}
         for statement in ast.parse(path.read_text()).body[1:]:
             written[statement.targets[0].id] = ast.literal_eval(statement.value)
@@ -326,6 +328,7 @@ def test_the_name_of_a_tuned_config_says_the_words(monkeypatch):
 
     assert name("config/x.py") == name("config/x.py", "--device=cpu") == "x"
     assert name("--dtype", "float32", "config/x.py", "more.py", "--n_layer=2") == "x-more-dtype-float32-n_layer-2"
+    assert name("config/x.py", "--memory_gb=4") == "x-memory_gb-4.0"
     assert name("--n_layer=2", "--dtype=float32") == name("--dtype=float32", "--n_layer=2") != name("--n_layer=2")
     folders = {name(f"--dataset={path}") for path in ("a-b", "a/b", "a b", "/a/b", "a" * 300, "a" * 301, "../a/b")}
     assert len(folders) == 7
@@ -337,6 +340,19 @@ def test_a_search_with_other_words_writes_another_config(tuning, monkeypatch):
     World(monkeypatch, planted)
     tuning("--minutes=5", "--out_dir=another", dtype="float32")
     assert len(list(FOLDER.iterdir())) == 2
+
+
+def test_a_search_within_a_memory_has_a_config_of_its_own(tuning, monkeypatch):
+    World(monkeypatch, planted)
+    tuning("--minutes=5")
+    (path,) = FOLDER.iterdir()
+    before = path.read_text()
+    for memory in ("4", "0.5"):
+        World(monkeypatch, planted)
+        tuning("--minutes=5", f"--out_dir={memory}", f"--memory_gb={memory}")
+    others = [other.read_text() for other in FOLDER.iterdir() if other != path]
+    assert len(others) == 2 and path.read_text() == before
+    assert {re.search(r"--memory_gb=(\S+) --mode=tune", text)[1] for text in others} == {"4", "0.5"}
 
 
 # -- what is tried
