@@ -116,7 +116,7 @@ def test_only_the_first_process_writes_and_prints_and_all_leave_cleanly(together
     for config in runs.values():
         names = {path.name for path in Path(config.out_dir).iterdir()}
         names -= {"best.safetensors", "step_00000003.safetensors"}
-        expected = {"config.json", "metrics.jsonl", "last.safetensors", "step_00000006.safetensors"}
+        expected = {".lock", "config.json", "metrics.jsonl", "last.safetensors", "step_00000006.safetensors"}
         assert names - {"tokenizer.json", "tokenizer.tiktoken"} == expected
         assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
     assert result.stdout.count("parameters;") == len(runs)
