@@ -96,6 +96,25 @@ def test_only_bytes_that_must_move_are_counted(action, read, written):
     assert last[1:] == (read, written) if read is None else last[1:] == (4 * read, 4 * written)
 
 
+def test_causal_attention_counts_the_pairs_that_the_mask_shows():
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    [operation] = counted(lambda q: attend(q, q, q, is_causal=True), (1, 1, 4, 8)).operations
+    assert operation.flops == 2 * 2 * (1 + 2 + 3 + 4) * 8  # two products
+
+
+def test_the_loss_of_a_row_reads_its_target_and_next_to_nothing_of_its_logits():
+    work = counted(lambda x, y: torch.ops.aten.nll_loss_forward(x, y.long(), None, 1, -100), (8, 1000), (8,))
+    assert work.operations[-1].name == "nll_loss_forward"
+    assert work.operations[-1].bytes == 8 * 8  # int64 targets
+
+
+def test_the_fused_update_moves_28_bytes_of_a_parameter():
+    """It reads weight, gradient and two moments, and writes all but the gradient."""
+    config = small(adamw_impl="fused", pad_vocab_to=1)
+    moved = sum(op.bytes for op in works(config).operations if op.name == "_fused_adamw_")
+    assert moved == pytest.approx(28 * GPT(config).n_params, rel=1e-3)
+
+
 def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not_kept():
     large, small_ = roofline.NEW_PAGES // 4, roofline.NEW_PAGES // 4 - 1
     for n, pages in ((large, 4 * large / DEVICE.new_bytes_per_s), (small_, 0)):
@@ -178,6 +197,13 @@ def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     assert cut.flops["float32"] == pytest.approx(whole.flops["float32"])
     assert cut.launches > 2 * whole.launches
     assert cut.by(0)["optimizer"] < 2 * whole.by(0)["optimizer"]
+
+
+def test_what_a_step_counts_repeats_as_its_time_does():
+    operation = roofline.Operation("mm", "gemm", "float32", 1e9, {(0, 0): 300}, {(1, 0): 200}, launches=2)
+    work = roofline.Work((operation, operation._replace(repeated=False)))
+    time = roofline.time_of(work, work, DEVICE, passes=3)
+    assert (time.flops, time.bytes, time.launches) == ({"float32": 4e9}, 4 * 500, 4 * 2)
 
 
 @pytest.mark.parametrize(
