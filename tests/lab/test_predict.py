@@ -261,6 +261,15 @@ def test_the_scratch_memory_of_kernels_is_counted(monkeypatch):
     traced.clear()
 
 
+def test_on_cuda_the_backward_of_fused_attention_sums_in_float32():
+    aten = torch.ops.aten
+    forward, backward = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_backward
+    half, full = (torch.empty(2, 4, 8, 16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    ledger = Ledger(on_cuda=True)
+    assert ledger.scratch(backward.default, [half] * 4) == 2 * 4 * 8 * 16 * 4
+    assert ledger.scratch(backward.default, [full] * 4) == ledger.scratch(forward.default, [half] * 3) == 0
+
+
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_weights_gradients_and_state_are_exact(device_type):
     config = tiny(vocab_size=64, n_layer=2, n_embd=32, context_length=16)
