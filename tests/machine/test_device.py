@@ -402,6 +402,13 @@ def test_files_are_written_where_folders_cannot_be_opened(tmp_path, monkeypatch)
     assert (tmp_path / "windows").read_text() == "text"
 
 
+def test_free_memory_of_a_gpu_includes_what_the_allocator_holds_unused(monkeypatch):
+    found = {"mem_get_info": (10e9, 80e9), "memory_reserved": 5e9, "memory_allocated": 2e9}
+    for name, size in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
+    assert machine.free_memory(CUDA) == 10e9 + 5e9 - 2e9
+
+
 def test_installed_memory_without_proc(monkeypatch):
     monkeypatch.setattr(memory, "proc_bytes", lambda path, field: (_ for _ in ()).throw(FileNotFoundError(path)))
     assert machine.free_memory(CPU) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
