@@ -252,6 +252,18 @@ def test_a_config_that_fails_says_why_and_the_search_goes_on(tuning, monkeypatch
     assert world.alive == 0
 
 
+def test_after_a_failure_nothing_further_in_its_direction_is_tried(tuning, monkeypatch):
+    def seconds(config):
+        if 0 < config.micro_batch_size <= 8:
+            raise RuntimeError("a bug of small micro-batches")
+        return planted(config)
+
+    World(monkeypatch, seconds)
+    results, _ = tuning("--minutes=60")
+    sizes = {race["change"]["micro_batch_size"] for race in results["races"] if "micro_batch_size" in race["change"]}
+    assert sizes == {8}
+
+
 def test_two_processes_that_do_not_fit_take_turns_one_at_a_time(tuning, monkeypatch):
     world = World(monkeypatch, planted)
     world.room = 1
