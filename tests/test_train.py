@@ -324,7 +324,7 @@ def test_out_dir_holds_what_the_design_says(config):
     done = run(config, eval_interval=3)
     names = {path.name for path in Path(done.out_dir).iterdir()}
     checkpoints = {f"{name}.safetensors" for name in ("last", "best", "step_00000003", "step_00000006")}
-    assert names == {"config.json", "metrics.jsonl", "tokenizer.json", "tokenizer.tiktoken"} | checkpoints
+    assert names == {"config.json", "metrics.jsonl", "tokenizer.json", "tokenizer.tiktoken", ".lock"} | checkpoints
 
 
 @pytest.mark.parametrize("save_interval", [0, 2, 100])

@@ -274,7 +274,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_whole(failing, dense, tmp_p
         patch.setattr(checkpoint.save if failing == "serialize" else os, failing, fail)
         with pytest.raises(SystemExit, match=r"lacks last\.safetensors of step 6"):
             train.train(replace(config, init_from="resume"))
-    assert saved(config)["progress"]["step"] == 4 and not list(tmp_path.glob(".*"))
+    assert saved(config)["progress"]["step"] == 4 and not list(tmp_path.glob(".*.tmp"))
     assert "warning: the checkpoint of step 6 is not saved: [Errno 28]" in capsys.readouterr().err
     train.train(replace(config, init_from="resume"))
     assert saved(config)["progress"]["step"] == 6
