@@ -55,7 +55,7 @@ def save(figure, title, path):
     width = int(9 * figure.get_figwidth())  # characters
     lines = [line for part in title.splitlines() for line in textwrap.wrap(part, width, break_on_hyphens=False)]
     figure.set_figheight(figure.get_figheight() + 0.25 * len(lines))
-    figure.suptitle("\n".join(lines), fontsize="large")
+    figure.suptitle("\n".join(lines), fontsize="large", parse_math=False)  # a word may have a $
     figure.savefig(path, dpi=110)
 
 

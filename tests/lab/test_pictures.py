@@ -56,6 +56,13 @@ def test_a_title_however_long_is_broken_into_lines(drawn, tmp_path):
     assert "--key_19=0000000019" in title(drawn["x.png"])
 
 
+def test_a_title_is_no_formula(drawn, tmp_path):
+    results = read_results(RESULTS / "intel-xeon-2-threads-bf16/reference-scaling/results.json")
+    results["config"] = [r"--dataset=a$\fra{$"]
+    pictures.draw(results, "scaling", tmp_path / "x.png")
+    assert r"--dataset=a$\fra{$" in title(drawn["x.png"])
+
+
 def test_a_search_is_drawn_against_the_finished_loop_whatever_the_drift_of_the_machine(drawn, tmp_path):
     races = [
         {"name": "a", "outcome": "kept", "note": None, "minute": 1.0, "speeds": [1.19, 1.2, 1.3]},
