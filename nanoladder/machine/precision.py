@@ -28,7 +28,7 @@ def choose_dtype(name, device):
 
 
 def cpu_multiplies_bfloat16():
-    """True if this CPU has the instructions and oneDNN may use them, which ONEDNN_MAX_CPU_ISA can forbid."""
+    """True if this CPU has instructions for bfloat16 that oneDNN may use, which ONEDNN_MAX_CPU_ISA can forbid."""
     return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

@@ -27,8 +27,8 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
     """DDP (Li et al. 2020) that exposes the wrapped model's attributes and its state dict without a prefix.
 
     A gradient has the same place in the same bucket in every step. By itself DDP orders the buckets anew after the
-    first step, and from three processes on the place decides in which order a sum is rounded: a resumed run, with a
-    first step of its own, would differ from one that never stopped.
+    first step, and with three or more processes the place decides in which order a sum is rounded: a resumed run,
+    with a first step of its own, would differ from one that never stopped.
     """
 
     def __init__(self, model, **options):

@@ -247,8 +247,8 @@ def prepare_out_dir(config, start_step, dataset):
 def keep_others_out(folder):
     """Keeps other runs out of a folder, inside the returned context manager.
 
-    Raises BadInput if a process of this machine trains there, and OSError. Of another machine's it only warns: on a
-    network file system, the lock of a lost node can outlive it.
+    Raises BadInput if a process of this machine trains there, and OSError. If another machine holds the lock, it only
+    warns: on a network file system, the lock of a lost node can outlive it.
     """
     here = f" on {platform.node()}"
     try:
