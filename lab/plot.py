@@ -140,7 +140,9 @@ def draw(runs, keys, path):
         axes[0].set_ylim(window(runs, keys))
     axes[0].set(ylabel="loss, nats per token (faint: training)" if len(keys) > 1 else keys[0], title="against tokens")
     axes[1].set(title="against time, of the training steps alone")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a folder's name, which may have a $
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
     plt.close(figure)
 

@@ -93,6 +93,12 @@ def test_a_key_is_drawn_alone_and_the_output_is_chosen(run, run_main, figures, t
     assert curves(figures[-1])[0] == [[(100, 0.1), (300, 0.2), (500, 0.1)], [(100, 0.1)]]
 
 
+def test_the_name_of_a_run_is_no_formula(run, run_main):
+    folder = run(r"a$\fra{$")
+    assert run_main(plot.main, str(folder)).code == 0
+    assert (folder / "overlay.png").exists()
+
+
 def test_config_keys_that_differ_are_named_with_the_default_where_a_run_lacks_them(run, run_main):
     out = run_main(plot.main, run("one", seed=1), run("two", seed=2, n_head=3)).out
     assert cells(out, "seed") == ["1", "2"] and cells(out, "n_head") == ["12", "3"]
