@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanoladder import files
-from nanoladder.config.check import nearest
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 from nanoladder.machine.device import PEAK_TFLOPS
 
 # Dense TFLOP/s in float32 on vector units and in TF32 (None: the GPU has none), GB/s of the memory, and if it has

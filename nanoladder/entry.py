@@ -4,16 +4,19 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import sys
 
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 
 
 class Parser(argparse.ArgumentParser):
     """argparse.ArgumentParser that raises BadInput for an invalid option."""
 
     def error(self, message):
-        raise BadInput(f"{message}; --help lists every option")
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        question = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        raise BadInput(f"{message}{question}; --help lists every option")
 
 
 def run_script(main):

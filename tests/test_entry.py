@@ -1,4 +1,4 @@
-"""Output that cannot be written: scripts end in a line or silently, and training goes on."""
+"""Unknown options, and output that cannot be written: scripts end in a line or silently, and training goes on."""
 
 import io
 import os
@@ -9,6 +9,7 @@ import sys
 import pytest
 from conftest import ROOT, rows, saved, tiny
 
+import sample
 import train
 from nanoladder import entry
 
@@ -40,6 +41,15 @@ def test_a_pipe_that_nobody_reads_ends_a_script_silently(unbuffered):
     with open(writer, "w") as pipe:
         result = run(LIST, pipe, unbuffered)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "word, question",
+    [("--promt=x", ", did you mean '--prompt'?;"), ("--num-samples", "'--num_samples'"), ("--zzz", "--zzz; --help")],
+)
+def test_an_unknown_option_is_refused_with_the_nearest(word, question, refused):
+    line = refused(sample.main, word)
+    assert word in line and question in line
 
 
 def test_another_failure_keeps_its_traceback(capsys):

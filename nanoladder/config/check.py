@@ -4,7 +4,6 @@ Every refusal is one line that says which key, its value, what was expected and 
 """
 
 import dataclasses
-import difflib
 import math
 import re
 from typing import Literal, get_args, get_origin
@@ -12,7 +11,7 @@ from typing import Literal, get_args, get_origin
 from nanoladder.config import nanogpt
 from nanoladder.config.expressions import LONGEST_TEXT, short
 from nanoladder.config.keys import DEFAULTS, NOT_EMPTY, RETIRED, TYPES, WORDS
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 
 # Ranges of the numbers; every other number is 0 or more.
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
@@ -232,12 +231,6 @@ def known(key, where, given):
     if key in RETIRED:
         raise BadInput(f"{where}: {key} is no longer a key; expected {RETIRED[key]}")
     raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
-
-
-def nearest(name, names):
-    """A question that names the closest of the valid names, or "" if none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def typed(key, value, where):

@@ -12,7 +12,7 @@ from nanoladder.config.check import check, expected, known, typed
 from nanoladder.config.expressions import evaluate, short
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config
 from nanoladder.config.stages import stage_files
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 
 USAGE = """\
 usage: python train.py [config/x.py ...] [--stage=NAME] [--key=value | --key value ...]
@@ -72,8 +72,9 @@ def read_assignments(path, values, given):
         raise BadInput(f"{path} line {error.lineno or 1}: {error.msg}; expected lines like n_layer = 12") from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "nested too deeply"
-        name = short(str(path))
-        raise BadInput(f"config file {name} cannot be read ({reason}); expected one such as config/gpt2.py") from None
+        others = map(str, Path(path).parent.glob("*.py")) if isinstance(error, FileNotFoundError) else ()
+        question = nearest(str(path), sorted(others)) or "; expected one such as config/gpt2.py"
+        raise BadInput(f"config file {short(str(path))} cannot be read ({reason}){question}") from None
     together = constants(tree)
     for statement in tree.body:
         where = f"{path} line {statement.lineno}"

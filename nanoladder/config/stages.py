@@ -3,8 +3,7 @@
 import ast
 from pathlib import Path
 
-from nanoladder.config.check import nearest
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 
 STAGES_DIR = Path(__file__).parents[2] / "config" / "stages"
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,6 +172,7 @@ BAD_INPUT = [
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
     # files
     (["nowhere/x.py"], ["nowhere/x.py", "cannot be read", "config/gpt2.py"]),
+    ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
     (["config"], ["config", "cannot be read"]),
     (["a\0b.py"], ["cannot be read"]),
     (["-v"], ["-v", "one dash"]),
