@@ -20,7 +20,6 @@ import hashlib
 import json
 import math
 import sys
-import traceback
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -85,16 +84,15 @@ def main(argv):
             case "trial":
                 measured = trial(config)
     except Exception as error:
-        let_go(error)
+        end_if_out_of_memory(error)
         explain_compiler_failure(error, config)
         raise
     print(json.dumps(measured))
     parallel.stop()
 
 
-def let_go(error):
-    """Drops what the frames of an error hold: loaders, whose processes end with them alone. Exits if memory ran out."""
-    traceback.clear_frames(error.__traceback__)
+def end_if_out_of_memory(error):
+    """Exits with a line that says so."""
     if is_out_of_memory(error):
         sys.exit("error: out of memory")
 

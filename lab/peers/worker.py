@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lab.anatomy import allocated
-from lab.measure import WARMUP, WINDOW, let_go
+from lab.measure import WARMUP, WINDOW, end_if_out_of_memory
 from lab.peers.task import Clock, Task
 from nanoladder import machine
 from nanoladder.config import load_config
@@ -38,7 +38,7 @@ def main(argv):
     try:
         print(json.dumps(measure(options, words)))
     except Exception as error:
-        let_go(error)
+        end_if_out_of_memory(error)
         raise
 
 

@@ -1,6 +1,8 @@
 """Batches of tokens: for training a pure function of (seed, step), for validation always the same windows."""
 
+import atexit
 import math
+import multiprocessing
 import signal
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -194,6 +196,16 @@ def survive_signals(_worker):
     if hasattr(signal, "SIGUSR1"):  # Windows has neither this nor alarms, and its SIGTERM asks nobody
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+
+
+@atexit.register
+def end_workers():
+    """Ends the workers that a failed run leaves. Python would send them SIGTERM, and wait while they survive it."""
+    if hasattr(signal, "SIGCHLD"):  # Windows' workers survive nothing
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises an error for a worker that is killed
+        for process in multiprocessing.active_children():
+            if process.daemon:
+                process.kill()
 
 
 # Arguments of a DataLoader of TrainingBatches. A DataLoader without a generator of its own draws from the global one,

@@ -4,12 +4,14 @@ import json
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from conftest import flags, needs_gpu, tiny, write_folder, write_meta
+from conftest import ROOT, flags, needs_gpu, tiny, write_folder, write_meta
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -98,6 +100,26 @@ def test_a_batch_is_a_batch_in_pinned_memory(dense):
     batches = TrainingBatches(open_dataset(config).train, config)
     for batch in DataLoader(batches, sampler=range(1, 4), num_workers=1, pin_memory=True, **WORKERS):
         assert type(batch) is Batch and batch.inputs.is_pinned() and batch.to("cuda").targets.is_cuda
+
+
+# A worker survives SIGTERM for minutes; only a loader that is collected asks its workers to end.
+KEPT = """
+import sys
+from torch.utils.data import DataLoader
+from nanoladder.config import load_config
+from nanoladder.data import WORKERS, TrainingBatches, open_dataset
+config = load_config(sys.argv[1:])
+batches = TrainingBatches(open_dataset(config).train, config)
+iterator = iter(DataLoader(batches, sampler=range(1, 100), num_workers=2, **WORKERS))
+next(iterator)
+1 / 0
+"""
+
+
+def test_workers_that_an_error_leaves_do_not_keep_the_process_from_ending(dense):
+    command = [sys.executable, "-c", KEPT, *flags(dataset=dense)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 # -- training
