@@ -136,9 +136,11 @@ def table(rows):
 
 
 def main(argv):
-    parser = Parser(prog="python -m lab.cluster", allow_abbrev=False)
-    parser.add_argument("--gpus", type=int, default=8, help="processes, eight to a node")
-    parser.add_argument("--memory_gb", type=float, default=80, help="of a GPU, in 1e9 bytes")
+    usage = "python -m lab.cluster [config/x.py ...] [--gpus=8] [--memory_gb=80] [--key=value ...]"
+    description = "Predicts a config's fastest layouts. Without arguments, prints the tables of docs/parallelism.md."
+    parser = Parser(prog="python -m lab.cluster", usage=usage, description=description, allow_abbrev=False)
+    parser.add_argument("--gpus", type=int, default=8, help="processes, eight to a node (default: %(default)s)")
+    parser.add_argument("--memory_gb", type=float, default=80, help="of a GPU, in 1e9 bytes (default: %(default)s)")
     options, words = parser.parse_known_args(argv)
     if not argv:
         print(traffic(), plans(), sep="\n\n")
@@ -156,6 +158,7 @@ def main(argv):
             "expected more memory, more GPUs or, if they outnumber the sequences, a larger batch"
         )
     print(table({str(i): plan(config.batch_size, pair, model) for i, pair in enumerate(found[:10], 1)}))
+    print(f"\nOf layouts within {CLOSE - 1:.0%} of the fastest, the simplest comes first.")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import math
 from lab.cluster import table
 from lab.step_time import PEAK, Layout, Model, gpt, predict_step
 from nanoladder.entry import run_script
+from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 
 
@@ -110,6 +111,8 @@ def published():
 
 
 def main(argv):
+    if argv:
+        raise BadInput(f"{argv[0]}: expected no argument")
     print(published())
 
 
