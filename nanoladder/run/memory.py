@@ -39,37 +39,48 @@ def resolve_micro_batch(config, device):
     if config.memory_gb and device.type != "cpu":
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size == "auto":
-        size, reason = parallel.broadcast_from_first(lambda: find_micro_batch(config, device))
-        print(f"micro_batch_size={size}: {reason}", flush=True)
+        before = size_before(config)
+        size, reason = parallel.broadcast_from_first(lambda: find_micro_batch(config, device, before))
+        changed = f"; before it was {before}" if before not in (None, size) else ""
+        print(f"micro_batch_size={size}: {reason}{changed}", flush=True)
         return dataclasses.replace(config, micro_batch_size=size)
     if device.type == "cpu" and parallel.rank() == 0:
         warn_if_too_large(config, device)
     return config
 
 
-def find_micro_batch(config, device):
+def find_micro_batch(config, device, before=None):
     """Returns the largest micro_batch_size whose trial fits, and the reason as text. Raises MemoryError if none fits.
 
     Starts from the prediction and tries divisors of this process's share of the batch: the next smaller one while
-    trials run out of memory, the next larger one while they leave room, as compiled steps often do.
+    trials run out of memory, the next larger one while they leave room, as compiled steps often do. A resumed run
+    keeps the size from before while that fits and twice as much does not: another would add gradients in another order.
     """
     available = available_bytes(config, device)
     grid = parallel.mesh().sizes
     sizes = parallel.micro_batch_sizes(config, grid)
+    room = (1 - MARGIN) * available
+    # A single process cannot try a step of which it does a part
+    in_parts = parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or grid.context > 1
+    if before in sizes and not in_parts:
+        peak = trial(config, before, device, available)
+        if peak and (before == sizes[-1] or 2 * peak > room):
+            return before, f"as before; a trial took {gb(peak)} of {gb(available)}"
     print("micro_batch_size=auto: predicting", flush=True)  # takes a minute for GPT-2
     predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size")
-    # A single process cannot try a step of which it does a part
-    if parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or grid.context > 1:
+    if in_parts:
         if predicted is None:
             return sizes[0], "the smallest: none is predicted, and steps of parts of the model are not tried"
         if predicted == 0:
             raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
+        if before in sizes and before <= predicted < 2 * before:
+            return before, f"as before; predicted to fit into {gb(available)}"
         return predicted, f"the most predicted to fit into {gb(available)}; steps of parts of the model are not tried"
     predicted = sizes[-1] if predicted is None else predicted
     index = max(0, bisect.bisect(sizes, predicted) - 1)
     peak = trial(config, sizes[index], device, available)
     if peak:
-        while index + 1 < len(sizes) and peak * sizes[index + 1] / sizes[index] < (1 - MARGIN) * available:
+        while index + 1 < len(sizes) and peak * sizes[index + 1] / sizes[index] < room:
             if not (larger := trial(config, sizes[index + 1], device, available)):
                 break
             index, peak = index + 1, larger
@@ -80,6 +91,14 @@ def find_micro_batch(config, device):
         peak = trial(config, sizes[index], device, available)
     why = "the most that fits" if index + 1 < len(sizes) else "the whole batch of a process"
     return sizes[index], f"{why}; a trial took {gb(peak)} of {gb(available)}, of which {MARGIN:.0%} stay free"
+
+
+def size_before(config):
+    """The micro_batch_size of the run in out_dir that is to be resumed; None if there is none."""
+    folder = Path(config.out_dir)
+    if config.init_from in ("resume", "auto") and checkpoint.found(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return json.loads((folder / "config.json").read_bytes())["micro_batch_size"]
 
 
 def trial(config, size, device, available):

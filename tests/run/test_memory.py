@@ -104,6 +104,41 @@ def test_trials_start_from_the_prediction(largest, share_taken, expected, config
     assert reason.startswith("the whole batch of a process;" if size == 12 else "the most that fits; a trial took")
 
 
+@pytest.mark.parametrize(
+    "before, memory_gb, tried, found",
+    [
+        (3, 5.0, [3], 3),  # 4 would fit, too
+        (3, 7.0, [3, 6], 6),  # twice as many fit
+        (3, 2.0, [3, 2], 2),  # it does not fit any more
+        (12, 50.0, [12], 12),  # the whole batch
+        (5, 5.0, [4], 4),  # of another batch_size
+    ],
+)
+def test_a_resumed_run_keeps_its_micro_batch(before, memory_gb, tried, found, config, monkeypatch, run_main):
+    train.train(config)
+    Path(config.out_dir, "config.json").write_text(json.dumps({"micro_batch_size": before}))
+    monkeypatch.setattr(memory, "MARGIN", 0.0)
+    monkeypatch.setattr(memory, "ask", lambda *_: {"micro_batch_size": int(memory_gb)})
+    seen = replace_trials(monkeypatch, memory_gb, lambda size: 1.01e9 * size)
+    given = vars(config) | {"batch_size": 12, "micro_batch_size": "auto", "memory_gb": memory_gb, "max_steps": 3}
+    result = run_main(train.main, *flags(**given | {"init_from": "auto"}))
+    assert seen == tried and rows(config)[-1]["step"] == 3
+    line = next(line for line in result.out.splitlines() if line.startswith(f"micro_batch_size={found}: "))
+    assert (": as before; a trial took" in line) == (before == found)
+    assert line.endswith(f"; before it was {before}") == (before != found)
+
+
+def test_without_a_run_to_resume_no_micro_batch_is_kept(config, monkeypatch):
+    Path(config.out_dir).mkdir()
+    Path(config.out_dir, "config.json").write_text('{"micro_batch_size": 2}')
+    assert memory.size_before(replace(config, init_from="auto")) is None  # no checkpoint
+    train.train(config)
+    assert memory.size_before(replace(config, init_from="scratch")) is None
+    assert memory.size_before(replace(config, init_from="resume")) == 0  # as it trained
+    Path(config.out_dir, "config.json").write_text("[")
+    assert memory.size_before(replace(config, init_from="resume")) is None
+
+
 def test_if_nothing_fits_the_program_says_what_would(config, in_process, monkeypatch, run_main):
     tried = replace_trials(monkeypatch, 0, None)
     result = run_main(train.main, *flags(**vars(config) | {"micro_batch_size": "auto", "memory_gb": 0.012}))
@@ -117,6 +152,15 @@ def test_without_a_prediction_trials_start_from_the_whole_batch(config, monkeypa
     tried = replace_trials(monkeypatch, 2, lambda size: 1e9)
     config = replace(with_vocabulary(config), micro_batch_size="auto", memory_gb=1.0)
     assert memory.find_micro_batch(config, CPU)[0] == 2 and tried == [8, 4, 2]
+
+
+@pytest.mark.parametrize("before, kept", [(4, True), (2, False), (8, False), (3, False)])
+def test_a_sharded_step_keeps_its_micro_batch_as_predicted(before, kept, config, monkeypatch):
+    monkeypatch.setattr(memory.parallel, "mesh", lambda: Mesh(Grid(data=1), n_sharing=2))
+    monkeypatch.setattr(memory, "ask", lambda *_: {"micro_batch_size": 6})
+    config = replace(with_vocabulary(config), batch_size=24, shard="full", micro_batch_size="auto", memory_gb=1.0)
+    size, reason = memory.find_micro_batch(config, CPU, before)
+    assert (size, "as before" in reason) == ((4, True) if kept else (6, False))
 
 
 @pytest.mark.parametrize("fits", [True, False])
