@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.pictures import LINES
+from lab.pictures import LINES, subplots
 from lab.tables import markdown
 from nanoladder import files
 from nanoladder.config import DEFAULTS
@@ -116,12 +116,7 @@ def read_rows(folder):
 
 def draw(runs, keys, path):
     """Plots the keys over tokens and over time to a PNG, validation with markers. Raises OSError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True, layout="constrained")
+    figure, axes = subplots(1, 2, figsize=(12, 5), sharey=True)
     for axis, x in zip(axes, UNITS, strict=True):
         unit, size = unit_of(runs, x)
         for run, (line, color) in zip(runs, itertools.cycle(STYLES), strict=False):
@@ -144,7 +139,6 @@ def draw(runs, keys, path):
     for text in legend.get_texts():
         text.set_parse_math(False)  # a folder's name, which may have a $
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
-    plt.close(figure)
 
 
 def unit_of(runs, x):

@@ -6,6 +6,7 @@ import itertools
 import time
 from unittest.mock import patch
 
+from lab.pictures import subplots
 from nanoladder import files, parallel
 
 KINDS = {  # of computation: label, colors of a process's first and second stage
@@ -85,20 +86,14 @@ def caption(schedule, micro_batches, processes):
 
 def draw(pipelines, path):
     """Draws pipelines to a PNG, one above the other on one scale. pipelines: caption()'s arguments of each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     panels = {caption(**pipeline): pipeline["processes"] for pipeline in pipelines}
     heights = [len(processes) for processes in panels.values()]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(panels),
         figsize=(13, 1 + sum(0.42 * height + 0.75 for height in heights)),
         sharex=True,
         squeeze=False,
         height_ratios=[height + 0.6 for height in heights],
-        layout="constrained",
     )
     axes, width = axes[:, 0], max(map(seconds, panels.values()))
     for axis, (title, processes) in zip(axes, panels.items(), strict=True):
@@ -114,7 +109,6 @@ def draw(pipelines, path):
     axes[-1].set(xlabel="ms", xlim=(0, 1e3 * width))
     legend(figure, panels)
     files.write(path, lambda file: figure.savefig(file, dpi=130, format="png"))
-    plt.close(figure)
 
 
 def draw_process(axis, row, boxes, begin, narrow):

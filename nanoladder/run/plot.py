@@ -10,16 +10,14 @@ def points(rows, key, x="step"):
 
 def plot(rows, path, title):
     """Plots loss, learning rate and throughput over steps to a PNG. rows: one dict of metrics per logged step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # takes a second to load; unlike pyplot's, needs no screen and is not kept
 
     def draw(axis, key, **style):
         if found := points(rows, key):
             axis.plot(*zip(*found, strict=True), **style)
 
-    figure, axes = plt.subplot_mosaic("LLR;LLT", figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    axes = figure.subplot_mosaic("LLR;LLT")
     draw(axes["L"], "train_loss", label="train", color="tab:blue", linewidth=1.2)
     draw(axes["L"], "val_loss", label="validation", color="tab:orange", marker="o", markersize=4)
     last = next((row for row in reversed(rows) if "val_loss" in row), None)
@@ -35,4 +33,3 @@ def plot(rows, path, title):
     for axis in axes.values():
         axis.grid(alpha=0.3)
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
-    plt.close(figure)

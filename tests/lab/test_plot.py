@@ -1,10 +1,9 @@
 import json
 import struct
 
-import matplotlib.pyplot as plt
 import pytest
 
-from lab import plot
+from lab import pictures, plot
 
 ROWS = [  # two steps are logged apart from the evaluation, and the first step is not timed
     {"step": 1, "tokens": 100, "train_loss": 5.0, "lr": 0.1, "peak_memory_gb": 0.5},
@@ -41,11 +40,15 @@ def run(tmp_path):
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are drawn."""
-    found, close = [], plt.close
-    monkeypatch.setattr(plt, "close", found.append)
-    yield found
-    for figure in found:
-        close(figure)
+    found = []
+
+    def subplots(*shape, **options):
+        figure, axes = pictures.subplots(*shape, **options)
+        found.append(figure)
+        return figure, axes
+
+    monkeypatch.setattr(plot, "subplots", subplots)
+    return found
 
 
 def curves(figure):
