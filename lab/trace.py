@@ -274,9 +274,6 @@ def take_trace(config, device_type, world_size, rank, counted):
 
         scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
         step = functools.partial(train.train_step, model, optimizer, scaler, batch, config.learning_rate, config)
-        if parallel.mesh().sizes.tensor > 1:  # DTensor first tries each operator once, on whole fake tensors
-            step()
-
         whole, block = [], [(0, [])] * 2
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, whole)

@@ -395,6 +395,7 @@ def test_fsdp_keeps_whole_gradients_between_micro_batches():
         {"shard": "optimizer"},
         {"shard": "full"},
         {"shard": "full", "micro_batch_size": 1},
+        {"shard": "full", "n_layer": 8, "context_length": 16},  # the optimizer tries whole weights
         {"tensor_parallel": 2},
         {"context_parallel": 2},
     ],
