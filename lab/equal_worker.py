@@ -134,10 +134,11 @@ def unequal(ours, theirs, prefix=""):
 
 
 def distances(weights, reference):
-    """{name: largest absolute difference} of whole weights from the reference's, in its order; infinite if missing.
+    """{name: difference} of whole weights from the reference's, in its order; infinite if missing.
 
-    Biases of the keys are left out: softmax does not depend on them, and AdamW magnifies the rounding errors that are
-    their gradients.
+    The root mean square over a row, where it is largest: a whole row may be wrong, whereas AdamW moves a single weight
+    whose gradient happens to be almost 0 by the sign of a rounding error. Biases of the keys are left out: softmax does
+    not depend on them, and such errors are all that their gradients are.
     """
     found = {}
     for name, tensor in reference.items():
@@ -145,10 +146,10 @@ def distances(weights, reference):
         if ours is None or ours.shape != tensor.shape:
             found[name] = math.inf
             continue
-        difference = (ours - tensor).abs()
+        difference = ours - tensor
         if name.endswith("attention.qkv.bias"):
             difference = difference.unflatten(0, (3, -1))[::2]  # of queries and values
-        found[name] = difference.max().nan_to_num(math.inf).item()
+        found[name] = difference.square().mean(-1).sqrt().max().nan_to_num(math.inf).item()
     return found | dict.fromkeys(weights.keys() - reference.keys(), math.inf)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -66,7 +67,7 @@ def test_distances_name_what_differs_and_leave_out_the_biases_of_keys():
     reference = {"a": torch.zeros(2, 2), "attention.qkv.bias": torch.zeros(6), "lost": torch.zeros(1)}
     ours = {"a": torch.eye(2), "attention.qkv.bias": torch.tensor([0, 0, 9.0, 9.0, 0.5, 0]), "new": torch.zeros(1)}
     found = equal_worker.distances(ours, reference)
-    assert found == {"a": 1, "attention.qkv.bias": 0.5, "lost": math.inf, "new": math.inf}
+    assert found == pytest.approx({"a": 0.5**0.5, "attention.qkv.bias": 0.5**1.5, "lost": math.inf, "new": math.inf})
     assert equal_worker.distances({"a": torch.tensor([math.nan])}, {"a": torch.zeros(1)}) == {"a": math.inf}
 
 
@@ -90,7 +91,13 @@ def test_half_precision_has_larger_tolerances():
     assert equal.tolerances(config) == pytest.approx({"losses": 1e-4, "norms": 2e-3, "weights": 1e-4})
     assert equal.tolerances(config, 1e-5) == pytest.approx({"losses": 1e-5, "norms": 2e-4, "weights": 1e-5})
     half = equal.tolerances(replace(config, dtype="bfloat16"))
-    assert half == pytest.approx({"losses": 5e-3, "norms": 0.1, "weights": 0.015})
+    assert half == pytest.approx({"losses": 5e-3, "norms": 0.2, "weights": 0.03})
+
+
+def test_auto_is_float32_on_a_cpu(dense):
+    options = SimpleNamespace(processes=2, steps=4)
+    for given, taken in {"auto": "float32", "bfloat16": "bfloat16"}.items():
+        assert equal.prepare(flags(dataset=dense, dtype=given), options)[0].dtype == taken
 
 
 # -- the layouts
