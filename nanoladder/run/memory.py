@@ -94,11 +94,11 @@ def find_micro_batch(config, device, before=None):
 
 
 def size_before(config):
-    """The micro_batch_size of the run in out_dir that is to be resumed; None if there is none."""
+    """The micro_batch_size of the run in out_dir that is to be resumed; None if there is none, or it is 0."""
     folder = Path(config.out_dir)
     if config.init_from in ("resume", "auto") and checkpoint.found(folder):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return json.loads((folder / "config.json").read_bytes())["micro_batch_size"]
+            return json.loads((folder / "config.json").read_bytes())["micro_batch_size"] or None
 
 
 def trial(config, size, device, available):

@@ -134,7 +134,9 @@ def test_without_a_run_to_resume_no_micro_batch_is_kept(config, monkeypatch):
     assert memory.size_before(replace(config, init_from="auto")) is None  # no checkpoint
     train.train(config)
     assert memory.size_before(replace(config, init_from="scratch")) is None
-    assert memory.size_before(replace(config, init_from="resume")) == 0  # as it trained
+    assert memory.size_before(replace(config, init_from="resume")) is None  # it has trained with 0
+    train.train(replace(config, micro_batch_size=4, overwrite=True))
+    assert memory.size_before(replace(config, init_from="resume")) == 4
     Path(config.out_dir, "config.json").write_text("[")
     assert memory.size_before(replace(config, init_from="resume")) is None
 
