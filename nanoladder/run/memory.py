@@ -7,6 +7,7 @@ must not import the training step and because a child returns all its memory whe
 import bisect
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -60,10 +61,11 @@ def find_micro_batch(config, device, before=None):
     grid = parallel.mesh().sizes
     sizes = parallel.micro_batch_sizes(config, grid)
     room = (1 - MARGIN) * available
+    peak_of = functools.cache(lambda size: trial(config, size, device, available))
     # A single process cannot try a step of which it does a part
     in_parts = parallel.mesh().is_cut or parallel.mesh().n_sharing > 1 or grid.context > 1
     if before in sizes and not in_parts:
-        peak = trial(config, before, device, available)
+        peak = peak_of(before)
         if peak and (before == sizes[-1] or 2 * peak > room):
             return before, f"as before; a trial took {gb(peak)} of {gb(available)}"
     print("micro_batch_size=auto: predicting", flush=True)  # takes a minute for GPT-2
@@ -78,17 +80,17 @@ def find_micro_batch(config, device, before=None):
         return predicted, f"the most predicted to fit into {gb(available)}; steps of parts of the model are not tried"
     predicted = sizes[-1] if predicted is None else predicted
     index = max(0, bisect.bisect(sizes, predicted) - 1)
-    peak = trial(config, sizes[index], device, available)
+    peak = peak_of(sizes[index])
     if peak:
         while index + 1 < len(sizes) and peak * sizes[index + 1] / sizes[index] < room:
-            if not (larger := trial(config, sizes[index + 1], device, available)):
+            if not (larger := peak_of(sizes[index + 1])):
                 break
             index, peak = index + 1, larger
     while not peak:
         if index == 0:
             raise MemoryError(f"micro_batch_size=auto: not one sequence fits into {gb(available)}")
         index -= 1
-        peak = trial(config, sizes[index], device, available)
+        peak = peak_of(sizes[index])
     why = "the most that fits" if index + 1 < len(sizes) else "the whole batch of a process"
     return sizes[index], f"{why}; a trial took {gb(peak)} of {gb(available)}, of which {MARGIN:.0%} stay free"
 

@@ -128,6 +128,13 @@ def test_a_resumed_run_keeps_its_micro_batch(before, memory_gb, tried, found, co
     assert line.endswith(f"; before it was {before}") == (before != found)
 
 
+def test_no_micro_batch_is_tried_twice(config, monkeypatch):
+    monkeypatch.setattr(memory, "ask", lambda *_: {"micro_batch_size": 4})
+    tried = replace_trials(monkeypatch, 2, lambda size: 1e9)
+    config = replace(with_vocabulary(config), batch_size=12, micro_batch_size="auto", memory_gb=1.0)
+    assert memory.find_micro_batch(config, CPU, before=4)[0] == 2 and tried == [4, 3, 2]
+
+
 def test_without_a_run_to_resume_no_micro_batch_is_kept(config, monkeypatch):
     Path(config.out_dir).mkdir()
     Path(config.out_dir, "config.json").write_text('{"micro_batch_size": 2}')
