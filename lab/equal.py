@@ -108,17 +108,17 @@ def prepare(words, options):
             "expected at most that, or --device=cpu"
         )
     steps = [f"--max_steps={options.steps}", f"--warmup_steps={options.steps // 4}"]
-    # With less rounding, small faults show; a GPU gathers weights in half precision, which is to be tried as well
+    # The less rounding, the smaller the faults that show; but a GPU's half-precision messages have to be tried as well
     exact = ["--dtype=float32"] * (config.dtype == "auto" and device.type == "cpu")
     words = [*words, *KEYS, *exact, *steps, f"--vocab_size={data.open_dataset(config).vocab_size}"]
     return load_config(words), words
 
 
 def tolerances(config, given=None):
-    """{kind: largest difference} that makes a run equal: relative of losses and norms, of weights a row's in the mean.
+    """{kind: largest difference of an equal run}: relative for losses and norms; for weights as distances() has it.
 
-    In half precision (or TF32), rounding decides where weights with small gradients go, so that two runs may differ by
-    twice as much as AdamW moves them, which is the sum of the learning rates.
+    In half precision (or TF32), rounding decides which way weights with small gradients go. Two runs may then end up
+    twice as far apart as AdamW moves a weight, which is the sum of the learning rates.
     """
     device = machine.choose_device(config.device)
     exact = device.type == "cpu" or config.matmul_precision == "highest"

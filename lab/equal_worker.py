@@ -136,9 +136,9 @@ def unequal(ours, theirs, prefix=""):
 def distances(weights, reference):
     """{name: difference} of whole weights from the reference's, in its order; infinite if missing.
 
-    The root mean square over a row, where it is largest: a whole row may be wrong, whereas AdamW moves a single weight
-    whose gradient happens to be almost 0 by the sign of a rounding error. Biases of the keys are left out: softmax does
-    not depend on them, and such errors are all that their gradients are.
+    A difference is the largest root mean square over a row: a fault can be in a single row, whereas a single weight
+    with a gradient near 0 may differ because rounding decides which way AdamW moves it. Biases of the keys are left
+    out: softmax does not depend on them, and their gradients are nothing but rounding errors.
     """
     found = {}
     for name, tensor in reference.items():

@@ -200,7 +200,7 @@ def survive_signals(_worker):
 
 @atexit.register
 def end_workers():
-    """Ends the workers that a failed run leaves. Python would send them SIGTERM, and wait while they survive it."""
+    """Ends workers that a failed run leaves behind: Python would send them SIGTERM, which they survive, and wait."""
     if hasattr(signal, "SIGCHLD"):  # Windows' workers survive nothing
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises an error for a worker that is killed
         for process in multiprocessing.active_children():

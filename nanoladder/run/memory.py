@@ -55,7 +55,7 @@ def find_micro_batch(config, device, before=None):
 
     Starts from the prediction and tries divisors of this process's share of the batch: the next smaller one while
     trials run out of memory, the next larger one while they leave room, as compiled steps often do. A resumed run
-    keeps the size from before while that fits and twice as much does not: another would add gradients in another order.
+    keeps its size while that fits and twice the size does not: another size would add up gradients in another order.
     """
     available = available_bytes(config, device)
     grid = parallel.mesh().sizes

@@ -10,7 +10,7 @@ def points(rows, key, x="step"):
 
 def plot(rows, path, title):
     """Plots loss, learning rate and throughput over steps to a PNG. rows: one dict of metrics per logged step."""
-    from matplotlib.figure import Figure  # takes a second to load; unlike pyplot's, needs no screen and is not kept
+    from matplotlib.figure import Figure  # loads slowly; unlike pyplot, needs no screen and keeps no figure
 
     def draw(axis, key, **style):
         if found := points(rows, key):
