@@ -21,7 +21,7 @@ from nanoladder.config import ladder_table
 from nanoladder.errors import BadInput
 
 PATIENCE = 60  # seconds that a finished run waits for a tracker
-NETWORK_TIMEOUT = 30  # seconds for wandb to begin a run, and at the end to upload the rest
+NETWORK_TIMEOUT = 30  # seconds for wandb to answer, to begin a run, and at the end to upload the rest
 RESULTS = Path(__file__).parents[2] / "results"  # profile.py's tables
 
 
@@ -56,7 +56,7 @@ class Tracker:
             for row in iter(self.rows.get, None):
                 dashboard.log(row)
             dashboard.finish(self.picture, self.failed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # wandb exits if its service died
             warn(f"{self.name} failed, but training did not: {error}")
 
 
@@ -76,36 +76,49 @@ class WandB:
         run_id = run_id_of(Path(config.out_dir), start_step)
         self.wandb = wandb
         try:
+            self.require_login_and_answer()
             self.run = self.begin(config, run_id)
         except Exception as error:
             warn(f"wandb cannot be reached, so the run is recorded offline: {error}")
-            wandb.teardown()  # else the id is in use
             self.run = self.begin(config, run_id, mode="offline")
         self.folder = self.run.settings.sync_dir
         tqdm.write(f"wandb: {f'offline; wandb sync {self.folder}' if self.run.offline else self.run.url}")
         self.ladder = ladder_table(config)
 
-    def begin(self, config, run_id, **mode):
-        """Returns a wandb run, new or continued. Raises an error if wandb cannot be reached or wants a login."""
-        wandb = self.wandb
-        configured = wandb.setup(wandb.Settings(silent=True, **mode)).settings.mode
-        if configured == "online" and not wandb.login(prompt=False, verify=False):
+    def require_login_and_answer(self):
+        """Raises OSError if a run on wandb's server would begin without a login or there is no answer."""
+        import requests  # a dependency of wandb
+
+        settings = self.wandb.setup(self.wandb.Settings(silent=True)).settings
+        if settings.mode != "online":
+            return
+        if not self.wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; `wandb login` stores one")  # a prompt would wait for somebody
-        return wandb.init(
-            project=config.wandb_project,
-            name=Path(config.out_dir).name,
-            id=run_id,
-            resume="allow",
-            dir=config.out_dir,
-            config=dataclasses.asdict(config),
-            settings=wandb.Settings(
-                silent=True,
-                init_timeout=NETWORK_TIMEOUT,
-                finish_timeout=NETWORK_TIMEOUT,
-                finish_timeout_raises=True,
-                **mode,
-            ),
+        with contextlib.suppress(requests.exceptions.SSLError):  # is an answer; wandb knows more certificates
+            requests.head(settings.base_url, timeout=NETWORK_TIMEOUT)
+
+    def begin(self, config, run_id, **mode):
+        """Returns a wandb run, new or continued. Raises an error if the server refuses it."""
+        settings = self.wandb.Settings(
+            silent=True,
+            init_timeout=NETWORK_TIMEOUT,
+            finish_timeout=NETWORK_TIMEOUT,
+            finish_timeout_raises=True,
+            **mode,
         )
+        try:
+            return self.wandb.init(
+                project=config.wandb_project,
+                name=Path(config.out_dir).name,
+                id=run_id,
+                resume="allow",
+                dir=config.out_dir,
+                config=dataclasses.asdict(config),
+                settings=settings,
+            )
+        except Exception:
+            self.wandb.teardown()  # else the id stays in use
+            raise
 
     def log(self, row):
         self.run.log({key: value for key, value in row.items() if key != "step"}, step=row["step"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 from conftest import ROOT, flags, replace, rows, tiny
 from PIL import Image
 
@@ -133,8 +134,8 @@ def test_the_ladders_table_has_every_stage_and_the_values_of_the_run():
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A fake wandb: calls of init() in `begun`, its rows in `logged`; `reachable` and `key` may be set to False."""
-    fake = SimpleNamespace(begun=[], logged=[], reachable=True, key=True, prompted=False)
+    """A fake wandb: calls of init() in `begun`, its rows in `logged`; `key`, `answers`, `accepts` may be False."""
+    fake = SimpleNamespace(begun=[], logged=[], key=True, answers=True, accepts=True)
 
     class Artifact:
         def __init__(self, name, type):
@@ -148,29 +149,35 @@ def wandb(monkeypatch):
             self.files[name] = path
 
     def setup(settings):
-        fake.mode = settings.get("mode", "online")
-        return SimpleNamespace(settings=SimpleNamespace(mode=fake.mode))
+        return SimpleNamespace(settings=SimpleNamespace(mode="online", base_url="https://wandb.test"))
+
+    def head(url, timeout):
+        assert url == "https://wandb.test" and timeout == trackers.NETWORK_TIMEOUT
+        if not fake.answers:
+            fail()
 
     def login(prompt, verify):
         assert not prompt and not verify
         return fake.key
 
     def init(**given):
-        fake.begun.append({**given, "mode": fake.mode})
-        if fake.mode == "online" and not fake.reachable:
-            fail()
+        mode = given["settings"].get("mode", "online")
+        fake.begun.append({**given, "mode": mode})
+        if mode == "online" and not fake.accepts:
+            raise PermissionError("not yours")
         return SimpleNamespace(
             log=lambda row, step=None: fake.logged.append((step, row)),
             log_artifact=lambda artifact: fake.logged.append(artifact.files),
             finish=lambda exit_code: fake.logged.append(exit_code),
             settings=SimpleNamespace(sync_dir="run-1"),
-            offline=fake.mode == "offline",
+            offline=mode == "offline",
             url="https://wandb.test/run-1",
         )
 
     vars(fake).update(setup=setup, login=login, init=init, Artifact=Artifact, Settings=dict, Image=str)
     fake.teardown = lambda: fake.begun.append("teardown")
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr("requests.head", head)
     return fake
 
 
@@ -203,15 +210,39 @@ def test_a_damaged_id_is_replaced(text, tmp_path):
     assert json.loads(path.read_text()) == {"wandb": found} and trackers.run_id_of(tmp_path, 3) == found
 
 
-@pytest.mark.parametrize("lacking, reason", [("reachable", "no route to host"), ("key", "wandb login")])
+@pytest.mark.parametrize(
+    "lacking, reason",
+    [
+        ("key", "no API key; `wandb login` stores one"),
+        ("answers", "no route to host"),
+        ("accepts", "not yours"),
+    ],
+)
 def test_wandb_that_cannot_be_reached_records_offline(lacking, reason, wandb, config, run_main):
     setattr(wandb, lacking, False)
     result = run_main(train.main, *words(config, track="wandb"))
-    assert result.code == 0 and f"recorded offline: {reason if lacking != 'key' else ''}" in result.err
-    assert reason in result.err and "wandb sync run-1" in result.out
-    *failed, torn_down, begun = wandb.begun
-    assert torn_down == "teardown" and begun["mode"] == "offline" and all(one["id"] == begun["id"] for one in failed)
-    assert [row[0] for row in wandb.logged[:6]] == [1, 2, 3, 4, 5, 6]
+    assert result.code == 0 and f"recorded offline: {reason}\n" in result.err and "wandb sync run-1" in result.out
+    *failed, begun = wandb.begun
+    assert begun["mode"] == "offline" and [row[0] for row in wandb.logged[:6]] == [1, 2, 3, 4, 5, 6]
+    if lacking == "accepts":
+        refused, torn_down = failed
+        assert refused["id"] == begun["id"] and torn_down == "teardown"  # wandb would say that the id is in use
+    else:
+        assert not failed
+
+
+def test_a_certificate_is_wandbs_to_judge(wandb, config, monkeypatch):
+    def head(url, timeout):
+        raise requests.exceptions.SSLError("self-signed")
+
+    monkeypatch.setattr(requests, "head", head)
+    train.train(replace(config, track="wandb"))
+    assert [begun["mode"] for begun in wandb.begun] == ["online"]
+
+
+def test_a_tracker_that_exits_is_a_warning(config, dashboard, run_main):
+    dashboard("finish", sys.exit)
+    assert "warning: wandb failed, but training did not" in run_main(train.main, *words(config, track="wandb")).err
 
 
 def recorded(out_dir):
@@ -289,7 +320,7 @@ def test_a_server_that_never_answers(config, tmp_path):
         )
     assert result.returncode == 0 and len(rows(config)) == 6, result.stderr
     assert "warning: wandb cannot be reached" in result.stderr
-    assert [row["step"] for row in history(recorded(config.out_dir))] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in history(recorded(config.out_dir))] == [1, 2, 3, 4, 5, 6], result.stderr
 
 
 # -- TensorBoard
