@@ -147,7 +147,7 @@ def main(argv):
         return
     if options.gpus < 1:
         raise BadInput(f"--gpus={options.gpus}: expected at least 1")
-    config = load_config(words)
+    config = load_config(words, vars(options))
     if not config.vocab_size:
         raise BadInput("vocab_size=0: the time of a step depends on it; expected a number, such as --vocab_size=50257")
     model = gpt(config.n_layer, config.n_embd, config.n_head, config.context_length, config.padded_vocab_size)

@@ -98,7 +98,7 @@ def parse(argv):
 
 def prepare(words, options):
     """The config and the words that every layout trains with. Raises BadInput if layouts could not be equal."""
-    config = load_config(words)
+    config = load_config(words, vars(options))
     if config.dropout:
         raise BadInput(f"dropout={config.dropout}: each layout drops other activations; expected --dropout=0")
     device = machine.choose_device(config.device)

@@ -188,8 +188,9 @@ def parse(argv):
         return options, words
     if options.mode == "scaling" and options.processes is None:
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
+    measured = measurable(options, words)
     options.given = words
-    return options, measurable(options, words)
+    return options, measured
 
 
 def split(argv):
@@ -230,7 +231,7 @@ def description():
 
 def measurable(options, config_words):
     """The config's words with what measuring adds to them. Raises BadInput for a config that the mode cannot take."""
-    config = load_config(config_words)
+    config = load_config(config_words, vars(options))
     if config.micro_batch_size == "auto":
         raise BadInput(
             "micro_batch_size=auto is found when training starts; expected a number, or --mode=sweep, which measures "

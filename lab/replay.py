@@ -29,7 +29,7 @@ def main(argv):
     parser = Parser(prog="python -m lab.replay", usage=usage, allow_abbrev=False)
     parser.add_argument("--step", type=int, required=True, help="the step to look into, counted from 1")
     options, config_argv = parser.parse_known_args(argv)
-    config = load_config(config_argv)
+    config = load_config(config_argv, vars(options))
     if not 1 <= options.step <= config.max_steps:
         raise BadInput(f"--step={options.step}: not a step of this run; expected 1 to max_steps={config.max_steps}")
     with explained(config):

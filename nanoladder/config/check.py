@@ -217,8 +217,11 @@ COMBINATIONS = [
 ]
 
 
-def known(key, where, given):
-    """Raises BadInput if there is no such key. given: {key: value} of all keys that are set in the same place."""
+def known(key, where, given, options=()):
+    """Raises BadInput if there is no such key, and names the nearest among the keys and `options`, names of a script's.
+
+    given: {key: value} of all keys that are set in the same place.
+    """
     if key in DEFAULTS:
         return
     if key in nanogpt.NAMES:
@@ -230,7 +233,8 @@ def known(key, where, given):
         )
     if key in RETIRED:
         raise BadInput(f"{where}: {key} is no longer a key; expected {RETIRED[key]}")
-    raise BadInput(f"{where}: unknown key {short(repr(key))}{nearest(key, DEFAULTS)}; --help lists every key")
+    question = nearest(key, [*DEFAULTS, *options])
+    raise BadInput(f"{where}: unknown key {short(repr(key))}{question}; --help lists every key")
 
 
 def typed(key, value, where):

@@ -21,12 +21,15 @@ Config files are applied from left to right, then the stages up to --stage, then
   python train.py config/quickstart.py --max_steps=100 --device=cpu"""
 
 
-def load_config(argv):
-    """Makes a Config of a command line (without the program's name); raises BadInput. `--help` prints all keys."""
+def load_config(argv, options=()):
+    """Makes a Config of a command line (without the program's name); raises BadInput. `--help` prints all keys.
+
+    options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
+    """
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
-    paths, given = parse_arguments(argv)
+    paths, given = parse_arguments(argv, options)
     values = dict(DEFAULTS)
     for path in paths:
         read_assignments(Path(path), values, given)
@@ -38,7 +41,7 @@ def load_config(argv):
     return config
 
 
-def parse_arguments(argv):
+def parse_arguments(argv, options=()):
     """Splits ["x.py", "--key=value", "--key", "value"] into the paths of files and {key: typed value}."""
     paths, texts, given = [], [], {}
     rest = iter(argv)
@@ -53,7 +56,7 @@ def parse_arguments(argv):
             text = None
         texts.append((key, text))
     for key, text in texts:
-        known(key, "command line", dict(texts))
+        known(key, "command line", dict(texts), options)
         if text is None:
             raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
         given[key] = typed(key, from_text(key, text), "command line")

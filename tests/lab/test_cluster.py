@@ -123,6 +123,7 @@ def test_a_published_row_that_gives_the_rate_is_predicted_as_measured():
         (["--vocab_size=0"], "vocab_size=0"),
         (["--vocab_size=257", "--gpus=8", "--memory_gb=0.001"], "no layout of batch_size=32 fits 0.001 GB"),
         (["--vocab_size=257", "--gpus=many"], "--gpus"),
+        (["--vocab_size=257", "--gpu=8"], "unknown key 'gpu', did you mean 'gpus'"),
         (["--vocab_size=257", "--gpus=-8"], "--gpus=-8: expected at least 1"),
     ],
 )

@@ -246,7 +246,7 @@ def test_the_idle_share_of_a_perfect_pipeline_is_the_formula(tmp_path):
         ({"processes": 1}, "--processes=1: expected at least 2"),
         ({"processes": "two"}, "invalid int value: 'two'"),
         ({"steps": 1}, "--steps=1: expected at least 2"),
-        ({"step": 3}, "unknown key 'step'"),
+        ({"step": 3}, "unknown key 'step', did you mean 'steps'?"),
         ({"timeline": "no/such/folder.png"}, "no/such/folder.png: expected a file in a folder that exists"),
     ],
 )

@@ -430,6 +430,16 @@ def test_a_former_option_is_refused_with_its_mode(word, instead, refused):
     assert refused(climb.main, word, "a") == f"error: {word}: no such option; expected --mode={instead}\n"
 
 
+@pytest.mark.parametrize(
+    "word, nearest",
+    [("--modes=tune", "mode"), ("--roudns=9", "rounds"), ("--out-dir=x", "out_dir"), ("--sed=1", "seed")],
+)
+def test_a_misspelled_option_is_answered_with_the_nearest_of_options_and_keys(word, nearest, refused):
+    name = word[2:].partition("=")[0]
+    line = f"error: command line: unknown key {name!r}, did you mean {nearest!r}?; --help lists every key\n"
+    assert refused(climb.main, *TINY_MODEL, word) == line
+
+
 def test_without_its_data_a_config_is_predicted_by_vocab_size(refused):
     line = refused(climb.main, "--mode=predict", "--dataset=nowhere", "--device=cpu")
     assert "nowhere" in line and "--vocab_size" in line

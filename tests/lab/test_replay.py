@@ -132,7 +132,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(confi
         (["--step=21"], "--step=21: not a step of this run; expected 1 to max_steps=20"),
         (["--step=0"], "--step=0: not a step of this run"),
         (["--step=seven"], "invalid int value: 'seven'"),
-        (["--step=7", "--replay_step=7"], "unknown key 'replay_step'"),
+        (["--step=7", "--steps=7"], "unknown key 'steps', did you mean 'step'?"),
     ],
 )
 def test_bad_input_is_one_line(options, message, config, refused):
