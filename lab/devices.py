@@ -63,7 +63,7 @@ def datasheet(name):
     simple = {"".join(filter(str.isalnum, known)).lower(): known for known in DATASHEETS}
     asked = "".join(filter(str.isalnum, name)).lower()
     if asked not in simple:
-        question = nearest(name.upper(), DATASHEETS)
+        question = nearest(name, DATASHEETS, key=str.upper)
         raise BadInput(
             f"--gpu={name}: no such device{question}; expected {', '.join(DATASHEETS)}, or --device_file=FILE"
         )

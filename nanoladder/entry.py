@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        question = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        question = nearest(unknown[1], self._option_string_actions, key=lambda name: name.strip("-")) if unknown else ""
         raise BadInput(f"{message}{question}; --help lists every option")
 
 

@@ -7,7 +7,8 @@ class BadInput(Exception):
     """Raised for invalid input. Its message, one line, says what is wrong, where, what was expected and what to do."""
 
 
-def nearest(name, names):
-    """A question that names the closest of the valid names, or "" if none is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+def nearest(name, names, key=str):
+    """A question that names the closest of the valid names, or "" if none is close. Compares key(name), a text."""
+    names = {key(valid): valid for valid in names}
+    close = difflib.get_close_matches(key(name), names, n=1)
+    return f", did you mean {names[close[0]]!r}?" if close else ""

@@ -11,6 +11,7 @@ from conftest import ROOT, rows, saved, tiny
 
 import sample
 import train
+from data.shakespeare import prepare as shakespeare
 from nanoladder import entry
 
 FULL = "/dev/full"
@@ -44,12 +45,25 @@ def test_a_pipe_that_nobody_reads_ends_a_script_silently(unbuffered):
 
 
 @pytest.mark.parametrize(
-    "word, question",
-    [("--promt=x", ", did you mean '--prompt'?;"), ("--num-samples", "'--num_samples'"), ("--zzz", "--zzz; --help")],
+    "word, near", [("--promt=x", "--prompt"), ("--num-samples", "--num_samples"), ("--out", "--out_dir")]
 )
-def test_an_unknown_option_is_refused_with_the_nearest(word, question, refused):
+def test_an_unknown_option_is_refused_with_the_nearest(word, near, refused):
     line = refused(sample.main, word)
-    assert word in line and question in line
+    assert f"{word}, did you mean {near!r}?; --help" in line
+
+
+@pytest.mark.parametrize(
+    "main, word",
+    [
+        (sample.main, "--zzz"),
+        (sample.main, "--output"),
+        (shakespeare.main, "--output"),  # of --input it has the dashes, and put
+        (train.main, "--mode=x"),  # of compile_mode only a half
+        (train.main, "config/no_such.py"),  # of any other only the folder and .py
+    ],
+)
+def test_a_word_that_is_near_no_valid_one_is_refused_without_a_question(main, word, refused):
+    assert "did you mean" not in refused(main, word)
 
 
 def test_another_failure_keeps_its_traceback(capsys):

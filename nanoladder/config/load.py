@@ -76,7 +76,10 @@ def read_assignments(path, values, given):
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "nested too deeply"
         others = map(str, Path(path).parent.glob("*.py")) if isinstance(error, FileNotFoundError) else ()
-        question = nearest(str(path), sorted(others)) or "; expected one such as config/gpt2.py"
+        question = (
+            nearest(str(path), sorted(others), key=lambda name: Path(name).stem)
+            or "; expected one such as config/gpt2.py"
+        )
         raise BadInput(f"config file {short(str(path))} cannot be read ({reason}){question}") from None
     together = constants(tree)
     for statement in tree.body:
