@@ -56,7 +56,7 @@ def read(path):
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > min(HEADER_LIMIT, path.stat().st_size - 8):
-            raise ValueError(f"its header would be {size:,} bytes")
+            raise ValueError("it does not begin as a safetensors file does")
         header = file.read(size)
     with safe_open(path, framework="pt") as file:  # validates the header against the format and the file's size
         parse(header)  # rejects duplicate names

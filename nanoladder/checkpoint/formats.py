@@ -4,11 +4,13 @@ A source names one: hf:NAME or hf:FOLDER, the path of a ckpt.pt of nanoGPT, or t
 """
 
 import dataclasses
+from contextlib import contextmanager
 from pathlib import Path
 
 from model import GPT
 from nanoladder.checkpoint import huggingface, load, nanogpt
-from nanoladder.checkpoint.check import config_of
+from nanoladder.checkpoint.check import Damaged, config_of
+from nanoladder.checkpoint.folder import LAST
 from nanoladder.data.huggingface_tokenizer import from_huggingface
 from nanoladder.data.tokenizer import load_tokenizer
 from nanoladder.errors import BadInput
@@ -26,7 +28,8 @@ def load_model(source):
         return huggingface.read(source.removeprefix(HUB))
     if nanogpt.wrote(Path(source)):
         return nanogpt.read(Path(source))
-    return load.load(source)
+    with naming_sources():
+        return load.load(source)
 
 
 def require_source(source):
@@ -34,7 +37,17 @@ def require_source(source):
     if source.startswith(HUB):
         huggingface.read_config(huggingface.find_folder(source.removeprefix(HUB)) / huggingface.CONFIG)
     elif not nanogpt.wrote(Path(source)):
-        load.check_file(Path(source))
+        with naming_sources():
+            load.check_file(Path(source))
+
+
+@contextmanager
+def naming_sources():
+    """Adds to the refusal of a file which sources are expected instead."""
+    try:
+        yield
+    except Damaged as error:
+        raise Damaged(f"{error}; expected a file such as out/x/{LAST}, a ckpt.pt of nanoGPT, or hf:NAME") from None
 
 
 def load_gpt(source):

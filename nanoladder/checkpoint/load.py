@@ -61,11 +61,11 @@ def check_file(path):
     older = path if path.is_file() else path.with_suffix(".pt")
     if older.is_file():
         try:
-            with open(older, "rb") as file:
-                beginning = file.read(4)
+            with open(older, "rb") as file:  # a zip archive, as written by torch.save, that pickles this text
+                outdated = file.read(4) == b"PK\x03\x04" and b"\0format_version" in file.read(2**24)
         except OSError as error:
             raise damage(path, error) from None
-        if beginning == b"PK\x03\x04":  # a zip archive, as written by torch.save
+        if outdated:
             raise BadInput(
                 f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
                 "continue with the version that wrote it, or start over: --init_from=scratch --overwrite=True"
@@ -73,7 +73,7 @@ def check_file(path):
     if not path.is_file() and str(path) in GPT2:
         raise BadInput(f"no checkpoint at {path}; expected, for OpenAI's model of that name, hf:{path}")
     if not path.is_file():
-        raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}")
+        raise Damaged(f"no checkpoint at {path}")
 
 
 def load_weights(model, state, path):

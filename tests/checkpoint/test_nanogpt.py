@@ -193,3 +193,15 @@ def test_another_archive_is_not_nanogpts(tmp_path):
     torch.save({"format_version": 1, "model": {}}, tmp_path / "last.pt")
     with pytest.raises(BadInput, match=r"older version \(format 1\)"):
         checkpoint.load_model(str(tmp_path / "last.pt"))
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"hello", bytes(range(256)), {"state_dict": {"weight": torch.ones(3)}}])
+def test_a_file_that_is_no_checkpoint_is_refused_with_what_is_expected(content, name, tmp_path):
+    path = tmp_path / name
+    torch.save(content, path) if isinstance(content, dict) else path.write_bytes(content)
+    reason = "is damaged or not a checkpoint of nanoladder (it does not begin as a safetensors file does)"
+    expected = "expected a file such as out/x/last.safetensors, a ckpt.pt of nanoGPT, or hf:NAME"
+    with pytest.raises(BadInput) as error:
+        checkpoint.load_model(path)
+    assert str(error.value) == f"{path} {reason}; {expected}"
