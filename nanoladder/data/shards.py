@@ -5,6 +5,7 @@ work is. After a kill at any instant the files are cut back to what the journal 
 the result is the same, bit for bit.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -141,7 +142,8 @@ class Unfinished:
     """The folder inside a dataset's own in which it is written. A context manager.
 
     job: a JSON value that tells this work from any other. journal: what the last call of save() was given, if that was
-    for the same job, else None. Without a journal nothing is worth keeping, and leaving removes the folder.
+    for the same job, else None. Without a journal nothing is worth keeping, and leaving removes the folder, and those
+    around it that were made for it and hold no dataset.
     """
 
     def __init__(self, target, job):
@@ -150,6 +152,7 @@ class Unfinished:
         self.journal = None
 
     def __enter__(self):
+        self.made = [folder for folder in (self.target, *self.target.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self.lock = files.hold(self.path / LOCK)
@@ -165,6 +168,9 @@ class Unfinished:
         self.lock.close()
         if not (self.path / JOURNAL).exists():
             shutil.rmtree(self.path)
+            with contextlib.suppress(OSError):  # not empty
+                for folder in self.made:
+                    folder.rmdir()
 
     def load(self):
         """The journal, if it is of this job."""

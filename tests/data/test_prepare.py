@@ -24,7 +24,7 @@ from data.text import prepare as own_text
 from nanoladder.data import corpus, writer
 from nanoladder.data import encode as encoder
 from nanoladder.data.checks import VERIFIED
-from nanoladder.data.corpus import blocks, split_documents, split_text
+from nanoladder.data.corpus import Texts, blocks, split_documents, split_text
 from nanoladder.data.encode_worker import encode_texts
 from nanoladder.data.meta import FORMAT_VERSION, checksum
 from nanoladder.data.tokenizer import (
@@ -34,7 +34,7 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     make_encoding,
 )
-from nanoladder.data.writer import PrepareParser, write_dataset
+from nanoladder.data.writer import PrepareParser, write_corpus, write_dataset
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,6 +185,14 @@ def test_an_empty_split_is_refused(tmp_path):
 
 
 # -- all or nothing
+
+
+@pytest.mark.parametrize("kept", [".", "new", "new/folder"])
+def test_a_failure_leaves_no_folder_that_was_not_there(kept, tmp_path):
+    (tmp_path / kept).mkdir(parents=True, exist_ok=True)
+    old = set(tmp_path.rglob("*"))
+    assert "no text left for val" in refusal(write_corpus, tmp_path / "new" / "folder", Texts(["a"], [""]), "byte")
+    assert set(tmp_path.rglob("*")) == old
 
 
 @needs_rustbpe
