@@ -76,7 +76,7 @@ def count(operator, args, kwargs, result, number, on_cuda=False, opaque=False):
 
     number: function of a storage. opaque: within an operator of which a compiler sees only the outside.
     """
-    if not isinstance(operator, OpOverload) or operator.is_view:
+    if not isinstance(operator, OpOverload):
         return None
     name, arguments = operator.overloadpacket.__name__, operator._schema.arguments
     position = {argument.name: at for at, argument in enumerate(arguments)}

@@ -115,6 +115,14 @@ def test_the_fused_update_moves_28_bytes_of_a_parameter():
     assert moved == pytest.approx(28 * GPT(config).n_params, rel=1e-3)
 
 
+def test_the_fused_update_in_8_bits_moves_24_bytes_of_a_parameter():
+    """It reads the gradient for its norm, then weight, gradient and two bytes of moments, and writes these, clipped."""
+    pytest.importorskip("torchao")
+    config = small(optimizer="adamw8bit", pad_vocab_to=1, n_embd=256)
+    update = [operation for operation in roofline.fuse(works(config)).operations if not operation.repeated]
+    assert sum(operation.bytes for operation in update) == pytest.approx(24 * GPT(config).n_params, rel=0.01)
+
+
 def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not_kept():
     large, small_ = roofline.NEW_PAGES // 4, roofline.NEW_PAGES // 4 - 1
     for n, pages in ((large, 4 * large / DEVICE.new_bytes_per_s), (small_, 0)):
