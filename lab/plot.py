@@ -21,7 +21,7 @@ from nanoladder.config import DEFAULTS
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
-from nanoladder.run.plot import points
+from nanoladder.run.plot import points, save
 
 CURVES = {"loss": ["train_loss", "val_loss"]}  # fields that --key=loss draws; another key is a field itself
 STEEP = 0.1  # share of a run, its steep start, that the axis of a loss leaves out
@@ -138,7 +138,7 @@ def draw(runs, keys, path):
     legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a folder's name, which may have a $
-    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+    save(figure, path)
 
 
 def unit_of(runs, x):

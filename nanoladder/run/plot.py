@@ -1,5 +1,7 @@
 """Curves of a run, loss.png."""
 
+import warnings
+
 from nanoladder import files
 
 
@@ -32,4 +34,11 @@ def plot(rows, path, title):
     axes["T"].set(title="tokens per second", xlabel="step", ylim=(0, None))
     for axis in axes.values():
         axis.grid(alpha=0.3)
-    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+    save(figure, path)
+
+
+def save(figure, path):
+    """Writes a figure to a PNG. Of a folder's name, characters that matplotlib's font lacks are boxes, not warnings."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

@@ -102,6 +102,12 @@ def test_the_name_of_a_run_is_no_formula(run, run_main):
     assert (folder / "overlay.png").exists()
 
 
+def test_the_name_of_a_run_that_the_font_lacks_is_drawn_without_a_warning(run, run_main, recwarn):
+    folder = run("运行 🚀")
+    assert run_main(plot.main, str(folder)).code == 0
+    assert (folder / "overlay.png").exists() and not recwarn.list
+
+
 def test_config_keys_that_differ_are_named_with_the_default_where_a_run_lacks_them(run, run_main):
     out = run_main(plot.main, run("one", seed=1), run("two", seed=2, n_head=3)).out
     assert cells(out, "seed") == ["1", "2"] and cells(out, "n_head") == ["12", "3"]

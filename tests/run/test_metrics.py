@@ -89,6 +89,11 @@ def test_the_title_of_a_plot_is_no_formula(tmp_path):
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
+def test_a_title_that_the_font_lacks_is_drawn_without_a_warning(tmp_path, recwarn):
+    plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", "运行 🚀")
+    assert (tmp_path / "loss.png").exists() and not recwarn.list
+
+
 @pytest.mark.parametrize(
     "name, tflops",
     [
