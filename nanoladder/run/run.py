@@ -24,6 +24,7 @@ from nanoladder.run.signals import Signals
 from nanoladder.run.trackers import require_trackers
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
+REPLACED = ("tokenizer.json", "tokenizer.tiktoken", "fault.json", "loss.png")  # goes with the run that is replaced
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
 
 
@@ -226,7 +227,7 @@ def start_from(config, model, optimizer, scaler):
 
 
 def prepare_out_dir(config, start_step, dataset):
-    """Creates out_dir and copies the dataset's tokenizer; removes checkpoints that the run replaces.
+    """Creates out_dir and copies the dataset's tokenizer; removes checkpoints, or a whole run, that the run replaces.
 
     Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written or is
     in use.
@@ -237,6 +238,9 @@ def prepare_out_dir(config, start_step, dataset):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = keep_others_out(folder)
+        if not start_step and checkpoint.found(folder):
+            for name in REPLACED:
+                (folder / name).unlink(missing_ok=True)
         checkpoint.clear(folder, start_step)
         dataset.save_tokenizer(folder)
     except OSError as error:

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from conftest import flags, replace, rows, same, saved, tiny, weights
 
+import sample
 import train
 from model import GPT
 from nanoladder import checkpoint
@@ -169,6 +170,20 @@ def test_a_replaced_run_leaves_no_best_checkpoint_behind(dense, tmp_path):
     assert (tmp_path / "best.safetensors").exists()
     train.train(replace(config, eval_interval=0, overwrite=True))
     assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_a_replaced_run_leaves_neither_its_tokenizer_nor_its_fault_behind(dense, tmp_path, refused):
+    """The next one's data have no tokenizer, as a folder from nanoGPT: sample.py must not take the one before."""
+    train.train(tiny(dataset=str(dense), out_dir=str(tmp_path / "run")))
+    (tmp_path / "run/fault.json").write_text("{}")
+    (tmp_path / "bare").mkdir()
+    for name in ("train.bin", "val.bin"):
+        shutil.copyfile(dense / name, tmp_path / "bare" / name)
+    vocab_size = saved(tiny(out_dir=str(tmp_path / "run")))["config"]["vocab_size"]
+    bare = tiny(dataset=str(tmp_path / "bare"), vocab_size=vocab_size, out_dir=str(tmp_path / "run"))
+    train.train(replace(bare, overwrite=True))
+    assert not {"tokenizer.json", "fault.json"} & {path.name for path in (tmp_path / "run").iterdir()}
+    assert "tokenizer" in refused(sample.main, f"--out_dir={tmp_path}/run")
 
 
 def test_a_run_stopped_before_its_first_last_checkpoint_is_not_lost(dense, tmp_path, refused):
