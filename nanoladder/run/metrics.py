@@ -69,10 +69,10 @@ def bits_per_byte(loss, dataset):
 
 
 def read_metrics(path):
-    """Returns the rows of a metrics.jsonl, skipping a truncated last line; [] if there is no file."""
+    """Returns the rows of a metrics.jsonl, skipping lines that a crash left damaged; [] if there is no file."""
     rows = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 rows.append(json.loads(line))
     return rows
@@ -81,20 +81,22 @@ def read_metrics(path):
 class Metrics:
     """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the trackers.
 
-    Raises BadInput if out_dir cannot be written.
+    Raises BadInput if out_dir cannot be written, or if what lies there as metrics.jsonl is none.
     """
 
     def __init__(self, config, start_step):
         self.config = config
         self.folder = Path(config.out_dir)
         self.path = self.folder / "metrics.jsonl"
-        self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
         self.behind = False  # True while the file lacks rows
         try:
+            self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
             self.write_all()
             files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
         except OSError as error:
             raise BadInput(f"out_dir={self.folder} cannot be written ({error}); choose another --out_dir") from None
+        except (KeyError, TypeError) as error:
+            raise BadInput(f"{self.path} has a line that is no row ({error!r}); expected what train.py wrote") from None
         self.trackers = start_trackers(config, start_step)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 

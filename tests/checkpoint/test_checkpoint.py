@@ -141,6 +141,23 @@ def test_a_metrics_file_cut_off_in_a_line_is_mended(copy, run_main):
     assert [row["step"] for row in rows(copy)] == [1, 2, 3, 4, 5, 7, 8]
 
 
+@pytest.mark.parametrize("line", [b"\xff", b"\0\0"])
+def test_bytes_that_are_no_text_in_a_metrics_file_are_mended(line, copy, run_main):
+    path = Path(copy.out_dir, "metrics.jsonl")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    assert run_main(train.main, *words(copy, init_from="resume", max_steps=8)).code == 0
+    assert [row["step"] for row in rows(copy)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("line", ["12", "{}", '{"step": "5"}'])
+def test_a_metrics_file_of_another_program_is_refused(line, copy, run_main):
+    path = Path(copy.out_dir, "metrics.jsonl")
+    path.write_text(line)
+    result = run_main(train.main, *words(copy, init_from="resume"))
+    assert result.code == 2 and f"{path} has a line that is no row" in result.err
+    assert path.read_text() == line
+
+
 def test_auto_starts_from_scratch_where_there_is_no_run(trained, tmp_path):
     other = replace(trained, out_dir=str(tmp_path / "new"), init_from="auto")
     train.train(other)
