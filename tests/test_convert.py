@@ -1,6 +1,7 @@
 """convert.py writes a folder that transformers loads, and from which training goes on."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,16 @@ def test_overwriting(trained, tmp_path, run_main, refused):
     assert f"{tmp_path}/hf holds config.json" in line and "--overwrite" in line
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()} == before
     assert run_main(convert.main, *words, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize("kind", ["run", "dataset"])
+def test_neither_a_run_nor_a_dataset_is_written_into(kind, trained, dense, tmp_path, refused):
+    """Both have a tokenizer.json of their own, and a run a config.json."""
+    shutil.copytree(trained.out_dir if kind == "run" else dense, tmp_path / "own")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()}
+    line = refused(convert.main, f"--out_dir={trained.out_dir}", f"--output={tmp_path}/own", "--overwrite")
+    assert f"{tmp_path}/own holds a run or a dataset" in line
+    assert {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 
 from nanoladder import files
 from nanoladder.checkpoint.check import config_of, shapes
+from nanoladder.checkpoint.folder import current
 from nanoladder.checkpoint.format import parse, write_tensors
 from nanoladder.checkpoint.gpt2 import HEAD, PREFIX, gpt2_name, our_weights
 from nanoladder.config import GPT2
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
-from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
+from nanoladder.data.tokenizer import END_OF_TEXT, RANKS, end_of_text
 from nanoladder.errors import BadInput
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -150,7 +151,7 @@ def write(folder, state, encoding=None, overwrite=False):
 
     state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. A model without biases
     gets biases of zero. All or nothing: config.json, without which nothing loads a folder, comes last.
-    Raises BadInput if the folder holds something and overwrite is False, or cannot be written.
+    Raises BadInput if the folder holds a run or a dataset, or anything and overwrite is False, or cannot be written.
     """
     folder, config = Path(folder), config_of(state)
     eot = encoding and end_of_text(encoding)
@@ -208,6 +209,8 @@ def replace_files(folder, contents, overwrite):
     """Writes {name: content} into a folder, in which only WRITTEN are replaced, and only if overwrite is True."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if current(folder) or (folder / RANKS).exists():
+            raise BadInput(f"{folder} holds a run or a dataset, with a {TOKENIZER} of its own; choose another folder")
         for left in folder.glob(f"{TEMPORARY}*"):  # by a killed process
             shutil.rmtree(left)
         if not overwrite and (others := sorted(path.name for path in folder.iterdir())):
