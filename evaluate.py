@@ -82,6 +82,10 @@ def parse(argv):
         (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
         (options.context_length >= 0, "context_length: expected at least 1"),
         (options.output or not options.details, "details: expected --output=FILE for them"),
+        (
+            not options.tasks or options.dataset or (options.split == "val" and not options.stride),
+            "split, stride: expected --dataset=NAME too, as --tasks alone evaluate on no split",
+        ),
         (not options.quantize or not options.tasks, "quantize: expected no --tasks; it compares on a split"),
         (
             not options.quantize or int(os.environ.get("WORLD_SIZE", 1)) == 1,

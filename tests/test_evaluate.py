@@ -165,6 +165,8 @@ def test_several_processes_refuse_in_one_line(trained, tmp_path):
         (["--out_dir=missing"], "no such folder"),
         (["--split=test"], "invalid choice"),
         (["--device=tpu"], "expected auto"),
+        (["--tasks", "x.jsonl", "--split=train"], "split, stride: expected --dataset=NAME too"),
+        (["--tasks", "x.jsonl", "--stride=4"], "split, stride: expected --dataset=NAME too"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(words, expected, trained, refused):
