@@ -8,8 +8,7 @@ import math
 
 from lab.cluster import table
 from lab.step_time import PEAK, Layout, Model, gpt, predict_step
-from nanoladder.entry import run_script
-from nanoladder.errors import BadInput
+from nanoladder.entry import Parser, run_script
 from nanoladder.parallel.mesh import Grid
 
 
@@ -111,8 +110,8 @@ def published():
 
 
 def main(argv):
-    if argv:
-        raise BadInput(f"{argv[0]}: expected no argument")
+    description = "Sets predicted training steps beside published figures."
+    Parser(prog="python -m lab.published", description=description, allow_abbrev=False).parse_args(argv)
     print(published())
 
 

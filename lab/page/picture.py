@@ -11,7 +11,7 @@ import sys
 
 from lab.page.build import PAGE
 from nanoladder import files
-from nanoladder.entry import run_script
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 
 PICTURE = PAGE.with_name("ladder-page.png")
@@ -41,8 +41,8 @@ def chromium():
 
 
 def main(argv):
-    if argv:
-        raise BadInput(f"{argv[0]}: expected no argument")
+    description = "Takes the picture of docs/ladder.html that the README shows."
+    Parser(prog="python -m lab.page.picture", description=description, allow_abbrev=False).parse_args(argv)
     from PIL import Image
 
     with chromium() as browser:

@@ -111,6 +111,12 @@ def test_the_tables_of_the_docs_are_the_commands_output():
     assert published.published() in page
 
 
+def test_published_figures_take_no_argument_but_help(run_main, refused):
+    assert "unrecognized arguments: --gpus=8" in refused(published.main, "--gpus=8")
+    result = run_main(published.main, "--help")
+    assert result.code == 0 and result.out.startswith("usage: python -m lab.published")
+
+
 def test_a_published_row_that_gives_the_rate_is_predicted_as_measured():
     for rows in published.PUBLISHED.values():
         rate = published.rate_of(rows[0])
