@@ -66,6 +66,13 @@ def positive(text):
     raise argparse.ArgumentTypeError(f"{text}: expected a positive number")
 
 
+def fraction(text):
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) <= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"{text}: expected a fraction above 0, up to 1, such as 0.4")
+
+
 def learning_rate_factors(text):
     """Parses "0.3,1,3" into its numbers in ascending order, each once."""
     try:
@@ -161,7 +168,7 @@ OPTIONS = {
         "memory in GB: predict finds the largest micro-batch and the longest context that fit; tune keeps to it",
     ),
     "world_size": Option(("predict",), at_least(1), "1", "processes of the predicted run"),
-    "mfu": Option(("predict",), positive, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
+    "mfu": Option(("predict",), fraction, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
     "gpu": Option(("predict",), str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
     "device_file": Option(("predict",), str, None, "JSON file with the limits of another device"),
     "price_per_hour": Option(("predict",), positive, None, "of one device, in any currency: adds what the run costs"),

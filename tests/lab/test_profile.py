@@ -349,6 +349,7 @@ def test_torchrun_is_refused_in_one_line(processes, refused, monkeypatch):
         ["--mode=predict", "--memory_gb=-1"],
         ["--mode=predict", "--world_size=0"],
         ["--mode=predict", "--mfu=nan"],
+        ["--mode=predict", "--mfu=40"],
         ["--mode=predict", "--price_per_hour=0"],
         ["--mode=predict", "--vocab_size=50", "--gpu=H1000"],
         ["--mode=predict", "--vocab_size=50", "--gpu=H100", "--device=cpu"],
@@ -372,7 +373,7 @@ def test_bad_options_are_refused_before_anything_is_measured(words, monkeypatch)
 @pytest.mark.parametrize("mode", plan.MODES)
 def test_a_mode_takes_the_options_that_it_uses_and_no_others(mode, name):
     option = plan.OPTIONS[name]
-    texts = {"stages": "amp", "out_dir": "x", "dimension": "tensor", "metric": "loss", "rounds": "8"}
+    texts = {"stages": "amp", "out_dir": "x", "dimension": "tensor", "metric": "loss", "rounds": "8", "mfu": "1"}
     text = texts.get(name, "2")
     given = [f"--mode={mode}", f"--{name}={text}" if option.parse else f"--{name}"]
     if mode in option.modes:
