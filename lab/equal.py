@@ -89,6 +89,8 @@ def parse(argv):
     for path in filter(None, (options.timeline, options.out)):
         if not Path(path).parent.is_dir():
             raise BadInput(f"{path}: expected a file in a folder that exists, and {Path(path).parent} does not")
+    if options.timeline and not options.timeline.endswith(".png"):
+        raise BadInput(f"--timeline={options.timeline}: expected FILE.png, as the picture is a PNG")
     if options.processes < 2:
         raise BadInput(f"--processes={options.processes}: expected at least 2")
     if options.steps < 2:

@@ -55,6 +55,8 @@ def main(argv):
     parser.add_argument("--key", default="loss", help="field of metrics.jsonl; loss: train_loss and val_loss")
     parser.add_argument("--output", type=Path, metavar="FILE.png", help="the picture; default: OUT/overlay.png")
     options = parser.parse_args(argv)
+    if options.output and options.output.suffix != ".png":
+        raise BadInput(f"--output={options.output}: expected FILE.png, as the picture is a PNG")
     runs = read_runs(options.out)
     keys, output = CURVES.get(options.key, [options.key]), options.output or options.out[0] / "overlay.png"
     found = dict.fromkeys(key for run in runs for row in run.rows for key in row)

@@ -248,6 +248,7 @@ def test_the_idle_share_of_a_perfect_pipeline_is_the_formula(tmp_path):
         ({"steps": 1}, "--steps=1: expected at least 2"),
         ({"step": 3}, "unknown key 'step', did you mean 'steps'?"),
         ({"timeline": "no/such/folder.png"}, "no/such/folder.png: expected a file in a folder that exists"),
+        ({"timeline": "pipeline.pdf"}, "--timeline=pipeline.pdf: expected FILE.png"),
     ],
 )
 def test_bad_input_is_one_line(given, message, dense, refused):

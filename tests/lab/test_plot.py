@@ -155,6 +155,7 @@ def test_the_steep_start_of_a_loss_is_cut_off(run, run_main, figures):
         (["one", "--key=val_los"], ["--key=val_los", "expected one of step, tokens, train_loss"]),
         (["empty"], ["no step is logged yet"]),
         (["one", "--output=nowhere/x.png"], ["nowhere/x.png cannot be written", "--output=FILE.png"]),
+        (["one", "--output=x.pdf"], ["--output=x.pdf", "expected FILE.png"]),
         (["list"], ["metrics.jsonl is damaged"]),
         (["text"], ["metrics.jsonl is damaged"]),
         (["infinite"], ["metrics.jsonl is damaged", "not finite"]),
