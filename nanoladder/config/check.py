@@ -211,6 +211,11 @@ COMBINATIONS = [
         "expected --shard=none, or --optimizer=adamw8bit",
     ),
     (
+        lambda c: c.save_every_minutes and not c.save_interval,
+        "save_every_minutes={save_every_minutes} saves besides save_interval, and save_interval=0 is a run without "
+        "checkpoints; expected --save_interval=N, such as 250, or --save_every_minutes=0",
+    ),
+    (
         lambda c: not re.fullmatch(r"off|(wandb|tensorboard)(,(wandb|tensorboard))*", c.track),
         "track={track}: expected off, wandb, tensorboard or wandb,tensorboard",
     ),

@@ -216,6 +216,7 @@ IMPOSSIBLE = [
     ),
     ({"batch_size": 10**12, "micro_batch_size": 7}, ["micro_batch_size 5 or 8"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
+    ({"save_every_minutes": 0.5, "save_interval": 0}, ["save_every_minutes=0.5", "expected --save_interval=N"]),
     ({"batch_warmup_steps": 5}, ["batch_warmup_steps=5", "--micro_batch_size=1"]),
     ({"freeze": "blocks:0"}, ["freeze=blocks:0", "blocks:K"]),
     ({"freeze": "blocks:13"}, ["freeze=blocks:13", "n_layer=12", "--freeze=blocks:12"]),
