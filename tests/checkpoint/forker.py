@@ -1,13 +1,16 @@
 """Forks children that train, and kills them, for tests/checkpoint/test_crashes.py; torch is imported only once.
 
 argv[1] is a JSON file: argv (of train.py), kills (a number), seed, log (file for the children's output). Each of the
-first `kills` children dies by SIGKILL, at a random delay after entering a random phase for the n-th time, n random too;
-the last child finishes the run. Replaces the file by a list of the phases in which the kills hit.
+first `kills` children dies at a random delay after entering a random phase for the n-th time, n random too; the last
+child finishes the run. Replaces the file by a list of the phases in which the kills hit.
 
-Each child writes its phase to shared memory; the writing thread's phase takes precedence over the training thread's:
-step (in train_step), write (of a checkpoint's file), rename (of that file, prolonged by 2 ms before and after).
+A child sets its own alarm, so that on a busy machine, too, it gets no further than meant. SIGALRM, which nobody
+handles, ends a process as SIGKILL does. It writes its phase to shared memory; the writing thread's phase takes
+precedence over the training thread's: step (in train_step), write (of a checkpoint's file), rename (of that file,
+prolonged by 2 ms before and after).
 """
 
+import itertools
 import json
 import mmap
 import os
@@ -28,11 +31,15 @@ from nanoladder.run import metrics
 
 OTHER, STEP, WRITE, RENAME = range(4)
 NAMES = ["other", "step", "write", "rename"]
-TRAINING, WRITING, COUNTS = 0, 1, 2  # places in the shared memory: two phases, and how often each was entered
+TRAINING, WRITING = 0, 1  # places in the shared memory
 
 
-def during(phase, function, shared, stretch=0.0):
-    """The function, that its phase may be seen; files that the main thread writes, such as metrics, are no phase."""
+def during(phase, function, shared, due, stretch=0.0):
+    """The function, that its phase may be seen; files that the main thread writes, such as metrics, are no phase.
+
+    due: the phase, the number of its calls and the seconds after which the process ends.
+    """
+    calls = itertools.count(1)
 
     def call(*args, **kwargs):
         main = threading.current_thread() is threading.main_thread()
@@ -40,7 +47,8 @@ def during(phase, function, shared, stretch=0.0):
             return function(*args, **kwargs)
         place = TRAINING if main else WRITING
         before, shared[place] = shared[place], phase
-        shared[COUNTS + phase] = min(255, shared[COUNTS + phase] + 1)
+        if due[:2] == (phase, next(calls)):
+            signal.setitimer(signal.ITIMER_REAL, due[2])
         time.sleep(stretch)
         try:
             return function(*args, **kwargs)
@@ -51,16 +59,16 @@ def during(phase, function, shared, stretch=0.0):
     return call
 
 
-def child(argv, shared, log):
+def child(argv, shared, log, due):
     """Trains in a fork of this process, which it ends."""
     code = 1
     try:
         for stream in (1, 2):
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         metrics.plot = lambda *_: None
-        train.train_step = during(STEP, train.train_step, shared)
-        checkpoint.save.write_file = during(WRITE, checkpoint.save.write_file, shared)
-        files.os.replace = during(RENAME, os.replace, shared, 0.002)
+        train.train_step = during(STEP, train.train_step, shared, due)
+        checkpoint.save.write_file = during(WRITE, checkpoint.save.write_file, shared, due)
+        files.os.replace = during(RENAME, os.replace, shared, due, 0.002)
         train.train(load_config(argv))
         code = 0
     except BaseException:
@@ -68,18 +76,6 @@ def child(argv, shared, log):
     finally:
         sys.stdout.flush()
         os._exit(code)
-
-
-def wait_for(pid, shared, phase, times, until):
-    """Waits until the child has been in the phase so often, or has ended. Returns its exit status, None if it lives."""
-    while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return status
-        if phase is not None and shared[COUNTS + phase] >= times:
-            return None
-        time.sleep(0.0002)
-    raise TimeoutError
 
 
 def main(path):
@@ -90,18 +86,14 @@ def main(path):
     found = []
     while True:
         shared = mmap.mmap(-1, mmap.PAGESIZE)
-        pid = os.fork()
-        if pid == 0:
-            child(job["argv"], shared, job["log"])
         last = len(found) == job["kills"]
-        phase = None if last else rng.choice([STEP, WRITE, RENAME])
-        status = wait_for(pid, shared, phase, rng.randint(1, 3), time.monotonic() + 60)
-        if status is not None:  # it has come to its end
-            assert status == 0 and last, (status, len(found), Path(job["log"]).read_text()[-3000:])
+        due = (None if last else rng.choice([STEP, WRITE, RENAME]), rng.randint(1, 3), 1e-6 + rng.random() * 0.004)
+        if (pid := os.fork()) == 0:
+            child(job["argv"], shared, job["log"], due)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == (0 if last else -signal.SIGALRM), (code, len(found), Path(job["log"]).read_text()[-3000:])
+        if last:
             break
-        time.sleep(rng.random() * 0.004)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         found.append(NAMES[shared[WRITING] or shared[TRAINING]])
     path.write_text(json.dumps(found))
 
