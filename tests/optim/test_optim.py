@@ -103,7 +103,8 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
     torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
+    monkeypatch.setattr(precision, "cpu_multiplies_bfloat16", lambda: True)  # as PyTorch's Muon does everywhere
     model, optimizer, scaler, config = make(optimizer="muon", adamw_impl="fused")
     twin, *_ = make()
     inside = {f"blocks.{name}" for name, parameter in model.blocks.named_parameters() if parameter.dim() == 2}
