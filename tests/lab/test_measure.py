@@ -1,8 +1,10 @@
 """Measurements of lab/measure.py count the right bytes, seconds and operations."""
 
+import mmap
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -314,6 +316,20 @@ def test_on_a_gpu_the_kinds_add_up_to_the_kernels(dense, keys):
     del seconds["data"]
     assert min(seconds.values()) > 0
     assert sum(seconds.values()) == pytest.approx(sum(event.duration_ns() for event in on_device) / 1e9, rel=1e-3)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc/self/status, which Linux has")
+def test_resident_memory_is_without_mapped_files():
+    """Of those that its parent has touched, a fork has none."""
+    before, size = measure.resident_bytes("VmRSS"), 2**27
+    with open(Path(torch.__file__).parent / "lib/libtorch_cpu.so", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    with mapped:
+        assert len(mapped[:: mmap.PAGESIZE]) == size // mmap.PAGESIZE
+        assert abs(measure.resident_bytes("VmRSS") - before) < size / 4
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as kept:  # a tensor may take freed memory
+        kept[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
+        assert abs(measure.resident_bytes("VmRSS") - before - size) < size / 4
 
 
 def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense):
