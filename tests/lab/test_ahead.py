@@ -131,7 +131,9 @@ def test_a_trace_that_fails_is_left_to_who_needs_it(cores, monkeypatch):
         predict.report(EAGER, rows)
 
 
-@pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "input(); import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "code", ["import os; os.kill(os.getpid(), 9)", "import os, sys; sys.stdin.buffer.read(1); os.kill(os.getpid(), 9)"]
+)
 def test_what_a_killed_process_leaves_is_traced_here(code, children, here):
     found = children(code)
     ahead.trace_rows(ROWS, H100)
