@@ -115,9 +115,19 @@ def test_too_few_minutes_for_a_search_are_no_fault_and_it_is_tried_again(tmp_pat
 
 
 def test_a_part_that_is_cut_off_keeps_its_files_and_what_it_has_printed(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "GRACE", 0.5)
+    class OutOfTime(subprocess.Popen):
+        """Its time is over when it has written its results."""
+
+        def wait(self, timeout=None):
+            if timeout == 150:
+                while not (tmp_path / "a/peers.json").exists():
+                    time.sleep(0.01)
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", OutOfTime)
     code = "print('so far'); (folder / 'a').mkdir(); (folder / 'a/peers.json').write_text('1'); time.sleep(600)"
-    gpu.measure(planted(a=code, share=0.005), tmp_path, 300, rehearse=False)
+    gpu.measure(planted(a=code), tmp_path, 300, rehearse=False)
     assert (tmp_path / "a.log").read_text() == "so far\n"
     with tarfile.open(tmp_path / "results.tar.gz") as tar:
         assert {"a/peers.json", "a.log", "state.json", "summary.txt"} <= set(tar.getnames())
