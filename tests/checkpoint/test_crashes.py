@@ -227,7 +227,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(
 
     def write_slowly(path, state):
         events.append("write")
-        waiting.wait(10)
+        waiting.wait(100)
         write_file(path, state)
         events.append("written")
 
