@@ -153,7 +153,7 @@ class Metrics:
         picture = None
         if self.rows and not crashed:
             try:
-                plot(self.rows, self.folder / "loss.png", self.folder.name)
+                plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
                 picture = self.folder / "loss.png"
             except OSError as error:
                 print(f"warning: cannot write loss.png: {error}", file=sys.stderr)

@@ -109,7 +109,7 @@ class WandB:
         try:
             return self.wandb.init(
                 project=config.wandb_project,
-                name=Path(config.out_dir).name,
+                name=Path(config.out_dir).absolute().name,  # that of . too
                 id=run_id,
                 resume="allow",
                 dir=config.out_dir,

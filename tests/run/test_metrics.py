@@ -79,6 +79,15 @@ def test_loss_png_is_an_image(config, monkeypatch):
     assert not list(Path(config.out_dir).glob("*.tmp"))
 
 
+def test_a_run_in_the_current_folder_has_a_name(config, monkeypatch):
+    titles = []
+    monkeypatch.setattr(metrics, "plot", lambda rows, path, title: titles.append(title))
+    Path(config.out_dir).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(config.out_dir)
+    train.train(replace(config, out_dir="."))
+    assert titles == [Path(config.out_dir).name]
+
+
 def test_a_plot_of_one_row_without_measurements(tmp_path):
     plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", "title")
     assert (tmp_path / "loss.png").stat().st_size > 1000

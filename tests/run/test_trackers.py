@@ -193,6 +193,12 @@ def test_wandb_gets_the_config_the_rows_the_picture_and_the_table(wandb, config,
     assert exit_code == 0 and "wandb: https://wandb.test/run-1\n" in result.out and result.err == ""
 
 
+def test_wandb_names_a_run_in_the_current_folder_after_it(wandb, config, run_main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_main(train.main, *words(config, track="wandb", out_dir="."))
+    assert wandb.begun[0]["name"] == tmp_path.name
+
+
 def test_a_resumed_run_continues_the_same_wandb_run_and_a_replaced_one_does_not(wandb, config):
     for more in ({}, {"init_from": "resume", "max_steps": 8}, {"overwrite": True}):
         train.train(replace(config, track="wandb", **more))
