@@ -126,6 +126,7 @@ def test_a_part_that_is_cut_off_keeps_its_files_and_what_it_has_printed(tmp_path
             return super().wait(timeout)
 
     monkeypatch.setattr(subprocess, "Popen", OutOfTime)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     code = "print('so far'); (folder / 'a').mkdir(); (folder / 'a/peers.json').write_text('1'); time.sleep(600)"
     gpu.measure(planted(a=code), tmp_path, 300, rehearse=False)
     assert (tmp_path / "a.log").read_text() == "so far\n"
