@@ -144,6 +144,7 @@ class Unfinished:
     job: a JSON value that tells this work from any other. journal: what the last call of save() was given, if that was
     for the same job, else None. Without a journal nothing is worth keeping, and leaving removes the folder, and those
     around it that were made for it and hold no dataset.
+    Raises BadInput if the dataset's folder holds a run, or another process prepares it.
     """
 
     def __init__(self, target, job):
@@ -152,6 +153,8 @@ class Unfinished:
         self.journal = None
 
     def __enter__(self):
+        if (self.target / "metrics.jsonl").exists():  # of a run
+            raise BadInput(f"{self.target} holds a run, with a tokenizer of its own; expected another --out_dir")
         self.made = [folder for folder in (self.target, *self.target.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         try:

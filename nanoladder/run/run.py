@@ -229,12 +229,14 @@ def start_from(config, model, optimizer, scaler):
 def prepare_out_dir(config, start_step, dataset):
     """Creates out_dir and copies the dataset's tokenizer; removes checkpoints, or a whole run, that the run replaces.
 
-    Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written or is
-    in use.
+    Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written, is
+    in use or holds a dataset.
     """
     if parallel.rank():  # rank 0 does this
         return contextlib.nullcontext()
     folder = Path(config.out_dir)
+    if not start_step and (folder / "meta.json").exists():
+        raise BadInput(f"out_dir={folder} holds a dataset, with a tokenizer of its own; choose another --out_dir")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = keep_others_out(folder)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -193,6 +194,13 @@ def test_a_failure_leaves_no_folder_that_was_not_there(kept, tmp_path):
     old = set(tmp_path.rglob("*"))
     assert "no text left for val" in refusal(write_corpus, tmp_path / "new" / "folder", Texts(["a"], [""]), "byte")
     assert set(tmp_path.rglob("*")) == old
+
+
+def test_a_dataset_replaces_no_run_s_tokenizer(trained, tmp_path):
+    shutil.copytree(trained.out_dir, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    assert "holds a run" in refusal(write_dataset, tmp_path / "run", TRAIN, VAL, "byte")
+    assert contents(tmp_path / "run") == before
 
 
 @needs_rustbpe

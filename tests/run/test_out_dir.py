@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,13 @@ def config(dense, tmp_path):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def test_a_run_replaces_no_dataset_s_tokenizer(config, dense, tmp_path, refused):
+    shutil.copytree(dense, tmp_path / "other")
+    before = contents(tmp_path / "other")
+    line = refused(train.main, *flags(dataset=config.dataset, out_dir=tmp_path / "other"))
+    assert f"out_dir={tmp_path}/other holds a dataset" in line and contents(tmp_path / "other") == before
 
 
 @pytest.mark.slow
