@@ -79,6 +79,10 @@ def parse(argv):
     options = parser.parse_args(argv)
     output = Path(options.output or "report.json")
     for condition, message in [
+        (
+            not options.model or (options.out_dir, options.checkpoint) == ("out/quickstart", "best"),
+            "model: expected neither --out_dir nor --checkpoint, which name another one",
+        ),
         (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
         (options.context_length >= 0, "context_length: expected at least 1"),
         (options.output or not options.details, "details: expected --output=FILE for them"),

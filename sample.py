@@ -84,6 +84,10 @@ def parse(argv):
     options = parser.parse_args(argv)
     options.compile = options.compile == "True"
     for condition, message in [
+        (
+            not options.model or (options.out_dir, options.checkpoint) == ("out/quickstart", "best"),
+            "model: expected neither --out_dir nor --checkpoint, which name another one",
+        ),
         (options.num_samples >= 1, "num_samples: expected at least 1"),
         (options.max_new_tokens >= 1, "max_new_tokens: expected at least 1"),
         (options.temperature >= 0, "temperature: expected 0 or more"),

@@ -160,8 +160,7 @@ def test_several_processes_refuse_in_one_line(trained, tmp_path):
         (["--output=."], "expected a file in an existing folder"),
         (["--dataset=nowhere"], "no train.bin"),
         (["--tasks", "missing.jsonl"], "missing.jsonl cannot be read"),
-        (["--model=missing.safetensors"], "no checkpoint at missing.safetensors"),
-        (["--model=hf:missing"], "missing"),
+        (["--model=hf:gpt2"], "model: expected neither --out_dir nor --checkpoint"),
         (["--out_dir=missing"], "no such folder"),
         (["--split=test"], "invalid choice"),
         (["--device=tpu"], "expected auto"),
@@ -171,6 +170,14 @@ def test_several_processes_refuse_in_one_line(trained, tmp_path):
 )
 def test_bad_options_are_refused_in_one_line(words, expected, trained, refused):
     assert expected in refused(evaluate.main, f"--out_dir={trained.out_dir}", "--device=cpu", *words)
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [("missing.safetensors", "no checkpoint at missing.safetensors"), ("hf:missing", "missing")],
+)
+def test_a_model_that_is_not_there_is_refused(source, expected, refused):
+    assert expected in refused(evaluate.main, f"--model={source}", "--device=cpu")
 
 
 def test_a_broken_task_is_refused_before_anything_is_written(trained, tmp_path, refused):

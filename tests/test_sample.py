@@ -317,6 +317,7 @@ def test_a_pipe_that_is_closed_ends_the_program(trained):
         ("--top_p=0", ["top_p", "up to 1"]),
         ("--top_p=1.1", ["top_p", "up to 1"]),
         ("--device=tpu", ["device=tpu", "auto, cpu, cuda"]),
+        ("--model=hf:gpt2", ["model", "neither --out_dir nor --checkpoint"]),
         ("--seed=-1", ["seed", "0 or more"]),
         ("--seed=9223372036854775808", ["seed", "below 2**63"]),
         ("--compile=maybe", ["compile", "True", "False"]),
