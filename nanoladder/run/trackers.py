@@ -77,7 +77,8 @@ class WandB:
         self.wandb = wandb
         try:
             self.require_login_and_answer()
-            self.run = self.begin(config, run_id)
+            limits = {"init_timeout": NETWORK_TIMEOUT, "finish_timeout": NETWORK_TIMEOUT, "finish_timeout_raises": True}
+            self.run = self.begin(config, run_id, **limits)
         except Exception as error:
             warn(f"wandb cannot be reached, so the run is recorded offline: {error}")
             self.run = self.begin(config, run_id, mode="offline")
@@ -97,15 +98,8 @@ class WandB:
         with contextlib.suppress(requests.exceptions.SSLError):  # is an answer; wandb knows more certificates
             requests.head(settings.base_url, timeout=NETWORK_TIMEOUT)
 
-    def begin(self, config, run_id, **mode):
+    def begin(self, config, run_id, **settings):
         """Returns a wandb run, new or continued. Raises an error if the server refuses it."""
-        settings = self.wandb.Settings(
-            silent=True,
-            init_timeout=NETWORK_TIMEOUT,
-            finish_timeout=NETWORK_TIMEOUT,
-            finish_timeout_raises=True,
-            **mode,
-        )
         try:
             return self.wandb.init(
                 project=config.wandb_project,
@@ -114,7 +108,7 @@ class WandB:
                 resume="allow",
                 dir=config.out_dir,
                 config=dataclasses.asdict(config),
-                settings=settings,
+                settings=self.wandb.Settings(silent=True, **settings),
             )
         except Exception:
             self.wandb.teardown()  # else the id stays in use
