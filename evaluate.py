@@ -59,9 +59,7 @@ def parse(argv):
     parser = Parser(prog="evaluate.py", description="Evaluates a model on a split and on tasks.", allow_abbrev=False)
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     tasks = f"JSONL files, or the public {' and '.join(evaluation.PUBLIC)} once downloaded"
-    parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
-    parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
-    parser.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+    checkpoint.add_source(parser)
     parser.add_argument("--dataset", help="prepared dataset, by name or path (default, without tasks: the run's)")
     parser.add_argument("--split", default="val", choices=["val", "train"], help="of the dataset (default: val)")
     parser.add_argument("--context_length", type=int, default=0, help="a shorter one (default: the model's)")
@@ -79,10 +77,6 @@ def parse(argv):
     options = parser.parse_args(argv)
     output = Path(options.output or "report.json")
     for condition, message in [
-        (
-            not options.model or (options.out_dir, options.checkpoint) == ("out/quickstart", "best"),
-            "model: expected neither --out_dir nor --checkpoint, which name another one",
-        ),
         (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
         (options.context_length >= 0, "context_length: expected at least 1"),
         (options.output or not options.details, "details: expected --output=FILE for them"),
@@ -105,7 +99,7 @@ def parse(argv):
 def evaluate(options, device):
     """Evaluates as the options say and prints each result at once. Returns the report, a dict for JSON."""
     items = {name: (path := find_task(name), evaluation.read_items(path)) for name in options.tasks}
-    source = str(options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint))
+    source = checkpoint.source_of(options)
     state = checkpoint.load_model(source)
     model = checkpoint.build_gpt(state, source, options.context_length)
     tokenizer = find_tokenizer(source, model.config, needed=items)

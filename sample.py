@@ -38,7 +38,7 @@ def run(options, prompts):
         machine.find_compiler(device)
     if options.quantize:
         require_gain(device, len(prompts) * options.num_samples, options.compile)
-    source = options.model or checkpoint.best_or_last(options.out_dir, options.checkpoint)
+    source = checkpoint.source_of(options)
     dtype = machine.choose_dtype(options.dtype, device)
     tell(f"loading {source}, in {str(dtype).removeprefix('torch.')} on {device} ...", progress=True)
     gpt = checkpoint.load_gpt(source)
@@ -60,9 +60,7 @@ def run(options, prompts):
 def parse(argv):
     parser = Parser(prog="sample.py", description="Generates text from a trained model.", allow_abbrev=False)
     add = parser.add_argument
-    add("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
-    add("--checkpoint", default="best", help="best or last (default: %(default)s)")
-    add("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+    checkpoint.add_source(parser)
     add("--prompt", action="append", default=[], metavar="TEXT", help="text to continue; -: stdin; several: one batch")
     add(
         "--prompt_file", action="append", default=[], metavar="FILE", help="a text file to continue; several: one batch"
@@ -84,10 +82,6 @@ def parse(argv):
     options = parser.parse_args(argv)
     options.compile = options.compile == "True"
     for condition, message in [
-        (
-            not options.model or (options.out_dir, options.checkpoint) == ("out/quickstart", "best"),
-            "model: expected neither --out_dir nor --checkpoint, which name another one",
-        ),
         (options.num_samples >= 1, "num_samples: expected at least 1"),
         (options.max_new_tokens >= 1, "max_new_tokens: expected at least 1"),
         (options.temperature >= 0, "temperature: expected 0 or more"),

@@ -27,7 +27,15 @@ shards (nanoladder/parallel).
 
 from nanoladder.checkpoint.check import Damaged, config_of
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, current, found, history
-from nanoladder.checkpoint.formats import build_gpt, load_gpt, load_model, require_source, tokenizer_of
+from nanoladder.checkpoint.formats import (
+    add_source,
+    build_gpt,
+    load_gpt,
+    load_model,
+    require_source,
+    source_of,
+    tokenizer_of,
+)
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, gather_weights, snapshot, write_file
@@ -37,6 +45,7 @@ __all__ = [
     "LAST",
     "Damaged",
     "Writer",
+    "add_source",
     "best_or_last",
     "build_gpt",
     "clear",
@@ -55,6 +64,7 @@ __all__ = [
     "resume",
     "set_generator_states",
     "snapshot",
+    "source_of",
     "tokenizer_of",
     "write_file",
 ]

@@ -10,12 +10,28 @@ from pathlib import Path
 from model import GPT
 from nanoladder.checkpoint import huggingface, load, nanogpt
 from nanoladder.checkpoint.check import Damaged, config_of
-from nanoladder.checkpoint.folder import LAST
+from nanoladder.checkpoint.folder import LAST, best_or_last
 from nanoladder.data.huggingface_tokenizer import from_huggingface
 from nanoladder.data.tokenizer import load_tokenizer
 from nanoladder.errors import BadInput
 
 HUB = "hf:"
+RUN = {"out_dir": "out/quickstart", "checkpoint": "best"}  # the model that a script takes unless told otherwise
+
+
+def add_source(parser):
+    """Adds the options that name a script's model: --out_dir and --checkpoint, or --model."""
+    parser.add_argument("--out_dir", default=RUN["out_dir"], help="run folder (default: %(default)s)")
+    parser.add_argument("--checkpoint", default=RUN["checkpoint"], help="best or last (default: %(default)s)")
+    parser.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+
+
+def source_of(options):
+    """Returns the source that the options of add_source() name. Raises BadInput if they name two, or no run."""
+    run = {key: getattr(options, key) for key in RUN}
+    if options.model and run != RUN:
+        raise BadInput("model: expected neither --out_dir nor --checkpoint, which name another one")
+    return options.model or str(best_or_last(*run.values()))
 
 
 def load_model(source):
