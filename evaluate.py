@@ -10,14 +10,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import torch
 
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
-from nanoladder.data.tokenizer import load_tokenizer
-from nanoladder.entry import Parser, run_script
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 from nanoladder.run.memory import is_out_of_memory
 
 FIGURES = {  # in the table: label and format
@@ -37,7 +36,7 @@ def main(argv):
         print(f"wrote {evaluation.download(name)}; --tasks {name} evaluates on it")
     if options.download:
         return
-    config = Config(device=options.device, batch_size=int(os.environ.get("WORLD_SIZE", 1)))  # start() divides it
+    config = Config(device=options.device, batch_size=int(os.environ.get("WORLD_SIZE", 1)), compile=False)
     device = parallel.start(config, machine.choose_device(options.device))
     machine.configure(config, device)
     try:
@@ -104,7 +103,7 @@ def evaluate(options, device):
     model = checkpoint.build_gpt(state, source, options.context_length)
     tokenizer = find_tokenizer(source, model.config, needed=items)
     parts = {}
-    if dataset := find_dataset(options, source, state, model.config, tokenizer):
+    if dataset := find_dataset(options, source, state, model.config):
         parts[f"{dataset.folder.name} {options.split}"] = evaluation.WholeSplit(dataset, options.split, options.stride)
     for name in items:
         parts[name] = evaluation.Task(*items[name], tokenizer, model.config.context_length)
@@ -164,7 +163,11 @@ def find_task(name):
     """Returns the path of a task file, given by its path or the name of a public one. Raises BadInput if missing."""
     public = evaluation.PUBLIC.get(name)
     if public is None:
-        return Path(name)
+        path = Path(name)
+        if not path.exists():
+            known = " or ".join(evaluation.PUBLIC) + nearest(name, evaluation.PUBLIC)
+            raise BadInput(f"tasks: no file {name} in {path.absolute().parent}; expected a JSONL file, {known}")
+        return path
     if not public.path.is_file():
         command = f"python evaluate.py --download {name}"
         raise BadInput(f"tasks: no {public.path}; expected it from `{command}`, or a copy of {public.url}")
@@ -181,7 +184,7 @@ def find_tokenizer(source, config, needed):
         return None
 
 
-def find_dataset(options, source, state, config, tokenizer):
+def find_dataset(options, source, state, config):
     """Opens the dataset to evaluate on; None if only tasks are asked for. Raises BadInput if it does not fit."""
     name = options.dataset or (None if options.tasks else state["config"].get("dataset"))
     if name is None:
@@ -189,15 +192,7 @@ def find_dataset(options, source, state, config, tokenizer):
             return None
         raise BadInput(f"nothing to evaluate {source} on; expected --dataset=NAME or --tasks FILE")
     dataset = data.open_dataset(dataclasses.replace(config, dataset=name))
-    try:
-        own = load_tokenizer(dataset.folder)
-    except BadInput:  # a folder made by nanoGPT has none
-        return dataset
-    if tokenizer and own._mergeable_ranks != tokenizer._mergeable_ranks:
-        raise BadInput(
-            f"dataset={name} is in the tokens of {own.name} ({own.n_vocab}), not of the model's tokenizer, "
-            f"{tokenizer.name} ({tokenizer.n_vocab}); expected a dataset prepared with the same"
-        )
+    checkpoint.check_tokenizer(dataset, name, state, source)
     return dataset
 
 

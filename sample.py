@@ -5,12 +5,12 @@ import contextlib
 import sys
 import time
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import torch
 
 from nanoladder import checkpoint, files, machine
 from nanoladder.data.tokenizer import encode, first_token
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
 from nanoladder.run.failures import explain_compiler_failure

@@ -7,12 +7,7 @@ docs/fine-tuning.md says which loss and how much memory to expect, and how to ta
 
 out_dir = "out/finetune_shakespeare"
 dataset = "shakespeare"
-init_from = "hf:gpt2"  # or hf:FOLDER; the four keys below are its shape
-n_layer = 12
-n_head = 12
-n_embd = 768
-bias = True
-vocab_size = 50257
+init_from = "hf:gpt2"  # or hf:FOLDER; the model gives the shape
 context_length = 512  # the first of GPT-2's 1024 positions
 dropout = 0.1  # the text is short: 302,000 tokens, nine steps an epoch
 batch_size = 64

@@ -15,7 +15,7 @@ from lab import predict
 from lab.plan import in_one_process
 from nanoladder.config import TYPES
 from nanoladder.errors import BadInput
-from nanoladder.kernels import count_chunks, uses_blocks
+from nanoladder.kernels import count_chunks
 from nanoladder.machine.device import ATTENTION_KERNELS
 from nanoladder.run.memory import divisors
 
@@ -157,13 +157,11 @@ def normal(config, machine):
     """A normal form of a config whose vocab_size is known: two that take the same step here have the same."""
     auto = "bfloat16" if machine.native_bfloat16 else "float16" if machine.on_gpu else "float32"
     dtype = auto if config.dtype == "auto" else config.dtype
-    in_blocks = uses_blocks(config, machine.device_type, getattr(torch, dtype))
     plain = {"compile_scope": "model", "compile_mode": "default"} if not config.compile else {}
-    config = in_one_process(config)
+    config = in_one_process(config, machine.device_type, getattr(torch, dtype))
     return dataclasses.replace(
         config,
         dtype=dtype,
-        attention="blocks" if in_blocks else config.attention.replace("auto", "sdpa"),
         adamw_impl=config.adamw_impl if config.optimizer == "adamw" else "",
         vocab_size=config.padded_vocab_size,
         pad_vocab_to=1,

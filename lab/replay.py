@@ -10,16 +10,16 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import torch
 
 import train
-from nanoladder import checkpoint, data, machine, parallel
-from nanoladder.config import load_config
-from nanoladder.entry import Parser, run_script
+from nanoladder import checkpoint, data, parallel
 from nanoladder.errors import BadInput
-from nanoladder.run import memory
+from nanoladder.run import load_config, memory
 from nanoladder.run.failures import explained
+from nanoladder.run.start import begin_new
 
 SHOWN_SEQUENCES, SHOWN_NAMES = 8, 4  # at most
 
@@ -45,32 +45,31 @@ def replay(config, step):
     config = dataclasses.replace(config, vocab_size=dataset.vocab_size, lr_decay_steps=decay_end, max_steps=step)
     config = memory.resolve_micro_batch(config, device)
     model = train.build_model(config, device)
-    optimizer, scaler = train.build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
-    start = resume_before(step, config, model, optimizer, scaler)
+    optimizer = train.build_optimizer(model, config)
+    start = resume_before(step, config, dataset, model, optimizer)
     print(f"replaying steps {start + 1} to {step}, from {f'step {start}' if start else 'the beginning'}")
     for number, batch in enumerate(train.training_batches(split, config, start + 1, device), start + 1):
         lr = train.learning_rate(number, config)
         if number < step:
-            train.train_step(model, optimizer, scaler, batch, lr, config)
+            train.train_step(model, optimizer, batch, lr, config)
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
         print_sequences(model, batch, data.TrainingBatches(split, config).windows(step))
         found = find_not_finite(model)
-        loss, grad_norm = train.train_step(model, optimizer, scaler, batch, lr, config)
+        loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for stage, names in found.items():
         more = ", ..." * (len(names) > SHOWN_NAMES)
         print(f"not finite in the {stage}: {', '.join(names[:SHOWN_NAMES]) or 'nothing'}{more}")
 
 
-def resume_before(step, config, model, optimizer, scaler):
+def resume_before(step, config, dataset, model, optimizer):
     """Resumes from the newest checkpoint before a step, or starts as the run did. Returns the step resumed from."""
     for path in checkpoint.found(Path(config.out_dir)):
         with contextlib.suppress(checkpoint.Damaged):
             state = checkpoint.load(path)
             if state["progress"]["step"] < step:
-                return checkpoint.resume(model, optimizer, scaler, state, path)["step"]
-    if config.init_from not in ("scratch", "resume", "auto"):
-        checkpoint.load_weights(model, checkpoint.load(config.init_from), config.init_from)
+                return checkpoint.resume(model, optimizer, state, path)["step"]
+    begin_new(config, dataset, model)
     return 0
 
 

@@ -1,7 +1,10 @@
 """The rows of a mode as figures: medians over the processes in results.json, and what follows from them."""
 
+import itertools
 import math
 import statistics
+
+from nanoladder.config import stage_names, stage_path
 
 FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
     "seconds": "of a step: the median of the rounds",
@@ -37,6 +40,10 @@ FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
     "best": "the multiple with the lowest validation loss",
     "val_loss": "its validation loss",
     "edge": "true if it is the lowest or the highest that was tried",
+    **dict.fromkeys(["temporary", "block"], "part of a predicted memory (trace.Memory)"),
+    "formula": "bytes of a block's activations, by a formula (Korthikanti et al. 2022)",
+    "fits": "the largest micro-batch that fits a memory",
+    "longest": "the longest context that fits it",
     "time": "a predicted step's (roofline.Time)",
     "hours": "of the whole run, at that time",
 }
@@ -88,6 +95,16 @@ def summarize(results, mode):
             row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))
         rows.append(row)
     return rows
+
+
+def row_below(name, names):
+    """The one of some rows of --mode=ladder, by name, that a row is compared with; None if there is none.
+
+    For a stage it is the nearest that it stands on; for the config as it is, the last before it.
+    """
+    before = list(itertools.takewhile(lambda other: other != name, names))
+    path = stage_path(name) if name in stage_names() else before
+    return next((other for other in reversed(path) if other in before), None)
 
 
 def ring_bytes(sent, n):

@@ -8,7 +8,15 @@ class BadInput(Exception):
 
 
 def nearest(name, names, key=str):
-    """A question that names the closest of the valid names, or "" if none is close. Compares key(name), a text."""
+    """A question that names the closest of the valid names, or "" if none is close. Compares key(name), a text.
+
+    A name of initials, such as lr, is closest to what they stand for.
+    """
     names = {key(valid): valid for valid in names}
-    close = difflib.get_close_matches(key(name), names, n=1)
+    spelled_out = [text for text in names if "_" in text and initials(text) == key(name)]
+    close = spelled_out or difflib.get_close_matches(key(name), names, n=1)
     return f", did you mean {names[close[0]]!r}?" if close else ""
+
+
+def initials(text):
+    return "".join(word[:1] for word in text.split("_"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LINE, tiny, write_folder
-from processes import torchrun
+from processes import script
 
 import convert
 import evaluate
@@ -129,7 +129,7 @@ def test_several_processes_give_the_same_figures(trained, tasks, dense, tmp_path
     words += [f"--dataset={dense}", "--tasks", *tasks]
     reports = []
     for n in (1, 2):
-        result = torchrun("evaluate.py", *words, f"--output={tmp_path / 'report.json'}", n=n)
+        result = script("evaluate.py", *words, f"--output={tmp_path / 'report.json'}", n=n, folder=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout.count("accuracy per token") == 1
         reports.append(json.loads((tmp_path / "report.json").read_text()))
@@ -139,9 +139,10 @@ def test_several_processes_give_the_same_figures(trained, tasks, dense, tmp_path
 
 @pytest.mark.slow
 def test_several_processes_refuse_in_one_line(trained, tmp_path):
-    result = torchrun("evaluate.py", f"--out_dir={trained.out_dir}", "--device=cpu", "--tasks", tmp_path / "no.jsonl")
+    words = f"--out_dir={trained.out_dir}", "--device=cpu", "--tasks", tmp_path / "no.jsonl"
+    result = script("evaluate.py", *words, n=2, folder=tmp_path)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "no.jsonl cannot be read" in errors[0]
+    assert len(errors) == 1 and "no.jsonl in " in errors[0]
 
 
 # -- bad input
@@ -159,7 +160,9 @@ def test_several_processes_refuse_in_one_line(trained, tmp_path):
         (["--output=no/such/folder.json"], "expected a file in an existing folder"),
         (["--output=."], "expected a file in an existing folder"),
         (["--dataset=nowhere"], "no train.bin"),
-        (["--tasks", "missing.jsonl"], "missing.jsonl cannot be read"),
+        (["--tasks", "missing.jsonl"], f"no file missing.jsonl in {Path.cwd()}; expected a JSONL file, hellaswag or"),
+        (["--tasks", "hellaswagg"], "did you mean 'hellaswag'?"),
+        (["--download", "lamda"], "did you mean 'lambada'?"),
         (["--model=hf:gpt2"], "model: expected neither --out_dir nor --checkpoint"),
         (["--out_dir=missing"], "no such folder"),
         (["--split=test"], "invalid choice"),
@@ -212,7 +215,7 @@ def test_a_dataset_in_other_tokens_is_refused(trained, tmp_path, refused):
     other = build_tokenizer("char", [LINE.replace("t", "d")])
     folder = write_folder(tmp_path / "other", [1] * 40, [1] * 40, other.n_vocab, encoding=other, tokenizer="char")
     line = refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--dataset={folder}")
-    assert "not of the model's tokenizer" in line
+    assert "has another tokenizer (char" in line
 
 
 def test_a_dataset_of_more_tokens_than_the_model_is_refused(trained, documents, refused):

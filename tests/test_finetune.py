@@ -6,8 +6,8 @@ from conftest import ROOT, flags, rows, tiny, weights
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
-from nanoladder.config import load_config
-from nanoladder.run import memory
+from nanoladder import checkpoint
+from nanoladder.run import load_config
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32}
 PRESET = ROOT / "config" / "finetune_shakespeare.py"
@@ -36,7 +36,7 @@ def source(request, folder, tmp_path):
 
 def finetuned(name, init_from, folder, dataset, **keys):
     """Runs the preset on a small model; returns its config."""
-    small = {**SHAPE, "context_length": 8, "vocab_size": 0, "batch_size": 4, "micro_batch_size": 2, "max_steps": 6}
+    small = {"context_length": 8, "batch_size": 4, "micro_batch_size": 2, "max_steps": 6}
     small |= {"compile": False, "num_workers": 0, "device": "cpu", "dtype": "float32", "learning_rate": 1e-2}
     small |= {"dataset": dataset, "out_dir": folder / name, "init_from": init_from}
     words = [str(PRESET), *(f"--{key}={value}" for key, value in (small | keys).items())]
@@ -60,16 +60,16 @@ def test_the_preset_learns_and_keeps_what_is_frozen(source, folder, tmp_path):
     assert before["position_embedding.weight"].shape == (8, 32)
 
 
-def test_the_preset_has_the_recipe_that_it_names():
+def test_the_preset_has_the_recipe_that_it_names(monkeypatch):
     """nanoGPT's: 32 sequences of 1024 tokens a step, 20 steps at a constant rate of 3e-5."""
+    monkeypatch.setattr(checkpoint, "shape_of", lambda source: {})
     config = load_config([str(PRESET)])
     assert config.batch_size * config.context_length == 32 * 1024 and config.max_steps == 20
     assert {train.learning_rate(step, config) for step in range(1, 21)} == {3e-5}
 
 
 @pytest.mark.parametrize("name", ["hf:no/such/folder", "no/such/last.safetensors"])
-def test_a_missing_model_is_refused_before_memory_is_predicted(name, dense, tmp_path, refused, monkeypatch):
-    """For a large model that takes minutes."""
-    monkeypatch.setattr(memory, "resolve_micro_batch", lambda config, device: pytest.fail("predicted"))
+def test_a_missing_model_is_refused_before_anything_else(name, dense, tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(train, "set_up", lambda config: pytest.fail("begun"))
     line = refused(train.main, *flags(init_from=name, dataset=dense, out_dir=tmp_path / "run"))
     assert name in line and not (tmp_path / "run").exists()

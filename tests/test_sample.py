@@ -158,7 +158,7 @@ def test_the_dataset_may_be_gone(trained):
         (KeyboardInterrupt(), 130, "interrupted"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 3, "error: out of memory; expected fewer"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), 3, "error: out of memory; expected"),
-        (torch._dynamo.exc.BackendCompilerFailed(print, OSError("no g++"), None), 1, "error: torch.compile failed: "),
+        (torch._dynamo.exc.BackendCompilerFailed(print, OSError("full"), None), 1, "error: torch.compile failed: full"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data.openwebtext.prepare import prepare
 from nanoladder.entry import run_script
+
+from data.openwebtext.prepare import prepare
 
 SOURCE = {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
 

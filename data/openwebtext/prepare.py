@@ -12,10 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from nanoladder.entry import run_script
+
 from nanoladder.data.corpus import HEAD
 from nanoladder.data.hub import Hub
 from nanoladder.data.writer import PrepareParser, fraction, summary, whole_number, write_corpus
-from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data.shakespeare.prepare import prepare
 from nanoladder.entry import run_script
+
+from data.shakespeare.prepare import prepare
 
 
 def main(argv):

@@ -8,8 +8,9 @@ A checkpoint is one safetensors file, readable by any tool for that format. Its 
 
 Its metadata, all entries but the last in JSON:
 
-    format_version                2
+    format_version                3
     config                        every key
+    tokenizer                     sha256 of its tokens and ids; empty if the data have no tokenizer
     progress                      step, best_val_loss, interval_loss, interval_steps
     scaler                        state of float16's gradient scaler; else empty
     optimizer                     non-tensor optimizer state, {weight: {state: value}}
@@ -25,14 +26,15 @@ others, huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic wri
 shards (nanoladder/parallel).
 """
 
-from nanoladder.checkpoint.check import Damaged, config_of
-from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, current, found, history
+from nanoladder.checkpoint.check import SHAPE, Damaged, config_of
+from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, found, history
 from nanoladder.checkpoint.formats import (
     add_source,
     build_gpt,
+    check_tokenizer,
     load_gpt,
     load_model,
-    require_source,
+    shape_of,
     source_of,
     tokenizer_of,
 )
@@ -43,14 +45,15 @@ from nanoladder.checkpoint.save import Writer, gather_weights, snapshot, write_f
 __all__ = [
     "BEST",
     "LAST",
+    "SHAPE",
     "Damaged",
     "Writer",
     "add_source",
     "best_or_last",
     "build_gpt",
+    "check_tokenizer",
     "clear",
     "config_of",
-    "current",
     "found",
     "gather_weights",
     "generator_states",
@@ -60,9 +63,9 @@ __all__ = [
     "load_model",
     "load_weights",
     "newest",
-    "require_source",
     "resume",
     "set_generator_states",
+    "shape_of",
     "snapshot",
     "source_of",
     "tokenizer_of",

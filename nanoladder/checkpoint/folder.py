@@ -27,20 +27,8 @@ def best_or_last(folder, name):
 
 
 def found(folder):
-    """Lists a run's checkpoints in the order in which resuming tries them; without any, those of format 1."""
-    return current(folder) or outdated(folder)
-
-
-def current(folder):
-    return existing([folder / LAST, *history(folder).values(), folder / BEST])
-
-
-def outdated(folder):
-    """Lists checkpoints of format 1, which loading refuses."""
-    return existing([folder / "last.pt", *sorted(folder.glob("step_*.pt")), folder / "best.pt"])
-
-
-def existing(paths):
+    """Lists a run's checkpoints in the order in which resuming tries them."""
+    paths = [folder / LAST, *history(folder).values(), folder / BEST]
     return [path for path in paths if os.path.lexists(path)]
 
 
@@ -54,5 +42,5 @@ def clear(folder, step):
     """Removes checkpoints later than `step`, or all of them if it is 0, and temporary files of killed processes."""
     files.remove_temporaries(folder)
     later = [path for number, path in history(folder).items() if number > step]
-    for path in later if step else current(folder) + outdated(folder):
+    for path in later if step else found(folder):
         path.unlink()

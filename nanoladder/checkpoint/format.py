@@ -6,12 +6,13 @@ behind; it creates files that only their owner can read; and it reports a full d
 
 import hashlib
 import json
+from contextlib import contextmanager
 
 import torch
 from safetensors import safe_open
 
-FORMAT_VERSION = 2
-TEXTS = ("config", "progress", "scaler", "optimizer")  # parts stored as JSON in the metadata
+FORMAT_VERSION = 3
+TEXTS = ("config", "tokenizer", "progress", "scaler", "optimizer")  # parts stored as JSON in the metadata
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -48,10 +49,11 @@ def write_tensors(file, tensors, metadata):
         file.write(raw(tensors[name]))
 
 
-def read(path):
-    """Returns a file's metadata, {name: text}, and its memory-mapped tensors, {name: tensor}.
+@contextmanager
+def opened(path):
+    """Yields a file opened by safetensors, and its metadata, {name: text}.
 
-    Raises OSError, or ValueError or SafetensorError if the file is not valid safetensors or its digest is wrong.
+    Raises OSError, or ValueError or SafetensorError if the file is not valid safetensors.
     """
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -60,7 +62,15 @@ def read(path):
         header = file.read(size)
     with safe_open(path, framework="pt") as file:  # validates the header against the format and the file's size
         parse(header)  # rejects duplicate names
-        metadata = file.metadata() or {}
+        yield file, file.metadata() or {}
+
+
+def read(path):
+    """Returns a file's metadata, {name: text}, and its memory-mapped tensors, {name: tensor}.
+
+    Raises as opened() does, and ValueError if the digest is wrong.
+    """
+    with opened(path) as (file, metadata):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     expected = metadata.pop("sha256", None)
     if expected is None:

@@ -3,16 +3,16 @@
 A source names one: hf:NAME or hf:FOLDER, the path of a ckpt.pt of nanoGPT, or that of a checkpoint.
 """
 
+import contextlib
 import dataclasses
-from contextlib import contextmanager
 from pathlib import Path
 
 from model import GPT
 from nanoladder.checkpoint import huggingface, load, nanogpt
-from nanoladder.checkpoint.check import Damaged, config_of
+from nanoladder.checkpoint.check import SHAPE, Damaged, config_of
 from nanoladder.checkpoint.folder import LAST, best_or_last
 from nanoladder.data.huggingface_tokenizer import from_huggingface
-from nanoladder.data.tokenizer import load_tokenizer
+from nanoladder.data.tokenizer import identify, load_tokenizer
 from nanoladder.errors import BadInput
 
 HUB = "hf:"
@@ -48,16 +48,22 @@ def load_model(source):
         return load.load(source)
 
 
-def require_source(source):
-    """Raises BadInput unless the source exists. Downloads a model of the hub; reads no weights."""
+def shape_of(source):
+    """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput.
+
+    Downloads a model of the hub; reads no weights.
+    """
     if source.startswith(HUB):
-        huggingface.read_config(huggingface.find_folder(source.removeprefix(HUB)) / huggingface.CONFIG)
-    elif not nanogpt.wrote(Path(source)):
+        config = huggingface.read_shape(source.removeprefix(HUB))
+    elif nanogpt.wrote(Path(source)):
+        config = nanogpt.read(Path(source))["config"]  # its weights stay in the mapped file
+    else:
         with naming_sources():
-            load.check_file(Path(source))
+            config = load.read_config(Path(source))
+    return {key: config[key] for key in SHAPE}
 
 
-@contextmanager
+@contextlib.contextmanager
 def naming_sources():
     """Adds to the refusal of a file which sources are expected instead."""
     try:
@@ -77,6 +83,28 @@ def build_gpt(state, source, context_length=0):
     model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
     load.load_weights(model, state, source)
     return model
+
+
+def check_tokenizer(dataset, name, state, source):
+    """Returns what is known of the tokenizer of a source's model and of a dataset, as snapshot() takes it.
+
+    name: the dataset's. state: what load_model() returned. Raises BadInput if the tokenizers differ; where only that
+    of the dataset is known, if their numbers of tokens do.
+    """
+    ours, theirs, n_tokens = dataset.find_tokenizer(), state.get("tokenizer", {}), state["config"]["vocab_size"]
+    if "tokenizer" not in state:
+        with contextlib.suppress(BadInput):  # there is none, or one that tiktoken cannot be
+            theirs = identify(tokenizer_of(source, n_tokens))
+    if ours is None:
+        return theirs
+    if identify(ours) != theirs if theirs else ours.n_vocab != n_tokens:
+        other = state["config"].get("dataset", name)
+        advice = f"--dataset={other}, or " if other != name else ""
+        raise BadInput(
+            f"dataset={name} has another tokenizer ({ours.name}, {ours.n_vocab} tokens) than the model of {source} "
+            f"was trained with; expected {advice}data prepared with that model's tokenizer"
+        )
+    return identify(ours)
 
 
 def tokenizer_of(source, vocab_size):

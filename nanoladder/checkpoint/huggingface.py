@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from nanoladder import files
 from nanoladder.checkpoint.check import config_of, shapes
-from nanoladder.checkpoint.folder import current
+from nanoladder.checkpoint.folder import found
 from nanoladder.checkpoint.format import parse, write_tensors
 from nanoladder.checkpoint.gpt2 import HEAD, PREFIX, gpt2_name, our_weights
 from nanoladder.config import GPT2
@@ -87,7 +87,7 @@ def read(name):
     """
     folder = find_folder(name)
     theirs = read_config(folder / CONFIG)
-    config = {ours: theirs[key] for ours, key in SIZES.items()} | {"bias": True, "pad_vocab_to": 1, "compile": False}
+    config = our_config(theirs) | {"bias": True}
     tensors = read_tensors(folder)
     try:
         if HEAD not in tensors and not theirs.get("tie_word_embeddings", True):
@@ -96,11 +96,27 @@ def read(name):
     except (ValueError, RuntimeError, BadInput) as error:
         raise BadInput(f"hf:{name} cannot be read as a GPT-2: {error}") from None
     biases = [ours for ours in weights if ours.endswith("bias")]
-    if theirs.get("bias") is False and not any(weights[ours].any() for ours in biases):  # write() added them
+    if not our_config(theirs)["bias"] and not any(weights[ours].any() for ours in biases):  # write() added them
         config["bias"] = False
         for ours in biases:
             del weights[ours]
     return {"config": config, "model": weights}
+
+
+def read_shape(name):
+    """Returns the config of a model as read() does, without reading its weights. Raises BadInput."""
+    config = our_config(read_config(find_folder(name) / CONFIG))
+    try:
+        config_of({"config": config})
+    except (ValueError, BadInput) as error:
+        raise BadInput(f"hf:{name} cannot be read as a GPT-2: {error}") from None
+    return config
+
+
+def our_config(theirs):
+    """Returns the config of the model, as config_of takes it, of the dict of a config.json."""
+    sizes = {ours: theirs[key] for ours, key in SIZES.items()}
+    return {**sizes, "bias": theirs.get("bias") is not False, "pad_vocab_to": 1}
 
 
 def read_config(path):
@@ -209,7 +225,7 @@ def replace_files(folder, contents, overwrite):
     """Writes {name: content} into a folder, in which only WRITTEN are replaced, and only if overwrite is True."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if current(folder) or (folder / RANKS).exists():
+        if found(folder) or (folder / RANKS).exists():
             raise BadInput(f"{folder} holds a run or a dataset, with a {TOKENIZER} of its own; choose another folder")
         for left in folder.glob(f"{TEMPORARY}*"):  # by a killed process
             shutil.rmtree(left)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import parallel
-from nanoladder.checkpoint.check import PROGRESS, Damaged, check_contents, check_like, check_shape, damage
+from nanoladder import machine, parallel
+from nanoladder.checkpoint.check import PROGRESS, Damaged, check_contents, check_like, check_shape, config_of, damage
 from nanoladder.checkpoint.folder import LAST, found
-from nanoladder.checkpoint.format import FORMAT_VERSION, parse, read, unflatten
+from nanoladder.checkpoint.format import FORMAT_VERSION, opened, parse, read, unflatten
 from nanoladder.checkpoint.generators import set_generator_states
 from nanoladder.checkpoint.optimizer import load_optimizer
 from nanoladder.config import DEFAULTS, GPT2
@@ -54,22 +54,22 @@ def load(path):
     return state
 
 
+def read_config(path):
+    """Returns the config of a checkpoint's model, a dict, without reading its tensors. Raises BadInput."""
+    check_file(path)
+    try:
+        with opened(path) as (_, metadata):
+            state = {"config": parse(metadata["config"])}
+        config_of(state)
+    except Exception as error:  # a damaged file fails in many ways
+        raise damage(path, error) from None
+    return state["config"]
+
+
 def check_file(path):
-    """Raises Damaged if path does not exist, BadInput if it is a folder or a checkpoint of format 1."""
+    """Raises BadInput if path is a folder or a name of OpenAI's, Damaged if it does not exist."""
     if path.is_dir():
         raise BadInput(f"no checkpoint at {path}, which is a folder; expected a file such as out/x/{LAST}")
-    older = path if path.is_file() else path.with_suffix(".pt")
-    if older.is_file():
-        try:
-            with open(older, "rb") as file:  # a zip archive, as written by torch.save, that pickles this text
-                outdated = file.read(4) == b"PK\x03\x04" and b"\0format_version" in file.read(2**24)
-        except OSError as error:
-            raise damage(path, error) from None
-        if outdated:
-            raise BadInput(
-                f"{older} was written by an older version (format 1), this version reads format {FORMAT_VERSION}; "
-                "continue with the version that wrote it, or start over: --init_from=scratch --overwrite=True"
-            )
     if not path.is_file() and str(path) in GPT2:
         raise BadInput(f"no checkpoint at {path}; expected, for OpenAI's model of that name, hf:{path}")
     if not path.is_file():
@@ -92,8 +92,8 @@ def load_weights(model, state, path):
     model.load_state_dict({name: parallel.local_shard(weights[name], like, name) for name, like in own})
 
 
-def resume(model, optimizer, scaler, state, path):
-    """Restores model, optimizer, scaler and generators from a checkpoint. Returns the progress dict.
+def resume(model, optimizer, state, path):
+    """Restores model, optimizer, loss scale and generators from a checkpoint. Returns the progress dict.
 
     Raises BadInput if the run's config does not match the checkpoint's, Damaged if its state is invalid.
     """
@@ -106,7 +106,7 @@ def resume(model, optimizer, scaler, state, path):
     check_shape(model.config, state["config"], path)
     try:
         load_optimizer(model, optimizer, state["optimizer"])
-        load_scaler(scaler, state["scaler"])
+        load_scaler(machine.scaler_of(model), state["scaler"])
         load_weights(model, state, path)
         set_generator_states(state["generators"], next(model.parameters()).device)
     except ValueError as error:

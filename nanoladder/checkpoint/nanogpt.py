@@ -56,6 +56,6 @@ def read_config(arguments):
     config = {key: arguments[name] for key, name in ARGUMENTS.items()}
     padded = config["vocab_size"] == PADDED
     config |= {"vocab_size": GPT2_VOCABULARY} if padded else {}
-    config |= {"pad_vocab_to": 64 if padded else 1, "compile": False}
+    config |= {"pad_vocab_to": 64 if padded else 1}
     config_of({"config": config})
     return config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanoladder import files, parallel
+from nanoladder import files, machine, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, history, step_name
 from nanoladder.checkpoint.format import FORMAT_VERSION, serialize
 from nanoladder.checkpoint.generators import generator_states
@@ -22,20 +22,20 @@ class Writer:
     again. Exits with code 1 if the last or the best checkpoint is still missing at the end.
     """
 
-    def __init__(self, config):
-        self.config = config
+    def __init__(self, config, tokenizer):
+        self.config, self.tokenizer = config, tokenizer
         self.folder = Path(config.out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.pending = None  # future of the checkpoint being written
         self.missing = {}  # {file name: step that it should hold}
 
-    def save(self, model, optimizer, scaler, progress, best):
+    def save(self, model, optimizer, progress, best):
         """Copies the state and starts writing it, also as best.safetensors if `best`. Collective.
 
         Waits for the previous write first, so that there is never more than one copy.
         """
         self.wait()
-        state = snapshot(self.config, model, optimizer, scaler, progress)
+        state = snapshot(self.config, self.tokenizer, model, optimizer, progress)
         if parallel.rank() == 0:
             self.pending = self.thread.submit(self.write, state, best)
 
@@ -73,14 +73,18 @@ class Writer:
             print(line, file=sys.stderr)
 
 
-def snapshot(config, model, optimizer, scaler, progress):
-    """Copies everything that resuming needs to the CPU. Returns a dict. Collective."""
+def snapshot(config, tokenizer, model, optimizer, progress):
+    """Copies everything that resuming needs to the CPU. Returns a dict. Collective.
+
+    tokenizer: what tokenizer.identify() returns of the data's.
+    """
     return {
         "format_version": FORMAT_VERSION,
         "config": dataclasses.asdict(config),
+        "tokenizer": tokenizer,
         "model": gather_weights(model),
         "optimizer": parallel.gather_state(to_plain(named_state(model, optimizer))),
-        "scaler": scaler.state_dict(),  # empty if disabled
+        "scaler": machine.scaler_of(model).state_dict(),  # empty if disabled
         "generators": generator_states(next(model.parameters()).device),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
     }

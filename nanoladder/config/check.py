@@ -110,10 +110,6 @@ def suggest_batch(c):
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # OpenAI's models, as nanoGPT and the hub name them
 # (condition on the config, message): the message is a function of the config, or text with {key} for its values.
 COMBINATIONS = [
-    (
-        lambda c: c.init_from in GPT2,
-        "init_from={init_from} names a file; expected, for OpenAI's model of that name, --init_from=hf:{init_from}",
-    ),
     (lambda c: c.n_embd % c.n_head, suggest_width),
     (lambda c: c.micro_batch_size and c.batch_size % c.micro_batch_size, suggest_batch),
     (

@@ -1,16 +1,15 @@
-"""Loading: config files, then a stage of the ladder, then the command line make a Config."""
+"""Loading: config files, then a stage of the ladder, then the command line set the values of keys."""
 
 import ast
 import contextlib
-import sys
 from collections import ChainMap
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.check import check, expected, known, typed
+from nanoladder.config.check import expected, known, typed
 from nanoladder.config.expressions import evaluate, short
-from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config
+from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
 from nanoladder.config.stages import stage_files
 from nanoladder.errors import BadInput, nearest
 
@@ -18,31 +17,16 @@ USAGE = """\
 usage: python train.py [config/x.py ...] [--stage=NAME] [--key=value | --key value ...]
 
 Config files are applied from left to right, then the stages up to --stage, then the keys:
-  python train.py config/quickstart.py --max_steps=100 --device=cpu"""
-
-
-def load_config(argv, options=()):
-    """Makes a Config of a command line (without the program's name); raises BadInput. `--help` prints all keys.
-
-    options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
-    """
-    if "--help" in argv or "-h" in argv:
-        print(help_text())
-        sys.exit(0)
-    paths, given = parse_arguments(argv, options)
-    values = dict(DEFAULTS)
-    for path in paths:
-        read_assignments(Path(path), values, given)
-    if stage := given.get("stage", values["stage"]):
-        for file in stage_files(stage):
-            read_assignments(file, values, given)
-    config = Config(**{**values, **given})
-    check(config)
-    return config
+  python train.py config/quickstart.py --max_steps=100 --device=cpu
+Without config files, a resumed run continues as it was configured; keys change it:
+  python train.py --out_dir=out/quickstart --init_from=resume --max_steps=2000"""
 
 
 def parse_arguments(argv, options=()):
-    """Splits ["x.py", "--key=value", "--key", "value"] into the paths of files and {key: typed value}."""
+    """Splits ["x.py", "--key=value", "--key", "value"] into the paths of files and {key: typed value}.
+
+    options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
+    """
     paths, texts, given = [], [], {}
     rest = iter(argv)
     for word in rest:
@@ -63,6 +47,17 @@ def parse_arguments(argv, options=()):
     return paths, given
 
 
+def apply(paths, given, base):
+    """Returns base, a dict of all keys, changed by config files, then by the stages, then by the given keys."""
+    values = dict(base)
+    for path in paths:
+        read_assignments(Path(path), values, given)
+    if (stage := given.get("stage", values["stage"])) != base["stage"]:
+        for file in stage_files(stage):
+            read_assignments(file, values, given)
+    return values | given
+
+
 def read_assignments(path, values, given):
     """Applies a file of `key = expression` lines to values, a dict of all keys; raises BadInput.
 
@@ -75,11 +70,11 @@ def read_assignments(path, values, given):
         raise BadInput(f"{path} line {error.lineno or 1}: {error.msg}; expected lines like n_layer = 12") from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "nested too deeply"
-        others = map(str, Path(path).parent.glob("*.py")) if isinstance(error, FileNotFoundError) else ()
-        question = (
-            nearest(str(path), sorted(others), key=lambda name: Path(name).stem)
-            or "; expected one such as config/gpt2.py"
-        )
+        question = ""
+        if isinstance(error, FileNotFoundError):
+            reason, others = f"no such file in {path.absolute().parent}", sorted(map(str, path.parent.glob("*.py")))
+            question = nearest(str(path), others, key=lambda name: Path(name).stem)
+        question = question or "; expected one such as config/gpt2.py"
         raise BadInput(f"config file {short(str(path))} cannot be read ({reason}){question}") from None
     together = constants(tree)
     for statement in tree.body:

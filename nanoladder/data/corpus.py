@@ -124,8 +124,9 @@ def find_threshold(documents, val_fraction, head=HEAD):
         n_bytes += size
         if n_bytes > head and number:
             return max((f"{int(val_fraction * 2**256):064x}", 0), sorted(found)[1])
+    require_text(found)
     if len(found) < 2:
-        raise BadInput(f"{len(found)} document found, but train and val need one each; give more text")
+        raise BadInput("the text is a single document, but train and val need one each; give more text")
     n_val = min(max(1, round(len(found) * val_fraction)), len(found) - 1)
     return sorted(found)[n_val]
 
@@ -149,7 +150,13 @@ def split_documents(documents, val_fraction, keys=None):
     return train, val
 
 
+def require_text(found):
+    if not found:
+        raise BadInput("the text is empty; expected some to learn from")
+
+
 def split_text(text, val_fraction):
     """Splits a text into ([train], [val]); val is the last val_fraction of its characters."""
+    require_text(text)
     cut = int(len(text) * (1 - val_fraction))
     return [text[:cut]], [text[cut:]]

@@ -16,8 +16,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from model import IGNORE
 from nanoladder.data import checks, nanogpt
 from nanoladder.data.meta import SPLITS, read_meta, shard_name, token_files
-from nanoladder.data.tokenizer import load_tokenizer, save_tokenizer
-from nanoladder.errors import BadInput
+from nanoladder.data.tokenizer import DESCRIPTION, load_tokenizer, save_tokenizer
+from nanoladder.errors import BadInput, nearest
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 
@@ -153,6 +153,11 @@ class Dataset:
             return nanogpt.read_tokenizer(self.folder)
         return load_tokenizer(self.folder)
 
+    def find_tokenizer(self):
+        """Returns the tokenizer, or None if the folder has none. Raises BadInput for a damaged one."""
+        found = os.path.lexists(self.folder / DESCRIPTION) or nanogpt.has_vocabulary(self.folder)
+        return self.load_tokenizer() if found else None
+
     def save_tokenizer(self, out_dir):
         """Copies the tokenizer's files to a run's folder, for sample.py; writes them if it is that of a meta.pkl."""
         for file in self.folder.glob("tokenizer.*"):
@@ -182,11 +187,13 @@ def find_folder(dataset):
     for folder in (DATA_DIR / dataset, Path(dataset)):
         if any(os.path.lexists(folder / name) for name in ("train.bin", shard_name("train", 0))):
             return folder
-    script, tokenizer = "text", ""
-    for name in sorted(path.parent.name for path in DATA_DIR.glob("*/prepare.py")):
-        if dataset == name:
-            script, tokenizer = name, ""
-        elif dataset.startswith(f"{name}_"):
-            script, tokenizer = name, f" --tokenizer={dataset.removeprefix(f'{name}_')}".replace("=bpe", "=bpe:")
-    how = f"python data/{script}/prepare.py{' --input FILES' if script == 'text' else ''}{tokenizer}"
-    raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}; prepare it with `{how}`")
+    names = sorted(path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json"))
+    script = next((name for name in reversed(names) if f"{dataset}_".startswith(f"{name}_")), None)
+    if script:
+        tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1).replace("=bpe", "=bpe:")
+        how = f"; prepare it with `python data/{script}/prepare.py{' --input FILES' * (script == 'text')}{tokenizer}`"
+    else:
+        out_dir = dataset if "/" in dataset else f"data/{dataset}"
+        own_text = f"; for a text of yours, `python data/text/prepare.py --input FILES --out_dir={out_dir}`"
+        how = nearest(dataset, names) or own_text
+    raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}{how}")

@@ -48,7 +48,8 @@ def read_meta(folder, vocab_size):
     own = meta["vocab_size"]
     if vocab_size and vocab_size < own:
         raise BadInput(
-            f"vocab_size={vocab_size} is less than the {own} token ids of {folder}; expected at least {own}, or 0"
+            f"vocab_size={vocab_size} is less than the {own} token ids of {folder}; expected at least {own}, or 0; "
+            "for a model that has this vocab_size, data prepared with its tokenizer"
         )
     return {**meta, "vocab_size": vocab_size or own}
 

@@ -150,10 +150,20 @@ def first_token(encoding):
     return end_of_text(encoding) or 0
 
 
-def save_tokenizer(encoding, folder):
-    """Writes tokenizer.tiktoken (tiktoken's format: base64 of the token, space, rank) and tokenizer.json."""
+def rank_lines(encoding):
+    """The bytes of tokenizer.tiktoken, in tiktoken's format: base64 of the token, space, rank."""
     ranks = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])
-    lines = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks)
+    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks)
+
+
+def identify(encoding):
+    """Returns {"sha256": digest of the tokens and their ids}; {} for None. Equal ones mean the same to a model."""
+    return {"sha256": hashlib.sha256(rank_lines(encoding)).hexdigest()} if encoding else {}
+
+
+def save_tokenizer(encoding, folder):
+    """Writes tokenizer.tiktoken and tokenizer.json."""
+    lines = rank_lines(encoding)
     description = {
         "name": encoding.name,
         "pattern": encoding._pat_str,  # underscored, yet tiktoken's documented way to build on an encoding

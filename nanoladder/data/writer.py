@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from nanoladder.entry import Parser
 
 import numpy as np
 from tqdm import tqdm
@@ -37,7 +38,6 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
-from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
 SHARD_TOKENS = 100_000_000
@@ -107,7 +107,7 @@ def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
     """Writes texts in memory, two lists of str, as write_corpus does."""
     for split, texts in (("train", train), ("val", val)):
         if not any(texts):
-            raise no_text_left(split)
+            raise too_little_text(split)
     return write_corpus(folder, Texts(train, val), tokenizer, extra, documents)
 
 
@@ -223,9 +223,9 @@ def write_chunk(splits, chunk, encodings, before, after, limit_tokens):
 
 def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
     """Writes meta.json. Returns its entries, and what checks.scan() says of each token file."""
-    for name, (_, n_bytes, _) in counts.items():
-        if not n_bytes:
-            raise no_text_left(name)
+    for name, (n_tokens, n_bytes, _) in counts.items():
+        if not n_bytes or n_tokens < 2:
+            raise too_little_text(name)
     dtype = "uint16" if encoding.n_vocab <= 2**16 else "uint32"
     shards = {name: shards for name, (_, _, shards) in counts.items() if len(shards) > 1}
     paths = {path.name: path for path in sorted(folder.iterdir()) if path.name not in UNLISTED}
@@ -248,8 +248,8 @@ def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
     return meta, scanned
 
 
-def no_text_left(split):
-    return BadInput(f"no text left for {split}; give more text or another val_fraction")
+def too_little_text(split):
+    return BadInput(f"too little text for {split}, not even two tokens; give more text or another val_fraction")
 
 
 def progress_bar(what, total, done=0, unit="B", **options):

@@ -1,6 +1,6 @@
-"""Housekeeping of a run: resuming, logging, saving, faults, signals and memory. Not here: the training itself."""
+"""Housekeeping of a run: its start, logging, saving, faults, signals and memory. Not here: the training itself."""
 
-from nanoladder.run.faults import finite
 from nanoladder.run.run import Run
+from nanoladder.run.start import load_config
 
-__all__ = ["Run", "finite"]
+__all__ = ["Run", "load_config"]

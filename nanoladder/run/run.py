@@ -7,11 +7,12 @@ import os
 import platform
 import sys
 from pathlib import Path
+from nanoladder.entry import outlast_output
 
 import torch
 
 from nanoladder import checkpoint, data, files, machine, parallel
-from nanoladder.entry import outlast_output
+from nanoladder.data.tokenizer import DESCRIPTION, RANKS
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.clock import StepClock
@@ -21,11 +22,11 @@ from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
 from nanoladder.run.sample import write_line
 from nanoladder.run.signals import Signals
+from nanoladder.run.start import begin
 from nanoladder.run.trackers import require_trackers
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
-REPLACED = ("tokenizer.json", "tokenizer.tiktoken", "fault.json", "loss.png")  # goes with the run that is replaced
-OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
+REPLACED = (DESCRIPTION, RANKS, "fault.json", "loss.png")  # are deleted with the checkpoints of a run that is replaced
 
 
 class Run:
@@ -39,6 +40,7 @@ class Run:
         require_trackers(config)
         self.config, self.device = config, machine.choose_device(config.device)
         self.available = 0  # bytes available to the run, set by resolve
+        self.load = machine.Load()
         self.contexts = contextlib.ExitStack()  # opened by begin
         self.watch = None
 
@@ -47,39 +49,38 @@ class Run:
     def resolve(self, dataset, device):
         """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
-        Raises BadInput if the config cannot run on the device, if there is no model that init_from names or no
-        tokenizer for samples, or if processes differ in their config or data.
+        Raises BadInput if the config cannot run on the device, if there is no tokenizer for samples, or if processes
+        differ in their config or data.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
         machine.check(config, device)
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
-        if config.init_from not in OWN_STARTS:
-            checkpoint.require_source(config.init_from)  # before minutes of predicting and trying memory
         self.dataset, self.device = dataset, device
         self.tokenizer = load_tokenizer(dataset) if config.sample_interval else None
         self.available = memory.available_bytes(config, device)
         self.config = memory.resolve_micro_batch(config, device)
         return self.config
 
-    def begin(self, model, optimizer, scaler=None):
+    def begin(self, model, optimizer):
         """Resumes or starts according to init_from, prints the header, opens metrics and checkpoints.
 
-        Raises BadInput if there is nothing to resume, or out_dir holds another run or cannot be written.
+        Raises BadInput if there is nothing to resume, if the data have another tokenizer than the model, or if out_dir
+        holds another run or cannot be written.
         """
         config = self.config
         self.model, self.optimizer = model, optimizer
-        self.scaler = scaler or torch.amp.GradScaler(enabled=False)
-        self.progress = start_from(config, model, optimizer, self.scaler)
+        self.progress, tokenizer, said = begin(config, self.dataset, model, optimizer)
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
         self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
-        print_header(config, model, self.dataset, self.device)
+        print(said, end="")
+        print_header(config, model, self.dataset, self.device, self.load)
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals(config.save_every_minutes))
-        self.writer = self.contexts.enter_context(checkpoint.Writer(config))
+        self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
         metrics = NoMetrics() if parallel.rank() else Metrics(config, self.progress["step"])
         self.metrics = self.contexts.enter_context(metrics)
-        self.watch = Watch(config, self.dataset.train, self.device, self.scaler, self.writer)
+        self.watch = Watch(config, self.dataset.train, self.device, machine.scaler_of(model), self.writer)
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
 
     # -- the steps
@@ -154,7 +155,7 @@ class Run:
             tokens = data.tokens_seen(progress["step"], self.config)
             self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
         if self.config.save_interval and (self.saving or best):
-            self.writer.save(self.model, self.optimizer, self.scaler, progress, best)
+            self.writer.save(self.model, self.optimizer, progress, best)
 
     # -- the end
 
@@ -204,33 +205,11 @@ def load_tokenizer(dataset):
         raise BadInput(f"samples need a tokenizer: {error}, or train without: --sample_interval=0") from None
 
 
-def start_from(config, model, optimizer, scaler):
-    """Loads model, optimizer and scaler according to init_from. Returns the progress dict.
-
-    Raises BadInput if there is nothing to resume, or out_dir holds a run and neither init_from nor overwrite allows it.
-    """
-    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
-    saved = checkpoint.found(Path(config.out_dir))
-    if config.init_from == "resume" or (config.init_from == "auto" and saved):
-        path, state = checkpoint.newest(config.out_dir)
-        progress = checkpoint.resume(model, optimizer, scaler, state, path)
-        if progress["step"] >= config.max_steps:
-            print(f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train")
-    elif not config.overwrite and saved:
-        raise BadInput(
-            f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
-            "or choose another --out_dir"
-        )
-    elif config.init_from not in OWN_STARTS:
-        checkpoint.load_weights(model, checkpoint.load_model(config.init_from), config.init_from)
-    return progress
-
-
 def prepare_out_dir(config, start_step, dataset):
     """Creates out_dir and copies the dataset's tokenizer; removes checkpoints, or a whole run, that the run replaces.
 
-    Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written, is
-    in use or holds a dataset.
+    Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written,
+    is in use or holds a dataset.
     """
     if parallel.rank():  # rank 0 does this
         return contextlib.nullcontext()

@@ -14,7 +14,7 @@ import train
 from nanoladder import checkpoint
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
-CASES = 120
+CASES = 60
 FILES = ["last.safetensors", "step_00000006.safetensors", "step_00000004.safetensors", "best.safetensors"]
 
 
@@ -110,11 +110,11 @@ def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_
 
     attack()
     print(dict(outcomes))
-    assert outcomes.total() >= 100 and min(outcomes.values()) >= 5 and len(outcomes) == 3
+    assert outcomes.total() >= CASES and min(outcomes.values()) >= 2 and len(outcomes) == 3
 
 
 def test_every_flipped_bit_that_means_something_is_found(runs, tmp_path):
-    """Bits anywhere in a file, then one of every fifth byte of its header."""
+    """Bits anywhere in a file, then one of every 25th byte of its header."""
     _, six, _ = runs
     content, expected = Path(six.out_dir, "last.safetensors").read_bytes(), saved(six)
     path, found = tmp_path / "x.safetensors", collections.Counter()
@@ -130,11 +130,11 @@ def test_every_flipped_bit_that_means_something_is_found(runs, tmp_path):
             assert same(state, expected)
             found["harmless"] += 1
 
-    settings(max_examples=300)(given(anywhere, st.integers(0, 7))(flip))()
-    for where in range(0, 8 + int.from_bytes(content[:8], "little"), 5):
+    settings(max_examples=100)(given(anywhere, st.integers(0, 7))(flip))()
+    for where in range(0, 8 + int.from_bytes(content[:8], "little"), 25):
         flip(where, random.Random(where).randrange(8))
     print(dict(found))
-    assert found["refused"] >= 1000
+    assert found["refused"] >= 300
 
 
 def test_each_damaged_one_is_named_in_a_line(runs, tmp_path, run_main):

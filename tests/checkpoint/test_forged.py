@@ -97,25 +97,15 @@ def nested(depth):
 
 CONFIGS = {
     "many blocks": {"n_layer": 10**9},
-    "wide": {"n_embd": 2 * 10**6},
     "wide beyond any integer of C": {"n_embd": 2 * 10**20},
-    "many heads": {"n_head": 10**9},
-    "long": {"context_length": 10**12},
     "many tokens": {"vocab_size": 10**12},
-    "padding": {"pad_vocab_to": 10**15},
     "negative": {"n_layer": -1},
-    "none": {"n_embd": 0},
     "text": {"n_layer": "2"},
-    "fraction": {"n_head": 2.0},
     "nothing": {"bias": None},
-    "huge": {"n_layer": 1 << 2000},
     "long text": {"out_dir": "x" * 10**6},
-    "list": {"n_layer": [2]},
     "nested lists": {"n_layer": nested(300)},
-    "object": {"n_layer": {"value": 2}},
     "infinite": {"dropout": math.inf, "n_layer": math.inf},
     "unknown key": {"n_layers": 2},
-    "many keys": {f"key{n}": 2 for n in range(10**5)},
 }
 
 
@@ -129,13 +119,10 @@ CONTENTS = {
     "a weight too many": changed("model", other=torch.ones(3)),
     "a weight of another type": changed("model", **{NORM: torch.ones(32, dtype=torch.float64)}),
     "a weight of another shape": changed("model", **{NORM: torch.ones(33)}),
-    "a weight of another name": changed("model", **{f"{NORM}.": torch.ones(32)}),
-    "a tied weight twice": changed("model", **{"head.weight": torch.ones(17, 32)}),
-    "no weights": replaced("model", {}),
     "no step": without("progress", "step"),
-    "a step of another type": changed("progress", step=6.0),
     "a step before the first": changed("progress", step=-3),
     "a loss of another type": changed("progress", best_val_loss=nested(60)),
+    "a tokenizer without a digest": changed("tokenizer", sha256=[1]),
 }
 
 
@@ -160,22 +147,6 @@ def crafted(change):
         path.write_bytes(len(header).to_bytes(8, "little") + header + data)
 
     return write
-
-
-def entry(**changes):
-    """A checkpoint whose header says something else of a tensor."""
-    return crafted(lambda header, data: ({**header, NORM: {**header[NORM], **changes}}, data))
-
-
-def added(more=b"", **tensors):
-    """A checkpoint with more tensors, {name: (dtype, shape, begin, end)}; places count from the end of the others."""
-
-    def change(header, data):
-        for name, (dtype, shape, *ends) in tensors.items():
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data) + end for end in ends]}
-        return header, data + more
-
-    return crafted(change)
 
 
 def rewritten(text, other):
@@ -222,47 +193,20 @@ class Call:
 EMPTY = '{"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}'
 DEEP = "[" * 10**6 + "]" * 10**6
 MADE = {
-    "format 1 with code": lambda path, state: torch.save({"format_version": 1, "model": Call()}, path),
     "a pickle with code": content(pickle.dumps(Call(), 2)),
-    "a header that is a pickle with code": header(pickle.dumps(Call(), 2)),
+    "an archive with code": lambda path, state: torch.save({"model": Call()}, path),
+    "a ckpt.pt with code": lambda path, state: torch.save({"model_args": Call()}, path),
     "compressed": content(gzip.compress(bytes(10**8))),
-    "a header beyond the file": content((2**20).to_bytes(8, "little"), b"{}"),
-    "a header beyond any file": content(b"\xff" * 8, b"{}"),
     "a header of a terabyte": terabyte,
     "a header of lists": header(b"[" + b"[]," * 10**6 + b"[]]"),
-    "a header without end": header(b'{"a":'),
-    "no header": content(bytes(8)),
-    "a header that is a list": header(b"[1, 2]"),
     "a nested header": header(DEEP.encode()),
     "a number of a million digits": header(b'{"a": %s}' % (b"9" * 10**6)),
-    "a fraction of a million digits": header(b'{"a": 0.%s}' % (b"9" * 10**6)),
     "a tensor twice": rewritten(f'"{NORM}"', f'"{NORM}": {EMPTY}, "{NORM}"'),
-    "metadata twice": rewritten('"__metadata__"', '"__metadata__": {}, "__metadata__"'),
     "an entry of the metadata twice": rewritten('"sha256"', '"sha256": "", "sha256"'),
     "a key of the config twice": stated(config='{"n_layer": 1, "n_layer": 1}'),
-    "metadata that is a number": rewritten('"format_version": "2"', '"format_version": 2'),
-    "a tensor of 4 TB": entry(shape=[10**12]),
-    "a tensor of more bytes than there are numbers for": entry(shape=[2**62, 2**62]),
-    "a tensor of a negative size": entry(shape=[-32]),
-    "a tensor of an unknown type": entry(dtype="F33"),
-    "a tensor of another type": entry(dtype="I32"),
-    "a tensor without a shape": entry(shape=None),
-    "a tensor of half bytes": added(b"12", half=("F4", [4], 0, 2)),
-    "overlapping tensors": added(b"1234", one=("U8", [3], 0, 3), two=("U8", [3], 1, 4)),
-    "one place for two tensors": added(b"1234", one=("U8", [4], 0, 4), two=("U8", [4], 0, 4)),
-    "a hole between tensors": added(b"1234", one=("U8", [1], 0, 1), two=("U8", [1], 3, 4)),
-    "bytes of no tensor": added(b"1234"),
-    "a tensor beyond the file": added(b"1234", one=("U8", [8], 0, 8)),
-    "a tensor from its end to its begin": entry(data_offsets=[128, 0]),
-    "a tensor before the file": entry(data_offsets=[-128, 0]),
-    "offsets that overflow": entry(data_offsets=[2**64 - 128, 2**64]),
-    "a tensor that is not aligned": added(b"123456789", one=("U8", [1], 0, 1), two=("F64", [1], 1, 9)),
-    "many empty tensors": added(**{f"tensor{n}": ("F32", [0], 0, 0) for n in range(40_000)}),
     "a nested config": stated(config=DEEP),
     "a nested version": stated(format_version=DEEP),
-    "a version that is text": stated(format_version='"2"'),
-    "a part that is a list": stated(config="[]"),
-    "a part that is not JSON": stated(scaler="{"),
+    "a part that is a list": stated(scaler="[]"),
     "no digest": rewritten('"sha256"', '"sha512"'),
 }
 
@@ -270,28 +214,6 @@ MADE = {
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_a_file_made_to_do_harm_is_refused(made, refuses):
     refuses(made)
-
-
-@pytest.mark.parametrize("name", ["last.pt", "best.pt", "step_00000250.pt"])
-def test_a_checkpoint_of_an_older_version_is_refused_unread(name, six, tmp_path, refused):
-    """By its name in a run's folder, and as the file to start from; a new run may replace it."""
-    path = tmp_path / "run" / name
-    path.parent.mkdir()
-    torch.save({"format_version": 1, "model": Call()}, path)
-    config = replace(six, out_dir=str(path.parent))
-    for init_from in ("resume", "auto", str(path)):
-        run = replace(config, init_from=init_from, overwrite=init_from == str(path))
-        line = refused(train.main, *words(run))
-        assert f"{path} was written by an older version" in line and "start over" in line
-    assert "--overwrite=True" in refused(train.main, *words(config))
-    assert not Path("executed").exists() and path.exists()
-    train.train(replace(config, overwrite=True))
-    assert not path.exists() and saved(config)["progress"]["step"] == 6
-
-
-def test_a_model_of_an_older_version_is_not_sampled(tmp_path, refused):
-    torch.save({"format_version": 1, "model": Call()}, tmp_path / "last.pt")
-    assert "was written by an older version" in refused(sample.main, f"--out_dir={tmp_path}", "--device=cpu")
 
 
 # -- what does not fit the run that resumes
@@ -304,7 +226,6 @@ def learned(**changes):
 
 LEARNED = {
     "nothing learned": replaced("optimizer", {}),
-    "a parameter missing": without("optimizer", NORM),
     "a parameter too many": changed("optimizer", **{"99": {}}),
     "a parameter that is a list": replaced("optimizer", {NORM: []}),
     "an entry too many": learned(more=torch.ones(1)),
@@ -313,8 +234,6 @@ LEARNED = {
     "parts of nothing": learned(exp_avg={"codes": torch.ones(32), "signed": True}),
     "no generator": without("generators", "cpu"),
     "a generator of another size": changed("generators", cpu=torch.zeros(1, 7, dtype=torch.uint8)),
-    "a generator of another type": changed("generators", cpu=torch.zeros(1, 5056)),
-    "a generator of zeros": changed("generators", cpu=torch.zeros(1, 5056, dtype=torch.uint8)),
     "a generator that is a number": changed("generators", cpu=torch.tensor(1, dtype=torch.uint8)),
 }
 
@@ -326,10 +245,8 @@ def test_what_does_not_fit_the_optimizer_or_the_generators_is_refused(made, refu
 
 STRAY = {
     "of no weight": "optimizer.other.exp_avg",
-    "of nothing": "optimizer",
     "too deep": f"optimizer.{NORM}.exp_avg{'.a' * 10**5}",
     "in the place of a value": f"optimizer.{NORM}.step",
-    "below a value": f"optimizer.{NORM}.step.codes",
 }
 
 
@@ -345,14 +262,11 @@ def test_a_tensor_that_has_no_place_is_refused(name, refuses):
 
 EIGHT = {
     "no scales": {"scale": torch.empty(0)},
-    "more scales than codes": {"scale": torch.ones(10**4)},
-    "codes of another type": {"codes": torch.ones(64, 64)},
     "codes of another shape": {"codes": torch.ones(32, 64, dtype=torch.uint8)},
     "scales of another type": {"scale": torch.ones(16, dtype=torch.int64)},
     "a map of three": {"qmap": torch.ones(3)},
     "a sign that is text": {"signed": "yes"},
     "a part too many": {"more": torch.ones(1)},
-    "codes that are a number": {"codes": 1.0},
 }
 
 

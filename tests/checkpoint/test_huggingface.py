@@ -370,7 +370,7 @@ def test_another_shape_is_refused_with_every_key_to_set(saved, tmp_path, refused
     given = {"init_from": f"hf:{saved[0]}", "out_dir": tmp_path / "new", "dataset": tiny_data(tmp_path), "n_head": 4}
     line = refused(train.main, *flags(**given))
     expected = line.partition("expected ")[2].split()
-    assert expected == ["--n_head=2", "--n_embd=16", "--bias=True", "--context_length=7"]
+    assert expected == ["--n_head=2", "--n_embd=16", "--context_length=7"]
     assert not (tmp_path / "new").exists()
     assert run_main(train.main, *flags(**given), *expected, "--max_steps=1").code == 0  # as pasted
 
@@ -379,23 +379,7 @@ def test_more_tokens_than_the_model_has(saved, tmp_path, refused):
     shape = {"n_head": 2, "n_embd": 16, "bias": True, "context_length": 7, "vocab_size": 99}
     given = {"init_from": f"hf:{saved[0]}", "out_dir": tmp_path / "new", "dataset": tiny_data(tmp_path)}
     line = refused(train.main, *flags(**given, **shape))
-    assert "vocab_size=99" in line and "--vocab_size=57" in line and "at most 57 token ids" in line
-
-
-@pytest.mark.slow
-def test_two_processes_start_from_one(saved, tmp_path):
-    from processes import torchrun
-
-    shape = {"n_head": 2, "n_embd": 16, "bias": True, "context_length": 6, "learning_rate": 0, "min_lr": 0}
-    data = tiny_data(tmp_path)
-    losses = {}
-    for name, n, keys in (("one", 1, {}), ("two", 2, {"tensor_parallel": 2, "ddp": True})):
-        given = {"init_from": f"hf:{saved[0]}", "out_dir": tmp_path / name, "dataset": data, "max_steps": 2}
-        result = torchrun("train.py", *flags(**given, **shape, **keys), n=n)
-        assert result.returncode == 0, result.stderr
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        losses[name] = [json.loads(line)["train_loss"] for line in lines]
-    assert losses["one"] == pytest.approx(losses["two"], abs=1e-5)
+    assert "vocab_size=99" in line and "--vocab_size=57" in line
 
 
 # -- writing

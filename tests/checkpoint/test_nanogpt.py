@@ -112,7 +112,7 @@ def test_a_run_of_another_shape_is_told_all_of_its_differences(saved, dense, tmp
     state, path = saved
     torch.save(state, path)
     line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", init_from=path, n_layer=1, n_head=4))
-    assert "n_layer=1 n_head=4 bias=False" in line and "--n_layer=2 --n_head=2 --bias=True" in line
+    assert "n_layer=1 n_head=4" in line and "--n_layer=2 --n_head=2" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_truncated_file(kept, saved):
 
 def test_another_archive_is_not_nanogpts(tmp_path):
     torch.save({"format_version": 1, "model": {}}, tmp_path / "last.pt")
-    with pytest.raises(BadInput, match=r"older version \(format 1\)"):
+    with pytest.raises(BadInput, match="does not begin as a safetensors file does"):
         checkpoint.load_model(str(tmp_path / "last.pt"))
 
 

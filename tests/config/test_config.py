@@ -1,19 +1,19 @@
 import dataclasses
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lab import predict
 from model import GPT
-from nanoladder import config
-from nanoladder.config import DEFAULTS, Config, load_config
+from nanoladder import checkpoint, config
+from nanoladder.config import DEFAULTS, Config
 from nanoladder.config.check import COMBINATIONS
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 
 PRESETS = sorted(config.STAGES_DIR.parent.glob("*.py"))
 
@@ -121,6 +121,7 @@ BAD_INPUT = [
     # keys
     (["--n_layr=3"], ["n_layr", "command line", "'n_layer'"]),
     (["--=3"], ["unknown key ''"]),
+    (["--lr=1"], ["unknown key 'lr'", "'learning_rate'"]),
     (["--n_layer"], ["--n_layer", "no value", "a whole number"]),
     ("n_layer = 2\nlearning_rat = 3", ["x.py line 2", "'learning_rat'", "'learning_rate'"]),
     # types
@@ -171,7 +172,7 @@ BAD_INPUT = [
     (["--out_dir=" + "x" * 1001], ["out_dir='xxx", "at most 1000"]),
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
     # files
-    (["nowhere/x.py"], ["nowhere/x.py", "cannot be read", "config/gpt2.py"]),
+    (["nowhere/x.py"], ["nowhere/x.py", f"no such file in {Path.cwd()}/nowhere", "config/gpt2.py"]),
     ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
     (["config"], ["config", "cannot be read"]),
     (["a\0b.py"], ["cannot be read"]),
@@ -207,7 +208,6 @@ IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 
 # (values that cannot work together; parts of the error line: keys, values and a way out)
 IMPOSSIBLE = [
-    ({"init_from": "gpt2-xl"}, ["init_from=gpt2-xl", "--init_from=hf:gpt2-xl"]),
     ({"attention": "blocks", "dropout": 0.1}, ["attention=blocks", "dropout=0.1", "--attention=auto"]),
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "n_embd=99"]),
     (
@@ -342,7 +342,9 @@ def test_every_stage_loads(name):
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_builds_with_the_parameters_its_docstring_states(path):
+def test_every_preset_builds_with_the_parameters_its_docstring_states(path, monkeypatch):
+    gpt2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "bias": True, "context_length": 1024}
+    monkeypatch.setattr(checkpoint, "shape_of", {"hf:gpt2": gpt2}.get)
     preset = load_config([str(path)])
     vocab_sizes = {"text_gpt2": 50257, "python_stdlib": 4096, "python_stdlib_byte": 256, "shakespeare_char": 65}
     with torch.device("meta"):
@@ -360,7 +362,10 @@ def test_the_presets_of_gpt2_state_their_parameters():
     assert all(text in texts[name] for name, text in stated.items())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"])
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("gpt2_medium", "gpt2_large", "gpt2_xl")]
+
+
+@pytest.mark.parametrize("name", ["gpt2", *NIGHTLY])
 def test_the_micro_batches_of_the_presets_of_gpt2_fit_40_gb_and_divide_among_8_gpus(name):
     preset = load_config([f"config/{name}.py", "--compile=False"])
     world_size = 8 if name == "gpt2_xl" else 1  # it is written for eight GPUs
@@ -369,55 +374,3 @@ def test_the_micro_batches_of_the_presets_of_gpt2_fit_40_gb_and_divide_among_8_g
     assert 20e9 < peak < 40e9
     assert preset.batch_size // 8 % preset.micro_batch_size == 0
     assert load_config([f"config/{name}.py", "--batch_size=4"]).micro_batch_size == 4
-
-
-values = st.one_of(
-    st.integers().map(str), st.floats().map(str), st.sampled_from(["True", "off", "", "1e5"]), st.text(max_size=9)
-)
-words = st.one_of(
-    st.tuples(st.sampled_from(sorted(DEFAULTS)), values).map("--{0[0]}={0[1]}".format),
-    st.sampled_from(sorted(DEFAULTS)).map("--{}".format),
-    st.text(max_size=9).map("--{}".format),
-    values,
-).filter(lambda word: word not in ("--help", "-h"))
-
-
-@settings(max_examples=300)
-@given(st.lists(words, max_size=5))
-def test_any_command_line_is_a_config_or_bad_input(argv):
-    try:
-        assert isinstance(load_config(argv), Config)
-    except BadInput as error:
-        assert str(error)
-
-
-literals = st.one_of(
-    st.integers(-99, 99), st.floats(), st.booleans(), st.text(max_size=5), st.none(), st.binary(max_size=3)
-)
-terms = st.one_of(literals.map(repr), st.sampled_from([*sorted(DEFAULTS), "min", "nan", "x"]))
-expressions = st.recursive(
-    terms,
-    lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "/", "%", "<", "and", "if n_layer else"]), inner)
-        .map("({0[0]} {0[1]} {0[2]})".format),
-        inner.map("min({})".format),
-        inner.map("[{}]".format),
-    ),
-    max_leaves=4,
-)  # fmt: skip
-lines = st.one_of(
-    st.tuples(st.sampled_from([*sorted(DEFAULTS), "x", "n_layer,"]), expressions).map(" = ".join),
-    expressions,
-    st.text(max_size=12),
-)
-
-
-@settings(max_examples=300)
-@given(st.lists(lines, max_size=4).map("\n".join))
-def test_any_file_is_a_config_or_bad_input(tmp_path_factory, text):
-    path = tmp_path_factory.getbasetemp() / "fuzz.py"
-    path.write_bytes(text.encode(errors="surrogatepass"))
-    try:
-        assert isinstance(load_config([str(path)]), Config)
-    except BadInput as error:
-        assert str(error)

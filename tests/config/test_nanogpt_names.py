@@ -5,7 +5,8 @@ import re
 import pytest
 from conftest import ROOT
 
-from nanoladder.config import DEFAULTS, Config, load_config, nanogpt
+from nanoladder.config import DEFAULTS, Config, nanogpt
+from nanoladder.run import load_config
 
 # Every setting of nanoGPT's train.py, in its order, with the value that it has there.
 THEIRS = {
@@ -87,8 +88,8 @@ def test_every_key_that_is_named_exists_and_takes_the_value():
         ("--block_size=many", "block_size=many: expected one such as block_size=1024"),
         ("--max_iters=1e3", "max_iters=1000.0: expected one such as"),
         ("--max_iters=100 --gradient_accumulation_steps=4 --batch_size=x", "batch_size=x: expected one such as"),
-        ("--init_from=gpt2", "--init_from=hf:gpt2"),
-        ("--init_from=gpt2-xl", "--init_from=hf:gpt2-xl"),
+        ("--init_from=gpt2", "expected, for OpenAI's model of that name, hf:gpt2"),
+        ("--init_from=gpt2-xl", "expected, for OpenAI's model of that name, hf:gpt2-xl"),
     ],
 )
 def test_a_command_line_of_nanogpts(words, keys, refused):

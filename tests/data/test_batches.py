@@ -106,7 +106,7 @@ def test_a_batch_is_a_batch_in_pinned_memory(dense):
 KEPT = """
 import sys
 from torch.utils.data import DataLoader
-from nanoladder.config import load_config
+from nanoladder.run import load_config
 from nanoladder.data import WORKERS, TrainingBatches, open_dataset
 config = load_config(sys.argv[1:])
 batches = TrainingBatches(open_dataset(config).train, config)
@@ -116,6 +116,7 @@ next(iterator)
 """
 
 
+@pytest.mark.slow
 def test_workers_that_an_error_leaves_do_not_keep_the_process_from_ending(dense):
     command = [sys.executable, "-c", KEPT, *flags(dataset=dense)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -483,7 +484,8 @@ def test_a_broken_folder_is_bad_input_and_nothing_is_written(case, dense, docume
 @pytest.mark.parametrize(
     "given, named",
     [
-        ({"dataset": "nowhere"}, ["dataset=nowhere", "python data/text/prepare.py --input FILES`"]),
+        ({"dataset": "nowhere"}, ["dataset=nowhere", "/prepare.py --input FILES --out_dir=data/nowhere`"]),
+        ({"dataset": "python_stdlb"}, ["dataset=python_stdlb: no train.bin", "did you mean 'python_stdlib'?"]),
         ({"dataset": "text_bpe99999"}, ["python data/text/prepare.py --input FILES --tokenizer=bpe:99999`"]),
         ({"dataset": "python_stdlib_bpe99999"}, ["python data/python_stdlib/prepare.py --tokenizer=bpe:99999"]),
         ({"dataset": "shakespeare_bpe99999"}, ["python data/shakespeare/prepare.py --tokenizer=bpe:99999"]),

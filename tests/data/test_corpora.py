@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,11 +97,11 @@ def test_an_error_in_a_worker_stops_the_reading():
     assert len(taken) <= 5
 
 
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer, documents", [("byte", False), ("char", True)])
 def test_the_files_do_not_depend_on_the_number_of_workers(tokenizer, documents, small_blocks, tmp_path):
     found = []
-    for workers in (1, 2, 7):
+    for workers in (1, 2, 5):
         folder = tmp_path / str(workers)
         write_corpus(folder, Texts(TEXTS[:-9], TEXTS[-9:]), tokenizer, {}, documents, 4000, workers=workers)
         found.append(contents(folder))
@@ -287,8 +288,8 @@ BAD = {
     "a number for a text": ("x.jsonl", lambda path: break_line(path, 3, '{"text": 7}'), ["line 3", "--field"]),
     "no record": ("x.jsonl", lambda path: break_line(path, 300, "[1]"), ["line 300", "a list"]),
     "a deep line": ("x.jsonl", lambda path: break_line(path, 9, "[" * 100_000), ["line 9: not JSON"]),
-    "one record": ("x.jsonl", lambda path: write_lines(path, TEXTS[:1]), ["1 document"]),
-    "nothing": ("x.jsonl", lambda path: path.write_text(""), ["0 document"]),
+    "one record": ("x.jsonl", lambda path: write_lines(path, TEXTS[:1]), ["a single document"]),
+    "nothing": ("x.jsonl", lambda path: path.write_text(""), ["the text is empty"]),
     "no column": ("x.parquet", lambda path: write_parquet(path, TEXTS, "body"), ["no column 'text'", "id, body"]),
     "a column of numbers": ("x.parquet", lambda path: write_parquet(path, [1, 2]), ["row 1", "--field"]),
     "a null": ("x.parquet", lambda path: write_parquet(path, [*TEXTS[:60], None]), ["row 61"]),
@@ -331,8 +332,7 @@ def change(path):
     path.write_bytes(path.read_bytes() + b"more")
 
 
-@pytest.mark.parametrize("attack", [lambda path: path.unlink(), truncate, change, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("kind", ["text", "lines", "records", "texts"])
+@pytest.mark.parametrize("kind, attack", [("text", Path.unlink), ("lines", truncate), ("records", change)])
 def test_a_corpus_that_vanishes_midway_is_one_line(kind, attack, small_blocks, monkeypatch, tmp_path):
     """The second of two files changes while the first one is encoded."""
     monkeypatch.setattr(sources, "PART", 100)
@@ -350,7 +350,7 @@ def test_a_corpus_that_vanishes_midway_is_one_line(kind, attack, small_blocks, m
             yield piece
 
     monkeypatch.setattr(files, "pieces", pieces)
-    line = refusal(write_corpus, tmp_path / "out", files, "byte", shard_tokens=10**6)
+    line = refusal(write_corpus, tmp_path / "out", files, "byte", shard_tokens=10**6, workers=1)
     assert str(paths[-1]) in line
     assert contents(tmp_path / "out") == {}
 

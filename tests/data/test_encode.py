@@ -8,6 +8,7 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from nanoladder.entry import run_script
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from nanoladder.data.encode import SMALL, Worker, encoded
 from nanoladder.data.shards import JOURNAL, UNFINISHED
 from nanoladder.data.tokenizer import END_OF_TEXT, build_tokenizer, make_encoding
 from nanoladder.data.writer import write_corpus
-from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 RNG = random.Random(0)
@@ -53,6 +53,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".bin"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
 def test_processes_give_the_ids_of_the_texts_in_order(tokenizer, started):
     encoding = build_tokenizer(tokenizer, TEXTS)
@@ -62,6 +63,7 @@ def test_processes_give_the_ids_of_the_texts_in_order(tokenizer, started):
     assert all(process.returncode is not None for process in started)
 
 
+@pytest.mark.slow
 def test_processes_know_the_ranks_and_take_special_tokens_for_text(started):
     tokens = [bytes([value]) for value in range(256)] + [b"a ", b"a c"]
     encoding = make_encoding("bpe", r"a cat|[\s\S]", tokens, {END_OF_TEXT: 258})
@@ -74,12 +76,14 @@ def test_a_small_corpus_needs_no_process(started):
     assert len(ids_of(TEXTS[: SMALL + 1], workers=2)) == SMALL + 1 and len(started) == 2
 
 
+@pytest.mark.slow
 def test_an_unknown_character_is_one_line_with_processes_too(started):
     with pytest.raises(BadInput, match=r"character 'q' .*: not one of"):
         list(encoded(Texts([*TEXTS, "q"], []), None, build_tokenizer("char", TEXTS), DTYPE, 2))
     assert len(started) == 2 and all(process.returncode is not None for process in started)
 
 
+@pytest.mark.slow
 def test_an_end_before_the_end_of_the_corpus_ends_the_processes(started):
     parts = encoded(Texts(TEXTS, []), None, build_tokenizer("byte"), DTYPE, 2)
     next(parts)
@@ -88,6 +92,7 @@ def test_an_end_before_the_end_of_the_corpus_ends_the_processes(started):
     assert all(process.returncode is not None for process in started)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_a_process_that_dies_is_one_line_and_the_work_goes_on(before, started, monkeypatch, tmp_path):
     """Its process is killed before it gets the texts, or right after."""
@@ -124,6 +129,7 @@ def test_processes_that_cannot_be_started_are_one_line(monkeypatch):
         ids_of(TEXTS, workers=2)
 
 
+@pytest.mark.slow
 def test_a_process_imports_neither_ours_nor_pytorch_and_ends_with_its_stdin():
     command = [sys.executable, "-X", "importtime", "-P", encode_worker.__file__]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -159,7 +165,7 @@ def alive(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds child processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_survives_the_main_one(number, tmp_path):
     command = [sys.executable, __file__, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}

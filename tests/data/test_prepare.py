@@ -6,8 +6,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import urllib.error
 from itertools import product
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from conftest import needs_rustbpe
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import python
 
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
@@ -129,7 +128,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(n_vocab, dtype, tmp_path, monke
     tokens = [i.to_bytes(1) for i in range(256)] + [i.to_bytes(3) for i in range(n_vocab - 256)]
     tokens[-1] = "€".encode()
     monkeypatch.setattr(writer, "build_tokenizer", lambda *_: make_encoding("big", EVERY_CHARACTER, tokens))
-    write_dataset(tmp_path, ["a€"], ["€"], "byte")
+    write_dataset(tmp_path, ["a€"], ["€a"], "byte")
     assert read_meta(tmp_path)["dtype"] == dtype
     assert read_ids(tmp_path, "train") == [ord("a"), n_vocab - 1]
     assert (tmp_path / "train.bin").stat().st_size == 2 * np.dtype(dtype).itemsize
@@ -174,6 +173,13 @@ def test_encoding_in_blocks_changes_nothing(monkeypatch):
     assert n_cut > 1000
 
 
+def test_a_document_in_blocks_has_its_separators_at_its_ends(monkeypatch, tmp_path):
+    write_dataset(tmp_path / "whole", TRAIN, VAL, "byte", documents=True)
+    monkeypatch.setattr(corpus, "BLOCK", 5)
+    write_dataset(tmp_path / "blocks", TRAIN, VAL, "byte", documents=True)
+    assert contents(tmp_path / "blocks") == contents(tmp_path / "whole")
+
+
 def test_long_texts_are_cut_into_blocks(monkeypatch):
     monkeypatch.setattr(corpus, "BLOCK", 10)
     assert list(blocks(["one two three\nfour\n\nfive\nsix"])) == ["one two three\n", "four\n\nfive\n", "six"]
@@ -182,6 +188,7 @@ def test_long_texts_are_cut_into_blocks(monkeypatch):
 def test_an_empty_split_is_refused(tmp_path):
     assert "train" in refusal(write_dataset, tmp_path, [""], VAL, "byte")
     assert "val" in refusal(write_dataset, tmp_path, TRAIN, [], "byte")
+    assert "val" in refusal(write_dataset, tmp_path, ["hi"], ["!"], "byte")  # a token, and none to predict
     assert contents(tmp_path) == {}
 
 
@@ -192,7 +199,7 @@ def test_an_empty_split_is_refused(tmp_path):
 def test_a_failure_leaves_no_folder_that_was_not_there(kept, tmp_path):
     (tmp_path / kept).mkdir(parents=True, exist_ok=True)
     old = set(tmp_path.rglob("*"))
-    assert "no text left for val" in refusal(write_corpus, tmp_path / "new" / "folder", Texts(["a"], [""]), "byte")
+    assert "too little text for val" in refusal(write_corpus, tmp_path / "new" / "folder", Texts(["two"], [""]), "byte")
     assert set(tmp_path.rglob("*")) == old
 
 
@@ -275,10 +282,10 @@ def test_equal_keys_stay_together():
 
 
 def test_one_document_cannot_be_split():
-    assert "1 document" in refusal(split_documents, ["alone"], 0.1)
+    assert "a single document" in refusal(split_documents, ["alone"], 0.1)
 
 
-@given(st.text(), st.floats(0.01, 0.99))
+@given(st.text(min_size=1), st.floats(0.01, 0.99))
 def test_a_text_is_split_at_its_end(text, val_fraction):
     (train,), (val,) = split_text(text, val_fraction)
     assert train + val == text and len(train) == int(len(text) * (1 - val_fraction))
@@ -304,8 +311,7 @@ def test_another_tokenizer_goes_beside_the_default():
 @needs_rustbpe
 def test_python_stdlib_end_to_end_from_any_folder(tmp_path):
     script = ROOT / "data" / "python_stdlib" / "prepare.py"
-    command = [sys.executable, script, f"--out_dir={tmp_path / 'one'}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python(script, f"--out_dir={tmp_path / 'one'}", cwd=tmp_path)
     assert len(done.stdout.splitlines()) == 1 and "--dataset=" in done.stdout and done.stderr == ""
     assert_whole(tmp_path / "one")
     meta = read_meta(tmp_path / "one")
@@ -393,6 +399,12 @@ def test_a_file_named_twice_is_read_once(folder, tmp_path):
     assert sum(read_meta(tmp_path / "out")["bytes"].values()) == 25 + 15
 
 
+def test_an_empty_text_is_said_to_be_empty(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    for prepare in (prepare_text, lambda out_dir, *words: shakespeare_char.main([*words, f"--out_dir={out_dir}"])):
+        assert "the text is empty" in refusal(prepare, tmp_path / "out", f"--input={tmp_path / 'empty.txt'}")
+
+
 def test_a_file_named_that_is_not_text_is_refused(folder, tmp_path):
     assert "latin.txt" in refusal(prepare_text, tmp_path, "--input", folder / "latin.txt")
     assert "gone.txt" in refusal(prepare_text, tmp_path, "--input", folder / "gone.txt")
@@ -436,25 +448,21 @@ def test_shakespeare_refuses_another_text_than_expected(play, tmp_path, monkeypa
 # -- the command line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset, options, named",
     [
-        ("python_stdlib", ["--tokenizer=bpe:12"], "bpe:12"),
-        ("python_stdlib", ["--tokeniser=byte"], "--tokeniser=byte"),
-        ("text", [], "--input"),
-        ("text", ["--input", "no/such/file"], "no/such/file"),
-        ("text", ["--input", "x", "--val_fraction=1.5"], "val_fraction"),
-        ("text", ["--input", "x", "--val_fraction=half"], "val_fraction"),
-        ("text", ["--input", "x", "--documents=pages"], "pages"),
-        ("shakespeare_char", ["--input=no/such/file"], "no/such/file"),
+        (python_stdlib, ["--tokenizer=bpe:12"], "bpe:12"),
+        (python_stdlib, ["--tokeniser=byte"], "--tokeniser=byte"),
+        (own_text, [], "--input"),
+        (own_text, ["--input", "no/such/file"], "no/such/file"),
+        (own_text, ["--input", "x", "--val_fraction=1.5"], "val_fraction"),
+        (own_text, ["--input", "x", "--val_fraction=half"], "val_fraction"),
+        (own_text, ["--input", "x", "--documents=pages"], "pages"),
+        (shakespeare_char, ["--input=no/such/file"], "no/such/file"),
     ],
 )
-def test_bad_input_ends_in_one_line_and_exit_code_2(dataset, options, named, tmp_path):
-    command = [sys.executable, ROOT / "data" / dataset / "prepare.py", f"--out_dir={tmp_path}", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: ") and named in done.stderr
+def test_bad_input_ends_in_one_line_and_exit_code_2(dataset, options, named, tmp_path, refused):
+    assert named in refused(dataset.main, f"--out_dir={tmp_path}", *options)
     assert contents(tmp_path) == {}
 
 

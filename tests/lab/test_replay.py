@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, flags, rows, tiny
+from conftest import ROOT, flags, rows, saved, tiny
 
 import train
 from lab import replay, show
+from nanoladder import checkpoint
 from nanoladder.run import faults
 
 
@@ -87,6 +88,7 @@ def test_a_fault_of_a_shown_program_is_replayed_by_the_command_that_it_names(con
     check_replay(trained.stderr, replayed.stdout)
 
 
+@pytest.mark.slow
 def test_the_command_works_from_another_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train.py", "config/x y.py", "--n_layer=1"])
     monkeypatch.chdir(ROOT)
@@ -98,7 +100,7 @@ def test_the_command_works_from_another_folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("keys", [{}, {"compile": True, "n_layer": 1, "micro_batch_size": 2}], ids=str)
-def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config, run_main, monkeypatch):
+def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config, run_main, monkeypatch, traced):
     monkeypatch.setattr(train, "train_step", spoiled(7))
     run_main(train.main, *words(config, **keys))
     monkeypatch.setattr(train, "train_step", spoiled(1))  # the seventh, the first after the checkpoint
@@ -118,9 +120,14 @@ def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(batch_warmup_steps
     assert "not finite in the forward: nothing\nnot finite in the backward: nothing" in result.out
 
 
-def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(config, run_main):
-    assert run_main(train.main, *words(config, save_interval=10, log_interval=1)).code == 0
-    result = run_main(replay.main, *words(config), "--step=3")
+@pytest.mark.parametrize("start", ["scratch", "hf"])
+def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(start, config, trained, tmp_path, run_main):
+    if start == "hf":
+        checkpoint.huggingface.write(tmp_path / "hf", saved(trained))
+        start = f"hf:{tmp_path}/hf"
+    given = words(config, save_interval=10, log_interval=1, init_from=start)
+    assert run_main(train.main, *given).code == 0
+    result = run_main(replay.main, *given, "--step=3")
     assert "replaying steps 1 to 3, from the beginning" in result.out
     assert f"step 3: loss {rows(config)[2]['train_loss']}, " in result.out
 
@@ -146,6 +153,7 @@ print([name for name, module in sys.modules.items() if str(getattr(module, "__fi
 """
 
 
+@pytest.mark.slow
 def test_a_replay_imports_train_once(config, run_main):
     assert run_main(train.main, *words(config)).code == 0
     command = [sys.executable, "-c", AS_A_MODULE, *words(config), "--step=8"]

@@ -1,0 +1,116 @@
+"""Start of a run: its config, from a command line, and its model, new, from its own checkpoint or from elsewhere.
+
+What is not set by config files or keys comes from what the run starts from: a resumed run's own config.json, or the
+shape of the model that init_from names.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+from nanoladder import checkpoint, files
+from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, parse_arguments, typed
+from nanoladder.data.tokenizer import identify
+from nanoladder.errors import BadInput
+
+CONFIG = "config.json"  # in out_dir, written by Metrics
+OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
+OF_A_COMMAND = ("out_dir", "init_from", "overwrite")  # keys that say nothing about the training
+
+
+# -- the config
+
+
+def load_config(argv, options=()):
+    """Makes a Config of a command line (without the program's name); raises BadInput. `--help` prints all keys.
+
+    options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(help_text())
+        sys.exit(0)
+    paths, given = parse_arguments(argv, options)
+    values = apply(paths, given, DEFAULTS)
+    if base := keys_of_start(values, alone=not paths):
+        values = apply(paths, given, DEFAULTS | base)
+    config = Config(**values)
+    check(config)
+    return config
+
+
+def keys_of_start(values, alone):
+    """Returns {key: value} of what a run with these values of all keys starts from. Raises BadInput.
+
+    alone: if there are no config files, so that a resumed run continues as it was configured.
+    """
+    if values["init_from"] not in OWN_STARTS:
+        return checkpoint.shape_of(values["init_from"])
+    folder = Path(values["out_dir"])
+    if values["init_from"] == "scratch" or not checkpoint.found(folder):
+        return {}
+    found = read_config(folder / CONFIG)
+    return found if alone else {key: found[key] for key in checkpoint.SHAPE if key in found}
+
+
+def read_config(path):
+    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput if it is not valid."""
+    try:
+        values = json.loads(files.read(path))
+        if type(values) is not dict:
+            raise ValueError("not a JSON object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{path} cannot be read ({reason}); expected what train.py wrote") from None
+    for key in values:
+        known(key, path, values)
+    return {key: typed(key, value, path) for key, value in values.items()}
+
+
+# -- the model
+
+
+def begin(config, dataset, model, optimizer):
+    """Loads model and optimizer according to init_from.
+
+    Returns the progress dict and what is known of the tokenizer, as checkpoint.snapshot takes them, and what to say of
+    it. Raises BadInput if there is nothing to resume, out_dir holds a run and neither init_from nor overwrite allows
+    it, or the dataset has another tokenizer than the model.
+    """
+    saved = checkpoint.found(Path(config.out_dir))
+    if config.init_from == "resume" or (config.init_from == "auto" and saved):
+        path, state = checkpoint.newest(config.out_dir)
+        tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, path)
+        progress = checkpoint.resume(model, optimizer, state, path)
+        said = f"continues {path}, step {progress['step']}, as it was configured{changes(config, state['config'])}\n"
+        if progress["step"] >= config.max_steps:
+            said += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
+        return progress, tokenizer, said
+    if not config.overwrite and saved:
+        raise BadInput(
+            f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
+            "or choose another --out_dir"
+        )
+    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
+    return progress, begin_new(config, dataset, model), ""
+
+
+def begin_new(config, dataset, model):
+    """Loads the weights of the model that init_from names, if it names one. Returns the tokenizer, as begin() does."""
+    source = config.init_from
+    if source in OWN_STARTS:
+        return identify(dataset.find_tokenizer())
+    state = checkpoint.load_model(source)
+    tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, source)
+    checkpoint.load_weights(model, state, source)
+    return tokenizer
+
+
+def changes(config, before):
+    """Says which keys are other than in the config of a checkpoint, a dict."""
+    before, now = DEFAULTS | before, dataclasses.asdict(config)
+    changed = [key for key in now if now[key] != before[key] and key not in OF_A_COMMAND]
+    return ", but " * bool(changed) + ", ".join(f"{key}={now[key]} (before {before[key]})" for key in changed)

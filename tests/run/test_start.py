@@ -1,0 +1,172 @@
+"""Start of a run: what it takes from a run that it continues or a model that it begins from, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import LINE, TINY, flags, replace, rows, same, saved, tiny, write_folder
+
+import train
+from nanoladder import checkpoint
+from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
+from nanoladder.run import load_config
+
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 17, "bias": False, "context_length": 16}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, dense):
+    """A run of 6 steps, in one go. Not to be written to."""
+    out_dir = tmp_path_factory.mktemp("whole") / "run"
+    config = tiny(dataset=str(dense), out_dir=str(out_dir), dropout=0.2, eval_interval=3)
+    train.train(config)
+    return config
+
+
+@pytest.fixture
+def half(whole, tmp_path):
+    """The same run, ended after 3 steps."""
+    config = replace(whole, out_dir=str(tmp_path / "half"), max_steps=3, lr_decay_steps=6)
+    train.train(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Two datasets in other tokens: as many, and fewer."""
+    lines = {"as_many": LINE.replace("t", "z"), "fewer": LINE.replace("t", "s")}
+    found = {}
+    for name, line in lines.items():
+        tokenizer = build_tokenizer("char", [line])
+        ids = encode(tokenizer, line * 8)
+        folder = tmp_path_factory.mktemp("data") / name
+        found[name] = write_folder(folder, ids, ids, tokenizer.n_vocab, encoding=tokenizer, tokenizer="char")
+    return found
+
+
+@pytest.fixture
+def bare(dense, tmp_path):
+    """The dataset as nanoGPT would have written it: tokens alone."""
+    (tmp_path / "bare").mkdir()
+    for name in ("train.bin", "val.bin"):
+        shutil.copyfile(dense / name, tmp_path / "bare" / name)
+    return tmp_path / "bare"
+
+
+@pytest.fixture
+def converted(whole, tmp_path):
+    """converted(encoding) -> init_from of the run's model in Hugging Face's format, with that tokenizer."""
+
+    def convert(encoding):
+        checkpoint.huggingface.write(tmp_path / "hf", saved(whole), encoding)
+        return f"hf:{tmp_path}/hf"
+
+    return convert
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+# -- the tokenizer
+
+
+@pytest.mark.parametrize("name", ["as_many", "fewer"])
+@pytest.mark.parametrize("start", ["resume", "auto", "checkpoint", "hf"])
+def test_data_in_other_tokens_are_refused_and_nothing_is_replaced(name, start, half, others, converted, dense, refused):
+    before = contents(half.out_dir)
+    given = {"dataset": others[name], "out_dir": half.out_dir, "init_from": start, "vocab_size": 17}
+    if start in ("checkpoint", "hf"):
+        source = f"{half.out_dir}/last.safetensors" if start == "checkpoint" else converted(load_tokenizer(dense))
+        given |= {"out_dir": f"{half.out_dir} new", "init_from": source}
+    line = refused(train.main, *flags(**given))
+    assert f"dataset={others[name]} has another tokenizer (char" in line
+    assert (f"expected --dataset={dense}, or data prepared with that" in line) == (start != "hf")
+    assert contents(half.out_dir) == before and not Path(f"{half.out_dir} new").exists()
+
+
+def test_the_same_tokenizer_in_another_folder_continues(half, dense, tmp_path, run_main):
+    shutil.copytree(dense, tmp_path / "again")
+    result = run_main(train.main, f"--out_dir={half.out_dir}", "--init_from=resume", f"--dataset={tmp_path}/again")
+    assert result.code == 0 and f"but dataset={tmp_path}/again (before {dense})" in result.out
+
+
+def test_data_without_a_tokenizer_continue_a_run_and_do_not_make_it_forget_its_own(
+    half, bare, others, run_main, refused
+):
+    words = f"--out_dir={half.out_dir}", "--init_from=resume"
+    assert run_main(train.main, *words, f"--dataset={bare}", "--max_steps=4").code == 0
+    assert saved(half)["progress"]["step"] == 4
+    assert "another tokenizer" in refused(train.main, *words, f"--dataset={others['as_many']}", "--max_steps=5")
+
+
+def test_a_model_without_a_tokenizer_takes_data_of_as_many_tokens(converted, bare, others, tmp_path, run_main, refused):
+    words = [f"--{key}={value}" for key, value in TINY.items() if key not in SHAPE]
+    words += [f"--init_from={converted(None)}", f"--out_dir={tmp_path}/new"]
+    assert "another tokenizer (char, 16 tokens)" in refused(train.main, *words, f"--dataset={others['fewer']}")
+    for dataset in (bare, others["as_many"]):
+        assert run_main(train.main, *words, f"--dataset={dataset}", "--overwrite=True").code == 0
+
+
+# -- the config of a run that continues
+
+
+@pytest.mark.parametrize("init_from", ["resume", "auto"])
+def test_a_run_alone_continues_as_it_was_configured(init_from, whole, half, run_main):
+    given = f"--out_dir={half.out_dir}", f"--init_from={init_from}", "--max_steps=6"
+    result = run_main(train.main, *given)
+    assert result.code == 0
+    path = f"{half.out_dir}/last.safetensors"
+    assert f"continues {path}, step 3, as it was configured, but max_steps=6 (before 3)\n" in result.out
+    for part in ("model", "optimizer", "generators", "progress"):
+        assert same(saved(half)[part], saved(whole)[part]), part
+    assert rows(half, "step", "train_loss", "lr") == rows(whole, "step", "train_loss", "lr")
+    assert f"step 6, as it was configured\n{path} is at step 6" in run_main(train.main, *given).out
+
+
+def test_config_files_take_the_place_of_the_runs_own_but_for_its_shape(half, tmp_path):
+    (tmp_path / "other.py").write_text("batch_size = 8\nn_embd = 64\n")
+    config = load_config([f"{tmp_path}/other.py", f"--out_dir={half.out_dir}", "--init_from=resume"])
+    assert (config.batch_size, config.n_embd, config.n_layer, config.vocab_size) == (8, 64, 2, 17)
+    assert config.dropout == 0.0 and config.learning_rate == 6e-4  # the defaults
+
+
+def test_a_stage_that_the_run_was_given_is_not_climbed_again(half):
+    path = Path(half.out_dir, "config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stage": "amp", "loss_chunks": 3}))
+    words = [f"--out_dir={half.out_dir}", "--init_from=resume"]
+    assert load_config(words).loss_chunks == 3
+    assert load_config([*words, "--stage=loader"]).dtype == "float32"
+
+
+INVALID = [
+    ("[1]", "cannot be read (not a JSON object)"),
+    ('{"n_layer": ', "cannot be read ("),
+    ('{"n_layer": "two"}', "n_layer='two': expected a whole number"),
+    ('{"n_layers": 2}', "unknown key 'n_layers', did you mean 'n_layer'?"),
+    ('{"wandb": "offline"}', "wandb is no longer a key"),
+    ('{"dropout": NaN}', "dropout=nan: expected a number"),
+    ("[" * 10**5, "cannot be read ("),
+]
+
+
+def test_a_config_of_a_run_that_is_not_valid_is_refused(half, refused):
+    path = Path(half.out_dir, "config.json")
+    for text, fragment in INVALID:
+        path.write_text(text)
+        line = refused(train.main, f"--out_dir={half.out_dir}", "--init_from=resume")
+        assert f"{path}" in line and fragment in line
+
+
+# -- the shape of the model that a run begins from
+
+
+def test_a_model_gives_its_shape_unless_a_key_says_otherwise(whole, converted, dense, tmp_path):
+    (tmp_path / "x.py").write_text("n_head = 4\nlearning_rate = n_embd / 1000\n")
+    for source in (f"{whole.out_dir}/last.safetensors", converted(load_tokenizer(dense))):
+        config = load_config([f"--init_from={source}"])
+        assert {key: getattr(config, key) for key in SHAPE} == SHAPE and config.max_steps == 10_000
+        config = load_config([f"{tmp_path}/x.py", f"--init_from={source}", "--context_length=8"])
+        given = config.n_head, config.learning_rate, config.context_length, config.n_layer
+        assert given == (4, 0.032, 8, 2)
