@@ -1,13 +1,30 @@
-"""Entry point of a script: its command line, and one-line errors."""
+"""Entry point of a script: its command line, and one-line errors.
+
+A script imports it before all that takes long to load: from then on Ctrl-C ends it with one line, too.
+"""
 
 import argparse
 import contextlib
 import io
 import os
 import re
+import signal
 import sys
 
 from nanoladder.errors import BadInput, nearest
+
+
+def end_at_once(number, frame):
+    """Handler of Ctrl-C while a script imports: that of torch takes seconds and swallows some KeyboardInterrupts."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)  # as shells report Ctrl-C
+
+
+importer = sys._getframe(1)
+while importer.f_code.co_filename.startswith("<frozen importlib"):
+    importer = importer.f_back
+if importer.f_globals["__name__"] == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_at_once)  # until run_script
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,12 +45,14 @@ def run_script(main):
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if several:
-        from torch.distributed.elastic.multiprocessing.errors import record  # imported late: torch loads slowly
+        from torch.distributed.elastic.multiprocessing import errors  # imported late: torch loads slowly
 
         from nanoladder.parallel import already_printed
 
-        main = record(main)  # lets torchrun report which process failed first
+        main = errors.record(main)  # lets torchrun report which process failed first
     prepare_output()
+    if signal.getsignal(signal.SIGINT) is end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main(sys.argv[1:])
     except BadInput as error:
@@ -41,10 +60,13 @@ def run_script(main):
         line = "error: " + "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         if not (several and already_printed(line)):
             print(line, file=sys.stderr)
+        if several:
+            error.__traceback__ = None  # torchrun's summary repeats the line alone
+            errors.get_error_handler().record_exception(error)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)  # as shells report Ctrl-C
+        sys.exit(130)
     except SystemExit as stop:
         if several and isinstance(stop.code, str) and already_printed(stop.code):
             sys.exit(1)

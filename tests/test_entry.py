@@ -15,33 +15,48 @@ from data.shakespeare import prepare as shakespeare
 from nanoladder import entry
 
 FULL = "/dev/full"
-needs_full = pytest.mark.skipif(not os.path.exists(FULL), reason="no /dev/full")
-LIST = ["ladder.py", "list"]
+IMPORT = "from nanoladder.entry import Parser, run_script\n"
+PRINT = IMPORT + "run_script(lambda argv: print('text'))"
+HELP = IMPORT + "run_script(lambda argv: Parser().parse_args(['--help']))"
+INTERRUPT = "__import__('os').kill(__import__('os').getpid(), 2)"
 
 
-def run(command, stdout, unbuffered):
+def run(code, stdout, unbuffered=""):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    words = [sys.executable, *command]
+    words = [sys.executable, "-c", code]
     return subprocess.run(words, cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-@needs_full
-@pytest.mark.parametrize("command, unbuffered", [(LIST, ""), (LIST, "1"), (["sample.py", "--help"], "")])
-def test_a_full_disk_is_one_line(command, unbuffered):
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists(FULL), reason="no /dev/full")
+@pytest.mark.parametrize("code, unbuffered", [(PRINT, ""), (PRINT, "1"), (HELP, "")])
+def test_a_full_disk_is_one_line(code, unbuffered):
     with open(FULL, "w") as full:
-        result = run(command, full, unbuffered)
+        result = run(code, full, unbuffered)
     assert result.returncode == 1
     assert result.stderr == "error: stdout cannot be written (No space left on device)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_pipe_that_nobody_reads_ends_a_script_silently(unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
-        result = run(LIST, pipe, unbuffered)
+        result = run(PRINT, pipe, unbuffered)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [IMPORT + INTERRUPT, IMPORT + f"run_script(lambda argv: {INTERRUPT})"])
+def test_ctrl_c_is_one_line_while_a_script_imports_and_later(code):
+    result = run(code, subprocess.DEVNULL)
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
+def test_ctrl_c_of_a_program_that_imports_a_script_is_left_alone():
+    assert signal.getsignal(signal.SIGINT) is not entry.end_at_once
 
 
 @pytest.mark.parametrize(

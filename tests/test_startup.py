@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 SCRIPT = """
@@ -16,6 +17,7 @@ print([name for name in slow if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_neither_a_door_nor_eager_generation_nor_evaluation_loads_the_compiler(trained):
     command = [sys.executable, "-c", SCRIPT, trained.out_dir]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

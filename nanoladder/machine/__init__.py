@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, precision, memory. Not here: anything that depends on a model or a run."""
+"""Hardware and its settings: device, load, precision, memory. Not here: anything that depends on a model or a run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,
@@ -8,10 +8,11 @@ from nanoladder.machine.device import (
     configure,
     device_name,
     find_compiler,
-    keep_compiled_code_apart,
+    keep_cache_sound,
     lacks,
     peak_flops,
 )
+from nanoladder.machine.load import Load
 from nanoladder.machine.memory import (
     GLIBC,
     free_memory,
@@ -21,11 +22,12 @@ from nanoladder.machine.memory import (
     peak_memory_gb,
     proc_bytes,
 )
-from nanoladder.machine.precision import autocast, choose_dtype, double, eight_bit_library, gradient_scaler
+from nanoladder.machine.precision import autocast, choose_dtype, double, eight_bit_library, scaler_of, unscale_gradients
 
 __all__ = [
     "ATTENTION_KERNELS",
     "GLIBC",
+    "Load",
     "attention_kernel",
     "autocast",
     "check",
@@ -37,13 +39,14 @@ __all__ = [
     "eight_bit_library",
     "find_compiler",
     "free_memory",
-    "gradient_scaler",
     "is_out_of_memory",
-    "keep_compiled_code_apart",
+    "keep_cache_sound",
     "keep_freed_memory",
     "lacks",
     "limit_memory",
     "peak_flops",
     "peak_memory_gb",
     "proc_bytes",
+    "scaler_of",
+    "unscale_gradients",
 ]

@@ -38,23 +38,50 @@ def double(tensor):
 
 
 def autocast(model, name, device):
-    """Makes the model's forward run matrix products in the chosen dtype. Returns the model, unchanged for float32.
+    """Makes the model's forward run matrix products in the chosen dtype. Returns the model.
 
-    Of a pipeline, the forward of each part.
+    For float16 the backward starts from a scaled loss, lest small gradients vanish; unscale_gradients undoes it.
     """
     dtype = choose_dtype(name, device)
-    if dtype != torch.float32:
-        for part in getattr(model, "parts", [model]):
+    model.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    for part in getattr(model, "parts", [model]):  # of a pipeline
+        if dtype != torch.float32:
             part.forward = torch.autocast(device.type, dtype=dtype)(part.forward)
+        if dtype == torch.float16:
+            part.forward = scale_backward(part.forward, model.scaler, device)
     return model
 
 
-def gradient_scaler(name, device):
-    """Returns a GradScaler, which keeps small float16 gradients from underflowing and skips steps that overflow.
+def scale_backward(forward, scaler, device):
+    """The forward, with a loss of the same value whose gradient is multiplied by the scaler's scale."""
+    scaler.scale(torch.zeros((), device=device))  # makes the tensor _scale, which is updated in place
+    return lambda *inputs: ScaledBackward.apply(forward(*inputs), scaler._scale)
 
-    For any other dtype the scaler is disabled: its methods are no-ops.
+
+class ScaledBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss, scale):
+        ctx.save_for_backward(scale)
+        return loss.clone()  # not a view, of which FSDP warns
+
+    @staticmethod
+    def backward(ctx, d_loss):
+        return d_loss * ctx.saved_tensors[0], None
+
+
+def scaler_of(model):
+    """The GradScaler that autocast gave the model; a disabled one if nobody called it."""
+    return getattr(model, "scaler", torch.amp.GradScaler(enabled=False))
+
+
+def unscale_gradients(model, optimizer):
+    """Undoes the scale of float16's gradients in place, and adapts it. One that overflowed makes their norm infinite.
+
+    Nothing to do for another dtype, whose scaler is disabled.
     """
-    return torch.amp.GradScaler(device.type, enabled=choose_dtype(name, device) == torch.float16)
+    model.scaler.unscale_(optimizer)
+    model.scaler.update()
+    optimizer.overflows = model.scaler.is_enabled()
 
 
 def eight_bit_library(device):

@@ -1,6 +1,7 @@
 """Header of a run: the model, the data, the config's differences from the defaults, and each choice with its reason."""
 
 import math
+import os
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,8 @@ SHARDED = {
 }
 
 
-def print_header(config, model, dataset, device):
-    """Prints the header. model: a GPT; dataset: a Dataset."""
+def print_header(config, model, dataset, device, load):
+    """Prints the header. model: a GPT; dataset: a Dataset; load: a machine.Load of the time since the start."""
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(model) * tokens_seen(config.max_steps, config)
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -30,9 +31,10 @@ def print_header(config, model, dataset, device):
         "model": f"{model.n_params:,} parameters{frozen(model)}; {config.vocab_size:,} token ids",
         "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
         "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{growth}{micro}",
-        "run": f"{config.max_steps:,} steps, {flops / (1e15 * 86400):.3g} PF-days of arithmetic",
+        "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
         **choices(config, device),
+        **busy(device, load),
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
@@ -77,6 +79,21 @@ def choices(config, device):
     return chosen
 
 
+def busy(device, load):
+    """Returns {name: a faster setting} if other programs leave fewer CPUs than this one, alone, has threads; else {}.
+
+    The threads wait for each other at the end of every operation, each on a CPU that another program could use.
+    """
+    free, n_threads = load.free_cpus(), torch.get_num_threads()
+    n = max(1, round(min(free, n_threads)))
+    if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or n == n_threads:
+        return {}
+    return {
+        "busy": f"other programs leave {free:.1f} CPUs to {n_threads} threads: faster now with OMP_WAIT_POLICY=passive "
+        f"python train.py ..., bit for bit the same, or with OMP_NUM_THREADS={n}"
+    }
+
+
 def dtype(config, device):
     chosen, native = machine.choose_dtype(config.dtype, device), machine.choose_dtype("auto", device)
     why = "as requested"
@@ -111,7 +128,8 @@ def pipeline(config):
 def optimizer(config, device):
     if config.optimizer == "adamw":
         return f"AdamW, {config.adamw_impl}"
-    text = f"{config.optimizer}, at {optim.RELATIVE_LR.get(config.optimizer, 1.0):g} of learning_rate"
+    factor = optim.scale_lr(1.0, config)
+    text = config.optimizer + (f"; the lr logged is {factor:g} × learning_rate" if factor != 1 else "")
     if config.optimizer == "adamw8bit" and device.type == "cpu" and not config.compile:
         text += "; eager on a CPU, its update takes longer than the rest of a small model's step"
     return text

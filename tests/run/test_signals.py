@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_a_run_that_never_saves_says_so(config, monkeypatch, run_main):
 @pytest.mark.parametrize("minutes, steps", [(0.0, [9]), (2.0, [3, 6, 9]), (3.0, [4, 8, 9])])
 def test_minutes_between_checkpoints(minutes, steps, config, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     original = train.train_step
 
     def step(*args):
@@ -98,59 +99,54 @@ def test_a_signal_that_ends_the_compiler_too_is_no_failure_of_the_compiler(confi
     assert result.out.endswith("ended in step 1, while it was compiled\n")
 
 
-# -- real processes
+def test_a_second_ctrl_c_does_not_wait_for_the_step(config, monkeypatch):
+    monkeypatch.setattr(train, "train_step", signaled(1, signal.SIGINT, signal.SIGINT))
+    monkeypatch.setattr(train, "forward_backward", raises(AssertionError("it went on")))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        train.train(config)
+    assert ended.value.code == 130 and not list(Path(config.out_dir).glob("*.safetensors"))
+
+
+# -- a real process
 
 SCRIPT = """
 import sys, time, train
 original = train.train_step
 def step(*args):
     print("step", flush=True)
-    time.sleep({seconds})
+    time.sleep(1)
     return original(*args)
 train.train_step = step
 train.run_script(train.main)
 """
 
 
-def start(config, steps=5, seconds=0.05, **keys):
-    """A run in a process group of its own, with loader workers; returns when it has begun this many slow steps."""
-    given = {"dataset": config.dataset, "out_dir": config.out_dir, "max_steps": 1000, "num_workers": 2} | keys
+@pytest.mark.slow
+def test_signals_to_the_whole_group_leave_the_loader_s_workers_to_the_end(config):
+    """As a terminal's Ctrl-C, torchrun and SLURM send them."""
+    words = flags(dataset=config.dataset, out_dir=config.out_dir, max_steps=1000, num_workers=2)
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(seconds=seconds), *flags(**given)],
+        [sys.executable, "-c", SCRIPT, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    for _ in range(steps):
+    for _ in range(5):
         while process.stdout.readline() != "step\n":
             assert process.poll() is None, process.stderr.read()
-    return process
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_to_the_whole_group_leaves_the_loader_s_workers_to_the_end(number, config):
-    """As a terminal's Ctrl-C, torchrun and SLURM send it."""
-    process = start(config)
-    os.killpg(process.pid, number)
+    for number in NUMBERS:
+        os.killpg(process.pid, number)
     out, err = process.communicate(timeout=300)
-    assert process.returncode == 128 + number
-    assert "Traceback" not in err and err.count("received: the run ends after this step") == 1
+    ended_by = signal.Signals(process.returncode - 128)  # the last that the step's end found
+    assert ended_by in NUMBERS and "Traceback" not in err
+    assert [err.count(f"{number.name} received: the run ends after this step") for number in NUMBERS] == [1, 1, 1]
     step = saved(config)["progress"]["step"]
-    assert f"{number.name}: ended after step {step}, saved in {config.out_dir}" in out
+    assert f"{ended_by.name}: ended after step {step}, saved in {config.out_dir}" in out
     with pytest.raises(ProcessLookupError):  # nobody is left
         until = time.monotonic() + 100
         while time.monotonic() < until:
             os.killpg(process.pid, 0)
             time.sleep(0.05)
-
-
-def test_a_second_ctrl_c_does_not_wait_for_the_step(config):
-    process = start(config, steps=1, seconds=600)
-    os.kill(process.pid, signal.SIGINT)
-    while "ends after this step" not in process.stderr.readline():
-        assert process.poll() is None
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(300) == 130 and not list(Path(config.out_dir).glob("*.safetensors"))
