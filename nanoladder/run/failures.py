@@ -21,7 +21,7 @@ def explain_failure(error, config, device, available):
 def explain_compiler_failure(error, config):
     """Exits with one line if the error comes from torch.compile."""
     if config.compile and is_compiler_failure(error):
-        reason = str(error).strip().splitlines()[0]
+        reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False turns it off")
 
 

@@ -9,20 +9,12 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, data, files, optim, parallel
+from nanoladder import checkpoint, data, files, parallel
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
 LOOK = 100  # most steps between two looks at the numbers on a GPU
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16
-
-
-def finite(optimizer, loss, grad_norm):
-    """True if the step may be applied: the loss () and the gradient norm () are finite, as far as the host knows.
-
-    See optim.may_update: a fused optimizer skips the update itself, and nobody waits for a GPU.
-    """
-    return optim.may_update(optimizer, loss + grad_norm)
 
 
 class Watch:
@@ -56,7 +48,8 @@ class Watch:
         self.steps.clear()
 
     def stop(self, step, lr, loss, grad_norm, scale):
-        """Exits with one line: step, batch, last good checkpoint, likely causes, replay command."""
+        """Exits with one line: step, batch, last good checkpoint, likely causes, replay command. Collective."""
+        parallel.gather_objects(step)  # none ends, and so ends the others, before all have seen the fault
         if parallel.rank() > 0:
             sys.exit(1)  # the first process prints the line
         batch = list(data.TrainingBatches(self.split, self.config).windows(step))

@@ -22,6 +22,7 @@ from nanoladder import checkpoint, machine, parallel
 from nanoladder.config import gathers_keys
 from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks, count_scores, uses_blocks
+from nanoladder.run.start import CONFIG, read_config
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
@@ -99,8 +100,7 @@ def size_before(config):
     """The micro_batch_size of the run in out_dir that is to be resumed; None if there is none, or it is 0."""
     folder = Path(config.out_dir)
     if config.init_from in ("resume", "auto") and checkpoint.found(folder):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return json.loads((folder / "config.json").read_bytes())["micro_batch_size"] or None
+        return read_config(folder / CONFIG).get("micro_batch_size") or None
 
 
 def trial(config, size, device, available):
@@ -208,7 +208,7 @@ def explanation(config, device, available):
             yield f"  {change:<26}{gb(less):>9}{'  the first that fits' * (change == fits)}"
         if savings and not fits:
             yield "No single change is enough: combine several, or choose a smaller model or context_length."
-    for path in checkpoint.current(Path(config.out_dir))[:1]:
+    for path in checkpoint.found(Path(config.out_dir))[:1]:
         yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
 
 
@@ -318,9 +318,9 @@ def product_dtype(config, device_type):
 
 def share_of_process(config, world_size):
     """Returns the config with the batch_size and micro_batch_size of one of world_size processes."""
-    batch_size = config.batch_size // parallel.divide(config, world_size).data
-    micro_batch_size = min(config.micro_batch_size or batch_size, batch_size)
-    return dataclasses.replace(config, batch_size=batch_size, micro_batch_size=micro_batch_size)
+    grid = parallel.divide(config, world_size)
+    micro_batch_size = parallel.micro_batch_size(config, grid)
+    return dataclasses.replace(config, batch_size=config.batch_size // grid.data, micro_batch_size=micro_batch_size)
 
 
 def divisors(n):

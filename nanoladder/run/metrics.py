@@ -27,6 +27,7 @@ COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("tokens_per_s", "tokens/s", ",.0f"),
     ("mfu", "mfu", ".1%"),
     ("peak_memory_gb", "GB", ".2f"),
+    ("minutes_left", "min left", ",.1f"),  # only where no progress bar says so
 ]
 
 
@@ -81,7 +82,7 @@ def read_metrics(path):
 class Metrics:
     """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the trackers.
 
-    Raises BadInput if out_dir cannot be written, or if what lies there as metrics.jsonl is none.
+    Raises BadInput if out_dir cannot be written, or if its metrics.jsonl is another program's.
     """
 
     def __init__(self, config, start_step):
@@ -118,7 +119,10 @@ class Metrics:
         self.append(row)
         for tracker in self.trackers:
             tracker.log(row)
-        line = "  ".join(f"{label} {row[key]:{form}}" for key, label, form in COLUMNS if key in row)
+        shown = dict(row)
+        if self.bar.disable and "step_ms" in row:
+            shown["minutes_left"] = (self.config.max_steps - row["step"]) * row["step_ms"] / 60e3
+        line = "  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown)
         if (self.bar.disable and row.keys() - {"step", "tokens", "sample"}) or "val_loss" in row:
             tqdm.write(line)
         self.bar.n = row["step"]

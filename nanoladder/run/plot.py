@@ -38,7 +38,7 @@ def plot(rows, path, title):
 
 
 def save(figure, path):
-    """Writes a figure to a PNG. Of a folder's name, characters that matplotlib's font lacks are boxes, not warnings."""
+    """Writes a figure to a PNG. Characters that the font lacks become boxes, without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

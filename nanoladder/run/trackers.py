@@ -56,7 +56,7 @@ class Tracker:
             for row in iter(self.rows.get, None):
                 dashboard.log(row)
             dashboard.finish(self.picture, self.failed)
-        except (Exception, SystemExit) as error:  # wandb exits if its service died
+        except (Exception, SystemExit) as error:  # wandb exits when its service has died
             warn(f"{self.name} failed, but training did not: {error}")
 
 
@@ -87,7 +87,7 @@ class WandB:
         self.ladder = ladder_table(config)
 
     def require_login_and_answer(self):
-        """Raises OSError if a run on wandb's server would begin without a login or there is no answer."""
+        """Raises OSError if runs go to wandb's server but nobody is logged in, or the server does not answer."""
         import requests  # a dependency of wandb
 
         settings = self.wandb.setup(self.wandb.Settings(silent=True)).settings
@@ -95,7 +95,7 @@ class WandB:
             return
         if not self.wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; `wandb login` stores one")  # a prompt would wait for somebody
-        with contextlib.suppress(requests.exceptions.SSLError):  # is an answer; wandb knows more certificates
+        with contextlib.suppress(requests.exceptions.SSLError):  # an answer, too; wandb checks certificates itself
             requests.head(settings.base_url, timeout=NETWORK_TIMEOUT)
 
     def begin(self, config, run_id, **settings):

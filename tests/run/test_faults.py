@@ -30,12 +30,12 @@ def batch(config):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_not_applied(keys, value):
     config = tiny(vocab_size=8, **keys)
-    model, optimizer, scaler = build(config)
-    train.train_step(model, optimizer, scaler, batch(config), 1e-2, config)
+    model, optimizer = build(config)
+    train.train_step(model, optimizer, batch(config), 1e-2, config)
     model.norm.weight.data[3] = value
     before = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
     before += [{name: tensor.clone() for name, tensor in state.items()} for state in optimizer.state.values()]
-    loss, norm = train.train_step(model, optimizer, scaler, batch(config), 1e-2, config)
+    loss, norm = train.train_step(model, optimizer, batch(config), 1e-2, config)
     assert not math.isfinite(loss + norm)
     before[0]["norm.weight"][3] = model.norm.weight.data[3] = 0.0  # NaN is not equal to itself
     assert same(dict(enumerate(before)), dict(enumerate([model.state_dict(), *optimizer.state.values()])))
@@ -45,16 +45,16 @@ def test_a_step_that_is_not_finite_is_not_applied(keys, value):
 @pytest.mark.parametrize("keys", [{}, IN_BACKWARD], ids=["after the backward", "in the backward"])
 def test_a_gpu_s_fused_kernel_skips_the_update_by_itself(keys):
     config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True, **keys)
-    model, optimizer, scaler = build(config, "cuda")
+    model, optimizer = build(config, "cuda")
     tokens = batch(config).to("cuda")
-    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
+    train.train_step(model, optimizer, tokens, 1e-2, config)
     norm = model.norm.weight.data.clone()
     model.norm.weight.data[3] = math.nan
     head = model.head.weight.detach().clone()
-    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
+    train.train_step(model, optimizer, tokens, 1e-2, config)
     assert torch.equal(model.head.weight, head)
     model.norm.weight.data = norm
-    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
+    train.train_step(model, optimizer, tokens, 1e-2, config)
     assert not torch.equal(model.head.weight, head)
 
 
@@ -88,7 +88,7 @@ class Lazy:
 
 def test_a_gpu_s_results_are_read_only_when_they_are_due(dense):
     split = data.open_dataset(tiny(dataset=str(dense))).train
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny()))
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny(), {}))
     for step in range(1, 10):
         watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
         watch.look(due=step == 9)
@@ -102,7 +102,7 @@ def test_a_gpu_s_results_are_read_only_when_they_are_due(dense):
 
 def test_a_gpu_s_results_are_read_now_and_then_without_intervals(dense):
     split = data.open_dataset(tiny(dataset=str(dense))).train
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny()))
+    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny(), {}))
     with pytest.raises(SystemExit, match="stopped at step 1:"):
         for step in range(1, faults.LOOK + 1):
             watch.add(step, 1e-3, math.nan, 1.0)
@@ -117,12 +117,12 @@ def poisoned(at_step, poison):
     """train_step, but before the step's forward `poison(model, batch)` is called."""
     original, count = train.train_step, 0
 
-    def step(model, optimizer, scaler, batch, lr, config):
+    def step(model, optimizer, batch, lr, config):
         nonlocal count
         count += 1
         if count == at_step:
             poison(model, batch)
-        return original(model, optimizer, scaler, batch, lr, config)
+        return original(model, optimizer, batch, lr, config)
 
     return step
 
