@@ -1,7 +1,8 @@
 """Prints the ladder, its programs and diffs: python ladder.py [list | show NAME | diff NAME | docs | html]"""
 
-from lab.show import main
 from nanoladder.entry import run_script
+
+from lab.show import main
 
 if __name__ == "__main__":
     run_script(main)

@@ -34,8 +34,9 @@ class Attention(nn.Module):
             self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
 
     def forward(self, x):
-        heads = (3, -1, self.config.n_embd // self.config.n_head)
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x).unflatten(-1, heads).unbind(2))  # (B, nh, T, hs)
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).chunk(3, dim=2)  # (B, T, C)
+        q, k, v = (part.view(B, T, -1, C // self.config.n_head).transpose(1, 2) for part in (q, k, v))  # (B, nh, T, hs)
         y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)
         return self.dropout(self.proj(y))
 
@@ -55,17 +56,12 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
         self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        x = self.fc(x)
-        if self.config.compile:  # 1 + tanh(u) = 2·sigmoid(2u); sigmoid compiles to faster CPU code than tanh
-            x = x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
-        else:
-            x = F.gelu(x, approximate="tanh")
+        x = F.gelu(self.fc(x), approximate="tanh")  # (B, T, 4C)
         return self.dropout(self.proj(x))
 
 
@@ -116,8 +112,6 @@ class GPT(nn.Module):
         self.init_weights()
         if config.pad_vocab_to > 1:
             self.pad_vocabulary(-config.vocab_size % config.pad_vocab_to)
-        if config.checkpointing.startswith("every:"):
-            self.every = int(config.checkpointing.removeprefix("every:"))
 
     def init_weights(self):
         """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream."""
@@ -147,6 +141,9 @@ class GPT(nn.Module):
         if self.config.checkpointing == "none":
             for block in self.blocks:
                 x = block(x)
+        elif self.config.checkpointing == "every:1":
+            for block in self.blocks:
+                x = recompute(block, x, use_reentrant=False)
         elif self.config.checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
             size = round(math.sqrt(len(self.blocks)))
             for i in range(0, len(self.blocks), size):
@@ -155,8 +152,9 @@ class GPT(nn.Module):
             for block in self.blocks:
                 x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
         else:
+            every = int(self.config.checkpointing.removeprefix("every:"))
             for i, block in enumerate(self.blocks):
-                x = block(x) if i % self.every else recompute(block, x, use_reentrant=False)
+                x = block(x) if i % every else recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
     def logits(self, tokens):

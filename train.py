@@ -5,15 +5,14 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 """
 
 import math
+from nanoladder.entry import run_script
 
 import torch
 from torch.utils.data import DataLoader
 
 from model import GPT
 from nanoladder import data, machine, optim, parallel
-from nanoladder.config import load_config
-from nanoladder.entry import run_script
-from nanoladder.run import Run, finite
+from nanoladder.run import Run, load_config
 
 # -- 1. The machine
 
@@ -50,7 +49,7 @@ def build_model(config, device):
     parallel.apply_tensor_parallel(model)
     parallel.apply_context_parallel(model)
     optim.freeze(model, config)
-    model = machine.autocast(model, config.dtype, device)  # the order: parts, autocast, compile, data parallel
+    model = machine.autocast(model, config.dtype, device)
     if config.compile and config.compile_scope == "model" and config.shard == "none" and config.tensor_parallel == 1:
         model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
     elif config.compile:
@@ -102,24 +101,22 @@ def learning_rate(step, config):
 # -- 5. The step: shared by training, measuring and replaying
 
 
-def train_step(model, optimizer, scaler, batch, lr, config):
+def train_step(model, optimizer, batch, lr, config):
     """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.zero_grad(set_to_none=config.set_to_none)
-    loss = forward_backward(model, scaler, batch, config)
-    scaler.unscale_(optimizer)
+    loss = forward_backward(model, batch, config)
+    machine.unscale_gradients(model, optimizer)
     if config.optimizer_in_backward:  # the gradients are already applied and freed
         grad_norm = optim.norm_of_updates(optimizer)
     else:
         grad_norm = parallel.clip_grad_norm_(model, config.grad_clip or math.inf)
-    if finite(optimizer, loss, grad_norm):
-        scaler.step(optimizer)
-    scaler.update()
+    optim.step_if_finite(optimizer, loss + grad_norm)
     return loss if config.lazy_metrics else loss.item(), grad_norm
 
 
-def forward_backward(model, scaler, batch, config):
+def forward_backward(model, batch, config):
     """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
     n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
     if config.pipeline_parallel > 1 and parallel.world_size() > 1:
@@ -128,11 +125,11 @@ def forward_backward(model, scaler, batch, config):
         loss = 0.0
         for part in parallel.synchronize_last(model, batch.split(config.micro_batch_size)):
             part_loss = model(part.inputs, part.targets) / n_tokens
-            scaler.scale(part_loss).backward()
+            part_loss.backward()
             loss += part_loss.detach()
     else:
         loss = model(batch.inputs, batch.targets) / n_tokens
-        scaler.scale(loss).backward()
+        loss.backward()
     return parallel.all_reduce_mean(loss.detach())
 
 
@@ -146,10 +143,10 @@ def evaluate(model, split, config, device):
     loss_sum, n_tokens = 0.0, 0
     for batch in parallel.share(data.ValidationBatches(split, config)):
         batch = batch.to(device)
-        loss_sum += machine.double(model(batch.inputs, batch.targets))
-        n_tokens += batch.n_tokens
+        loss_sum += model(batch.inputs, batch.targets).item()
+        n_tokens += batch.n_tokens.item()
     model.train()
-    return float(parallel.all_reduce_sum(loss_sum) / parallel.all_reduce_sum(n_tokens))
+    return parallel.add(loss_sum) / parallel.add(n_tokens)
 
 
 def train(config):
@@ -160,11 +157,10 @@ def train(config):
         config = run.resolve(dataset, device)  # replaces vocab_size=0 and micro_batch_size=auto by numbers
         model = build_model(config, device)
         optimizer = build_optimizer(model, config)
-        scaler = machine.gradient_scaler(config.dtype, device)
-        run.begin(model, optimizer, scaler)
+        run.begin(model, optimizer)
         for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):
             lr = learning_rate(step, config)
-            loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
+            loss, grad_norm = train_step(model, optimizer, batch, lr, config)
             run.log_step(lr, loss, grad_norm)
             if run.due(config.eval_interval):
                 run.log_evaluation(evaluate(model, dataset.val, config, device))

@@ -10,14 +10,16 @@ from libcst import matchers
 
 from nanoladder.config import DEFAULTS
 
-# Calls that are no-ops while their stage is off: {field: (values that turn it off, {call: replacement})}. {0} is the
-# first argument; None drops the statement. train.py makes these calls at every stage; a shown program omits them.
+# Calls that are no-ops while their stage is off, and what is then known: {field: (values that turn it off, {call or
+# expression: replacement})}. {0} is the first argument; None drops the statement. train.py makes these calls at every
+# stage; a shown program omits them.
 NO_OPS = {
     "ddp": (
         (False,),
         {
             "parallel.all_reduce_mean": "{0}",
-            "parallel.all_reduce_sum": "{0}",
+            "parallel.add": "{0}",
+            "parallel.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})",
             "parallel.distributed_data_parallel": "{0}",
             "parallel.rank": "0",
             "parallel.share": "{0}",
@@ -25,39 +27,39 @@ NO_OPS = {
             "parallel.synchronize_last": "{1}",
         },
     ),
-    "shard": (("none",), {"parallel.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"}),
-    "tensor_parallel": ((1,), {"parallel.apply_tensor_parallel": None}),
-    "context_parallel": ((1,), {"parallel.apply_context_parallel": None}),
-    "pipeline_parallel": ((1,), {"parallel.apply_pipeline_parallel": "{0}"}),
-    "dtype": (
-        ("float32",),
+    "tensor_parallel": ((1,), {"parallel.apply_tensor_parallel": None, "mesh().sizes.tensor": "1"}),
+    "context_parallel": ((1,), {"parallel.apply_context_parallel": None, "mesh().sizes.context": "1"}),
+    "pipeline_parallel": (
+        (1,),
         {
-            "machine.autocast": "{0}",
-            "machine.gradient_scaler": None,
-            "scaler.scale": "{0}",
-            "scaler.step": "{0}.step()",
-            "scaler.unscale_": None,
-            "scaler.update": None,
+            "parallel.apply_pipeline_parallel": "{0}",
+            "mesh().sizes.pipeline": "1",
+            "getattr(model, 'parts', [model])": "[model]",
         },
     ),
+    "dtype": (("float32",), {"machine.autocast": "{0}", "machine.unscale_gradients": None}),
     "freeze": (("none",), {"optim.freeze": None}),
     "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
 }
 RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
 
 
-def merge(modules):
-    """Merges modules, {name: source}, into one program. The last module is the script, which imports the others."""
+def merge(modules, title):
+    """Merges modules, {name: source}, into one program. The last module is the script, which imports the others.
+
+    The title stands in place of the script's docstring.
+    """
     docstrings, imports, bodies = [], set(), []
     for source in modules.values():
         tree = ast.parse(source)
         head = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        docstrings.insert(0, ast.get_docstring(tree))
+        docstrings.append(ast.get_docstring(tree))
         imports |= {ast.unparse(node) for node in head if module_of(node) not in modules}
         bodies.append("\n".join(source.splitlines()[head[-1].end_lineno :]).strip("\n"))
     lines = sorted(imports, key=import_order)
     sections = ["\n".join(line for line in lines if import_order(line)[0] == n) for n in range(3)]
-    return "\n\n".join(['"""' + "\n\n".join(docstrings) + '\n"""', *sections]) + "\n\n" + "\n\n\n".join(bodies) + "\n"
+    docstring = '"""' + "\n\n".join([title, *docstrings[:-1]]) + '\n"""'
+    return "\n\n".join([docstring, *sections, "\n\n\n".join(bodies)]) + "\n"
 
 
 def module_of(node):
@@ -68,8 +70,9 @@ def import_order(line):
     """Sort key of an import line: standard library, torch, then this project; `import x` before `from x`."""
     kind, name = line.split()[:2]
     package = name.partition(".")[0]
-    section = 0 if package in sys.stdlib_module_names else 1 if package == "torch" else 2
-    return section, kind == "from", name, line
+    entry = name == "nanoladder.entry"  # before torch loads, so that Ctrl-C is one line
+    section = 0 if entry or package in sys.stdlib_module_names else 1 if package == "torch" else 2
+    return section, entry, kind == "from", name, line
 
 
 def fold(source, values):
@@ -98,7 +101,12 @@ class Fold(cst.CSTTransformer):
         self.elifs = set()
         self.assigned = {}  # {variable: value} in this function so far; None if assigned twice
 
+    def visit_FormattedString(self, node):
+        return False  # quotes in quotes
+
     def leave_Attribute(self, original, updated):
+        if (known := self.no_ops.get(code(updated))) and "()" in code(updated):
+            return cst.parse_expression(known)
         field, owner = original.attr.value, code(original.value)
         if field not in self.values or owner.split(".")[-1] != "config":
             return updated
@@ -135,6 +143,8 @@ class Fold(cst.CSTTransformer):
     def leave_Call(self, original, updated):
         """Replaces a no-op call. In other calls, drops arguments whose assignment was dropped."""
         name = code(updated.func)
+        if known := self.no_ops.get(code(updated).replace('"', "'")):
+            return cst.parse_expression(known)
         if name in self.no_ops:
             self.simplified = True
             form = self.no_ops[name]
@@ -271,7 +281,12 @@ class Prune(cst.CSTTransformer):
     def __init__(self, module):
         self.scopes = [reads(module)]  # of the module, then of the enclosing class and function
         functions = [node for node in module.body if isinstance(node, cst.FunctionDef)]
-        self.unread = {node.name.value: unread(node) for node in functions}
+        passed = passed_on(module)  # to other functions, which call them with all of their parameters
+        self.unread = {
+            node.name.value: unread(node)
+            for node in functions
+            if not passed & {node.name.value} and not node.decorators
+        }
 
     def enter(self, node):
         self.scopes.append(reads(node))
@@ -285,12 +300,14 @@ class Prune(cst.CSTTransformer):
     def leave_FunctionDef(self, original, updated):
         self.scopes.pop()
         name = original.name.value
-        if len(self.scopes) > 1:  # a method; PyTorch calls forward
-            called = name in self.scopes[0].attributes or name == "forward" or name.startswith("__")
+        if len(self.scopes) > 1:  # a method or a function inside; PyTorch calls forward
+            called = name in self.scopes[0].attributes | self.scopes[-1].names | {"forward"} or name.startswith("_")
             return updated if called else cst.RemoveFromParent()
-        if name not in self.scopes[0].names:
+        if name not in self.scopes[0].names | {"_"}:  # _: kept by its decorator
             return cst.RemoveFromParent()
-        return updated.with_deep_changes(updated.params, params=without(updated.params.params, self.unread[name]))
+        return updated.with_deep_changes(
+            updated.params, params=without(updated.params.params, self.unread.get(name, ()))
+        )
 
     def leave_Call(self, original, updated):
         return updated.with_changes(args=without(updated.args, self.unread.get(code(original.func), ())))
@@ -304,12 +321,22 @@ class Prune(cst.CSTTransformer):
             case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))]):
                 pure = len(self.scopes) == 1 or "(" not in code(statement)
                 return updated if name in self.scopes[-1].names or not pure else cst.RemoveFromParent()
-            case cst.Assign(targets=[cst.AssignTarget(target=cst.Attribute(attr=attr))], value=cst.Name()):
+            case cst.Assign(
+                targets=[cst.AssignTarget(target=cst.Attribute(value=cst.Name("self"), attr=attr))],
+                value=cst.Name(value=name),
+            ) if name not in ("True", "False", "None"):  # such a value may be read by a base class
                 return updated if attr.value in self.scopes[-2].attributes else cst.RemoveFromParent()
         return updated
 
     def reads(self, alias):
         return (alias.evaluated_alias or alias.evaluated_name.partition(".")[0]) in self.scopes[0].names
+
+
+def passed_on(module):
+    """Names that the code reads other than to call them."""
+    nodes = list(ast.walk(ast.parse(code(module))))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called}
 
 
 def unread(function):

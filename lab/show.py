@@ -1,21 +1,23 @@
 """Stages of the ladder, their programs and the diffs between them.
 
-    python ladder.py [list]       lists the stages in order
-    python ladder.py show NAME    prints the training program with the stages up to NAME and no others
-    python ladder.py diff NAME    prints the lines that a stage changes; diff A B: the lines between two stages
-    python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial
-    python ladder.py html         writes docs/ladder.html, the ladder as a page to climb in a browser
+    python ladder.py [list]       draws the stages: a trunk, and the branches from its top
+    python ladder.py show NAME    prints the training program with the stages from naive up to NAME and no others
+    python ladder.py diff NAME    prints the lines that a stage changes, and the definitions that they newly call;
+                                  diff A B: between two stages; --program: the lines alone
+    python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial, and the README's table
+    python ladder.py html         writes docs/ladder.html, the ladder as a page to climb in a browser;
+                                  html FILE...: with your own results.json, to ladder.html beside the first
 
 A shown program runs from this folder; --stage=NAME sets the config in its header and checkpoints:
 python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 """
 
 import sys
+from pathlib import Path
 
-from lab import pages
+from lab import pages, readme
 from lab.page import build
-from nanoladder.config import stage_files, stage_names
-from nanoladder.config.stages import reason
+from nanoladder.config.stages import reason, stage_below, tree
 from nanoladder.errors import BadInput
 
 COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
@@ -29,29 +31,47 @@ def main(argv):
             print(__doc__, end="")
         case ["show", name]:
             print(pages.script(name), end="")
-        case ["diff", name]:
-            position = len(stage_files(name)) - 1
-            if position == 0:
-                raise BadInput(f"{name} is the first stage; expected `python ladder.py show {name}`, or a later stage")
-            print_diff(pages.diff(stage_names()[position - 1], name))
-        case ["diff", a, b]:
-            print_diff(pages.diff(a, b))
+        case ["diff", *names, "--program"]:
+            print_diff(*stages(names))
+        case ["diff", *names]:
+            print_diff(*stages(names))
+            print_definitions(*stages(names))
         case ["docs"]:
             pages.write()
-        case ["html"]:
-            build.write()
+            readme.write()
+        case ["html", *own]:
+            print(f"wrote {build.write(tuple(map(Path, own)))}: open it in a browser")
         case _:
-            raise BadInput(f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B, docs or html")
+            raise BadInput(
+                f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B, docs or html [FILE...]"
+            )
+
+
+def stages(names):
+    """Returns the two stages of a diff, of [NAME] or [A, B]. Raises BadInput."""
+    match names:
+        case [name]:
+            if not (below := stage_below(name)):
+                raise BadInput(f"{name} is the first stage; expected `python ladder.py show {name}`, or a later stage")
+            return below, name
+        case [a, b]:
+            return a, b
+    raise BadInput(f"ladder.py diff {' '.join(names)}: expected diff NAME or diff A B, and --program or nothing")
 
 
 def print_list():
-    rows = [(name, pages.change(name), reason(name)) for name in stage_names()]
+    rows = [(lines + name, pages.change(name), reason(name)) for lines, name in tree()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, text, why in rows:
         print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {why}")
 
 
-def print_diff(lines):
-    for line in lines:
+def print_diff(a, b):
+    for line in pages.diff(a, b):
         color = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{color}{line}\033[0m" if color else line)
+
+
+def print_definitions(a, b):
+    for path, source in pages.definitions(a, b):
+        print(f"\n# {path}\n\n{source}")

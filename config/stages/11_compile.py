@@ -4,8 +4,6 @@ What: `torch.compile` on the whole model, or with `compile_scope=block` on one b
 cores that takes half of the cold start with 4 blocks, and two fifths with 12. `compile_mode` selects CUDA graphs or a
 search for faster kernels.
 Why: norms, GELU, residuals, dropout and the loss are bound by memory bandwidth; fused, they read and write once.
-When compiled, GELU is written with a sigmoid: the same function, but faster if the compiler has no fast tanh, as on a
-CPU.
 Cost: seconds to minutes before the first step (a cache shortens the next start), and on a CPU a C++ compiler.
 Results differ in the last bits, and dropout draws other random numbers.
 Source:

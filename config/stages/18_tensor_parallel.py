@@ -1,5 +1,6 @@
 """Two processes share every matrix and every sequence, so that each does half of a layer's work.
 
+Stands on: ddp
 What: the first matrix of attention and of the MLP is cut by columns (attention's by heads), the second by rows; the
 vocabulary is cut by token ids. Between them, where norms, dropout and residuals act on each token alone, every process
 has a part of the sequence.
@@ -7,7 +8,7 @@ Why: weights, their gradients, the optimizer's state and the activations of a la
 one sequence takes. It is the way to train a layer that does not fit one device, or a batch of few sequences.
 Cost: eight exchanges of a block's activations in each step, two all-gathers and two reduce-scatters in the forward and
 as many in the backward, which nothing hides: it needs the links within a node. Every process keeps the inputs of qkv
-and fc, which are gathered, whole for the backward. The 8-bit optimizer does not work with it: --optimizer=adamw.
+and fc, which are gathered, whole for the backward.
 Source:
 - Shoeybi et al. 2019, "Megatron-LM": https://arxiv.org/abs/1909.08053
 - Korthikanti et al. 2022, on the sequence: https://arxiv.org/abs/2205.05198

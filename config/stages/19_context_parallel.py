@@ -1,5 +1,6 @@
 """Two processes share every sequence, so that each keeps the activations of half of its tokens.
 
+Stands on: ddp
 What: every process has all weights and a part of each sequence; gradients are averaged over all, as ddp does. Around
 attention, the only layer in which tokens meet, they exchange: each gets whole sequences of a part of the heads, or, if
 the heads do not divide among them, all keys and values.

@@ -1,8 +1,10 @@
 """Each of two processes has a part of the blocks, and micro-batches pass through them in turn.
 
+Stands on: ddp
 What: `torch.distributed.pipelining`. The first stage embeds, the last has the norm, the head and the loss, and fewer
 blocks for it: the cut is by arithmetic. While the second works on one micro-batch, the first works on the next; a stage
-alternates between forward and backward (1F1B). It takes at least as many micro-batches as processes.
+alternates between forward and backward (1F1B). Without a
+micro_batch_size, there are as many micro-batches as processes.
 Why: weights and their state are divided by depth, and only the activations between two blocks are sent: the least of
 all ways to divide a model, so that it works between nodes.
 Cost: the bubble, when stages wait for the first micro-batch or the last one: (p - 1) / (m + p - 1) of a step for p

@@ -1,7 +1,5 @@
 """Configuration: the keys, config files and the command line.
 
-    load_config(["config/x.py", "more.py", "--stage=amp", "--learning_rate=3e-4"])
-
 Config files contain plain assignments. They apply from left to right, then the stages up to `--stage`, then
 `--key=value`.
 
@@ -12,7 +10,8 @@ Config files contain plain assignments. They apply from left to right, then the 
 - nanogpt: names of nanoGPT's, refused with the keys that mean the same
 - stages: the ladder's stages: names, files, fields, reasons
 
-Not here: the presets and stages themselves (config/), and checks that need a dataset, a device or a checkpoint.
+Not here: the presets and stages themselves (config/), what a run takes from its start (nanoladder/run), and checks that
+need a dataset, a device or a checkpoint.
 """
 
 from nanoladder.config.check import (
@@ -21,12 +20,13 @@ from nanoladder.config.check import (
     compiles_blocks,
     count_frozen_blocks,
     gathers_keys,
+    known,
     replays_graphs,
     typed,
 )
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, RETIRED, TYPES, Config, differences
-from nanoladder.config.load import load_config, parse_arguments, read_assignments
-from nanoladder.config.stages import STAGES_DIR, ladder_table, stage_files, stage_names
+from nanoladder.config.load import apply, help_text, parse_arguments, read_assignments
+from nanoladder.config.stages import STAGES_DIR, ladder_table, stage_files, stage_names, stage_path
 
 __all__ = [
     "DEFAULTS",
@@ -37,17 +37,20 @@ __all__ = [
     "STAGES_DIR",
     "TYPES",
     "Config",
+    "apply",
     "check",
     "compiles_blocks",
     "count_frozen_blocks",
     "differences",
     "gathers_keys",
+    "help_text",
+    "known",
     "ladder_table",
-    "load_config",
     "parse_arguments",
     "read_assignments",
     "replays_graphs",
     "stage_files",
     "stage_names",
+    "stage_path",
     "typed",
 ]

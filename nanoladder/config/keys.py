@@ -58,8 +58,8 @@ class Config:
     ] = "auto"
     attention: Annotated[
         Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"],
-        "matmul: the formula; sdpa: fused, or name one; auto: sdpa or blocks",
-    ] = "sdpa"
+        "matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa",
+    ] = "auto"
     adamw_impl: Annotated[
         Literal["forloop", "foreach", "fused"], "AdamW: a loop over parameters, a kernel per operation, or one kernel"
     ] = "fused"
@@ -77,7 +77,8 @@ class Config:
     ] = "auto"
     checkpointing: Annotated[str, "recompute activations: none | every:K blocks | sqrt | selective"] = "none"
     micro_batch_size: Annotated[
-        int | Literal["auto"], "sequences per forward of a process; 0: all; auto: as many as fit"
+        int | Literal["auto"],
+        "sequences per forward; 0: all (fewer in a pipeline); auto: what fits",
     ] = 0
     optimizer: Annotated[
         Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],

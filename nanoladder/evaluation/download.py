@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from nanoladder import files
 from nanoladder.data.datasets import DATA_DIR
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, nearest
 
 BLOCK = 2**16  # bytes
 
@@ -49,7 +49,7 @@ def download(name):
     """
     public = PUBLIC.get(name)
     if public is None:
-        raise BadInput(f"--download={name}: expected {' or '.join(PUBLIC)}")
+        raise BadInput(f"--download={name}: expected {' or '.join(PUBLIC)}{nearest(name, PUBLIC)}")
     try:
         public.path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(public.path) as temporary:

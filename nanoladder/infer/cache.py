@@ -43,7 +43,7 @@ class CachedGPT:
     @torch.inference_mode()
     def compile(self):
         """Compiles the step, on a GPU into CUDA graphs, and runs it often enough to have them recorded."""
-        machine.keep_compiled_code_apart()
+        machine.keep_cache_sound()
         multiply_single_rows(self.gpt)
         for tensor in sum(self.layers, ()):
             torch._dynamo.mark_static_address(tensor)  # else CUDA graphs would copy the cache in each step

@@ -64,10 +64,7 @@ def compute(
     needs_grad: bool,
     frozen: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The operator. Returns the loss and the gradients of hidden and weight, both empty if not needs_grad.
-
-    The weight's is empty as well if the weight is frozen.
-    """
+    """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad, or if frozen."""
     softmax_ = (hidden.is_cuda and triton_softmax()) or softmax.softmax_
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
     columns = softmax.target_columns(targets, ignore_index, first_row, n_real)

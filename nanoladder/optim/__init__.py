@@ -3,15 +3,15 @@
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
 from nanoladder.optim.freeze import count_frozen, freeze
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
-from nanoladder.optim.skip import may_update
+from nanoladder.optim.skip import step_if_finite
 
 __all__ = [
     "RELATIVE_LR",
     "build",
     "count_frozen",
     "freeze",
-    "may_update",
     "norm_of_updates",
     "scale_lr",
+    "step_if_finite",
     "update_in_backward",
 ]

@@ -6,7 +6,6 @@ import torch
 
 from nanoladder import machine
 from nanoladder.optim import lion
-from nanoladder.optim.eight_bit import adamw8bit
 from nanoladder.optim.galore import GaLore
 
 # Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
@@ -30,11 +29,11 @@ def build(groups, model, config):
 
     Weight decay is rescaled so that a step shrinks the weights as much as AdamW would, at any relative learning rate.
     """
+    if config.optimizer == "adamw8bit":
+        return adamw8bit(groups, config)
     factor = RELATIVE_LR.get(config.optimizer, 1.0)
     groups = [{**group, "weight_decay": group["weight_decay"] / factor} for group in groups]
     device = groups[0]["params"][0].device
-    if config.optimizer == "adamw8bit":
-        return adamw8bit(groups, config)
     if config.optimizer == "sgd":
         for group in groups:
             group["weight_decay"] *= 1 - config.beta1  # momentum accumulates the decay too
@@ -49,7 +48,7 @@ def build(groups, model, config):
     betas = config.beta1, config.beta2
     if config.optimizer == "muon":
         # Updates of AdamW's usual size (Liu et al. 2025), so that both optimizers share a learning rate
-        kind = torch.optim.Muon if machine.choose_dtype("auto", device) == torch.bfloat16 else Float32Muon
+        kind = torch.optim.Muon if machine.choose_dtype(config.dtype, device) == torch.bfloat16 else Float32Muon
         first = kind(hidden, lr=config.learning_rate, adjust_lr_fn="match_rms_adamw")
     else:
         first = GaLore(hidden, config.learning_rate, betas)
@@ -57,8 +56,33 @@ def build(groups, model, config):
     return Combined(first, torch.optim.AdamW(rest, lr=config.learning_rate, betas=betas, **implementation))
 
 
+def adamw8bit(groups, config):
+    """Builds AdamW with both moments quantized to 8 bits in blocks of 256 (Dettmers et al. 2022).
+
+    groups: list of parameter groups. Raises BadInput if neither library is installed.
+    """
+    options = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
+    if machine.eight_bit_library(groups[0]["params"][0].device) == "bitsandbytes":
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit(groups, **options)
+    from torchao.optim import AdamW8bit
+
+    optimizer = AdamW8bit(groups, **options)
+    optimizer.register_step_pre_hook(lr_to_tensor)
+    if not config.compile:  # torchao compiles its update
+        optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)
+    return optimizer
+
+
+def lr_to_tensor(optimizer, *_):
+    """Converts the learning rate to a tensor, because a compiled update would treat a float as a constant."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
+
+
 class Float32Muon(torch.optim.Muon):
-    """Muon with float32 matrix products, for CPUs on which bfloat16 is emulated and a hundred times slower."""
+    """Muon with float32 matrix products: for dtype=float32, and where bfloat16 is emulated, a hundred times slower."""
 
     def step(self, closure=None):
         with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):

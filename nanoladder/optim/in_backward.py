@@ -2,14 +2,14 @@
 
 import torch
 
-from nanoladder.optim.skip import may_update
+from nanoladder.optim.skip import step_if_finite
 
 
 def update_in_backward(optimizer):
     """Makes the backward update each parameter when its gradient is ready, then free the gradient (Lv et al. 2023).
 
     The optimizer's state does not change. optimizer.norms collects the norm () of each gradient. From a backward's
-    first non-finite gradient on, no parameter is updated (see may_update); if the loss is not finite, the first
+    first non-finite gradient on, no parameter is updated (see step_if_finite); if the loss is not finite, the first
     gradient, that of the last layer, is not finite either.
     """
     optimizer.norms, optimizer.sum_of_norms = [], 0.0
@@ -24,11 +24,10 @@ def update_one(optimizer, number, parameter):
     norm = torch.linalg.vector_norm(parameter.grad)
     optimizer.norms.append(norm)
     optimizer.sum_of_norms += norm  # once it is not finite, it stays so
-    if may_update(optimizer, optimizer.sum_of_norms):
-        groups = optimizer.param_groups
-        optimizer.param_groups = [{**groups[number], "params": [parameter]}]
-        optimizer.step()
-        optimizer.param_groups = groups
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**groups[number], "params": [parameter]}]
+    step_if_finite(optimizer, optimizer.sum_of_norms)
+    optimizer.param_groups = groups
     parameter.grad = None
 
 

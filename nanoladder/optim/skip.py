@@ -3,15 +3,17 @@
 import torch
 
 
-def may_update(optimizer, number):
-    """False if the host knows that the number (), from the loss and the gradients, is not finite.
+def step_if_finite(optimizer, number):
+    """Updates the weights unless the number (), of the loss and the gradients, is not finite.
 
-    True for a fused optimizer, whose kernel skips the update itself, and for a number on CUDA, for which nobody waits:
-    any other optimizer updates there, and the run ends before it saves. On mps the host waits, because PyTorch's fused
-    kernel ignores found_inf there (https://github.com/pytorch/pytorch/pull/186360).
+    A fused optimizer reads the number in its own kernel. For any other one the host has to wait for it, which it does
+    not do for a GPU: there the weights are updated, and the run ends before it saves. But it waits if float16 may
+    overflow, as it then does now and again; and on mps, where PyTorch's fused kernel ignores found_inf
+    (https://github.com/pytorch/pytorch/pull/186360).
     """
     finite, device = torch.isfinite(number), number.device.type
     if optimizer.defaults.get("fused") and device != "mps":
-        optimizer.found_inf = (~finite).float()  # read by the fused kernel, as with GradScaler
-        return True
-    return device == "cuda" or bool(finite.item())
+        optimizer.found_inf = (~finite).float()  # as GradScaler does
+    elif (device != "cuda" or getattr(optimizer, "overflows", False)) and not finite.item():
+        return
+    optimizer.step()

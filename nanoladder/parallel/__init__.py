@@ -7,20 +7,21 @@
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
 - whole: whole tensors from the parts of them that each process holds, and back
 - clip: the norm of all gradients
+- check: refusals
 
 Gradients are averaged over the processes that train on different tokens, losses over all.
 """
 
+from nanoladder.parallel.check import check_batch
 from nanoladder.parallel.clip import clip_grad_norm_
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
 from nanoladder.parallel.group import (
     LaggedMax,
+    add,
     all_reduce_mean,
-    all_reduce_sum,
     already_printed,
     broadcast_from_first,
-    check_batch,
     gather_objects,
     gather_rows,
     rank,
@@ -36,6 +37,7 @@ from nanoladder.parallel.pipeline import (
     apply_pipeline_parallel,
     check_pipeline,
     cut_blocks,
+    micro_batch_size,
     micro_batch_sizes,
     predict_bubble,
 )
@@ -48,8 +50,8 @@ __all__ = [
     "CUTS",
     "TIED",
     "LaggedMax",
+    "add",
     "all_reduce_mean",
-    "all_reduce_sum",
     "already_printed",
     "apply_context_parallel",
     "apply_pipeline_parallel",
@@ -70,6 +72,7 @@ __all__ = [
     "local_rows",
     "local_shard",
     "mesh",
+    "micro_batch_size",
     "micro_batch_sizes",
     "predict_bubble",
     "rank",

@@ -4,7 +4,6 @@
 there, every function is a no-op or returns its input.
 """
 
-import dataclasses
 import os
 import sys
 from datetime import timedelta
@@ -13,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
-from nanoladder.parallel.mesh import Grid, count_sharing, divide, start_mesh
+from nanoladder.parallel.check import check_batch, check_processes
+from nanoladder.parallel.mesh import count_sharing, divide, start_mesh
 from nanoladder.parallel.pipeline import check_pipeline
 
 
@@ -39,26 +39,12 @@ def start(config, device):
     )
     if n == 1:
         return device
-    if not config.ddp:
-        raise BadInput("started by torchrun as several processes, which need ddp=True; expected `python train.py ...`")
-    if device.type == "mps":
-        raise BadInput(f"{n} processes on mps, which is one GPU; expected one process, or --device=cpu")
+    check_processes(config, device, n, local_n)
     grid = divide(config, n)
     n_sharing = count_sharing(config, grid, local_n)
     check_batch(config, grid)
     check_pipeline(config, grid, device)
-    if config.optimizer_in_backward:
-        raise BadInput(
-            f"optimizer_in_backward uses a gradient before it is averaged over the {n} processes; "
-            "expected --optimizer_in_backward=False, or one process"
-        )
     if device.type == "cuda":
-        n_devices = torch.cuda.device_count()
-        if local_n > n_devices or config.device.startswith("cuda:"):
-            raise BadInput(
-                f"device={config.device} with {local_n} processes on a machine with {n_devices} CUDA devices; "
-                f"expected --device=auto or cuda, and at most --nproc_per_node={n_devices}"
-            )
         device = torch.device("cuda", local_rank)
     elif local_n > 1 and os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -73,30 +59,6 @@ def start(config, device):
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return device
-
-
-def check_batch(config, grid):
-    """Raises BadInput unless each process along data gets an equal share of the batch, in whole micro-batches."""
-    n = grid.data
-    if config.micro_batch_size == "auto":
-        config = dataclasses.replace(config, micro_batch_size=1)  # auto chooses a divisor
-
-    def divides(batch_size):
-        share, left_over = divmod(batch_size, n)
-        micro = min(config.micro_batch_size or share, share)
-        return share > 0 and not left_over and share % micro == 0 and batch_size % (config.micro_batch_size or 1) == 0
-
-    if not divides(config.batch_size):
-        step = n * (config.micro_batch_size or 1)
-        sizes = range(max(0, config.batch_size - step), config.batch_size + step + 1)
-        less = [size for size in sizes if size < config.batch_size and divides(size)]
-        more = [size for size in sizes if size > config.batch_size and divides(size)]
-        micro = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
-        of_data = " along data" if grid != Grid(data=n) else ""
-        raise BadInput(
-            f"batch_size={config.batch_size} does not divide among {n} processes{of_data}{micro}; "
-            f"expected batch_size {' or '.join(map(str, less[-1:] + more[:1]))}, or another number of processes"
-        )
 
 
 def stop():
@@ -160,15 +122,16 @@ class LaggedMax:
 
 def all_reduce_mean(tensor):
     """Mean of a tensor over all processes, on its device, without a host synchronization. Collective."""
-    return all_reduce_sum(tensor) / world_size() if world_size() > 1 else tensor
-
-
-def all_reduce_sum(tensor):
-    """Sum of a tensor over all processes, on its device. Collective."""
     if world_size() > 1:
         tensor = tensor.clone()
         dist.all_reduce(tensor)
+        tensor = tensor / world_size()
     return tensor
+
+
+def add(number):
+    """Sum of a number over all processes. Collective."""
+    return sum(gather_objects(number))
 
 
 def gather_rows(tensor):

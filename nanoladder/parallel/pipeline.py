@@ -83,7 +83,7 @@ class Pipeline(nn.Module):
         Returns the loss () times the number of processes of the pipeline on the last one, 0 on the others, so that the
         mean over all processes is the loss. n_tokens: valid tokens of the batch, () on its device.
         """
-        rows = self.config.micro_batch_size or len(batch.inputs)
+        rows = micro_batch_size(self.config, mesh().sizes)
         self.n_tokens = n_tokens
         schedule = self.prepare(min(rows, len(batch.inputs)), batch.inputs)
         losses = []
@@ -291,7 +291,7 @@ def check_pipeline(config, grid, device):
 def check_micro_batches(config, grid):
     """Raises BadInput if a pipeline's share of the batch is not cut into enough micro-batches."""
     n, share = grid.pipeline, config.batch_size // grid.data
-    size = 1 if config.micro_batch_size == "auto" else min(config.micro_batch_size or share, share)
+    size = 1 if config.micro_batch_size == "auto" else micro_batch_size(config, grid)
     if can_schedule(config.pipeline_schedule, n, share // size):
         return
     fitting = [str(size) for size in micro_batch_sizes(config, grid)]
@@ -303,6 +303,12 @@ def check_micro_batches(config, grid):
         f"pipeline_parallel={n} with pipeline_schedule={config.pipeline_schedule} takes {many}, and "
         f"micro_batch_size={config.micro_batch_size} makes {share // size}; expected {expected}"
     )
+
+
+def micro_batch_size(config, grid):
+    """Sequences of a process's share of the batch that run at once. micro_batch_size=0: as many as there can be."""
+    share = config.batch_size // grid.data
+    return min(config.micro_batch_size or max(micro_batch_sizes(config, grid), default=share), share)
 
 
 def micro_batch_sizes(config, grid):

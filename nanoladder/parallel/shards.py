@@ -2,8 +2,8 @@
 
 import torch
 
-from nanoladder.errors import BadInput
-from nanoladder.machine import choose_dtype, eight_bit_library
+from nanoladder.machine import choose_dtype
+from nanoladder.parallel.check import check_8_bits
 from nanoladder.parallel.mesh import mesh
 
 
@@ -34,21 +34,3 @@ def fully_shard(model):
         for block in part.blocks:
             fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
         fsdp.fully_shard(part, mesh=where, reshard_after_forward=False)
-
-
-def check_8_bits(model, device):
-    """Raises BadInput if the state of 8-bit AdamW cannot be sharded."""
-    n = mesh().n_sharing
-    uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % n]
-    shard = model.config.shard
-    if uneven:
-        raise BadInput(
-            f"optimizer=adamw8bit with shard={shard} needs as many rows of a tensor in each of {n} processes, and "
-            f"{uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of {n}, or "
-            "--shard=none"
-        )
-    if eight_bit_library(device) == "bitsandbytes":
-        raise BadInput(
-            f"optimizer=adamw8bit with shard={shard} and pipeline_parallel={model.config.pipeline_parallel} needs "
-            "torchao; install it, or use --optimizer=adamw"
-        )

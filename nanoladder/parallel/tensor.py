@@ -15,8 +15,8 @@ from functools import partial
 import torch
 
 from model import IGNORE
-from nanoladder.errors import BadInput
 from nanoladder.kernels import count_chunks, head_loss
+from nanoladder.parallel.check import check_tensor_parallel
 from nanoladder.parallel.mesh import mesh
 
 
@@ -28,7 +28,7 @@ def apply_tensor_parallel(model):
     """
     if mesh().sizes.tensor == 1:
         return
-    check(model.config)
+    check_tensor_parallel(model.config)
     # Gathering what FSDP has also cut takes two steps; each would be warned of
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     of_block, of_ends = plans()
@@ -114,23 +114,6 @@ def loss(part, tokens, targets):
     n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), len(rows)))
     group = tensor.get_group().group_name
     return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group)
-
-
-def check(config):
-    """Raises BadInput if the optimizer needs whole matrices, or if a process would have no row of the vocabulary."""
-    n = mesh().sizes.tensor
-    if config.optimizer in ("adafactor", "galore", "adamw8bit"):
-        needs = "quantizes rows" if config.optimizer == "adamw8bit" else "needs whole matrices"
-        raise BadInput(
-            f"optimizer={config.optimizer} {needs}, and tensor_parallel={n} leaves each process only a part of them; "
-            "expected --tensor_parallel=1, or another --optimizer, such as adamw or lion"
-        )
-    rows = config.padded_vocab_size
-    if math.ceil(rows / n) * (n - 1) >= rows:
-        raise BadInput(
-            f"vocab_size={config.vocab_size}: cut by tensor_parallel={n}, its {rows} rows leave the last process none; "
-            f"expected --pad_vocab_to={n}"
-        )
 
 
 # -- the fused qkv: cut by heads, its rows have to be reordered, in weights and in the optimizer's state

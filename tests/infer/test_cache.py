@@ -61,10 +61,8 @@ def test_a_second_cache_takes_the_model_over():
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize(
-    "n_rows, dtype, tolerance", [(1, torch.float32, 1e-5), (3, torch.float32, 1e-5), (1, torch.bfloat16, 0.1)]
-)
-def test_the_compiled_step_computes_the_same(n_rows, dtype, tolerance):
+@pytest.mark.parametrize("n_rows, dtype, tolerance", [(3, torch.float32, 1e-5), (1, torch.bfloat16, 0.1)])
+def test_the_compiled_step_computes_the_same(n_rows, dtype, tolerance, traced):
     windows = [random_tokens(n, seed=n) for n in (8, 3, 5)][:n_rows]
     keys = {"bias": True, "pad_vocab_to": 64}
     expected = step(CachedGPT(random_gpt(12, **keys).to(dtype), n_rows, 12), windows)
@@ -76,9 +74,8 @@ def test_the_compiled_step_computes_the_same(n_rows, dtype, tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_a_single_row(dtype, bias):
+@pytest.mark.parametrize("dtype, bias", [(torch.float32, True), (torch.bfloat16, False)])
+def test_products_of_a_single_row(dtype, bias, traced):
     torch.manual_seed(0)
     linear = nn.Linear(40, 30, bias=bias)
     x = torch.randn(1, 1, 40)

@@ -65,7 +65,6 @@ def test_each_text_of_a_batch_is_what_it_is_alone(data):
         "bias": data.draw(st.booleans()),
         "pad_vocab_to": data.draw(st.sampled_from([1, 64])),
         "attention": data.draw(st.sampled_from(["matmul", "sdpa"])),
-        "compile": data.draw(st.booleans()),  # of the model's MLP: another way to write GELU
     }
     sampling = data.draw(st.sampled_from([GREEDY, SAMPLED, Sampling(0.9, top_k=5)]))
     token = st.integers(0, END - 1)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import torchrun
+from processes import script
 
 from lab.losses import peak_bytes as peak_bytes_of
 from nanoladder.kernels import count_chunks, head_loss, loss
@@ -92,6 +92,7 @@ def test_the_scale_of_float16_is_applied_to_its_gradients(scale):
         assert error(found, expected) < 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_it_is_one_operator_in_one_graph(dtype):
     hidden, weight, targets = inputs()
@@ -185,6 +186,7 @@ def test_the_backward_allocates_no_second_gradient_of_the_weight():
     assert peak_bytes(lambda h, w: head_loss(h, w, targets, V, 64), hidden, weight) < 1.2 * 4 * V * C
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_falls_with_the_chunks_compiled_too(dtype, compiled, monkeypatch):
@@ -215,9 +217,10 @@ def test_chunks_are_chosen_by_the_bytes_of_the_logits():
     assert count_chunks("auto", 129, 10**6) == 3
 
 
+@pytest.mark.slow
 def test_shards_of_the_vocabulary_give_the_loss_of_the_whole(tmp_path):
     """Four processes, of which the last holds only padding."""
-    result = torchrun("tests/kernels/shards.py", tmp_path, n=4)
+    result = script("tests/kernels/shards.py", tmp_path, n=4, folder=tmp_path)
     assert result.returncode == 0, result.stderr
     seen = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
     assert len(seen) == 4

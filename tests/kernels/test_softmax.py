@@ -83,6 +83,7 @@ def test_targets_become_columns_of_a_shard():
     assert targets.tolist() == [0, 9, 10, 14, 15, -100]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip install triton")
 def test_the_triton_kernel_equals_the_formula_in_the_interpreter():
     environment = os.environ | {

@@ -1,7 +1,6 @@
 """Folding substitutes values, folds constants, resolves branches and drops unused code."""
 
 from textwrap import dedent
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,23 +129,15 @@ def test_calls_that_do_nothing_are_not_shown():
     assert simplified("return parallel.share(g(x))") == "return g(x)"
     assert simplified("return g(parallel.start(config, d(x)))") == "return g(d(x))"
     assert simplified("seed(config.seed + parallel.rank())  # of dropout") == "seed(config.seed)"
-    assert simplified("scaler.step(optimizer)") == "optimizer.step()"
-    assert simplified("scaler.unscale_(optimizer)\n    g(x)") == "g(x)"
+    assert simplified("machine.unscale_gradients(model, optimizer)\n    g(x)") == "g(x)"
     assert simplified("x = machine.autocast(x, config.dtype, device)  # why\n    return g(x)") == "return g(x)"
-    assert simplified("scaler = machine.gradient_scaler(d)\n    run.begin(model, scaler)") == "run.begin(model)"
 
 
 def test_calls_are_shown_where_their_stage_is_on():
     on = OFF | {"ddp": "True", "dtype": "'auto'"}
-    for source in ("return parallel.share(x)", "scaler.step(optimizer)", "seed(config.seed + parallel.rank())  # why"):
+    calls = "return parallel.share(x)", "machine.unscale_gradients(x)", "seed(config.seed + parallel.rank())  # why"
+    for source in calls:
         assert simplified(source, on) == source
-
-
-def test_an_argument_that_is_nothing_goes_with_its_parameter():
-    step = "def step(model, scaler, x):\n    scaler.scale(model(x)).backward()\n\n\n"
-    main = "def main(model, x):\n    scaler = machine.gradient_scaler(x)\n    step(model, scaler, x)\n\n\nmain()\n"
-    expected = "def step(model, x):\n    model(x).backward()\n\n\ndef main(model, x):\n    step(model, x)\n\n\nmain()\n"
-    assert fold(step + main, OFF) == expected
 
 
 CPU = torch.device("cpu")
@@ -168,12 +159,12 @@ def clipped(clip):
     return float(clip(model)), model.weight.grad.tolist()
 
 
-def without_scaler(method):
-    """What a method of the scaler of float32 does to an optimizer's step: nothing but the step itself."""
-    steps = []
-    optimizer = SimpleNamespace(step=lambda: steps.append(1), param_groups=[])
-    getattr(machine.gradient_scaler("float32", CPU), method)(*[optimizer] * (method != "update"))
-    return len(steps)
+def unscaled():
+    """The gradient of a float32 model after unscale_gradients, before which it is 2."""
+    model = machine.autocast(torch.nn.Linear(1, 1), "float32", CPU)
+    model.weight.grad = torch.full((1, 1), 2.0)
+    machine.unscale_gradients(model, torch.optim.SGD(model.parameters()))
+    return model.weight.grad.item()
 
 
 def untouched(gpt):
@@ -189,7 +180,7 @@ parts = [X, X]
 # Each call, made while its stage is off, and what the table says that it is.
 MADE = {
     "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
-    "parallel.all_reduce_sum": lambda: parallel.all_reduce_sum(X) is X,
+    "parallel.add": lambda: parallel.add(0.1) == 0.1,
     "parallel.apply_context_parallel": lambda: parallel.apply_context_parallel(gpt) is None and untouched(gpt),
     "parallel.apply_pipeline_parallel": lambda: parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt),
     "parallel.apply_tensor_parallel": lambda: parallel.apply_tensor_parallel(gpt) is None and untouched(gpt),
@@ -202,12 +193,12 @@ MADE = {
     "parallel.share": lambda: parallel.share(batches) is batches,
     "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,
     "parallel.synchronize_last": lambda: list(parallel.synchronize_last(model, parts)) == parts,
+    "mesh().sizes.tensor": lambda: parallel.mesh().sizes.tensor == 1,
+    "mesh().sizes.context": lambda: parallel.mesh().sizes.context == 1,
+    "mesh().sizes.pipeline": lambda: parallel.mesh().sizes.pipeline == 1,
+    "getattr(model, 'parts', [model])": lambda: getattr(gpt, "parts", [gpt]) == [gpt],
     "machine.autocast": lambda: machine.autocast(model, "float32", CPU) is model and "forward" not in vars(model),
-    "machine.gradient_scaler": lambda: not machine.gradient_scaler("float32", CPU).is_enabled(),
-    "scaler.scale": lambda: machine.gradient_scaler("float32", CPU).scale(X) is X,
-    "scaler.step": lambda: without_scaler("step") == 1,
-    "scaler.unscale_": lambda: without_scaler("unscale_") == 0,
-    "scaler.update": lambda: without_scaler("update") == 0,
+    "machine.unscale_gradients": lambda: unscaled() == 2.0,
     "optim.freeze": lambda: (
         optim.freeze(gpt, tiny()) is None and untouched(gpt) and all(p.requires_grad for p in gpt.parameters())
     ),
@@ -289,11 +280,44 @@ def test_what_nothing_reads_is_dropped():
     assert fold(BEFORE, VALUES) == AFTER
 
 
+def test_what_others_call_keeps_its_parameters_and_functions_inside_stay():
+    source = """
+    def passed(ctx, inputs):
+        return ctx
+
+
+    @register
+    def _(ctx, inputs):
+        return ctx
+
+
+    def called(x, config):
+        def inner(y):
+            return y
+
+        x.switch = config
+        return inner(x)
+
+
+    register(passed, called(1, 2))
+    """
+    source = dedent(source).lstrip("\n")
+    assert fold(source, VALUES) == source
+
+
+def test_what_is_known_of_a_mesh_is_folded():
+    one = {"pipeline_parallel": "1", "context_parallel": "1"}
+    loop = 'for part in getattr(model, "parts", [model]):\n        g(part)'
+    assert simplified(loop, one) == "part = model\n    g(part)"
+    assert simplified("return 1 if mesh().sizes.context > 1 else 2", one) == "return 2"
+    assert simplified("return 1 if mesh().sizes.tensor > 1 else 2", one) == "return 1 if mesh().sizes.tensor > 1 else 2"
+
+
 def test_merged_modules_are_one_program():
     library = '"""A library."""\n\nimport os\n\nfrom a import b\n\nK = 1  # one\n'
     imports = "import math\nimport os\n\nimport torch\n\nimport c\nfrom library import K\n"
-    program = f'"""A program."""\n\n{imports}\n\nmain(K)\n'
-    assert merge({"library": library, "program": program}) == (
+    program = f'"""A script."""\n\n{imports}\n\nmain(K)\n'
+    assert merge({"library": library, "program": program}, "A program.") == (
         '"""A program.\n\nA library.\n"""\n\nimport math\nimport os\n\nimport torch\n\n'
         "import c\nfrom a import b\n\nK = 1  # one\n\n\nmain(K)\n"
     )

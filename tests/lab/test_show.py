@@ -1,5 +1,6 @@
 """Programs shown by ladder.py train as train.py does, and each stage's diff contains its change and little else."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -13,15 +14,18 @@ from processes import work
 
 import train
 from lab import pages, show
-from nanoladder.config import load_config, stage_names
+from nanoladder.config import stage_names
+from nanoladder.config.stages import needs_several, stage_below
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 
 STAGES = stage_names()
+ALONE = [stage for stage in STAGES if not needs_several(stage)]
 FIELDS = [*pages.fields("naive"), *pages.OPTIONS]
 TINY = {
     "device": "cpu",
     "deterministic": True,
-    "n_layer": 1,
+    "n_layer": 2,
     "n_head": 2,
     "n_embd": 32,
     "context_length": 16,
@@ -39,22 +43,23 @@ CHANGES = {
     "loader": ("DataLoader(", 5),
     "allocator": ("keep_freed_memory(", 1),
     "tf32": ('set_float32_matmul_precision("high")', 2),
-    "amp": ("machine.autocast(", 18),
+    "amp": ("machine.autocast(", 2),
     "flash": ("F.scaled_dot_product_attention(", 7),
+    "blocks": ("attend_in_blocks(q, k, v)", 3),
     "fused_adamw": ("fused=True", 2),
     "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 9),
-    "compile": ("model.compile(", 4),
-    "chunked_loss": ("head_loss(", 4),
-    "checkpointing": ("recompute(block, x, use_reentrant=False)", 6),
+    "compile": ("model.compile(", 1),
+    "chunked_loss": ("head_loss(", 5),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 3),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", 11),
     "low_memory_optimizer": ("return optim.build(groups, model, config)", 10),
     "ddp": ("parallel.distributed_data_parallel(", 20),
     "shard": ("parallel.fully_shard(", 7),
-    "tensor_parallel": ("parallel.apply_tensor_parallel(", 1),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4),
     "context_parallel": ("parallel.apply_context_parallel(", 1),
     "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 4),
 }
-NAIVE_LINES, DDP_HUNKS = 250, 6
+NAIVE_LINES, DDP_HUNKS = 250, 7
 
 
 def write(stage, folder):
@@ -72,42 +77,56 @@ def load(path):
     return module
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_shown_program_trains_bit_for_bit_as_train_does_at_that_stage(dense, tmp_path, stage):
-    """What comes after compile is run eagerly here, and compiled by several processes in the next test."""
-    stance = "force_eager" if STAGES.index(stage) > STAGES.index("compile") else "default"
-    configs = []
+def command(stage, program, dense, folder):
+    """The command line of a program at a stage."""
+    keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2, "out_dir": folder / stage / program}
+    return [f"--{key}={value}" for key, value in keys.items()]
+
+
+def figures(words):
+    return rows(load_config(words), "train_loss", "val_loss", "grad_norm")
+
+
+@pytest.fixture(scope="module")
+def naive(dense, tmp_path_factory):
+    words = command("naive", "naive", dense, tmp_path_factory.mktemp("naive"))
+    train.main(words)
+    return figures(words)
+
+
+def compare(ours, shown, naive):
+    """train.py and the program shown trained bit for bit alike, and as naive does but for rounding."""
+    assert figures(shown) == figures(ours) and len(figures(ours)) == TINY["max_steps"]
+    assert same(*(saved(load_config(words))["model"] for words in (ours, shown)))
+    for row, expected in zip(figures(ours), naive, strict=True):
+        assert row == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("stage", ALONE)
+def test_train_and_the_shown_program_of_a_stage_train_alike_and_as_naive_does(dense, naive, tmp_path, stage):
+    commands = []
     for program in (train, load(write(stage, tmp_path))):
         torch._dynamo.reset()
-        keys = {**TINY, "dataset": dense, "stage": stage, "out_dir": tmp_path / program.__name__}
-        keys["eval_interval"] = 0 if stage == "compile" else 2  # evaluation would be one more graph
-        words = [f"--{key}={value}" for key, value in keys.items()]
-        with torch.compiler.set_stance(stance):
-            program.main(words)
-        configs.append(load_config(words))
-    expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in configs)
-    assert shown == expected and len(shown) == TINY["max_steps"]
-    assert same(*(saved(config)["model"] for config in configs))
+        commands.append(command(stage, program.__name__, dense, tmp_path))
+        with torch.compiler.set_stance(force_backend="aot_eager"):
+            program.main(commands[-1])
+    compare(*commands, naive)
 
 
 @pytest.mark.slow
-def test_the_shown_programs_of_several_processes_train_bit_for_bit_as_train_does(dense, tmp_path):
-    jobs, configs = {}, {}
-    for stage in ("ddp", "shard", "tensor_parallel"):
+def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_path):
+    """Every stage that one process ignores."""
+    jobs = {}
+    for stage in STAGES[len(ALONE) :]:
         for program in ("train.py", str(write(stage, tmp_path))):
-            keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2}
-            keys["out_dir"] = tmp_path / stage / Path(program).stem
-            jobs[f"{stage}, {program}"] = {"program": program, "argv": [f"--{key}={keys[key]}" for key in keys]}
-            configs.setdefault(stage, []).append(load_config(jobs[f"{stage}, {program}"]["argv"]))
+            words = command(stage, Path(program).stem, dense, tmp_path)
+            jobs[f"{stage}, {program}"] = {"program": program, "argv": words}
     result, seen = work(tmp_path / "work", jobs, 2)
     assert result.returncode == 0 and len(seen) == 2, result.stderr
-    refused = [error for process in seen for name in jobs if (error := process[name]["error"])]
-    assert len(refused) == 4 and len(set(refused)) == 1  # the stages before set an optimizer that is not cut
-    assert "optimizer=adamw8bit" in refused[0] and "tensor_parallel=2" in refused[0]
-    for pair in (configs["ddp"], configs["shard"]):
-        expected, shown = (rows(config, "train_loss", "val_loss", "grad_norm") for config in pair)
-        assert shown == expected and len(shown) == TINY["max_steps"]
-        assert same(*(saved(config)["model"] for config in pair))
+    assert not any(process[name]["error"] for process in seen for name in jobs)
+    commands = [job["argv"] for job in jobs.values()]
+    for ours, shown in zip(commands[::2], commands[1::2], strict=True):
+        compare(ours, shown, naive)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -128,13 +147,13 @@ def test_naive_shows_no_trace_of_what_comes_later():
     naive = pages.script("naive")
     later = "autocast|scaler|compile|recompute|DataLoader|micro_batches|aten|8bit|scale_lr|in_backward|parallel|rank"
     assert not re.search(later, naive)
-    assert "    loss.backward()\n" in naive and "    optimizer.step()\n" in naive
+    assert "    loss.backward()\n" in naive and "    optim.step_if_finite(optimizer, loss + grad_norm)\n" in naive
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_a_stage_changes_few_lines_and_its_own_call_is_among_them(stage):
     call, budget = CHANGES[stage]
-    lines = list(pages.diff(STAGES[STAGES.index(stage) - 1], stage))
+    lines = list(pages.diff(stage_below(stage), stage))
     added, removed = ([line for line in lines if line[0] == sign and line[1:].strip()] for sign in "+-")
     assert any(call in line for line in added + removed)
     assert len(added) + len(removed) <= budget
@@ -145,7 +164,7 @@ def test_the_naive_program_is_short():
 
 
 def test_the_diff_of_ddp_has_few_hunks():
-    lines = pages.diff(STAGES[STAGES.index("ddp") - 1], "ddp")
+    lines = pages.diff(stage_below("ddp"), "ddp")
     assert sum(line.startswith("@@") for line in lines) <= DDP_HUNKS
 
 
@@ -155,6 +174,39 @@ def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
     naive = write("naive", tmp_path)
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
     assert naive.read_text(encoding="utf-8") == pages.script(STAGES[-1])
+
+
+# What stands behind each stage's own call, and the most lines of a function there.
+MECHANISMS = {
+    "loader": "def one_ahead(",
+    "allocator": "mallopt(M_MMAP_MAX, 0)",
+    "blocks": "torch.bmm(weights, v_[:, :end])",
+    "amp": "torch.autocast(device.type, dtype=dtype)(part.forward)",
+    "chunked_loss": "torch.mm(logits, products_weight, out=d_hidden[chunk])",
+    "low_memory_optimizer": "from torchao.optim import AdamW8bit",
+    "ddp": "dist.init_process_group(backend",
+    "shard": "fsdp.fully_shard(block",
+    "tensor_parallel": '"attention.qkv": ColwiseParallel()',
+    "context_parallel": "def attend_by_heads(",
+    "pipeline_parallel": "pipelining.Schedule1F1B",
+}
+LONGEST = 40
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_a_diff_shows_the_definitions_that_the_program_newly_calls(stage):
+    shown = pages.definitions(stage_below(stage), stage)
+    assert bool(shown) == (stage in MECHANISMS)
+    text = "\n".join(source for _, source in shown)
+    assert MECHANISMS.get(stage, "") in text and "raise BadInput" not in text
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno + 1 <= LONGEST, node.name
+
+
+def test_a_diff_without_definitions_is_the_program_s(run_main):
+    program = run_main(show.main, "diff", "amp", "--program").out
+    assert run_main(show.main, "diff", "amp").out.startswith(f"{program}\n# nanoladder/machine/precision.py\n\ndef ")
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):

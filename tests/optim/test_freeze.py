@@ -29,10 +29,10 @@ def is_frozen(name, n_blocks):
 
 def after_steps(config, n=3):
     """Weights before and after n steps, the optimizer's state by weight, and the norms."""
-    model, optimizer, scaler = build(config)
+    model, optimizer = build(config)
     names = {parameter: name for name, parameter in model.named_parameters()}
     before = {name: parameter.detach().clone() for parameter, name in names.items()}
-    run = model, optimizer, scaler
+    run = model, optimizer
     norms = [train.train_step(*run, batch_of(config, step), 1e-2, config)[1].item() for step in range(n)]
     gradients = {name for parameter, name in names.items() if parameter.grad is not None}
     after = {name: parameter.detach() for parameter, name in names.items()}
@@ -77,8 +77,8 @@ def test_the_others_learn_from_the_same_gradients_as_without(freeze, way):
     found = {}
     for key in ("none", freeze):
         config = tiny(**SHAPE, **WAYS[way], freeze=key)
-        model, _, scaler = build(config)
-        loss = train.forward_backward(model, scaler, batch_of(config), config)
+        model, _ = build(config)
+        loss = train.forward_backward(model, batch_of(config), config)
         found[key] = loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     (loss, whole), (same_loss, part) = found["none"], found[freeze]
     assert torch.equal(loss, same_loss) and len(part) < len(whole)
@@ -119,7 +119,7 @@ def test_dropout_in_frozen_blocks_is_that_of_a_whole_model():
     [("embeddings", {}), ("blocks:2", {"compile_scope": "block"}), ("blocks:2", {"loss_chunks": 2})],
     ids=str,
 )
-def test_compiled(freeze, keys):
+def test_compiled(freeze, keys, traced):
     config = tiny(**SHAPE, freeze=freeze, compile=True, attention="sdpa", **keys)
     before, after, with_state, _, norms = after_steps(config)
     *_, expected = after_steps(replace(config, compile=False))

@@ -8,9 +8,9 @@ from nanoladder import parallel
 forward_backward, steps = script.forward_backward, 0
 
 
-def overflowing(model, scaler, batch, config):
+def overflowing(model, batch, config):
     global steps
-    loss = forward_backward(model, scaler, batch, config)
+    loss = forward_backward(model, batch, config)
     steps += 1
     if steps == 3 and parallel.rank() == parallel.world_size() - 1:
         next(model.parameters()).grad.fill_(math.inf)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nanoladder import checkpoint, data, machine, parallel
+from nanoladder import checkpoint, data, parallel
 from nanoladder.run import Run
 from train import build_model, build_optimizer, set_up
 
@@ -11,9 +11,9 @@ def train(config):
     run, device = Run(config), set_up(config)
     config = run.resolve(data.open_dataset(config), device)
     model = build_model(config, device)
-    optimizer, scaler = build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
+    optimizer = build_optimizer(model, config)
     path, state = checkpoint.newest(config.out_dir)
-    progress = checkpoint.resume(model, optimizer, scaler, state, path)
-    state = checkpoint.snapshot(config, model, optimizer, scaler, progress)
+    progress = checkpoint.resume(model, optimizer, state, path)
+    state = checkpoint.snapshot(config, state["tokenizer"], model, optimizer, progress)
     if parallel.rank() == 0:
         checkpoint.write_file(Path(config.out_dir, "resaved.safetensors"), state)

@@ -30,7 +30,7 @@ GPU_SIZES = {"n_embd": 128, "context_length": 64}  # heads of 64, which every at
 TOLERANCE = 1e-4  # of losses, relative: sums in another order, in float32
 CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
 
-# What is trained by 1, 2 and 4 processes. TINY is float32, batch 4, 6 steps.
+# What is trained by 1 and 2 processes, and some of it by 4. TINY is float32, batch 4, 6 steps.
 CURVES = {
     "dense": {"eval_interval": 3, "eval_windows": 0},
     "documents": {"data": "documents", "eval_interval": 3, "batch_size": 8},
@@ -51,7 +51,9 @@ COMPILED = {
     "compile": {"compile": True, "n_layer": 1, "loss_chunks": 2, "eval_interval": 6},
     "full, compile": {"compile": True, "n_layer": 1, "shard": "full", "checkpointing": "every:1", "eval_interval": 6},
 }
+FOUR = "dense", "documents", "growing", "optimizer", "full"
 SHARDS = ["none", "optimizer", "full"]
+CHANGES = {"alone": "full", "full": "optimizer", "optimizer": "none", "none": "full"}  # lab.equal tries the others
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def alone(dense, documents, folder):
     runs = {}
     for name, keys in (CURVES | COMPILED).items():
         runs[name] = configuration(dense, documents, folder / "alone" / name, **keys)
-        train.train(runs[name])
+        train.train(replace(runs[name], compile=False))
     return runs
 
 
@@ -73,7 +75,7 @@ def alone(dense, documents, folder):
 def together(request, dense, documents, folder):
     """The same by several processes: (n, {name: config}, result, what each process saw)."""
     n = request.param
-    curves = CURVES | (COMPILED if n == 2 else {})
+    curves = CURVES | COMPILED if n == 2 else {name: CURVES[name] for name in FOUR}
     runs = {name: configuration(dense, documents, folder / str(n) / name, **keys) for name, keys in curves.items()}
     result, seen = work(folder / str(n), {name: {"argv": words(config)} for name, config in runs.items()}, n)
     assert result.returncode == 0, result.stderr
@@ -150,11 +152,10 @@ def resumed(dense, documents, folder):
 
     for source in SHARDS:
         add(f"{source}_first", replace(first, shard=source))
-    for source in [*SHARDS, "alone"]:
-        for target in SHARDS:
-            name = f"{source}_{target}"
-            copy = [str(folder / f"{source}_first"), str(folder / name)]
-            add(name, replace(base, shard=target, init_from="resume"), copy=copy)
+    for source, target in CHANGES.items():
+        name = f"{source}_{target}"
+        copy = [str(folder / f"{source}_first"), str(folder / name)]
+        add(name, replace(base, shard=target, init_from="resume"), copy=copy)
     for shard in ("none", "full"):
         dropping = replace(base, dropout=0.2, shard=shard)
         add(f"dropping_{shard}", dropping)
@@ -165,7 +166,7 @@ def resumed(dense, documents, folder):
     (folder / "damaged_first" / "last.safetensors").write_bytes(b"")
     damaged = replace(base, shard="full", init_from="auto")
     add("damaged", damaged, copy=[str(folder / "damaged_first"), str(folder / "damaged")])
-    add("new", replace(base, shard="full", init_from=f"{folder}/none_none/last.safetensors", max_steps=1))
+    add("new", replace(base, shard="full", init_from=f"{folder}/none_full/last.safetensors", max_steps=1))
     facts = {"argv": words(replace(first, out_dir=str(folder / "differing")))}
     jobs["config"] = facts | {"rank_1": {"argv": ["--learning_rate=0.5"]}}
     for number in (0, 1):
@@ -185,9 +186,8 @@ def resumed(dense, documents, folder):
     return runs, seen
 
 
-@pytest.mark.parametrize("target", SHARDS)
-@pytest.mark.parametrize("source", [*SHARDS, "alone"])
-def test_a_checkpoint_of_any_sharding_continues_under_any_other(source, target, resumed):
+@pytest.mark.parametrize("source, target", CHANGES.items())
+def test_a_checkpoint_of_one_sharding_continues_under_another(source, target, resumed):
     runs, _ = resumed
     agree(runs[f"{source}_{target}"], runs["alone"])
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_several_processes_continues_in_one(source, resumed, tmp
 @pytest.mark.parametrize("source", SHARDS)
 def test_a_checkpoint_is_whole_and_has_plain_names(source, resumed):
     runs, _ = resumed
-    ours, theirs = saved(runs[f"{source}_none"]), saved(runs["alone"])
+    ours, theirs = saved(runs[f"{source}_first"]), saved(runs["alone"])
     assert ours.keys() == theirs.keys() and ours["optimizer"].keys() == theirs["optimizer"].keys()
     for part in ("model", "optimizer"):
         shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in (ours, theirs)]
@@ -267,11 +267,13 @@ def test_what_every_process_refuses_is_said_once(dense, tmp_path):
         "error: batch_size=5 does not divide among 2 processes; expected batch_size 4 or 6, "
         "or another number of processes"
     ]
+    assert result.stderr.count("Traceback") == 1  # torchrun's own; its summary repeats the line
+    assert "traceback : nanoladder.errors.BadInput: batch_size=5 does not divide" in result.stderr
 
 
 def test_a_process_that_fails_ends_the_job_with_its_own_error_first(dense, documents, folder):
     config = configuration(dense, documents, folder / "failed", max_steps=1000)
-    result, _ = work(folder / "failing", {"job": {"argv": words(config), "die": [1, 3, "raise"]}}, 2)
+    result, _ = work(folder / "failing", {"job": {"argv": words(config), "die": [1, 3, "raise"]}}, 2, torchrun)
     assert result.returncode != 0
     errors = [line for line in result.stderr.splitlines() if re.match(r"(\[rank\d\]: )?\w*Error", line)]
     assert errors[0] == "[rank1]: RuntimeError: injected"
@@ -290,7 +292,7 @@ def undisturbed(dense, documents, folder):
 def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been(undisturbed, folder):
     killed = replace(undisturbed, out_dir=f"{folder}/killed", init_from="auto")
     jobs = {"killed": {"argv": words(killed), "die": [1, 4, "SIGKILL"]}}
-    result, _ = work(folder / "killing", jobs, 2, ["--standalone", "--max-restarts=1"])
+    result, _ = work(folder / "killing", jobs, 2, torchrun, options=["--max-restarts=1"])
     assert result.returncode == 0 and "failed (exitcode" in result.stderr
     assert rows(killed, *CURVE) == rows(undisturbed, *CURVE)
     assert same(weights(killed), weights(undisturbed))
@@ -302,7 +304,7 @@ def test_a_killed_process_that_has_a_part_of_the_model_restarts_exactly(dense, d
     assert work(folder / "parts_job", {"job": {"argv": words(undisturbed)}}, 4)[0].returncode == 0
     killed = replace(undisturbed, out_dir=f"{folder}/parts_killed", init_from="auto")
     jobs = {"killed": {"argv": words(killed), "die": [3, 4, "SIGKILL"]}}
-    result, _ = work(folder / "parts_killing", jobs, 4, ["--standalone", "--max-restarts=1"])
+    result, _ = work(folder / "parts_killing", jobs, 4, torchrun, options=["--max-restarts=1"])
     assert result.returncode == 0 and "failed (exitcode" in result.stderr
     assert "mesh      4 processes = 2 pipeline × 2 tensor" in result.stdout
     assert rows(killed, *CURVE) == rows(undisturbed, *CURVE)
@@ -313,7 +315,7 @@ def test_a_killed_process_that_has_a_part_of_the_model_restarts_exactly(dense, d
 def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(undisturbed, folder):
     signaled = replace(undisturbed, out_dir=f"{folder}/signaled", init_from="auto", save_interval=100)
     jobs = {"signaled": {"argv": words(signaled), "die": [1, 3, "SIGTERM"]}}
-    result, _ = work(folder / "signaling", jobs, 2, ["--standalone", "--max-restarts=1"])
+    result, _ = work(folder / "signaling", jobs, 2, torchrun, options=["--max-restarts=1"])
     assert result.returncode == 0 and result.stdout.count("SIGTERM: ended after step 4, saved in") == 1, result.stderr
     assert rows(signaled, *CURVE) == rows(undisturbed, *CURVE)
     assert same(weights(signaled), weights(undisturbed))
@@ -403,30 +405,21 @@ def test_evaluation_is_split_into_as_many_batches_for_each(kind, request):
     assert sorted(row for row in seen if set(row) != {IGNORE}) == sorted(everything)
 
 
-OPTIMIZERS = {
-    "sgd": SHARDS,
-    "adafactor": ["none"],
-    "muon": SHARDS,
-    "lion": SHARDS,
-    "adamw8bit": SHARDS,
-    "galore": ["none"],
-}
+OPTIMIZERS = {"sgd": "full", "adafactor": "none", "muon": "full", "lion": "full", "adamw8bit": "full", "galore": "none"}
 
 
 def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_them(dense, documents, folder):
     """n_embd=96: 8 bits are kept in whole, of a shard only of matrices of 8192 numbers and more."""
     runs, jobs, alone = {}, {}, {}
-    for name, shards in OPTIMIZERS.items():
+    for name, shard in OPTIMIZERS.items():
         alone[name] = configuration(dense, documents, folder / f"{name}_alone", optimizer=name, n_embd=96)
         alone[name] = replace(alone[name], pad_vocab_to=64, save_interval=3)
         train.train(alone[name])
-        for shard in shards:
-            run = f"{name}_{shard}"
-            runs[run] = replace(alone[name], out_dir=str(folder / run), shard=shard)
-            first = replace(runs[run], out_dir=str(folder / f"{run}_parts"), max_steps=3, lr_decay_steps=6)
-            rest = replace(first, out_dir=str(folder / f"{run}_resumed"), init_from="resume", max_steps=6)
-            jobs[run], jobs[f"{run}_parts"] = {"argv": words(runs[run])}, {"argv": words(first)}
-            jobs[f"{run}_resumed"] = {"argv": words(rest), "copy": [first.out_dir, rest.out_dir]}
+        runs[name] = replace(alone[name], out_dir=str(folder / name), shard=shard)
+        first = replace(runs[name], out_dir=str(folder / f"{name}_parts"), max_steps=3, lr_decay_steps=6)
+        rest = replace(first, out_dir=str(folder / f"{name}_resumed"), init_from="resume", max_steps=6)
+        jobs[name], jobs[f"{name}_parts"] = {"argv": words(runs[name])}, {"argv": words(first)}
+        jobs[f"{name}_resumed"] = {"argv": words(rest), "copy": [first.out_dir, rest.out_dir]}
     whole = replace(alone["adamw8bit"], out_dir=str(folder / "8_first"), max_steps=3, lr_decay_steps=6)
     train.train(whole)
     other = replace(whole, out_dir=str(folder / "8_resumed"), init_from="resume", max_steps=6, shard="full")
@@ -437,13 +430,12 @@ def test_every_optimizer_follows_the_same_curve_in_two_processes_and_resumes_in_
     jobs["inside"] = {"argv": words(inside)}
     result, seen = work(folder / "optimizers", jobs, 2)
     assert result.returncode == 0, result.stderr
-    for run, config in runs.items():
-        name = run.partition("_")[0]
+    for name, config in runs.items():
         agree(config, alone[name], 1e-2 if name == "adamw8bit" else 1e-3)
-        resumed = replace(config, out_dir=str(folder / f"{run}_resumed"))
-        assert rows(config, *CURVE) == rows(resumed, *CURVE), run
+        resumed = replace(config, out_dir=str(folder / f"{name}_resumed"))
+        assert rows(config, *CURVE) == rows(resumed, *CURVE), name
         for part in ("model", "optimizer"):
-            assert same(saved(config)[part], saved(resumed)[part]), run
+            assert same(saved(config)[part], saved(resumed)[part]), name
     assert seen[0]["8_resumed"]["error"] is None
     agree(other, alone["adamw8bit"], 1e-2)
     assert "inside" in seen[0] and "expected --optimizer_in_backward=False" in seen[0]["inside"]["error"]

@@ -12,7 +12,7 @@ from processes import configuration, words, work
 import sample
 import train
 from nanoladder.errors import BadInput
-from nanoladder.parallel import tensor
+from nanoladder.parallel import check
 from nanoladder.parallel.mesh import Grid, Mesh
 
 pytestmark = pytest.mark.slow
@@ -270,8 +270,8 @@ def test_what_cannot_be_cut_is_refused(two):
 
 
 def test_a_vocabulary_that_leaves_a_process_no_row_is_refused(monkeypatch):
-    monkeypatch.setattr(tensor, "mesh", lambda: Mesh(Grid(tensor=4)))
+    monkeypatch.setattr(check, "mesh", lambda: Mesh(Grid(tensor=4)))
     with pytest.raises(BadInput, match=r"vocab_size=5: .* tensor_parallel=4.* expected --pad_vocab_to=4"):
-        tensor.check(tiny(vocab_size=5, pad_vocab_to=1))
-    tensor.check(tiny(vocab_size=5, pad_vocab_to=4))
-    tensor.check(tiny(vocab_size=7, pad_vocab_to=1))
+        check.check_tensor_parallel(tiny(vocab_size=5, pad_vocab_to=1))
+    check.check_tensor_parallel(tiny(vocab_size=5, pad_vocab_to=4))
+    check.check_tensor_parallel(tiny(vocab_size=7, pad_vocab_to=1))
