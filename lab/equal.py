@@ -13,23 +13,22 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import torch
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from tqdm import tqdm
 
 import train
-from lab import timeline, traffic
+from lab import equal_worker, timeline, traffic, workers
 from lab.layouts import layouts
 from nanoladder import data, files, machine
-from nanoladder.config import load_config
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.run.memory import child_environment
+from nanoladder.run import load_config
 
 FLOAT32, HALF = 1e-4, 5e-3  # relative tolerances of losses, by the precision of matrix products
 NORMS = {FLOAT32: 20, HALF: 40}  # times that: a norm sums up what rounding does to every gradient
@@ -158,49 +157,33 @@ def train_all(planned, words, folder, look):
     rows = []
     with tqdm(total=sum(len(group) for _, group in planned) - 1, unit="layout") as bar:
         for number, (n, group) in enumerate(planned):
-            last = number == len(planned) - 1
-            jobs = [job_of(layout, words, whole=not last, resumed=number > 0 and layout.resumed) for layout in group]
-            while jobs:  # again if one of them ended the processes
-                found = train_group(n, {"folder": str(folder), "look": look, "layouts": jobs}, folder, bar)
-                rows += found
-                if reason(rows[0]):
-                    raise BadInput(f"one process cannot train this config: {reason(rows[0])}")
-                jobs = jobs[1 + [job["name"] for job in jobs].index(found[-1]["name"]) :]
+            for layout in group:
+                bar.set_postfix_str(layout.name)
+                kinds = [False] * (number < len(planned) - 1) + [True] * (number > 0 and layout.resumed)
+                rows += train_layout(layout, n, kinds, words, folder, look)
+                bar.update()
+                if reason := rows[0].get("refused") or rows[0].get("failed"):
+                    raise BadInput(f"one process cannot train this config: {reason}")
     return rows
 
 
-def reason(row):
-    return row.get("refused") or row.get("failed")
-
-
-def job_of(layout, words, whole, resumed):
-    return {"name": layout.name, "words": [*words, *layout.words], "whole": whole, "resumed": resumed}
-
-
-def train_group(n, job, folder, bar):
-    """Trains layouts of n processes in one process group, up to the first that fails. Returns a row for each run."""
-    path, errors, rows, current = folder / "job.json", folder / "stderr", [], {"name": job["layouts"][0]["name"]}
-    path.write_text(json.dumps(job))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"] if n > 1 else []
-    command = [sys.executable, *launcher, "-m", "lab.equal_worker", str(path)]
-    options = {"stdout": subprocess.PIPE, "text": True, "env": child_environment()}
-    with errors.open("w") as file, subprocess.Popen(command, stderr=file, **options) as process:
-        for row in map(json.loads, (line for line in process.stdout if line.startswith("{"))):
-            if len(row) == 2:  # begins
-                current = row
-                bar.set_postfix_str(row["name"])
-            elif "failed" not in (rows or [{}])[-1]:  # once one fails, all do
-                rows.append(row)
-                bar.update(not row["resumed"])
-    if process.returncode and "failed" not in (rows or [{}])[-1]:
-        rows.append(current | {"failed": last_error(errors.read_text())})
-    return rows
+def train_layout(layout, n, kinds, words, folder, look):
+    """Trains a layout by n processes, whole or resumed, in the order of kinds. Returns a row for each run."""
+    path = folder / "rows.json"
+    path.write_text("[]")
+    failed = []
+    try:
+        workers.run(equal_worker.train_layout, layout, kinds, words, folder, look, n=n, folder=folder)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        failed = [{"name": layout.name, "failed": last_error(str(error))}]
+    equal_worker.pass_on(folder, layout.name)
+    return json.loads(path.read_text()) + failed
 
 
 def last_error(text):
-    """The line of a process's stderr that says why it ended."""
-    lines = text.strip().splitlines() or ["ended without a message"]
-    return next(line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line) or line is lines[-1])
+    """The line of a traceback, or of several, that says why a process ended."""
+    lines = text.strip().splitlines()
+    return next(line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line) or line is lines[-1])
 
 
 # -- judging

@@ -1,71 +1,50 @@
-"""Trains layouts one after the other, in one process or in those that torchrun starts: lab.equal's worker.
+"""Trains a layout in each of the processes that lab.equal starts.
 
-    python -m lab.equal_worker JOB.json
-
-The job has the folder for files and a list of layouts, each with its words of train.py's command line. Rank 0 prints
-one line of JSON for each run. Every step is train.py's own. The first run of all is the reference: its weights stay in
-the folder, and every other run reports how far it is from them.
+Every step is train.py's own. The first run of all is the reference: its weights stay in the folder, and every other run
+reports how far it is from them.
 """
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import os
-import sys
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import train
 from lab import timeline, traffic
 from nanoladder import checkpoint, data, machine, parallel
-from nanoladder.config import load_config
-from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
+from nanoladder.run import load_config
 from nanoladder.run.memory import count_micro_batches
 
 REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
 
 
-def main(argv):
-    job = json.loads(Path(argv[0]).read_text())
-    folder = Path(job["folder"])
-    # Layouts of one grid share their process groups, which take longer to make than a tiny model to train
-    dist.device_mesh.init_device_mesh = functools.cache(dist.device_mesh.init_device_mesh)
-    for layout in job["layouts"]:
-        for resumed in [False] * layout["whole"] + [True] * layout["resumed"]:
-            if resumed and not (folder / HALF).exists():  # no run has come so far
-                continue
-            row = {"name": layout["name"], "resumed": resumed}
-            report(row)  # begins
-            try:
-                row |= follow(layout["words"], folder, resumed, job["look"])
-            except BadInput as error:
-                row["refused"] = str(error)
-            except Exception as error:  # the other processes may wait for this one: all have to end
-                report(row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}, everywhere=True)
-                raise
-            report(row)
-        pass_on(folder, layout["name"])
+def train_layout(layout, kinds, words, folder, look):
+    """Trains a layout, whole or resumed, in the order of kinds. Rank 0 writes a list of rows to rows.json."""
+    rows = []
+    for resumed in kinds:
+        if resumed and not (folder / HALF).exists():  # no run has come so far
+            continue
+        row = {"name": layout.name, "resumed": resumed}
+        try:
+            row |= follow([*words, *layout.words], folder, resumed, look)
+        except BadInput as error:
+            row["refused"] = str(error)
+        rows.append(row)
+        if os.environ["RANK"] == "0":  # a refused config has no group
+            (folder / "rows.json").write_text(json.dumps(rows))
     parallel.stop()
 
 
-def report(row, everywhere=False):
-    """Prints a line for lab.equal: rank 0 alone, before it joins the group, too; or every process."""
-    if everywhere or int(os.environ.get("RANK", 0)) == 0:
-        print(json.dumps(row), file=sys.__stdout__, flush=True)
-
-
 def pass_on(folder, name):
-    """Makes this layout's checkpoint the one that the next layout resumes. Collective."""
-    if parallel.rank() == 0 and (folder / NEW_HALF).exists():
+    """Makes this layout's checkpoint the one that the next layout resumes."""
+    if (folder / NEW_HALF).exists():
         os.replace(folder / NEW_HALF, folder / HALF)
         (folder / HALF).with_suffix(".txt").write_text(name)
-    parallel.gather_objects(None)
 
 
 def follow(words, folder, resumed=False, look=False):
@@ -76,7 +55,7 @@ def follow(words, folder, resumed=False, look=False):
     config = dataclasses.replace(config, vocab_size=dataset.vocab_size)
     machine.check(config, device)
     model = train.build_model(config, device)
-    parts = model, train.build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
+    parts = model, train.build_optimizer(model, config)
     found = {"first_step": 1, "losses": [], "norms": []}
     if resumed:
         found |= resume(config, *parts, folder)
@@ -93,16 +72,14 @@ def follow(words, folder, resumed=False, look=False):
         found["weights"] = distances(state["model"], checkpoint.load(folder / REFERENCE)["model"])
     elif parallel.rank() == 0:
         keep(folder / REFERENCE, state)
-    if config.compile:
-        torch._dynamo.reset()
     return found
 
 
-def resume(config, model, optimizer, scaler, folder):
+def resume(config, model, optimizer, folder):
     """Continues the run that the folder has half of. Returns its name, the next step and wrong tensors."""
     state = checkpoint.load(folder / HALF)
-    last = checkpoint.resume(model, optimizer, scaler, state, folder / HALF)["step"]
-    again = snapshot(config, model, optimizer, scaler, last)
+    last = checkpoint.resume(model, optimizer, state, folder / HALF)["step"]
+    again = snapshot(config, model, optimizer, last)
     changed = unequal(again["model"], state["model"]) if parallel.rank() == 0 else []
     if parallel.rank() == 0 and config.optimizer != "adamw8bit":  # codes of 8 bits depend on how they are cut
         changed += [f"optimizer.{name}" for name in unequal(again["optimizer"], state["optimizer"])]
@@ -110,10 +87,10 @@ def resume(config, model, optimizer, scaler, folder):
     return {"resumed_from": name, "first_step": last + 1, "changed": changed}
 
 
-def snapshot(config, model, optimizer, scaler, step):
+def snapshot(config, model, optimizer, step):
     """A checkpoint's dict after a step; in processes other than rank 0 without tensors. Collective."""
     progress = {"step": step, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
-    return checkpoint.snapshot(config, model, optimizer, scaler, progress)
+    return checkpoint.snapshot(config, {}, model, optimizer, progress)
 
 
 def keep(path, state):
@@ -179,7 +156,3 @@ def counted(config, model, found):
         yield
     found["sent"] = parallel.gather_objects(dict(counter.sent))
     found["expected"] = traffic.expected(config, model.n_params)
-
-
-if __name__ == "__main__":
-    run_script(main)

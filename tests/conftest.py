@@ -26,6 +26,7 @@ from nanoladder.errors import BadInput
 from nanoladder.run import metrics
 
 torch.set_num_threads(1)  # the models here are too small for more
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise every process that compiles starts two more: 6 s
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it once, and some tests here are deterministic
 settings.register_profile("quiet", deadline=None, max_examples=50, database=None, derandomize=True)
 settings.load_profile("quiet")
@@ -150,9 +151,19 @@ def process():
     """What training sets for the whole process is set back: hypothesis does not like denormals to be flushed."""
     yield
     torch.set_flush_denormal(False)
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)  # imports the compiler: 2 s
     for enable in machine.ATTENTION_KERNELS.values():
         enable(True)
+
+
+@pytest.fixture
+def traced():
+    """torch.compile traces, differentiates and cuts as always, but generates no code: seconds less."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch.compiler.set_stance(force_backend="aot_eager"):
+        yield
 
 
 @pytest.fixture
@@ -246,10 +257,10 @@ def state_bytes(optimizer):
 
 
 def build(config, device="cpu"):
-    """The model, the optimizer and the scaler of a config, as train.train makes them."""
+    """The model and the optimizer of a config, as train.train makes them."""
     device = torch.device(device)
     model = train.build_model(config, device)
-    return model, train.build_optimizer(model, config), machine.gradient_scaler(config.dtype, device)
+    return model, train.build_optimizer(model, config)
 
 
 def replace(config, **overrides):
