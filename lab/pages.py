@@ -9,13 +9,20 @@ from pathlib import Path
 from lab import summary, tables
 from lab.results import read_results
 from nanoladder import files
-from nanoladder.config import DEFAULTS, stage_files, stage_names
-from nanoladder.config.stages import fields, parse, reason
+from nanoladder.config import DEFAULTS, stage_names, stage_path
+from nanoladder.config.stages import fields, fields_up_to, needs_several, parse, reason, stage_below, tree
 from nanoladder.errors import BadInput
 
 FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
+# The README, the page's first view and its picture show these figures. To show others, change this line, then run
+# python ladder.py docs; python ladder.py html; python -m lab.page.picture
+MEASURED = RESULTS / "intel-xeon-2-threads-amx" / "reference"
 MODULES = {"model": "model.py", "train": "train.py"}
+TITLE = """\
+A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
+
+The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward", "freeze")  # shown programs use their defaults
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
@@ -31,15 +38,55 @@ SCALING = {  # stages of several processes: the mode that measures them
 def explanation(name):
     """Returns the rest of a stage's docstring as Markdown: what, why, cost, and sources as titled links."""
     text = ast.get_docstring(parse(name)).partition("\n")[2].strip()
-    text = re.sub(r"\s+^(What|Why|Cost|Source):", r"\n\n**\1:**", "\n" + text, flags=re.MULTILINE).strip()
+    text = re.sub(r"\s+^(Stands on|What|Why|Cost|Source):", r"\n\n**\1:**", "\n" + text, flags=re.MULTILINE).strip()
     return re.sub(r"^- (.*):\s+(https://\S+)$", r"- [\1](\2)", text, flags=re.MULTILINE)
+
+
+def below(name):
+    """Returns the stages that a stage stands on, lowest first."""
+    return stage_path(name)[:-1]
+
+
+def group(name):
+    """Names the group of a stage: devices if it needs several, speed if its key is on by default, else memory."""
+    if needs_several(name):
+        return "devices"
+    off = fields("naive")
+    on = name == "naive" or any(repr(DEFAULTS[field]) != off[field] for field in fields(name))
+    return "speed" if on else "memory"
 
 
 def change(name):
     """Describes the assignment of a stage, "field: from → to"; empty for naive."""
-    naive = fields("naive")
-    changed = {} if name == "naive" else fields(name)
-    return ", ".join(f"{field}: {naive[field]} → {value}" for field, value in changed.items())
+    below = stage_below(name)
+    return ", ".join(
+        f"{field}: {fields_up_to(below)[field]} → {value}" for field, value in fields(name).items() if below
+    )
+
+
+def gain(rows):
+    """Says what all stages together gain, on the loop as it is by default and with the memory stages.
+
+    rows: those of --mode=ladder, as summary.summarize returns them.
+    """
+    first, *others = (row for row in rows if "seconds" in row)
+    tops = {group(row["name"]): row for row in others}.values()
+    said = [
+        f"up to {row['name']}, {short(summary.speedup(first, row))} as fast "
+        f"in {first['peak'] / row['peak']:.1f} times fewer bytes"
+        for row in tops
+    ]
+    return f"Against naive, all stages together: {'; '.join(said)}."
+
+
+def short(speedup):
+    """Shortens summary.speedup's text to a ratio."""
+    return "≈ 1" if speedup == summary.UNCHANGED else speedup.partition(" ")[0]
+
+
+def values(name):
+    """Returns {field: expression} of what a stage's program is folded by. Raises BadInput for an unknown stage."""
+    return {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
 
 
 @cache
@@ -48,15 +95,12 @@ def script(name):
 
     Raises BadInput for an unknown stage, or if libcst is missing.
     """
-    values = {key: repr(DEFAULTS[key]) for key in OPTIONS}
-    for stage in stage_names()[: len(stage_files(name))]:
-        values |= fields(stage)
     try:
         from lab.fold import fold, merge
     except ModuleNotFoundError:
         raise BadInput("show and diff need libcst: .venv/bin/python -m pip install libcst") from None
     modules = {module: (FOLDER / path).read_text(encoding="utf-8") for module, path in MODULES.items()}
-    return fold(merge(modules), values)
+    return fold(merge(modules, TITLE), values(name))
 
 
 def diff(a, b):
@@ -75,6 +119,18 @@ def diff(a, b):
                 yield from (f"+{line}" for line in new[k:m])
 
 
+def definitions(a, b):
+    """Returns [(path, source)] of the definitions in nanoladder/ that stage b's program calls and stage a's does not.
+
+    The source is folded as the program is, and has what the definitions need of the same file.
+    """
+    from lab import called  # imported late: libcst may be missing, which script() reports
+
+    program, before = script(b), called.called(script(a))
+    new = {path: names - before.get(path, set()) for path, names in called.called(program).items()}
+    return [(str(path), called.definitions(path, new[path], program, values(b))) for path in sorted(new) if new[path]]
+
+
 def enclosing(lines, start, end):
     """Returns the class or function, such as GPT.forward, of the first nonblank line in lines[start:end]."""
     line = next((n for n in range(start, end) if lines[n]), start) + 1
@@ -86,13 +142,19 @@ INTRODUCTION = """\
 # The ladder, rung by rung
 
 A beginner's training loop, made fast one change at a time. Each section is one stage: its purpose, its cost, and the
-lines that it changes in the program, which is `model.py` and `train.py` with the stages up to that one and no others.
-A test runs each program and compares its losses with `python train.py --stage=NAME`, bit for bit.
+lines that it changes in the program, which is `model.py` and `train.py` with the stages below it and no others. A test
+trains each program, from ddp on in two processes, and compares its losses with those of `train.py --stage=NAME`, bit
+for bit, and with naive's.
 
-Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. The gain of a stage
+The ladder has a trunk and branches. The trunk, up to chunked_loss, is speed: the defaults of `python train.py`. From
+its top one branch trades speed for memory. Another is for many devices, and from ddp it parts into four ways to divide
+a model among them. `--stage=NAME` trains with the stages on the path from naive to that one; keys combine branches, as
+in `--stage=ddp --checkpointing=every:1`.
+
+Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. Below it stand the
+definitions in `nanoladder/` that the program newly calls, folded as the program is. The gain of a stage
 depends on the machine: the tables list what was measured, and `python profile.py config/reference.py` measures your
-machine. The defaults of `python train.py` are the stages up to chunked_loss. The later stages trade speed for memory
-and are enabled by their keys; the last five, from ddp on, need several devices.
+machine.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """
@@ -106,17 +168,20 @@ def write():
 
 def page():
     """Returns docs/ladder.md: each stage with its reason, its change to the code and its sources."""
-    names = stage_names()
-    contents = "\n".join(f"{n}. [{name}](#{name}): {reason(name)}" for n, name in enumerate(names))
-    return "\n".join([INTRODUCTION, contents, "", *map(section, [None, *names], names)])
+    contents = []
+    for lines, name in tree():
+        depth = len(lines) // 2 + lines.endswith(("│ ", "  "))  # the first stage of a branch carries the others
+        contents.append(f"{'  ' * depth}- [{name}](#{name}): {reason(name)}")
+    return "\n".join([INTRODUCTION, *contents, "", *map(section, stage_names())])
 
 
-def measured(before, name):
+def measured(name):
     """Returns a Markdown table of a stage's gain on each machine in results/; empty if it was not measured."""
     rows = []
     for where, found in summaries("ladder"):
-        if all("seconds" in found.get(stage, {}) for stage in (before, name)):
-            rows.append({"name": where, "note": None, "before": found[before], "after": found[name]})
+        timed = {stage: row for stage, row in found.items() if "seconds" in row}
+        if name in timed and (before := summary.row_below(name, timed)):
+            rows.append({"name": where, "note": None, "before": timed[before], "after": timed[name]})
     columns = {
         "ms/step": lambda row: " → ".join(tables.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
         "speed": lambda row: summary.speedup(row["before"], row["after"]),
@@ -147,18 +212,21 @@ def summaries(mode):
     return found
 
 
-def section(before, name):
-    """Returns the page's section on a stage, with its diff to the stage before; the first shows train_step instead."""
-    if before is None:
+def section(name):
+    """Returns the page's section on a stage, with its diff to the stage below; the first shows train_step instead."""
+    below = stage_below(name)
+    if below is None:
         command, language, lines = f"show {name}", "python", function(script(name), "train_step")
     else:
-        lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(before, name))
+        lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(below, name))
         command, language, lines = f"diff {name}", "diff", "\n".join(lines).rstrip()
-    field = f"`{change(name)}`\n\n" if before else ""
-    gain = scaled(SCALING[name]) if name in SCALING else measured(before, name)
+    field = f"`{change(name)}`\n\n" if below else ""
+    behind = definitions(below, name) if below else []
+    blocks = "".join(f"`{path}`:\n\n```python\n{source}\n```\n\n" for path, source in behind)
+    gain = scaled(SCALING[name]) if name in SCALING else measured(name)
     return (
         f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
-        f"```{language}\n{lines}\n```\n\n{gain}`python ladder.py {command}`\n"
+        f"```{language}\n{lines}\n```\n\n{blocks}{gain}`python ladder.py {command}`\n"
     )
 
 

@@ -1,5 +1,6 @@
 """The ladder as one page, docs/ladder.html: programs to climb, their diffs, and the measurements beside them.
 
-Python computes the contents at build time; the page's scripts draw them in the browser and request nothing.
+Python writes texts, diffs and figures as HTML, which is all there without scripts; climb.js shows a stage of it at a
+time, with its program, and requests nothing.
 Measuring lives in lab/, and so does docs/ladder.md.
 """

@@ -10,37 +10,40 @@ from string import Template
 
 from lab import pages
 from lab.page import figures, programs
+from lab.page.markup import join, tag
 from nanoladder import files
-from nanoladder.config import DEFAULTS, stage_names
-from nanoladder.config.stages import fields, reason
+from nanoladder.config import stage_names
+from nanoladder.config.stages import reason, tree
 
 FOLDER = Path(__file__).parent
 PAGE = pages.FOLDER / "docs" / "ladder.html"
-SCRIPTS = ("figures.js", "dropped.js", "worth.js", "climb.js")  # in order, at the end; theme.js stands in the head
 GROUPS = {"speed": "Speed, on by default", "memory": "Memory, on request", "devices": "Many devices"}
+HOW_TO_READ = "Climb with ← →: each stage is one change, marked in the program; beside it stands what a step gains."
 
 
-def write():
-    """Writes docs/ladder.html."""
-    PAGE.parent.mkdir(exist_ok=True)
-    files.write(PAGE, page())
+def write(own=()):
+    """Writes docs/ladder.html; with files of a reader's own results, ladder.html beside the first. Returns its path."""
+    path = own[0].with_name(PAGE.name) if own else PAGE
+    files.write(path, page(own))
+    return path
 
 
-def page():
+def page(own=()):
     """Returns the whole page as HTML; the same on every machine."""
+    machines = figures.options(own)  # first: a file of the reader's may be refused
     lines, ladder = programs.table()
-    theme, scripts = read("theme.js"), list(map(read, SCRIPTS))
-    style = read("page.css") + read("worth.css")
+    theme, script, style = map(read, ("theme.js", "climb.js", "page.css"))
     return Template(read("template.html")).substitute(
-        policy=policy([theme, *scripts], style),
+        policy=policy([theme, script], style),
         theme=theme,
         style=style,
+        machines=machines,
+        bases=join(*(tag("option", name, value=name) for name in stage_names())),
         rail=rail(),
-        stages="\n".join(map(article, stage_names())),
+        stages="\n".join(article(stage, own) for stage in stage_names()),
         lines="\n".join(lines),
         ladder=embedded(ladder),
-        figures=embedded(figures.figures()),
-        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        script=script,
     )
 
 
@@ -64,41 +67,41 @@ def embedded(value):
 
 
 def rail():
-    """Returns the list of stages, with a heading at the first stage of each group."""
-    names, items = stage_names(), []
-    for n, name in enumerate(names):
-        if n == 0 or group(names[n - 1]) != group(name):
-            items.append(f"<li class=group>{GROUPS[group(name)]}</li>")
-        items.append(f"<li><a href=#{name}>{name}</a></li>")
+    """Returns the list of stages, branches set in, with a heading at the first stage of each group."""
+    items, before = [], None
+    for lines, name in tree():
+        if pages.group(name) != before:
+            before = pages.group(name)
+            items.append(f"<li class=group>{GROUPS[before]}</li>")
+        items.append(f"<li class=depth{len(lines) // 2}><a href=#{name}>{name}</a></li>")
     return "\n".join(items)
 
 
-def group(stage):
-    """Names the group of a stage: devices if it needs several, speed if its key is on by default, else memory."""
-    if stage in pages.SCALING:
-        return "devices"
-    off = fields("naive")
-    on = stage == "naive" or any(repr(DEFAULTS[field]) != off[field] for field in fields(stage))
-    return "speed" if on else "memory"
-
-
-def article(stage):
-    """Returns the article on a stage: its reason, explanation, diff and measurements."""
+def article(stage, own):
+    """Returns the article on a stage: its reason, measurements, explanation and diff."""
     title = f"<h2>{stage}</h2>\n<p class=reason>{inline(reason(stage))}</p>"
-    changed = f"\n<p class=change>{html.escape(pages.change(stage), quote=False)}</p>" if pages.change(stage) else ""
+    more = tag("p", pages.change(stage), class_="change") if pages.below(stage) else opening()
     return (
-        f"<article id={stage} class=stage aria-label={stage}>\n<header>\n{title}{changed}\n</header>\n"
+        f"<article id={stage} class=stage aria-label={stage}>\n<header>\n{title}\n{more}\n</header>\n"
+        f"{figures.section(stage, own)}\n"
         f"<div class=text>\n{text(pages.explanation(stage))}\n</div>\n"
         f'<div class="code static">\n{programs.static(stage)}\n</div>\n'
-        f"<section class=worth data-stage={stage}>\n{figures.static_html(stage)}\n</section>\n</article>"
+        f'<div class="code mechanism">\n{programs.mechanism(stage)}\n</div>\n</article>'
     )
+
+
+def opening():
+    """Says on the first stage what all of them gain, and how to read the page."""
+    found = next(iter(figures.sets().values()))
+    more = f" Measured on {found.machine}. {HOW_TO_READ}"
+    return tag("p", tag("strong", pages.gain(found.rows.values())), more)
 
 
 def text(markdown):
     """Returns a stage's explanation as HTML: paragraphs, then a list of its What, Why, Cost and Source."""
     free, labeled = [], []
     for block in re.split(r"\n\s*\n", markdown):
-        label, rest = re.fullmatch(r"(?:\*\*(\w+):\*\*\s*)?(.*)", block, flags=re.DOTALL).groups()
+        label, rest = re.fullmatch(r"(?:\*\*([\w ]+):\*\*\s*)?(.*)", block, flags=re.DOTALL).groups()
         if not label:
             free.append(f"<p>{inline(rest)}</p>")
             continue

@@ -1,134 +1,92 @@
-"""The figures beside the program: each stage's time, memory and loss on every machine in results/.
+"""The figures beside the program: for each stage and machine a card with the time and memory of a step, as HTML.
 
-dropped.js computes the same from a results.json that a reader drops on the page; a test compares the two.
+A set is a ladder on a machine: a mode of a results.json, or a predict.md.
 """
 
-import html
-import itertools
 import re
 from functools import cache
+from typing import NamedTuple
 
 from lab import pages, tables
+from lab.page.markup import Markup, join, tag
 from lab.pictures import PARTS, parts_of_peak
-from lab.results import FORMAT_VERSION, read_results
+from lab.results import read_results
 from lab.summary import UNCHANGED, speedup, summarize
 from nanoladder.config import stage_names
+from nanoladder.errors import BadInput
 
 MODES = {"ladder": "", "each": ", each stage alone"}  # modes with a row per stage: what to add to the config's name
 LEAST = "least"  # the kind of a predicted time, of which only the whole is known
 SCALED = ("ms/step", "tokens/s", "efficiency", "sent by a process MB", "tensors GB")
 
 
+class Set(NamedTuple):
+    id: str
+    machine: str
+    name: str
+    conditions: list  # (heading, text)
+    rows: dict  # {name: figures of summary.Row, with kinds {kind: seconds} and parts {part: bytes}}
+    alone: bool = False  # each row is a stage on its own, not with those below it
+
+
+# -- reading
+
+
 @cache
-def figures():
-    """The data of the page, as JSON: sets (a machine, a config and a mode), scaling tables, constants of dropped.js."""
-    sets = [found for path in sorted(pages.RESULTS.glob("*/*/*")) for found in read_sets(path)]
-    ladders = [found for found in sets if found["mode"] == "ladder"]
-    return {
-        "stages": stage_names(),
-        "kinds": tables.KINDS | {LEAST: "least time"},
-        "parts": {part: label for part, (label, _) in PARTS.items()},
-        "modes": MODES,
-        "format_version": FORMAT_VERSION,
-        "unchanged": UNCHANGED,
-        "same_loss": tables.SAME,
-        "scaling_modes": pages.SCALING,
-        "default": max(ladders, key=lambda found: sum("seconds" in row for row in found["rows"]))["id"],
-        "sets": sets,
-        "scaling": {stage: scaling(mode) for stage, mode in pages.SCALING.items()},
-    }
+def sets(own=()):
+    """{id: Set} of the results.json files of a reader, and of ours; the first is what the page opens with.
 
-
-def read_sets(path):
-    """Yields the sets of a results.json or predict.md; none of another file."""
-    name = "/".join(path.parts[-3:-1])
-    if path.name == "results.json":
-        results = read_results(path)
-        for mode in (mode for mode in MODES if mode in results["modes"]):
-            yield {"id": f"{name}/{mode}", "name": path.parts[-2] + MODES[mode], **measured(results, mode)}
-    if path.name == "predict.md":
-        yield {"id": f"{name}/predict", "name": path.parts[-2], **predicted(path.read_text(encoding="utf-8"))}
-
-
-def measured(results, mode):
-    """A mode of a results.json: the machine, the conditions, and the rows with what they gain."""
-    rows, before, found = summarize(results, mode), None, []
-    for row in rows:
-        others = {"naive": rows[0], "before": before if mode == "ladder" else None}
-        found.append({"name": row["name"], "note": row["note"], **figures_of(row, others)})
-        before = row if "seconds" in row else before
-    n_rounds = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
-    return {
-        "machine": tables.device(results),
-        "mode": mode,
-        "conditions": conditions(results, n_rounds),
-        "rows": found,
-    }
-
-
-def figures_of(row, others):
-    """The figures of a row: seconds, bytes, and texts as in the tables; those that were not measured are left out.
-
-    others: {"naive" or "before": the row to compare with, or None}.
+    Raises BadInput for a file of the reader's that has nothing to show.
     """
-    figures = {
-        "seconds": lambda row: rounded(row["seconds"]),
-        "limit": lambda row: rounded(row["limit"]),
-        "bound": lambda row: tables.bound(row["limit_bounds"]),
-        "limit_kinds": lambda row: {kind: rounded(seconds) for kind, seconds in row["limit_kinds"].items()},
-        "kinds": lambda row: {kind: rounded(row["seconds"] * row["shares"][kind]) for kind in tables.KINDS},
-        "parts": lambda row: {part: parts_of_peak(row["memory"])[part] for part in PARTS},
-        "peak": lambda row: row["peak"],
-        "loss": tables.losses,
-        "last_loss": lambda row: f"{row['loss']:.4f}",
-    }
-    found = {name: tables.cell(figure, row) for name, figure in figures.items()}
-    for against, other in others.items():
-        if other is not None and other is not row and "seconds" in row:
-            found[against] = {
-                "name": other["name"],
-                "speed": tables.cell(lambda row, other=other: speedup(other, row), row),
-                "memory": tables.cell(lambda row, other=other: times(other["peak"], row["peak"]), row),
-            }
-    return {name: figure for name, figure in found.items() if figure != ""}
+    found = {}
+    for path in (*own, *ours()):
+        results = read_results(path)
+        if path in own and not results["modes"].keys() & {*MODES, *pages.SCALING.values()}:
+            raise BadInput(f"{path} holds no stages; expected a results.json of --mode={' or '.join(MODES)}")
+        machine, name = path.resolve().parts[-3:-1]
+        for mode in (mode for mode in MODES if mode in results["modes"]):
+            key = f"{machine}/{name}/{mode}"
+            found.setdefault(key, measured(key, name + MODES[mode], results, mode))
+    for path in sorted(pages.RESULTS.glob("*/*/predict.md")):
+        key = "/".join([*path.parts[-3:-1], "predict"])
+        found[key] = predicted(key, path.parent.name, path.read_text(encoding="utf-8"))
+    return found
 
 
-def times(before, after):
-    return f"{before / after:.2f}×"
+def ours():
+    """The results.json files in results/, that of the README first."""
+    return sorted(pages.RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != pages.MEASURED, path))
 
 
-def rounded(number):
-    """A number with six digits: further ones may differ between versions of Python, and then so would the page."""
-    return float(f"{number:.6g}")
-
-
-def conditions(results, n_rounds):
-    """[(heading, text)] of the conditions and versions."""
+def measured(key, name, results, mode):
+    rows = summarize(results, mode)
+    for row in rows:
+        if "memory" in row:
+            row["parts"] = parts_of_peak(row["memory"])
+        if "seconds" in row:
+            row["kinds"] = {kind: row["seconds"] * share for kind, share in row.get("shares", {}).items()}
     on, keys = results["machine"], results["keys"]
     versions = {"torch": on["torch"], "Python": on["python"], "CUDA": on["cuda"], "cuDNN": on.get("cudnn")}
-    return [
-        ["config", " ".join(results["config"])],
-        ["a step", f"{keys['batch_size']} × {keys['context_length']} tokens"],
-        ["figures", f"medians over up to {n_rounds} processes, each of which times at least {results['steps']} steps"],
-        ["versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)],
-        ["code", ", commit ".join(filter(None, [results["code"], results.get("commit")]))],
+    n_rounds = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
+    conditions = [
+        ("config", " ".join(results["config"])),
+        ("a step", f"{keys['batch_size']} × {keys['context_length']} tokens"),
+        ("figures", f"medians over up to {n_rounds} processes, each of which times at least {results['steps']} steps"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        ("code", ", commit ".join(filter(None, [results["code"], results.get("commit")]))),
     ]
+    return Set(key, tables.device(results), name, conditions, {row["name"]: row for row in rows}, mode == "each")
 
 
-def predicted(text):
-    """A predict.md in the form of measured(): the least time of a step, all of one kind, and the memory by part."""
+def predicted(key, name, text):
+    """The Set of a predict.md: the least time of a step, all of one kind, and the memory by part."""
     memory = by_name(re.split(" {2,}", line) for line in re.findall("^[a-z].*? {2,}.*", text, re.MULTILINE))
     steps = by_name(re.split(" *[|] *", line)[1:-1] for line in re.findall("^[|].*", text, re.MULTILINE))
     machine, step = re.search("least time of a step on (.*?), every.* steps of (.*? tokens):", text, re.DOTALL).groups()
-    rows = [predicted_row(name, memory[name], steps[name]) for name in memory if name in steps]
-    for before, row in itertools.pairwise([None, *rows]):
-        for against, other in (("naive", rows[0]), ("before", before)):
-            if before:
-                speed, less = times(other["seconds"], row["seconds"]), times(other["peak"], row["peak"])
-                row[against] = {"name": other["name"], "speed": speed, "memory": less}
     said = "least times by the limits of the datasheet, and predicted memory: nothing of this was measured"
-    told = [["config", text.splitlines()[0].strip("`")], ["a step", step], ["figures", said]]
-    return {"machine": f"{machine}, predicted", "mode": "predict", "conditions": told, "rows": rows}
+    conditions = [("config", text.splitlines()[0].strip("`")), ("a step", step), ("figures", said)]
+    rows = {stage: predicted_row(stage, memory[stage], steps[stage]) for stage in memory if stage in steps}
+    return Set(key, f"{machine}, predicted", name, conditions, rows)
 
 
 def by_name(lines):
@@ -138,87 +96,240 @@ def by_name(lines):
 
 
 def predicted_row(name, memory, step):
-    size = {part: round(1e9 * float(memory[part])) for part in ("weights", "gradients", "optimizer", "activations")}
-    size |= {"rest": round(1e9 * float(memory["temporary"])), "peak": round(1e9 * float(memory["peak"]))}
+    size = {part: 1e9 * float(memory[part]) for part in ("weights", "gradients", "optimizer", "activations", "peak")}
+    size["rest"] = 1e9 * float(memory["temporary"])
+    kept = size["gradients"] if 2 * parts_of_peak(size)["kept gradients"] > size["gradients"] else 0  # else rounding
     seconds = float(step["least ms"].replace(",", "")) / 1e3
-    kept = parts_of_peak(size)["kept gradients"]
-    parts = size | {"kept gradients": size["gradients"] if 2 * kept > size["gradients"] else 0}  # else it is rounding
     return {
         "name": name,
         "note": None,
         "seconds": seconds,
         "kinds": {LEAST: seconds},
         "bound": step["bound by"],
-        "parts": {part: parts[part] for part in PARTS},
+        "parts": size | {"kept gradients": kept},
         "peak": size["peak"],
     }
 
 
-def static_html(stage):
-    """A stage's figures as tables that need no script."""
-    scaled = figures()["scaling"].get(stage, [])
-    alone = [] if scaled else static_rows(stage)
-    texts = [static_table(f"{stage} on each machine", COLUMNS, alone)]
-    for found in scaled:
-        caption = f"{stage} by number of processes, {found['batch']}: {found['where']}"
-        texts.append(static_table(caption, found["headings"], found["cells"]))
-    return "\n".join(filter(None, texts)) or "<p>Not measured yet.</p>"
+# -- a card: a machine's figures at a stage
 
 
-COLUMNS = {  # heading: row of figures() -> text
-    "ms/step": lambda row: tables.milliseconds(row["seconds"]),
-    "against the stage before": lambda row: against(row, "before", "speed"),
-    "against naive": lambda row: against(row, "naive", "speed"),
-    "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
-    "memory reduction": lambda row: against(row, "naive", "memory"),
-    "of the limit": lambda row: f"{row['limit'] / row['seconds']:.0%}" if "limit" in row else "",
-    "losses against naive": lambda row: row.get("loss", ""),
-}
+class Chart(NamedTuple):
+    title: str
+    total: str  # the figure of a row
+    parts: str  # the figure that holds its parts
+    names: dict  # {part: label}
+    text: object  # (value, the whole that it is a part of) -> str
+    unit: str
 
 
-def against(row, other, figure):
-    return row[other][figure] if other in row else ""
+TIME = Chart("Time of a step", "seconds", "kinds", tables.KINDS | {LEAST: "least time"}, tables.milliseconds, "ms")
+MEMORY = Chart(
+    "Memory of a step",
+    "peak",
+    "parts",
+    {part: label for part, (label, _) in PARTS.items()},
+    lambda value, whole=None: f"{value / 1e9:.{3 if (whole or value) < 1e10 else 1}f}",
+    "GB",
+)
 
 
-def static_rows(stage):
-    """Yields the cells of every machine and config that has a row of a stage."""
-    for found in figures()["sets"]:
-        for row in (row for row in found["rows"] if row["name"] == stage):
-            texts = [text(row) for text in COLUMNS.values()] if "seconds" in row else [row["note"] or "not timed"]
-            yield [f"{found['machine']}: {found['name']}", *texts]
+def section(stage, own=()):
+    """The section on a stage's figures: its scaling on each machine if it needs several processes, then its cards."""
+    cards = scaling(stage, own) + [card(found, stage) for found in sets(own).values()]
+    return tag("section", *cards, class_="cards", aria_label="Measured")
 
 
-def static_table(caption, headings, rows):
-    """An HTML table; the last cell of a shorter row spans the rest. Empty if there are no rows."""
-    body = []
-    for name, *texts in rows:
-        span = f' colspan="{len(headings) - len(texts) + 1}"' if len(texts) < len(headings) else ""
-        cells = [f"<td>{html.escape(text)}</td>" for text in texts[:-1]] + [f"<td{span}>{html.escape(texts[-1])}</td>"]
-        body.append(f'<tr><th scope="row">{html.escape(name)}</th>{"".join(cells)}</tr>')
-    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
-    lines = [
-        f"<table><caption>{html.escape(caption)}</caption>",
-        f"<thead><tr><td></td>{head}</tr></thead>",
-        *["<tbody>", *body, "</tbody></table>"],
+def card(found, stage):
+    row = found.rows.get(stage, {"note": "not measured here"})
+    lines = [part for heading, text in found.conditions for part in (tag("dt", heading), tag("dd", text))]
+    content = [
+        tag("h3", found.machine, " ", tag("small", found.name)),
+        tag("details", tag("summary", "conditions"), tag("dl", *lines), class_="conditions"),
     ]
-    return "\n".join(lines) if body else ""
+    if "seconds" in row:
+        content += [chart_section(chart, found, row) for chart in (TIME, MEMORY) if chart.total in row]
+        content += loss(row)
+    else:
+        content.append(tag("p", f"{stage}: {row['note'] or 'not timed'}.", class_="note"))
+    return tag("article", *content, class_="card", data_set=found.id)
 
 
-def scaling(mode):
-    """[{where, headings, cells, rows}] of a mode by number of processes, one for each results.json that holds it."""
-    found = []
-    for path in sorted(pages.RESULTS.glob("*/*/results.json")):
-        results = read_results(path)
-        if mode in results["modes"]:
-            rows = [row for row in summarize(results, mode) if "seconds" in row]
-            shown = {heading: text for heading, text in tables.columns(rows, mode).items() if heading in SCALED}
-            found.append(
-                {
-                    "where": f"{tables.device(results)}: {' '.join(results['config'])}",
-                    "batch": "one batch per process" if mode in tables.PER_PROCESS else "one batch for all processes",
-                    "headings": list(shown),
-                    "cells": [[row["name"], *(tables.cell(text, row) for text in shown.values())] for row in rows],
-                    "rows": [[int(row["name"]), rounded(row["tokens_per_s"]), row.get("peak")] for row in rows],
-                }
-            )
-    return found
+def chart_section(chart, found, row):
+    """A chart at a row: what the stage gains, bars of naive, the row before and this one, and the parts in numbers.
+
+    At the first row: what all stages together gain, and a bar of every row.
+    """
+    drawn = [other for other in found.rows.values() if "seconds" in other and chart.total in other]
+    first = drawn[0]
+    if row is first:
+        before, verdicts, shown = None, together(chart, found), drawn
+    else:
+        below = set(pages.below(row["name"])) if not found.alone else ()
+        before = next((other for other in reversed(drawn) if other["name"] in below), first)
+        compared = list({other["name"]: other for other in (before, first)}.values())
+        verdicts, shown = [verdict(chart, row, other) for other in compared], [*reversed(compared), row]
+    content = [
+        tag("h4", chart.title, tag("b", f"{chart.text(row[chart.total])} {chart.unit}")),
+        *(tag("p", *said, class_="verdict", data_kind=kind) for kind, *said in verdicts),
+        bars(chart, shown, row, max(other[chart.total] for other in drawn)),
+        *([tag("p", of_limit(row), class_="fine")] if chart is TIME and of_limit(row) else []),
+        parts_table(chart, row, before),
+    ]
+    return tag("section", *content)
+
+
+def together(chart, found):
+    """The verdicts on all stages together: on the loop as it is by default, and with the memory stages."""
+    if found.alone:
+        return [("same", f"Each stage alone, against {next(iter(found.rows))}")]
+    first, *rows = (row for name, row in found.rows.items() if name in stage_names() and chart.total in row)
+    tops = {pages.group(row["name"]): row for row in rows if "seconds" in row}
+    return [(*verdict(chart, row, first), f", with all stages up to {row['name']}") for row in tops.values()]
+
+
+def verdict(chart, row, other):
+    """(good, bad or same; the words of how much better than another row it is)."""
+    if chart is MEMORY:
+        ratio = times(max(other["peak"], row["peak"]), min(other["peak"], row["peak"]))
+        if ratio == "1.00×":
+            return "same", f"as much memory as {other['name']}"
+        kind, more = ("good", "less") if row["peak"] < other["peak"] else ("bad", "more")
+        return kind, tag("strong", ratio), f" {more} memory than {other['name']}"
+    text = speedup(other, row) if "rounds" in row else times(other["seconds"], row["seconds"])
+    if text == UNCHANGED:
+        return "same", f"{UNCHANGED} against {other['name']}"
+    if not text:
+        return "same", f"measured once, not compared with {other['name']}"
+    ratio, _, spread = text.partition(" (")
+    kind = "same" if ratio == "1.00×" else "good" if float(ratio[:-1]) > 1 else "bad"
+    spread = tag("small", f" ({spread}") if spread else ""
+    return kind, tag("strong", ratio), f" the speed of {other['name']}", spread
+
+
+def times(before, after):
+    return f"{before / after:.2f}×"
+
+
+def bars(chart, rows, now, scale):
+    """A table of rows with a bar each, divided into its parts; a row's name climbs to its stage."""
+    lines = []
+    for row in rows:
+        name, value = row["name"], f"{chart.text(row[chart.total])} {chart.unit}"
+        label = tag("a", name, href=f"#{name}") if row is not now and name in stage_names() else name
+        parts = {part: row[chart.parts].get(part, 0) for part in chart.names}
+        limit = row.get("limit") if chart is TIME else None
+        cells = tag("td", bar(parts, scale, limit)), tag("td", value)
+        lines.append(tag("tr", tag("th", label), *cells, **({"class_": "now"} if row is now else {})))
+    return tag("table", tag("tbody", *lines), class_="bars", aria_label=f"{chart.title}, {chart.unit}")
+
+
+def bar(parts, scale, mark=None):
+    """A bar of parts {class: value}. Its numbers stand beside it: no screen reader needs the picture."""
+    drawn, start = [], 0.0
+    for part, value in parts.items():
+        width = 100 * max(0.0, value) / scale
+        if width >= 0.05:
+            drawn.append(f'<path class={part.split()[0]} d="M{start:.1f} 1h{width:.1f}"/>')
+        start += width
+    if mark:
+        drawn.append(f'<path class=limit d="M{100 * mark / scale:.1f} 0v2"/>')
+    return Markup(f'<svg viewBox="0 0 100 2" preserveAspectRatio=none aria-hidden=true>{"".join(drawn)}</svg>')
+
+
+def of_limit(row):
+    bound = row.get("bound") or (tables.bound(row["limit_bounds"]) if row.get("limit_bounds") else "")
+    said = [f"bound by {bound}"] if bound else []
+    if "limit" in row:
+        share, least = row["limit"] / row["seconds"], tables.milliseconds(row["limit"], row["seconds"])
+        said.insert(0, f"{share:.0%} of the limit: {least} ms by roofline")
+    return ", ".join(said)
+
+
+def parts_table(chart, row, before):
+    """The parts of a row in numbers, with the row before: the key to the colors."""
+    values, old, limits = row[chart.parts], (before or {}).get(chart.parts, {}), row.get("limit_kinds", {})
+    whole, lines = row[chart.total], []
+    headings = ["before"] * bool(before) + ["now", "share"] + ["of its limit"] * bool(chart is TIME and limits)
+    for part, label in chart.names.items():
+        if part not in values:
+            continue
+        cells = [chart.text(old.get(part, 0), whole)] if before else []
+        cells += [chart.text(values[part], whole), f"{max(0, values[part]) / whole:.0%}"]
+        if "of its limit" in headings:
+            cells.append(f"{limits[part] / values[part]:.0%}" if limits.get(part) and values[part] else "")
+        heading = tag("th", tag("i", class_=part.split()[0]), label)
+        lines.append(tag("tr", heading, *(tag("td", cell) for cell in cells)))
+    if len(lines) < 2:
+        return ""
+    head = tag("tr", tag("td", chart.unit), *(tag("th", heading) for heading in headings))
+    return tag("table", tag("thead", head), tag("tbody", *lines), class_="parts", aria_label=f"{chart.title} by part")
+
+
+def loss(row):
+    """[the paragraph on the last loss], empty if it was not examined."""
+    if "loss" not in row:
+        return []
+    says = {"bit-equal": " to naive’s", "another update": ": not naive’s"}
+    against = tables.cell(tables.losses, row)
+    text = f" {row['loss']:.4f}" + (f" · {against}{says.get(against, ' of naive’s')}" if against else "")
+    return [tag("p", tag("b", "Loss"), text, class_="last", data_kind="bad" if "WRONG" in against else "same")]
+
+
+# -- stages of several processes
+
+
+def scaling(stage, own=()):
+    """Cards of a stage's throughput by number of processes, one for each results.json that holds it."""
+    mode = pages.SCALING.get(stage)
+    found = [results for results in map(read_results, (*own, *ours()) if mode else ()) if mode in results["modes"]]
+    return [scaling_card(results, mode) for results in found]
+
+
+def scaling_card(results, mode):
+    def processes(row):
+        return f"{row['name']} process" + "es" * (row["name"] != "1")
+
+    def linear(row):
+        return int(row["name"]) * first["tokens_per_s"] / int(first["name"])
+
+    rows = [row for row in summarize(results, mode) if "seconds" in row]
+    first, last = rows[0], rows[-1]
+    scale = max(max(row["tokens_per_s"], linear(row)) for row in rows)
+    batch = "one batch per process" if mode in tables.PER_PROCESS else "one batch for all processes"
+    drawn = [
+        tag(
+            "tr",
+            tag("th", processes(row)),
+            tag("td", bar({"gemm": row["tokens_per_s"]}, scale, linear(row))),
+            tag("td", f"{row['tokens_per_s']:,.0f}"),
+        )
+        for row in rows
+    ]
+    columns = {heading: text for heading, text in tables.columns(rows, mode).items() if heading in SCALED}
+    head = [tag("th", heading) for heading in ("processes", *columns)]
+    lines = [
+        tag("tr", tag("th", row["name"]), *(tag("td", tables.cell(text, row)) for text in columns.values()))
+        for row in rows
+    ]
+    ratio = times(last["tokens_per_s"], first["tokens_per_s"])
+    kind = "good" if last["tokens_per_s"] >= first["tokens_per_s"] else "bad"
+    command = " ".join(["profile.py", *results["config"], f"--mode={mode}"])
+    words = [join(tag("span", word), " ") for word in command.split()]  # lines break between options alone
+    said = f" the tokens per second of {processes(first)}, on {last['name']}"
+    return tag(
+        "article",
+        tag("h3", tables.device(results), " ", tag("small", batch)),
+        tag("h4", "Tokens per second"),
+        tag("p", tag("strong", ratio), said, class_="verdict", data_kind=kind),
+        tag("table", tag("tbody", *drawn), class_="bars", aria_label="Tokens per second"),
+        tag("table", tag("thead", tag("tr", *head)), tag("tbody", *lines), class_="parts", aria_label="By processes"),
+        tag("p", "The marks: linear scaling. ", *words, class_="fine"),
+        class_="card",
+    )
+
+
+def options(own=()):
+    """The machines to choose from, as options of a list."""
+    texts = {key: f"{found.machine.replace(', native bfloat16', '')}: {found.name}" for key, found in sets(own).items()}
+    return join(*(tag("option", text, value=key) for key, text in texts.items()))

@@ -8,10 +8,10 @@ import io
 import os
 import shutil
 import sys
+from nanoladder.entry import Parser, run_script
 
 from lab.page.build import PAGE
 from nanoladder import files
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 
 PICTURE = PAGE.with_name("ladder-page.png")

@@ -1,6 +1,7 @@
 """Programs of the ladder as HTML: each distinct line highlighted once, and the diff that introduces a stage."""
 
 import ast
+import difflib
 import html
 import re
 from functools import cache
@@ -36,11 +37,15 @@ def kinds():
 @cache
 def highlight(stage):
     """Returns the lines of a stage's program as HTML, one string each."""
+    return highlighted(pages.script(stage))
+
+
+def highlighted(source):
     table = kinds()
     from pygments.lexers import PythonLexer
 
     lines = [""]
-    for token, text in PythonLexer(stripnl=False).get_tokens(pages.script(stage)):
+    for token, text in PythonLexer(stripnl=False).get_tokens(source):
         mark = next((name for kind, name in table if token in kind), None)
         for n, part in enumerate(text.split("\n")):
             if n:
@@ -57,15 +62,30 @@ def indentation(line):
 
 
 def table():
-    """Returns the distinct lines of all programs as HTML, by first use, and the stages as [{name, lines, parts}].
+    """Returns the distinct lines of all programs as HTML, by first use, and what climb.js needs to know of the stages.
 
-    lines: positions among the distinct ones. parts: classes and functions, as parts() returns them.
+    stages: [{name, on: the number of the stage that it stands on, lines: positions among the distinct ones, parts}].
+    changes: {a: {b: [first and last line in a, and in b, of each change]}} for the stages' numbers, a < b.
     """
-    positions, stages = {}, []
-    for name in stage_names():
-        lines = [positions.setdefault(line, len(positions)) for line in highlight(name)]
-        stages.append({"name": name, "lines": lines, "parts": parts(pages.script(name))})
-    return list(positions), stages
+    positions, stages, names = {}, [], stage_names()
+    for name in names:
+        below = pages.below(name)
+        stages.append(
+            {
+                "name": name,
+                "on": names.index(below[-1]) if below else None,
+                "lines": [positions.setdefault(line, len(positions)) for line in highlight(name)],
+                "parts": parts(pages.script(name)),
+            }
+        )
+    changes = {a: {b: changed(names[a], names[b]) for b in range(a + 1, len(names))} for a in range(len(names))}
+    return list(positions), {"stages": stages, "changes": changes}
+
+
+def changed(a, b):
+    """Returns [first and last line in a, and in b] of each change between two stages' programs; numbers from 0."""
+    opcodes = difflib.SequenceMatcher(None, split(a), split(b), autojunk=False).get_opcodes()
+    return [lines for kind, *lines in opcodes if kind != "equal"]
 
 
 def parts(source):
@@ -86,10 +106,9 @@ def parts(source):
 
 def static(stage):
     """Returns a stage's diff to the stage before, or the first stage's whole program, as HTML without script."""
-    names = stage_names()
-    before = names[names.index(stage) - 1] if stage != names[0] else None
-    if before is None:
+    if not (below := pages.below(stage)):
         return "\n".join(f"<div class=line data-n={n}>{line}</div>" for n, line in enumerate(highlight(stage), 1))
+    before = below[-1]
     code = {text: line for name in (before, stage) for text, line in zip(split(name), highlight(name), strict=True)}
     rows = []
     for line in pages.diff(before, stage):
@@ -102,6 +121,15 @@ def static(stage):
             rows.append(f"<{mark} class=line{number}>{code[line[1:]]}</{mark}>")
             n += mark != "del"
     return "\n".join(rows)
+
+
+def mechanism(stage):
+    """Returns the definitions in nanoladder/ that a stage's program newly calls, as HTML; empty if there are none."""
+    parts = []
+    for path, source in pages.definitions(pages.below(stage)[-1], stage) if pages.below(stage) else ():
+        lines = (f"<p class=line>{line}</p>" for line in highlighted(source))
+        parts += [f"<p class=hunk>newly called, in {path}</p>", *lines]
+    return "\n".join(parts)
 
 
 def split(stage):

@@ -1,29 +1,32 @@
-"""docs/ladder.html holds what ladder.py prints; in a browser all of it is reached, read and taken along.
+"""docs/ladder.html is that of this code; its figures are those of results/; none of its texts becomes markup."""
 
-The tests in a browser need Chromium and playwright; those of accessibility axe-playwright-python, which brings axe.
-"""
-
+import html
 import json
 import re
+import statistics
 import sys
-from contextlib import nullcontext
 from html.parser import HTMLParser
-from importlib.util import find_spec
-from itertools import pairwise, permutations
 from types import SimpleNamespace
 
 import pytest
-from browser import chromium
+from conftest import ROOT
 
 from lab import pages, show
-from lab.page import build, picture, programs
+from lab.page import build, figures, picture, programs
+from lab.page.markup import Markup, tag
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
 STAGES = stage_names()
-STEPS = list(pairwise(STAGES))
 SIGNS = {"ins": "+", "del": "-", "div": " "}
-WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+FILES = sorted((ROOT / "results").glob("*/*/results.json"))
+RESULTS = {path: json.loads(path.read_text()) for path in FILES}
+MEASURED = {
+    f"{path.parent.parent.name}/{path.parent.name}/{mode}": (path, results, mode)
+    for path, results in RESULTS.items()
+    for mode in figures.MODES
+    if mode in results["modes"]
+}
 
 
 class Articles(HTMLParser):
@@ -38,8 +41,8 @@ class Articles(HTMLParser):
         attributes = dict(attributes)
         self.ids += [attributes["id"]] if "id" in attributes else []
         self.loads += [tag for name in ("src", "srcset", "data", "style") if name in attributes]
-        self.loads += [tag] if tag in ("link", "img", "iframe", "object", "embed") else []
-        if tag == "article":
+        self.loads += [tag] if tag in ("link", "img", "iframe", "object", "embed", "use") else []
+        if tag == "article" and attributes["class"] == "stage":
             self.stage = self.lines.setdefault(attributes["id"], [])
         if tag in SIGNS and attributes.get("class") in ("line", "hunk"):
             self.open = tag
@@ -58,56 +61,72 @@ def text():
     return build.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def articles(text):
-    return Articles(text)
-
-
 @pytest.mark.slow
 def test_the_page_is_that_of_this_code(text):
     """If it is not: python ladder.py html."""
     assert text == build.page()
 
 
-def test_html_writes_the_page(run_main, monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "PAGE", tmp_path / "docs" / "ladder.html")
-    monkeypatch.setattr(build, "page", lambda: "<p>naïve")
-    assert run_main(show.main, "html").code == 0
-    assert build.PAGE.read_text(encoding="utf-8") == "<p>naïve"
-
-
-def test_the_page_is_small_and_loads_nothing(text, articles):
+def test_the_page_is_small_and_loads_nothing(text):
+    found = Articles(text)
     assert len(text.encode()) < 1_500_000
-    assert articles.loads == []
-    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
+    assert found.loads == []
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon|\son\w+=", text)
+    assert list(found.lines) == STAGES and all(found.lines.values())
+    assert len(set(found.ids)) == len(found.ids)
 
 
-def test_every_stage_has_an_address_and_no_id_stands_twice(articles):
-    assert list(articles.lines) == STAGES
-    assert len(set(articles.ids)) == len(articles.ids)
+def test_its_policy_allows_its_own_scripts_and_style_alone(text):
+    policy = re.search(r'Content-Security-Policy content="(.*?)"', text)[1]
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 2 and len(re.findall(r"<script\b", text)) == 3  # and the data
+    assert policy == build.policy(scripts, re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1])
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
 
 
-def test_the_rail_groups_stages_that_follow_each_other(text):
-    groups = [build.group(stage) for stage in STAGES]
+def test_the_rail_groups_stages_that_follow_each_other():
+    groups = [pages.group(stage) for stage in STAGES]
     assert [name for n, name in enumerate(groups) if name != groups[n - 1] or n == 0] == list(build.GROUPS)
-    assert build.group("chunked_loss") == "speed" and build.group("checkpointing") == "memory"
-    assert text.count("<li class=group>") == len(build.GROUPS)
+    assert pages.group("chunked_loss") == "speed" and pages.group("checkpointing") == "memory"
+    assert build.rail().count("<li class=group>") == len(build.GROUPS)
 
 
-@pytest.mark.parametrize("before, stage", STEPS)
-def test_without_script_a_stage_shows_its_diff(articles, before, stage):
-    assert articles.lines[stage] == list(pages.diff(before, stage))
+PROGRAMS = {
+    "naive": 'import math\n\nX = "<&>"  # a < b\n\n\ndef f(x):\n    """One."""\n    return x\n\n\nf(1)\n',
+    "set_to_none": 'X = "<&>"  # a < b\n\n\ndef f(x):\n    """One."""\n    return -x\n\n\nf(1)\nf(2)\n',
+}
 
 
-def test_without_script_the_first_stage_shows_its_program(articles):
-    assert articles.lines["naive"] == [f" {line}" for line in pages.script("naive").splitlines()]
+@pytest.fixture
+def small(monkeypatch):
+    """A ladder of two programs of a few lines."""
+    monkeypatch.setattr(pages, "script", PROGRAMS.get)
+    monkeypatch.setattr(programs, "stage_names", lambda: list(PROGRAMS))
+    programs.highlight.cache_clear()
+    yield
+    programs.highlight.cache_clear()
 
 
-def test_pygments_keeps_every_character():
-    for name in ("naive", STAGES[-1]):
-        lines = [re.sub(r"<[^>]*>", "", line) for line in programs.highlight(name)]
-        plain = [line.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for line in lines]
-        assert plain == pages.script(name).splitlines()
+def plain(markup):
+    return html.unescape(re.sub(r"<[^>]*>", "", markup))
+
+
+def test_without_script_a_stage_shows_its_diff_and_the_first_its_program(small):
+    for stage, expected in (
+        ("set_to_none", list(pages.diff(*PROGRAMS))),
+        ("naive", [f" {line}" for line in PROGRAMS["naive"].splitlines()]),
+    ):
+        assert Articles(f"<article class=stage id=x>{programs.static(stage)}").lines["x"] == expected
+    assert "<span class=k>def</span>" in programs.static("naive")
+
+
+def test_the_table_holds_every_program_its_parts_and_its_changes(small):
+    lines, ladder = programs.table()
+    for number, stage in enumerate(ladder["stages"]):
+        assert "\n".join(plain(lines[n]) for n in stage["lines"]) + "\n" == PROGRAMS[stage["name"]]
+        assert stage["on"] == (None if number == 0 else 0)
+    assert ladder["stages"][0]["parts"] == [["f", 6, 8]]
+    assert ladder["changes"] == {0: {1: [[0, 2, 0, 0], [7, 8, 5, 6], [11, 11, 9, 10]]}, 1: {}}
 
 
 def test_parts_are_named_as_in_diffs():
@@ -115,319 +134,258 @@ def test_parts_are_named_as_in_diffs():
     assert programs.parts(source) == [["A", 3, 6], ["A.f", 4, 6], ["A.f.g", 5, 6], ["h", 10, 11]]
 
 
-def test_embedded_json_cannot_end_its_element():
+def test_texts_are_escaped():
     value = {"</script><script>alert(1)": ["<!--", "é"]}
     assert "<" not in build.embedded(value) and json.loads(build.embedded(value)) == value
-
-
-def test_texts_are_escaped():
     found = build.text("a < b, `x & y`\n\n**Why:** c > d\n\n**Source:**\n- [<b>](https://a.b/?c&d)")
     assert "<p>a &lt; b, <code>x &amp; y</code></p>" in found and "<dd>c &gt; d</dd>" in found
     assert '<a href="https://a.b/?c&amp;d" rel=noreferrer>&lt;b&gt;</a>' in found
+    assert tag("p", "<b>", Markup("<i>"), title='"<', class_="x") == '<p title="&quot;&lt;" class=x>&lt;b&gt;<i></p>'
+
+
+# -- figures
+
+
+def card(key, stage):
+    return figures.card(figures.sets()[key], stage)
+
+
+def words(markup):
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def markdown_rows(text):
+    """{row: {heading: cell}} of the first table of a Markdown text."""
+    lines = re.search(r"(^\|.*\n)+", text, re.MULTILINE)[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {name: dict(zip(cells[0][1:], line, strict=False)) for name, *line in cells[2:]}
+
+
+def test_every_machine_is_there_and_that_of_the_readme_is_first():
+    predicted = [f"{p.parent.parent.name}/{p.parent.name}/predict" for p in (ROOT / "results").glob("*/*/predict.md")]
+    assert predicted and {*MEASURED, *predicted} == set(figures.sets())
+    assert re.findall(r"data-set=(\S+?)>", figures.section("amp")) == list(figures.sets())
+    assert next(iter(figures.sets())) == "/".join([*pages.MEASURED.parts[-2:], "ladder"])
+    assert re.findall(r"value=(\S+?)>", figures.options()) == list(figures.sets())
+
+
+@pytest.mark.parametrize("key", MEASURED)
+def test_cards_say_what_the_tables_say(key):
+    path, results, mode = MEASURED[key]
+    heading = rf"## {mode}: .*?(?=\n## |\Z)"
+    table = markdown_rows(re.search(heading, path.with_name("table.md").read_text(), re.DOTALL)[0])
+    first = next(iter(table))
+    for stage in STAGES:
+        said = words(card(key, stage))
+        measured = results["modes"][mode]["rows"].get(stage, {"note": "not measured here", "time": []})
+        if not measured["time"]:
+            assert f"{stage}: {measured['note']}." in said
+            continue
+        cells = table[stage]
+        assert f"Time of a step {cells['ms/step']} ms" in said
+        assert f"Memory of a step {measured['examine'][0]['memory']['peak'] / 1e9:.3f} GB" in said
+        loss, gap = f"Loss {cells['last loss']}", cells.get("losses against naive", "")
+        assert (f"{loss} · {gap}" if gap else loss) in said
+        speeds = {"ladder": ("against the stage before", "against naive"), "each": ("speed",)}[mode]
+        for text in (cells.get(column, "") for column in speeds if stage != first):
+            ratio, _, spread = text.partition(" (")
+            assert ratio in said and spread in said
+
+
+@pytest.mark.parametrize("key", MEASURED)
+def test_bars_and_parts_are_those_of_results_json(key):
+    _, results, mode = MEASURED[key]
+    rows = {name: row for name, row in results["modes"][mode]["rows"].items() if row["time"]}
+    median = {name: statistics.median(process["seconds"] for process in row["time"]) for name, row in rows.items()}
+    for stage in (stage for stage in STAGES if stage in rows):
+        found, raw = figures.sets()[key].rows[stage], rows[stage]["examine"][0]
+        assert sum(found["kinds"].values()) == pytest.approx(median[stage])
+        share = raw["seconds_by_kind"]["gemm"] / raw["profiled_seconds"]
+        assert found["kinds"]["gemm"] == pytest.approx(share * median[stage])
+        assert found["parts"]["activations"] == raw["memory"]["activations"]
+        assert sum(found["parts"][part] for part in figures.MEMORY.names) == raw["memory"]["peak"]
+        time, memory = card(key, stage).split("<section>")[1:]
+        for chart, total, scale in (
+            (time, median[stage], max(median.values())),
+            (memory, raw["memory"]["peak"], max(row["examine"][0]["memory"]["peak"] for row in rows.values())),
+        ):
+            drawn = re.search(r"<tr class=now>.*?<svg.*?>(.*?)</svg>", chart)[1]
+            widths = [float(width) for width in re.findall(r"1h([\d.]+)", drawn)]
+            assert sum(widths) == pytest.approx(100 * total / scale, abs=0.5)
+        seconds = found["kinds"]["attention"]
+        shown = f"{figures.tables.milliseconds(seconds, median[stage])} {seconds / median[stage]:.0%}"
+        assert f"attention {shown}" in words(
+            re.sub(r"<td>[\d.]+(?=<td>[\d.]+<td>\d+%)", "", time)  # without the column of the row before
+        )
+
+
+def test_predicted_figures_are_those_of_predict_md():
+    rows = figures.sets()["h100-predicted/gpt2/predict"].rows
+    text = (ROOT / "results/h100-predicted/gpt2/predict.md").read_text()
+    for name, _, peak in re.findall(r"^(\w+)\*? +((?:[\d.]+ +){5})([\d.]+)", text, re.MULTILINE):
+        least = re.search(rf"^\| {name} +\| ([\d,]+) ", text, re.MULTILINE)[1]
+        assert rows[name]["peak"] == pytest.approx(1e9 * float(peak))
+        assert rows[name]["kinds"] == {"least": float(least.replace(",", "")) / 1e3}
+        parts = sum(rows[name]["parts"][part] for part in figures.MEMORY.names)
+        assert parts == pytest.approx(rows[name]["peak"], rel=0.003)
+    assert "2.68× the speed of naive" in words(card("h100-predicted/gpt2/predict", "tf32"))
+    assert "bound by memory 75%" in words(card("h100-predicted/gpt2/predict", "tf32"))
+
+
+@pytest.mark.parametrize("stage", pages.SCALING)
+def test_stages_of_several_processes_have_the_figures_of_their_mode(stage):
+    mode = pages.SCALING[stage]
+    holding = [RESULTS[path] for path in figures.ours() if mode in RESULTS[path]["modes"]]
+    assert len(figures.scaling(stage)) == len(holding) > 0
+    for card, results in zip(figures.scaling(stage), holding, strict=True):
+        for n, row in results["modes"][mode]["rows"].items():
+            if row["time"]:
+                median = statistics.median(process["seconds"] for process in row["time"])
+                assert f"{n} process" in words(card) and f"{row['time'][0]['tokens'] / median:,.0f}" in words(card)
+        assert f"--mode={mode}" in words(card)
+
+
+def test_the_first_stage_says_what_all_gain():
+    key = next(iter(figures.sets()))
+    gain = re.search(r"up to chunked_loss, (\S+) as fast in [\d.]+ times fewer bytes", build.opening())[1]
+    assert f"{gain} the speed of naive" in words(card(key, "naive"))
+    assert words(card(key, "naive")).count(", with all stages up to chunked_loss") == 2
+    timed = {name for name, row in figures.sets()[key].rows.items() if "seconds" in row}
+    assert set(re.findall(r"href=#(\w+)", card(key, "naive"))) == timed - {"naive"}
+
+
+def planted(**row):
+    rows = {"naive": {"name": "naive", "note": None, "seconds": 2.0, "kinds": {"gemm": 1.5}, "rounds": [2.0, 2.0]}}
+    rows["amp"] = {**rows["naive"], "name": "amp", **row}
+    return figures.Set("a/b/ladder", "A", "b", [], rows)
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"rounds": [1.0, 1.0], "seconds": 1.0}, 'good"*><strong>2.00×</strong> the speed of naive'),
+        ({"rounds": [4.0, 4.0], "seconds": 4.0}, "bad><strong>0.50×</strong>"),
+        ({"rounds": [1.9, 2.1]}, "same>no measurable change against naive"),
+        ({"rounds": [2.0]}, "same>measured once, not compared with naive"),
+        ({"limit": 0.2, "limit_kinds": {"gemm": 0.15}, "limit_bounds": {"compute": 3, "memory": 1}}, "class=limit"),
+        (
+            {"limit": 0.2, "limit_kinds": {"gemm": 0.15}, "limit_bounds": {"compute": 3, "memory": 1}},
+            "10% of the limit: 200 ms by roofline, bound by compute 75%",
+        ),
+        (
+            {"loss": 2.5, "gap": 0.5, "another_update": False, "dropout": 0.0},
+            "data-kind=bad><b>Loss</b> 2.5000 · WRONG",
+        ),
+        ({"loss": 2.5, "gap": 0.0, "another_update": False}, "2.5000 · bit-equal to naive’s"),
+    ],
+)
+def test_verdicts(row, said):
+    assert said.replace('"*', "") in figures.card(planted(**row), "amp").replace('"', "")
+
+
+def test_memory_has_its_verdict_too():
+    naive, less, same = ({"name": name, "peak": peak} for name, peak in (("naive", 300), ("amp", 100), ("tf32", 300)))
+    assert "".join(figures.verdict(figures.MEMORY, less, naive)) == "good<strong>3.00×</strong> less memory than naive"
+    assert "".join(figures.verdict(figures.MEMORY, naive, less)) == "bad<strong>3.00×</strong> more memory than amp"
+    assert figures.verdict(figures.MEMORY, same, naive) == ("same", "as much memory as naive")
+
+
+# -- a reader's own results
+
+
+def own_results(folder, evil):
+    """A results.json whose every text is markup."""
+    results = json.loads((ROOT / "results/amd-epyc-2-threads-bf16/reference/results.json").read_text())
+    results["machine"] |= dict.fromkeys(("gpu", "torch", "python"), evil)
+    results |= {"config": [evil], "code": evil, "commit": evil}
+    rows = results["modes"]["ladder"]["rows"]
+    rows["tf32"] |= {"note": evil, "time": []}
+    results["modes"]["ladder"]["rows"] = {evil: rows["naive"], **rows}
+    path = folder / evil.replace("/", "") / "yours" / "results.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(results))
+    return path
+
+
+def test_own_results_come_first_and_no_text_of_theirs_becomes_markup(tmp_path):
+    evil = "<script>alert(1)</script>&\"'"
+    path = own_results(tmp_path, evil)
+    ours, seen, said = figures.sets(), set(), []
+    assert list(figures.sets((path,)))[1:] == list(ours)
+    parser = HTMLParser()
+    parser.handle_starttag = lambda name, attributes: seen.update([name], (key for key, _ in attributes))
+    parser.handle_data = said.append
+    for stage in ("naive", "tf32", "amp"):
+        parser.feed(figures.section(stage, (path,)))
+    parser.feed(figures.options((path,)))
+    known = (
+        "section article h3 h4 small details summary dl dt dd p b strong table thead tbody tr th td svg path a i "
+        "option class data-set data-kind viewbox preserveaspectratio d href aria-hidden aria-label value"
+    )
+    assert seen <= set(known.split())
+    assert " ".join(said).count(evil) > 10
+
+
+def test_html_writes_the_page(run_main, refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "PAGE", tmp_path / "docs" / "ladder.html")
+    monkeypatch.setattr(build, "page", lambda own: f"<p>naïve {len(own)}")
+    build.PAGE.parent.mkdir()
+    assert run_main(show.main, "html").code == 0
+    assert build.PAGE.read_text(encoding="utf-8") == "<p>naïve 0"
+    ours = own_results(tmp_path, "mine")
+    found = run_main(show.main, "html", str(ours))
+    assert ours.with_name("ladder.html").read_text(encoding="utf-8") == "<p>naïve 1"
+    assert f"wrote {ours.with_name('ladder.html')}" in found.out
+
+
+def test_what_holds_no_ladder_is_refused(tmp_path):
+    path = own_results(tmp_path, "mine")
+    for text, answer in (
+        ("{}", "not a results file"),
+        (path.read_text().replace('"ladder"', '"sweep"'), "--mode=ladder"),
+    ):
+        path.write_text(text)
+        figures.sets.cache_clear()
+        with pytest.raises(BadInput, match=answer):
+            figures.sets((path,))
+
+
+# -- colors, and what is missing
+
+
+def luminance(color):
+    linear = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in linear]
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(a, b):
+    low, high = sorted(map(luminance, (a, b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("light", [0, 1], ids=["light", "dark"])
+def test_colors_have_enough_contrast(light):
+    style = build.read("page.css")
+    colors = {name: pair[light] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)}
+    for name in ("ink", "soft", "good", "bad", "keyword", "string", "number", "name", "builtin", "accent"):
+        assert contrast(colors[name], colors["card"]) >= 4.5, name
+    for name in ("ink", "soft", "keyword", "string", "number", "name", "builtin"):
+        assert min(contrast(colors[name], colors[ground]) for ground in ("paper", "added", "removed")) >= 4.5, name
+    for name in figures.tables.KINDS:
+        assert contrast(colors[name], colors["card"]) >= 3, name
+
+
+@pytest.mark.parametrize("missing", ["playwright", "browser"])
+def test_without_a_browser_one_line_says_what_to_install(refused, monkeypatch, missing):
+    driver = None if missing == "playwright" else SimpleNamespace(sync_playwright=None)
+    monkeypatch.setitem(sys.modules, "playwright.sync_api", driver)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    answer = {"playwright": "pip install playwright", "browser": "apt-get install chromium"}[missing]
+    assert answer in refused(picture.main)
 
 
 def test_without_pygments_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygments.token", None)
     with pytest.raises(BadInput, match="pip install Pygments"):
         programs.kinds()
-
-
-# -- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def visit(browser):
-    """visit(address, viewport, **options) -> the page, open there. At the end: no error, and nothing was requested."""
-    opened, errors, requests = [], [], []
-
-    def visit(address="", viewport=WIDE, **options):
-        context = browser.new_context(viewport=viewport, **options)
-        opened.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(build.PAGE.as_uri() + address)
-        return page
-
-    visit.errors = errors
-    yield visit
-    for context in opened:
-        context.close()
-    assert errors == []
-    assert {url.partition("#")[0] for url in requests} <= {build.PAGE.as_uri()}
-
-
-LINES = """() => [...document.querySelectorAll("#program > .line, #program > .hunk")]
-    .map(({tagName, className, textContent}) => [tagName.toLowerCase(), className.split(" ")[0], textContent])"""
-
-
-def lines(page):
-    """Lines of the program on the page, as a diff has them."""
-    return [text if kind == "hunk" else SIGNS[tag] + text for tag, kind, text in page.evaluate(LINES)]
-
-
-def changed(diff):
-    return [line for line in diff if line[0] in "+-"]
-
-
-def stage_of(page):
-    """The stage that the page shows, if all of its parts agree."""
-    parts = page.evaluate("""() => [
-        document.querySelector("#head h2").textContent,
-        document.querySelector("#rail [aria-current]").textContent,
-        document.querySelector(".stage:not([hidden])").id,
-        document.title.split(" ")[0]]""")
-    assert len(set(parts)) == 1, parts
-    return parts[0]
-
-
-def test_every_stage_is_reached_by_key(visit):
-    page = visit()
-    for n, stage in enumerate(STAGES):
-        assert stage_of(page) == stage
-        assert page.url.endswith(f"#{stage}") or n == 0
-        page.keyboard.press("ArrowRight" if n % 2 else "ArrowDown")
-    assert stage_of(page) == STAGES[-1]  # the ladder ends here
-    page.keyboard.press("ArrowLeft")
-    assert stage_of(page) == STAGES[-2]
-
-
-def test_every_stage_is_reached_by_link_and_by_address(visit):
-    page = visit()
-    for stage in reversed(STAGES):
-        page.click(f"#rail a[href='#{stage}']")
-        assert stage_of(page) == stage and page.url.endswith(f"#{stage}")
-    for stage in STAGES:
-        page.evaluate("hash => { location.hash = hash }", stage)
-        assert stage_of(page) == stage
-
-
-def test_the_back_button_climbs_down(visit):
-    page = visit("#amp")
-    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
-        page.keyboard.press(key)
-    for stage in ("fused_adamw", "flash", "amp"):
-        page.go_back()
-        assert stage_of(page) == stage
-    page.go_forward()
-    assert stage_of(page) == "flash"
-
-
-@pytest.mark.parametrize("address, stage", [("#nothing", "naive"), ("#naive..amp", "amp"), ("#nothing..amp", "amp")])
-def test_an_address_names_a_stage_or_two(visit, address, stage):
-    page = visit(address)
-    assert stage_of(page) == stage
-    assert page.input_value("#base") == ("naive" if "naive" in address else "")
-
-
-def test_a_stage_shows_its_whole_program_with_the_changed_lines_marked(visit):
-    page = visit()
-    for before, stage in STEPS[5:7]:
-        page.evaluate("hash => { location.hash = hash }", stage)
-        shown = lines(page)
-        assert [line[1:] for line in shown if line[0] != "-"] == pages.script(stage).splitlines()
-        assert changed(shown) == changed(pages.diff(before, stage))
-
-
-def test_a_step_shows_the_first_change(visit):
-    page = visit("#flash")
-    for stage in ("amp", "chunked_loss"):
-        page.click(f"#rail a[href='#{stage}']")
-        inside = """() => { const [line, box] = ["#program > ins, #program > del", "#program"]
-            .map(name => document.querySelector(name).getBoundingClientRect());
-            return line.top >= box.top && line.bottom <= box.bottom }"""
-        assert page.evaluate(inside)
-    first = page.evaluate("document.querySelector('#program').scrollTop")
-    page.emulate_media(reduced_motion="reduce")
-    page.click("#jump")
-    assert page.evaluate("document.querySelector('#program').scrollTop") > first
-
-
-@pytest.mark.slow
-def test_the_diff_of_any_two_stages_is_that_of_ladder_py(visit):
-    page = visit()
-    page.click("#plain")
-    for a, b in list(permutations(STAGES, 2))[::7]:
-        page.evaluate("hash => { location.hash = hash }", f"{a}..{b}")
-        assert lines(page) == list(pages.diff(a, b)), (a, b)
-
-
-def test_two_stages_are_chosen_and_compared(visit):
-    page = visit("#flash")
-    page.select_option("#base", "allocator")
-    page.click("#plain")
-    assert page.url.endswith("#allocator..flash")
-    assert lines(page) == list(pages.diff("allocator", "flash"))
-    page.click("#up")
-    assert stage_of(page) == "fused_adamw" and page.url.endswith("#allocator..fused_adamw")
-    page.select_option("#base", "")
-    assert lines(page) == list(pages.diff("flash", "fused_adamw"))
-    page.select_option("#base", "fused_adamw")
-    assert page.inner_text("#program") == "Both programs are the same."
-
-
-def visible(page):
-    return page.evaluate(
-        "[...document.querySelectorAll('#program > .line')].filter(e => !e.hidden).map(e => e.innerText)"
-    )
-
-
-def test_functions_fold(visit):
-    page = visit("#flash")
-    whole = visible(page)
-    page.click("[aria-label^='Attention.attend,']")
-    folded = visible(page)
-    assert len(whole) - len(folded) == 5  # two lines, and three ghosts
-    assert page.get_attribute("[aria-label^='Attention.attend,']", "aria-expanded") == "false"
-    assert page.evaluate("document.activeElement.ariaLabel").startswith("Attention.attend,")
-    page.keyboard.press("ArrowRight")  # a chosen fold stays
-    assert page.get_attribute("[aria-label^='Attention.attend,']", "aria-expanded") == "false"
-    page.keyboard.press("ArrowLeft")
-    page.click("#quiet")  # folds the others, and opens this one, which has changes
-    unfolded = page.evaluate("[...document.querySelectorAll('.fold[aria-expanded=true]')].map(e => e.ariaLabel)")
-    assert [label.partition(",")[0] for label in unfolded] == ["Attention", "Attention.__init__", "Attention.attend"]
-    assert set(changed(pages.diff("amp", "flash"))) <= set(lines(page))
-    assert len(visible(page)) < len(whole) / 2
-    page.click("#quiet")
-    assert visible(page) == whole
-
-
-@pytest.mark.parametrize("stage", ["naive", "flash"])
-def test_the_program_is_taken_along(visit, tmp_path, stage):
-    page = visit(f"#{stage}", permissions=["clipboard-read", "clipboard-write"])
-    page.click("#quiet")  # what is folded is taken along, too
-    page.click("#copy")
-    page.wait_for_function("document.querySelector('#copy').textContent === 'Copied'")
-    assert page.evaluate("navigator.clipboard.readText()") == pages.script(stage)
-    with page.expect_download() as download:
-        page.click("#download")
-    assert download.value.suggested_filename == f"{stage}.py"
-    download.value.save_as(tmp_path / "program.py")
-    assert (tmp_path / "program.py").read_text(encoding="utf-8") == pages.script(stage)
-
-
-def test_a_selection_leaves_out_what_was_removed(visit):
-    page = visit("#flash")
-    page.evaluate("getSelection().selectAllChildren(document.querySelector('#program'))")
-    selected = page.evaluate("getSelection().toString()")
-    assert [line for line in selected.splitlines() if line] == list(filter(None, pages.script("flash").splitlines()))
-
-
-def test_the_keyboard_is_enough(visit):
-    page = visit()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # skips to the program
-    assert page.evaluate("document.activeElement.id") == "program" and stage_of(page) == "set_to_none"
-    reached = set()
-    page = visit()
-    page.keyboard.press("ArrowRight")
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        name, width = page.evaluate("""() => { const { id, className, tagName } = document.activeElement;
-            return [id || className || tagName, getComputedStyle(document.activeElement).outlineWidth] }""")
-        reached |= {name}
-        assert width == "2px" or name == "BODY", name
-    assert {"theme", "whole", "plain", "base", "jump", "quiet", "fold", "copy", "download", "program"} <= reached
-    page.focus("#rail [aria-current]")
-    page.keyboard.press("ArrowDown")
-    assert page.evaluate("document.activeElement.textContent") == stage_of(page) == "lazy_metrics"
-    page.focus("#base")
-    page.keyboard.press("ArrowRight")  # is the list's own
-    assert stage_of(page) == "lazy_metrics"
-
-
-def test_a_step_is_said_to_a_screen_reader(visit):
-    page = visit("#tf32")
-    page.keyboard.press("ArrowRight")
-    marks = [line[0] for line in changed(pages.diff("tf32", "amp"))]
-    said = f"amp, stage 7 of 20: {marks.count('+')} lines added, {marks.count('-')} removed"
-    assert page.inner_text("#said") == said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("light", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
-def test_axe_finds_no_violation(visit, light, viewport):
-    if find_spec("axe_playwright_python") is None:
-        pytest.skip("needs axe-playwright-python: pip install axe-playwright-python")
-    from axe_playwright_python.sync_playwright import Axe
-
-    page = visit("#amp", viewport, color_scheme=light, bypass_csp=True)
-    for button in ("#plain", "#whole"):
-        page.click(button)
-        found = Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
-
-
-def test_the_light_is_chosen_and_kept(visit):
-    page = visit(color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.click("#theme")
-    dark = page.evaluate(ground)
-    assert dark != light and page.get_attribute("#theme", "aria-pressed") == "true"
-    page.reload()
-    assert page.evaluate(ground) == dark
-
-
-def test_a_phone_scrolls_in_one_direction_only(visit):
-    page = visit("#amp", PHONE)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.get_attribute("#plain", "aria-pressed") == "true"
-    page.click("#whole")
-    assert page.evaluate("document.querySelector('#program').scrollWidth <= innerWidth")
-
-
-def test_on_paper_the_whole_program_is_there(visit):
-    page = visit("#amp", color_scheme="dark")
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(
-        "document.querySelector('#program').scrollHeight <= document.querySelector('#program').clientHeight"
-    )
-    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
-    assert not page.is_visible("#rail") and page.is_visible("#amp .text") and not page.is_visible("#flash")
-
-
-def test_without_script_texts_and_diffs_are_read(visit):
-    page = visit(java_script_enabled=False)
-    for stage in STAGES:
-        assert page.is_visible(f"#{stage} h2") and page.is_visible(f"#{stage} .text")
-        assert page.is_visible(f"#{stage} .code .line")
-    assert not page.is_visible("#program") and not page.is_visible("#theme")
-
-
-def test_foreign_code_does_not_run(visit):
-    page = visit()
-    page.evaluate("""() => { const script = document.createElement("script");
-        script.textContent = "window.ran = true"; document.body.append(script) }""")
-    assert page.evaluate("window.ran") is None
-    assert "Content Security Policy" in visit.errors.pop()
-
-
-# -- the picture of it
-
-
-def test_the_picture_is_small(browser, run_main, monkeypatch, tmp_path):
-    monkeypatch.setattr(picture, "chromium", lambda: nullcontext(browser))
-    monkeypatch.setattr(picture, "PICTURE", tmp_path / "page.png")
-    assert run_main(picture.main).code == 0
-    assert 20_000 < picture.PICTURE.stat().st_size < 200_000
-
-
-@pytest.mark.parametrize("missing", ["playwright", "browser"])
-def test_without_a_browser_one_line_says_what_to_install(refused, monkeypatch, missing):
-    if missing == "playwright":
-        monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
-    else:
-        monkeypatch.setitem(sys.modules, "playwright.sync_api", SimpleNamespace(sync_playwright=None))
-        monkeypatch.setattr("shutil.which", lambda name: None)
-    answer = {"playwright": "pip install playwright", "browser": "apt-get install chromium"}[missing]
-    assert answer in refused(picture.main)

@@ -1,0 +1,336 @@
+"""docs/ladder.html in a browser: all of it is reached, read and taken along.
+
+Needs Chromium and playwright, which drives it; accessibility needs axe-playwright-python, which brings axe.
+"""
+
+import contextlib
+import html
+import json
+import re
+from contextlib import nullcontext
+from importlib.util import find_spec
+
+import pytest
+from test_page import SIGNS, STAGES, Articles
+
+from lab.page import build, picture
+from nanoladder.config import stage_path
+from nanoladder.errors import BadInput
+
+pytestmark = pytest.mark.slow
+WIDE, PHONE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}, {"width": 320, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with contextlib.ExitStack() as opened:
+        try:
+            browser = opened.enter_context(picture.chromium())
+        except BadInput as error:
+            pytest.skip(str(error))
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def visit(browser):
+    """visit(address, viewport, **options) -> the page, open there. At the end: no error, and nothing was requested."""
+    errors, requests = [], []
+
+    def visit(address="", viewport=WIDE, **options):
+        page = browser.new_context(viewport=viewport, **options).new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(build.PAGE.as_uri() + address)
+        return page
+
+    visit.errors = errors
+    yield visit
+    assert errors == []
+    assert {url.partition("#")[0] for url in requests} == {build.PAGE.as_uri()}
+
+
+@pytest.fixture(scope="module")
+def wide(visit):
+    return visit(reduced_motion="reduce", color_scheme="light", permissions=["clipboard-read", "clipboard-write"])
+
+
+@pytest.fixture
+def page(wide):
+    """The one wide page, as it opens."""
+    wide.evaluate("""() => { view.folded.clear(); document.activeElement.blur();
+        choose({ plain: false, quiet: false }); go(0, null) }""")
+    return wide
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    """What the page holds: the diff of each stage, and each program."""
+    text = build.PAGE.read_text(encoding="utf-8")
+    lines = re.search(r"<template id=lines>(.*?)</template>", text, re.DOTALL)[1].split("\n")
+    lines = [html.unescape(re.sub("<[^>]*>", "", line)) for line in lines]
+    stages = json.loads(re.search(r"id=ladder>(.*?)</script>", text)[1])["stages"]
+    programs = {stage["name"]: [lines[n] for n in stage["lines"]] for stage in stages}
+    return {name: (diff, programs[name]) for name, diff in Articles(text).lines.items()}
+
+
+LINES = """() => [...document.querySelectorAll("#program .line:not(p), #program .hunk:not(p)")]
+    .map(({tagName, className, textContent}) => [tagName.toLowerCase(), className, textContent])"""
+
+
+def lines(page):
+    """Lines of the program on the page, as a diff has them."""
+    return [text if kind == "hunk" else SIGNS[tag] + text for tag, kind, text in page.evaluate(LINES)]
+
+
+def changed(diff):
+    return [line for line in diff if line[0] in "+-"]
+
+
+def without_numbers(diff):
+    return [re.sub(r"^@@ .* @@", "@@", line).rstrip() for line in diff]
+
+
+def at(page, hash):
+    page.evaluate("hash => { location.hash = hash }", hash)
+    return page
+
+
+def stage_of(page):
+    """The stage that the page shows, if all of its parts agree."""
+    parts = page.evaluate("""() => [
+        document.querySelector("#head h2").textContent,
+        document.querySelector("#rail [aria-current]").textContent,
+        document.querySelector(".stage:not([hidden])").id,
+        document.title.split(" ")[0]]""")
+    assert len(set(parts)) == 1, parts
+    return parts[0]
+
+
+def visible(page):
+    return page.evaluate(
+        "[...document.querySelectorAll('#program .line:not(p)')].filter(e => e.checkVisibility()).length"
+    )
+
+
+def test_every_stage_is_reached_by_link_and_shows_its_program_and_its_diff(page, ladder):
+    for stage in reversed(STAGES):
+        page.click(f"#rail a[href='#{stage}']")
+        shown = page.locator("#program > .mechanism").all_text_contents()
+        assert shown == [page.text_content(f"#{stage} .mechanism")]
+        assert stage_of(page) == stage and page.url.endswith(f"#{stage}")
+        diff, program = ladder[stage]
+        shown = lines(page)
+        assert [line[1:] for line in shown if line[0] != "-"] == program
+        if stage != STAGES[0]:
+            assert changed(shown) == changed(diff)
+            page.click("#plain")
+            assert without_numbers(lines(page)) == without_numbers(diff), stage
+            page.click("#whole")
+            inside = """() => { const [line, box] = ["#program ins, #program del", "#program"]
+                .map(name => document.querySelector(name).getBoundingClientRect());
+                return line.top >= box.top && line.bottom <= box.bottom }"""
+            assert page.evaluate(inside), stage
+    first, *_ = STAGES
+    assert page.inner_text("#head strong").startswith("Against naive, all stages together: up to chunked_loss")
+    page.click("#plain")
+    assert lines(page) == [] and "ladder starts here" in page.inner_text("#program") and first == "naive"
+
+
+def test_every_stage_is_reached_by_key_and_the_back_button_climbs_down(page):
+    for stage in STAGES:
+        assert stage_of(page) == stage
+        page.keyboard.press("ArrowDown")
+    assert stage_of(page) == STAGES[-1]  # the list ends here
+    path = stage_path("low_memory_optimizer")
+    for key, steps in (("ArrowLeft", reversed(stage_path(STAGES[-1]))), ("ArrowRight", path)):
+        for stage in steps:
+            assert stage_of(page) == stage
+            page.keyboard.press(key)
+    climbed = page.evaluate("[...document.querySelectorAll('#rail .climbed')].map((link) => link.textContent)")
+    assert stage_of(page) == path[-1] and climbed == path
+    at(page, "#chunked_loss")
+    assert page.locator("#up a").all_inner_texts() == ["checkpointing", "ddp"]
+    page.click("#up a >> nth=1")
+    assert stage_of(page) == "ddp" and page.inner_text("#down") == "chunked_loss"
+    at(page, "#amp")
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    for stage in ("blocks", "flash", "amp"):
+        page.go_back()
+        assert stage_of(page) == stage
+    page.go_forward()
+    assert stage_of(page) == "flash"
+
+
+def test_the_keyboard_is_enough(page, visit):
+    page.focus("#base")
+    page.keyboard.press("ArrowRight")  # is the list's own
+    assert stage_of(page) == "naive"
+    page.select_option("#base", "")
+    page.focus("#rail [aria-current]")
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == stage_of(page) == "lazy_metrics"
+    fresh, reached = visit(), set()
+    for n in range(90):
+        fresh.keyboard.press("Tab")
+        name, width = fresh.evaluate("""() => { const { id, className, tagName } = document.activeElement;
+            return [id || className || tagName, getComputedStyle(document.activeElement).outlineWidth] }""")
+        reached |= {name}
+        assert width == "2px" or name == "BODY", name
+        if n == 0:
+            fresh.keyboard.press("Enter")  # skips to the program
+            assert fresh.evaluate("document.activeElement.id") == "program" and stage_of(fresh) == "naive"
+            fresh.evaluate("document.activeElement.blur(); getSelection().removeAllRanges()")
+            fresh.focus(".skip")
+    assert {"theme", "machine", "beside", "whole", "base", "quiet", "copy", "program", "SUMMARY"} <= reached
+
+
+def test_two_stages_are_chosen_and_compared(page, ladder):
+    assert page.input_value("#base") == ""
+    for address, stage, base in (
+        ("#nothing", "naive", ""),
+        ("#naive..amp", "amp", "naive"),
+        ("#nothing..amp", "amp", ""),
+    ):
+        assert stage_of(at(page, address)) == stage and page.input_value("#base") == base
+    at(page, "#flash")
+    page.select_option("#base", "allocator")
+    assert page.url.endswith("#allocator..flash")
+    for a, b in (("allocator", "flash"), ("flash", "allocator"), ("compile", "naive"), ("naive", STAGES[-1])):
+        shown = lines(at(page, f"#{a}..{b}"))
+        assert [line[1:] for line in shown if line[0] != "-"] == ladder[b][1]
+        assert [line[1:] for line in shown if line[0] != "+"] == ladder[a][1]
+    at(page, "#allocator..flash")
+    page.click("#up a")
+    assert stage_of(page) == "blocks" and page.url.endswith("#allocator..blocks")
+    page.click("#plain")
+    page.select_option("#base", "blocks")
+    assert page.inner_text("#program") == "Both programs are the same."
+
+
+def test_functions_fold(page, ladder):
+    whole = visible(at(page, "#flash"))
+    attend = page.locator("details[data-name='Attention.attend']")
+    first = page.evaluate("program.scrollTop")
+    page.click("#jump")
+    assert page.evaluate("program.scrollTop") > first
+    attend.locator("summary").click()
+    assert whole - visible(page) == attend.locator("> .line").count() > 2
+    for key in ("ArrowRight", "ArrowLeft"):  # a chosen fold stays
+        page.keyboard.press(key)
+        assert attend.get_attribute("open") is None
+    page.click("#quiet")  # folds the others, and opens this one, which has changes
+    unfolded = page.evaluate("[...document.querySelectorAll('#program details[open]')].map(e => e.dataset.name)")
+    assert unfolded == ["Attention", "Attention.__init__", "Attention.attend"]
+    assert page.locator("#program ins:visible, #program del:visible").count() == len(changed(ladder["flash"][0]))
+    assert visible(page) < whole / 2
+    page.click("#quiet")
+    assert visible(page) == whole
+
+
+def test_the_program_is_taken_along(page, ladder, tmp_path):
+    at(page, "#flash")
+    program = "".join(f"{line}\n" for line in ladder["flash"][1])
+    page.evaluate("getSelection().selectAllChildren(program)")  # a selection leaves out what was removed
+    assert page.evaluate("getSelection().toString()").split() == program.split()
+    page.click("#quiet")  # what is folded is taken along, too
+    page.click("#copy")
+    page.locator("#said", has_text="Copied").wait_for(state="attached")
+    assert page.evaluate("navigator.clipboard.readText()") == program
+    with page.expect_download() as download:
+        page.click("#download")
+    assert download.value.suggested_filename == "flash.py"
+    download.value.save_as(tmp_path / "program.py")
+    assert (tmp_path / "program.py").read_text(encoding="utf-8") == program
+
+
+def test_a_step_is_said_to_a_screen_reader(page, ladder):
+    at(page, "#amp")
+    marks = [line[0] for line in changed(ladder["amp"][0])]
+    said = f"amp, stage 7 of {len(STAGES)}: {marks.count('+')} lines added, {marks.count('-')} removed"
+    assert page.inner_text("#said") == said
+
+
+def test_a_machine_is_chosen_and_kept_with_one_beside_it_and_so_is_the_light(visit):
+    page = visit("#amp", color_scheme="light")
+    shown = "[...document.querySelectorAll('#amp [data-set]')].filter(e => e.checkVisibility()).map(e => e.dataset.set)"
+    first, *_, last = page.evaluate("[...machine.options].map((option) => option.value)")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    assert page.evaluate(shown) == [first]
+    page.select_option("#beside", last)
+    page.click("#theme")
+    assert page.evaluate(ground) != light and page.get_attribute("#theme", "aria-pressed") == "true"
+    dark = page.evaluate(ground)
+    page.reload()
+    assert page.evaluate(shown) == [first, last] and page.evaluate(ground) == dark
+    page.locator("#amp .conditions summary").first.click()
+    assert "torch 2." in page.locator("#amp .conditions dl").first.inner_text()
+    widths = page.evaluate("""[...document.querySelectorAll("#amp .now svg")].slice(0, 2).map((bar) =>
+        [...bar.children].map((part) => part.getBoundingClientRect().width / bar.getBoundingClientRect().width))""")
+    assert all(0.05 < sum(parts) < 1 and len(parts) > 2 for parts in widths)
+    refusing = page.context.browser.new_page()
+    refusing.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('refused') } })")
+    refusing.goto(build.PAGE.as_uri())
+    refusing.select_option("#machine", last)
+    assert refusing.locator("#naive [data-set]:visible").get_attribute("data-set") == last
+
+
+def test_a_phone_scrolls_in_one_direction_only(visit):
+    page = visit("#amp", PHONE)
+    assert page.get_attribute("#plain", "aria-pressed") == "true"
+    page.click("#whole")
+    assert page.evaluate("program.scrollWidth <= innerWidth")
+    page.set_viewport_size(NARROW)
+    for stage in ("naive", "amp", "tensor_parallel"):
+        assert at(page, f"#{stage}").evaluate("document.documentElement.scrollWidth <= innerWidth"), stage
+    words = page.evaluate(
+        "[...document.querySelectorAll('#tensor_parallel .fine span')].map(e => e.getClientRects().length)"
+    )
+    assert len(words) > 5 and set(words) == {1}  # a command breaks between options
+
+
+def test_on_paper_the_whole_program_is_there(visit):
+    page = visit("#amp", color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("program.scrollHeight <= program.clientHeight")
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    assert not page.is_visible("#rail") and page.is_visible("#amp .text") and not page.is_visible("#flash")
+
+
+def test_without_script_texts_diffs_and_figures_are_read(visit):
+    page = visit(java_script_enabled=False)
+    for stage in STAGES:
+        for part in ("h2", ".text", ".code .line", ".cards .card"):
+            assert page.locator(f"#{stage} {part}").first.is_visible(), (stage, part)
+    assert not page.is_visible("#program") and not page.is_visible("#theme")
+
+
+@pytest.mark.parametrize("viewport, light, stage", [(WIDE, "light", "ddp"), (PHONE, "dark", "amp")])
+def test_axe_finds_no_violation(visit, viewport, light, stage):
+    if find_spec("axe_playwright_python") is None:
+        pytest.skip("needs axe-playwright-python: pip install axe-playwright-python")
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = visit(f"#{stage}", viewport, color_scheme=light, bypass_csp=True)
+    page.evaluate("choose({ quiet: true })")
+    page.evaluate("document.querySelectorAll('.stage[hidden]').forEach((stage) => stage.replaceChildren())")
+    found = Axe().run(page)  # of what is seen alone: axe takes long
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_foreign_code_does_not_run(visit):
+    page = visit()
+    page.evaluate("""() => { const script = document.createElement("script");
+        script.textContent = "window.ran = true"; document.body.append(script) }""")
+    assert page.evaluate("window.ran") is None
+    assert "Content Security Policy" in visit.errors.pop()
+
+
+def test_the_picture_is_small(browser, run_main, monkeypatch, tmp_path):
+    monkeypatch.setattr(picture, "chromium", lambda: nullcontext(browser))
+    monkeypatch.setattr(picture, "PICTURE", tmp_path / "page.png")
+    assert run_main(picture.main).code == 0
+    assert 20_000 < picture.PICTURE.stat().st_size < 200_000
