@@ -6,8 +6,9 @@ import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
-    from lab.climb import main
     from nanoladder.entry import run_script
+
+    from lab.climb import main
 
     run_script(main)
 elif __name__ == "profile":  # torch imports cProfile, which imports the standard library's module of this name

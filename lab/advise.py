@@ -8,16 +8,17 @@ Prints one line of JSON. Training asks in a child process (nanoladder/run/memory
 import dataclasses
 import importlib.util
 import json
+from nanoladder.entry import Parser, run_script
 
 import torch
 
 from lab import predict
 from lab.trace import cublas_workspaces
 from nanoladder import machine, parallel
-from nanoladder.config import check, load_config
+from nanoladder.config import check
 from nanoladder.data import find_folder, read_meta
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 from nanoladder.run.memory import share_of_process
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak

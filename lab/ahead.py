@@ -9,12 +9,11 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import torch
-from tqdm import tqdm
 
 from lab import predict
 from lab.trace import traced
@@ -28,42 +27,47 @@ COMMAND = [sys.executable, "-m", "lab.ahead"]
 PROCESS_BYTES = 1e9  # of memory: a process that traces GPT-2's blocks, compiled, takes 0.6 GB
 
 
-def trace_rows(rows, device, device_type="cpu", world_size=1, memory_gb=0.0):
-    """Takes all traces that predictions of the rows (name, config) need, and shows the progress.
+def trace_rows(rows, device, device_type="cpu", world_size=1, memory_gb=None):
+    """Yields the rows (name, config) in their order, each as soon as all traces are taken that its predictions need.
 
-    Rows that share a trace make a group. This process takes the groups from the first on. If several are compiled,
-    others, as many as there are cores and memory for, take them from the last on. If one dies, its group is left.
+    Rows that share a trace make a group. If several groups are compiled, as many processes as there are cores and
+    memory for take them in turn, this one among them. If one dies, another takes its group.
     """
     conditions, groups = (device, device_type, world_size, memory_gb), {}
-    for _, row in rows:
-        if isinstance(row, Config):
-            groups.setdefault(shared_traces(row, device_type, world_size), []).append(row)
+    keys = [isinstance(row, Config) and shared_traces(row, device_type, world_size) for _, row in rows]
+    for key, (_, row) in zip(keys, rows, strict=True):
+        groups.setdefault(key, []).append(row)
+    groups.pop(False, None)  # errors
     n_compiled = sum(config.compile for config, *_ in groups.values())
     n = min(n_cores(), int(machine.free_memory(torch.device("cpu")) // PROCESS_BYTES), n_compiled) - 1
-    left = deque(groups.values())
-    with tqdm(total=sum(map(len, left)), unit="stage", leave=False, disable=None) as bar:
+    left, done, events = deque(groups), {False}, SimpleQueue()
 
-        def trace_here():
-            with contextlib.suppress(IndexError):
-                while group := left.popleft():
-                    trace_configs(group, *conditions)
-                    bar.update(len(group))
+    def trace_in(process):
+        with contextlib.suppress(IndexError):
+            while True:
+                key = left.popleft()
+                try:
+                    traced.update(ask(process, groups[key], *conditions))
+                    events.put(key)
+                except (EOFError, OSError, pickle.UnpicklingError):
+                    left.appendleft(key)
+                    return events.put(False)
 
-        def trace_in(process):
-            with contextlib.suppress(IndexError):
-                while group := left.pop():
-                    try:
-                        traced.update(ask(process, group, *conditions))
-                        bar.update(len(group))
-                    except (EOFError, OSError, pickle.UnpicklingError):
-                        return left.append(group)
-
-        with ThreadPoolExecutor(max(n, 1)) as threads, processes(n) as others, every_second(bar.refresh):
-            waiting = [threads.submit(trace_in, process) for process in others]
-            trace_here()
-            for future in waiting:
-                future.result()
-            trace_here()  # what a process that died has left
+    with ThreadPoolExecutor(max(n, 1)) as threads, processes(n) as others:
+        for process in others:
+            threads.submit(trace_in, process)
+        for key, row in zip(keys, rows, strict=True):
+            while key not in done:
+                try:
+                    mine = left.popleft()
+                except IndexError:
+                    done.add(events.get())  # of another process
+                else:
+                    trace_configs(groups[mine], *conditions)
+                    done.add(mine)
+                while not events.empty():
+                    done.add(events.get())
+            yield row
 
 
 def ask(process, *request):
@@ -71,24 +75,6 @@ def ask(process, *request):
     pickle.dump(request, process.stdin)
     process.stdin.flush()
     return pickle.load(process.stdout)
-
-
-@contextlib.contextmanager
-def every_second(function):
-    """Calls a function once a second in a thread: a progress bar's clock goes on."""
-    end = threading.Event()
-
-    def tick():
-        while not end.wait(1):
-            function()
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
 
 
 def shared_traces(config, device_type, world_size):
@@ -102,11 +88,7 @@ def trace_configs(configs, device, device_type, world_size, memory_gb):
     """Predicts all of each config, for the sake of the traces. One that fails is left to whoever needs it."""
     for config in configs:
         with contextlib.suppress(Exception):
-            predict.predict_memory(config, device_type, world_size)
-            if memory_gb:
-                predict.cells_that_fit(config, memory_gb * 1e9, device_type, world_size)
-        with contextlib.suppress(Exception):
-            predict.predict_time(config, device, device_type, world_size)
+            predict.predict_row("", config, device, device_type, world_size, memory_gb)
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ the rounds.
 
 import contextlib
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from lab import ahead, devices, judge, losses, pictures, plan, predict, tables, tune
+from lab import ahead, devices, judge, losses, measure, pictures, plan, predict, tables, tune
 from lab.compare import compare
 from lab.launch import run_alone
 from lab.peers import mode as peers
@@ -32,10 +33,13 @@ from lab.results import (
     write_results,
 )
 from lab.summary import BEYOND, factors
-from nanoladder.config import load_config, stage_names
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
+from nanoladder.run import load_config
+
+CPU_FLOPS, GPU_FLOPS = 5e10, 5e13  # FLOP/s of a training step, of a thread and of a GPU: enough to say how long
+STARTING, COMPILING = 2.0, 30.0  # seconds of a process, and of the compiler, which later takes code from its cache
 
 
 def main(argv):
@@ -80,8 +84,9 @@ def predict_all(options, config_words):
     except BadInput as error:
         raise BadInput(f"{error}; or, to predict without the data, --vocab_size=NUMBER") from None
     config = load_config(words)
+    n, price, memory_gb = options.world_size, options.price_per_hour, options.memory_gb
     rows = []
-    for stage in [] if config.stage else options.stages or stage_names():
+    for stage in [] if config.stage else options.stages or plan.stages_of(n):
         try:
             rows.append((stage, load_config([*words, f"--stage={stage}"])))
         except BadInput as error:
@@ -89,21 +94,33 @@ def predict_all(options, config_words):
     rows.append((config.stage or "as configured", config))
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
-    n, peak, price = options.world_size, max(device.flops.values()), options.price_per_hour
-    header, memory_gb = predict.header(config, kind, options.mfu, peak, n, price), options.memory_gb or 0.0
-    print(f"{header}\n", flush=True)  # the rest takes a minute
-    ahead.trace_rows(rows, device, kind, n, memory_gb)
-    memory = predict.report(config, rows, kind, memory_gb, n)
-    found = predict.time_rows(config, rows, device, kind, n)
-    times = tables.least_times(found, device, config, n, price)
-    print(f"{memory}\n\n{times}")
-    if options.out_dir:
-        folder = Path(options.out_dir)
-        text = f"`{' '.join(config_words)}`\n\n```\n{header}\n\n{memory}\n```\n\n{times}"
-        write(folder, {"predict.md": text})
-        on = device.name if n == 1 else f"{n} × {device.name}"
-        pictures.draw_least_times(found, pictures.heading("predict", config_words, on), folder / "predict.png")
-        print(f"written: {folder}/predict.md and predict.png")
+    cost = predict.costs(config, options.mfu, max(device.flops.values()), n)
+    header = tables.run_in_words(cost, device, config.max_steps, options.mfu, n, price)
+    if memory_gb:
+        header += (
+            f"\nAt the end: the largest micro-batch, and the longest context of one sequence, in {memory_gb:g} GB."
+        )
+    print(f"{header}\n")
+    conditions, found, width = (device, kind, n, memory_gb), [], max(len(name) for name, _ in rows)
+    for name, row in tqdm(ahead.trace_rows(rows, *conditions), total=len(rows), unit="stage", leave=False):
+        found.append(predict.predict_row(name, row, *conditions))
+        columns = tables.predicted_columns(found[0], n, memory_gb, price)
+        headings = [tables.line(columns, None, width)] * (len(found) == 1)
+        tqdm.write("\n".join([*headings, tables.line(columns, found[-1], width)]))
+    if not options.out_dir:
+        return print("\n--out_dir=FOLDER writes all figures to predict.md, and predict.png")
+    folder, of = Path(options.out_dir), f" of each of {n} processes" * (n > 1)
+    text = [
+        f"`{' '.join(config_words)}`",
+        header,
+        f"Predicted memory of a step{of}, GB (and bytes per parameter); the formula is of Korthikanti et al. 2022:",
+        tables.markdown(tables.memory_columns(), found),
+        tables.least_times(found, device, config, n, price),
+    ]
+    write(folder, {"predict.md": "\n\n".join(text)})
+    on = device.name if n == 1 else f"{n} × {device.name}"
+    pictures.draw_least_times(found, pictures.heading("predict", config_words, on), folder / "predict.png")
+    print(f"\nwritten: {folder}/predict.md and predict.png")
 
 
 def device_of(options, kind, config_words):
@@ -157,7 +174,9 @@ def climb(options, config_words):
     kind = plan.part_of_results(options)
     part = open_mode(folder, results, kind, rows, reasons, training)
     replicated = options.dimension == "data" and config.shard == "none"
-    with tqdm(tasks(options, rows, replicated), unit="process") as bar:
+    todo = tasks(options, rows, replicated)
+    print(tables.wrapped(forecast(todo, rows, part, options, config_words, results["machine"])), flush=True)
+    with tqdm(todo, unit="process") as bar:
         for name, measurement, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {measurement}")
             row = part["rows"][name] if name else part
@@ -183,8 +202,28 @@ def climb(options, config_words):
         add_limits(part, results["machine"], config_words)
         write_results(folder, results)
     pictures.draw(results, kind, folder / f"{kind}.png")
-    print(tables.table(results, kind))
-    print(f"written: {folder}/results.json, table.md and {kind}.png")
+    print(tables.brief(results, kind))
+    print(f"\nwritten: {folder}/table.md with all figures, results.json and {kind}.png")
+
+
+def forecast(todo, rows, part, options, config_words, machine):
+    """The line above a measurement: the rows, the step, and about how long all takes."""
+    config, seconds = load_config(sized(config_words)), 0.0
+    flops = predict.costs(config)["flops_per_token"] * config.batch_size * config.context_length
+    step = flops / (GPU_FLOPS if machine["gpu"] else CPU_FLOPS * machine["threads"])
+    for name, measurement, count in todo:
+        row = part["rows"][name] if name else {}
+        if row.get("note") or len(row.get(measurement, ())) >= count:
+            continue
+        steps = {"time": max(options.steps, measure.WINDOW / step), "curve": options.train_steps}.get(measurement, 8)
+        compiles = name and load_config([*config_words, *rows[name]]).compile
+        compiling = COMPILING * (1 if measurement == "examine" else 0.2) if compiles else 0.0
+        seconds += STARTING + compiling + (steps * step if name else 2 * STARTING)
+    measured, minutes = [row for row in part["rows"].values() if not row.get("note")], math.ceil(seconds / 60)
+    return (
+        f"{tables.machine_in_words(machine)}: {len(measured)} rows, steps of {config.batch_size} × "
+        f"{config.context_length} tokens; about {minutes} minute{'s' * (minutes > 1)} (it can be interrupted)"
+    )
 
 
 def add_limits(part, machine, config_words):

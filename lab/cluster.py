@@ -6,14 +6,14 @@ python -m lab.cluster config/x.py --gpus=64 [--key=value]  # the fastest layouts
 
 import itertools
 import math
+from nanoladder.entry import Parser, run_script
 
 from lab.step_time import ADAPTER, NODE, NVLINK, PEAK, Layout, gpt, predict_step
 from lab.tables import markdown
-from nanoladder.config import load_config
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.parallel.pipeline import STAGES, can_schedule
+from nanoladder.run import load_config
 
 FREE = 0.1  # share of a GPU's memory
 CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer

@@ -1,7 +1,7 @@
 """Compares two results.json."""
 
 from lab.results import CONDITIONS
-from lab.summary import speedup, summarize
+from lab.summary import summarize
 from lab.tables import markdown, milliseconds
 
 
@@ -32,13 +32,10 @@ def table_of_pairs(rows_a, rows_b):
     ]
     if not pairs:
         return "no row in common"
-    first = pairs[0]
     columns = {}
     for side in "AB":
         columns[f"{side} ms/step"] = lambda pair, side=side: milliseconds(pair[side]["seconds"])
     columns["A/B"] = lambda pair: f"{pair['A']['seconds'] / pair['B']['seconds']:.2f}"
-    for side in "AB":
-        columns[f"{side} against {first['name']}"] = lambda pair, side=side: speedup(first[side], pair[side])
     for side in "AB":
         columns[f"{side} tensors GB"] = lambda pair, side=side: f"{pair[side]['peak'] / 1e9:.3f}"
     return markdown(columns, pairs)

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from unittest.mock import patch
+from nanoladder.entry import Parser, run_script
 
 import torch
 
@@ -26,7 +27,6 @@ from nanoladder.data.encode import n_cores
 from nanoladder.data.meta import FORMAT_VERSION, checksum, read_meta, shard_name
 from nanoladder.data.sources import Files, find_file
 from nanoladder.data.tokenizer import build_tokenizer, load_tokenizer, save_tokenizer
-from nanoladder.entry import Parser, run_script
 from nanoladder.machine import peak_memory_gb, proc_bytes
 
 CPU = torch.device("cpu")

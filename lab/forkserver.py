@@ -15,12 +15,12 @@ import signal
 import sys
 import tempfile
 import warnings
+from nanoladder.entry import run_script
 
 import torch
 import torch._inductor.compile_fx  # a second of imports, and more of the compiler's with it
 
 from lab import measure  # noqa: F401  (and all that it needs)
-from nanoladder.entry import run_script
 
 
 def serve():

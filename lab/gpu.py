@@ -17,6 +17,7 @@ import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import torch
 
@@ -25,7 +26,6 @@ from lab.peers import mode as peers
 from lab.plan import positive
 from lab.results import ROOT, code_hash
 from nanoladder import files
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 
 GPT2_TOKENS = "python_stdlib_bpe50257"

@@ -24,9 +24,10 @@ from lab.launch import run_alone
 from lab.results import ROOT, code_hash, default_folder, resume, write
 from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
 from lab.versions import check_out
-from nanoladder.config import load_config, parse_arguments
+from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 
 LEAST = 5e-4  # share of the memory; a smaller change is none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead

@@ -22,6 +22,7 @@ import math
 import sys
 from multiprocessing.connection import Client
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -33,9 +34,9 @@ from lab.limits import describe, limits
 from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
-from nanoladder.config import load_config, replays_graphs
-from nanoladder.entry import Parser, run_script
+from nanoladder.config import replays_graphs
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.failures import explain_compiler_failure
 from nanoladder.run.memory import count_micro_batches, is_out_of_memory
@@ -110,7 +111,6 @@ class Loop:
         self.resident_before = resident_before()
         self.model = train.build_model(config, self.device)
         self.optimizer = train.build_optimizer(self.model, config)
-        self.scaler = machine.gradient_scaler(config.dtype, self.device)
         self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
 
     @staticmethod
@@ -127,7 +127,7 @@ class Loop:
             number, batch = next(self.batches)
         lr = self.learning_rate(number)
         with record_function("step"):
-            loss, _ = train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)
+            loss, _ = train.train_step(self.model, self.optimizer, batch, lr, self.config)
         return machine.double(loss) if torch.is_tensor(loss) else loss  # sums of losses are exact enough
 
     def val_loss(self):

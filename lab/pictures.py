@@ -87,7 +87,7 @@ def bars(rows):
 
 
 def draw_least_times(rows, title, path):
-    """Plots the rows of predict.time_rows to a file: the least time of each, by bound, and a mark for it when fused."""
+    """Plots the rows of predict.predict_row to a file: the least time of each, by bound, and when fused."""
     if not (rows := [row for row in rows if not row["note"]]):
         return
     names = [row["name"] for row in rows]

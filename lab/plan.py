@@ -9,18 +9,22 @@ import os
 import textwrap
 from collections.abc import Callable
 from typing import NamedTuple, get_args
-
-from lab import pages, tables
-from lab.devices import DATASHEETS
-from nanoladder.config import TYPES, load_config, stage_files, stage_names
 from nanoladder.entry import Parser
-from nanoladder.errors import BadInput
-from nanoladder.kernels import count_chunks
+
+from lab import tables
+from lab.devices import DATASHEETS
+from lab.summary import row_below
+from nanoladder.config import TYPES, stage_files, stage_names
+from nanoladder.config.stages import fields, fields_up_to, needs_several, stage_below
+from nanoladder.errors import BadInput, nearest
+from nanoladder.kernels import count_chunks, uses_blocks
+from nanoladder.machine import choose_device, choose_dtype
 from nanoladder.parallel import CUTS
+from nanoladder.run import load_config
 from nanoladder.run.memory import divisors
 
 MODES = {
-    "ladder": "each stage on top of all stages before it (the default)",
+    "ladder": "each stage on top of those that it stands on (the default)",
     "each": "naive with one stage added, for every stage, and with every optimizer",
     "without": "the config as it is, with one stage removed",
     "attention": "the config as it is, with every kernel of attention",
@@ -35,6 +39,7 @@ MODES = {
     "predict": "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
     "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
 }
+ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
 DIMENSIONS = {  # of --mode=scaling: the words of n processes
     "data": lambda n: [],
     "shard": lambda n: ["--shard=full"],
@@ -82,24 +87,21 @@ def learning_rate_factors(text):
         raise argparse.ArgumentTypeError(message) from None
 
 
+def one_of(*names):
+    """A parser of one of these names."""
+
+    def name(text):
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown {text!r}{nearest(text, names)}; expected {', '.join(names)}")
+        return text
+
+    return name
+
+
 def stages(text):
     """Parses "amp,flash" into these stages in the ladder's order, naive first."""
-    asked = text.split(",")
-    if unknown := [stage for stage in asked if stage not in stage_names()]:
-        raise argparse.ArgumentTypeError(f"{','.join(unknown)}: no such stage; `python ladder.py` lists them")
+    asked = [one_of(*stage_names())(stage) for stage in text.split(",")]
     return [stage for stage in stage_names() if stage in ["naive", *asked]]
-
-
-def dimension(text):
-    if text not in DIMENSIONS:
-        raise argparse.ArgumentTypeError(f"{text}: expected {', '.join(DIMENSIONS)}")
-    return text
-
-
-def metric(text):
-    if text not in ("speed", "memory", "loss"):
-        raise argparse.ArgumentTypeError(f"{text}: expected speed, memory or loss")
-    return text
 
 
 def part_of_results(options):
@@ -131,7 +133,7 @@ OPTIONS = {
         (*MEASURING, "losses", "judge", "tune", "peers", "predict"),
         str,
         None,
-        "folder of the results (default: results/<machine>/<config>; --mode=predict writes only if it is given)",
+        "folder of the results (default: results/<machine>/<config>; predict writes predict.md only if it is given)",
     ),
     "train_steps": Option(("optimizers",), at_least(1), "300", "length of each training run"),
     "grid": Option(
@@ -143,7 +145,7 @@ OPTIONS = {
     "processes": Option(("scaling",), at_least(2), None, "largest number of processes"),
     "dimension": Option(
         ("scaling",),
-        dimension,
+        one_of(*DIMENSIONS),
         "data",
         "data|shard: a batch for each process; tensor|context|pipeline: one batch for all",
     ),
@@ -151,7 +153,7 @@ OPTIONS = {
     "patch": Option(("judge",), str, None, "judge the working tree with this patch (default of --against: without it)"),
     "metric": Option(
         ("judge",),
-        metric,
+        one_of("speed", "memory", "loss"),
         "speed",
         "speed|memory|loss: which decides; loss: the validation loss after whole training runs, a seed each round",
     ),
@@ -195,7 +197,7 @@ def parse(argv):
         return options, words
     if options.mode == "scaling" and options.processes is None:
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
-    measured = measurable(options, words)
+    measured = measurable(options, words)  # first, as `given` is no option to suggest
     options.given = words
     return options, measured
 
@@ -210,7 +212,7 @@ def split(argv):
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--mode", choices=MODES, default="ladder", metavar="MODE", help="see above")
+    parser.add_argument("--mode", type=one_of(*MODES), default="ladder", metavar="MODE", help="see above")
     for name, option in OPTIONS.items():
         default = f" (default: {option.default})" if option.default else ""
         of = "" if option.modes == MEASURING else f"{', '.join(option.modes)}: "
@@ -262,7 +264,7 @@ def rows(options, config_words):
     def file(stage):
         return os.path.relpath(stage_files(stage)[-1])
 
-    chosen = options.stages or stage_names()
+    chosen = options.stages or stages_of(1)
     above = chosen[1:]
     optimizers = get_args(TYPES["optimizer"])
     match options.mode:
@@ -293,6 +295,11 @@ def rows(options, config_words):
             return {str(n): DIMENSIONS[options.dimension](n) for n in counts}
 
 
+def stages_of(n):
+    """The stages that can do something in n processes."""
+    return [stage for stage in stage_names() if n > 1 or not needs_several(stage)]
+
+
 def training_run(options, config_words, factor):
     """The words of a run of --train_steps steps whose learning rates are multiplied by a factor."""
     config, steps = load_config(config_words), options.train_steps
@@ -302,41 +309,49 @@ def training_run(options, config_words, factor):
 
 
 def turned_off(stage):
-    """The words that give a stage's fields their values in naive."""
-    naive = pages.fields("naive")
-    return [f"--{field}={ast.literal_eval(naive[field])}" for field in pages.fields(stage)]
+    """The words that give a stage's fields the values that they have below it."""
+    below = fields_up_to(stage_below(stage))
+    return [f"--{field}={ast.literal_eval(below[field])}" for field in fields(stage)]
 
 
 def is_a_stage(config_words):
     """True if the config trains as one of the ladder's stages does, so that it needs no row of its own."""
-    config = in_one_process(load_config(config_words))
+    config = here(load_config(config_words))
     for stage in stage_names():
         with contextlib.suppress(BadInput):
-            if in_one_process(load_config([*config_words, f"--stage={stage}"])) == config:
+            if here(load_config([*config_words, f"--stage={stage}"])) == config:
                 return True
     return False
 
 
-def in_one_process(config):
+def here(config):
+    """The config in its normal form on this machine."""
+    device = choose_device(config.device)
+    return in_one_process(config, device.type, choose_dtype(config.dtype, device))
+
+
+def in_one_process(config, device_type, dtype):
     """The config in a normal form: two configs that train alike in one process have the same."""
+    attention = "blocks" if uses_blocks(config, device_type, dtype) else config.attention.replace("auto", "sdpa")
     micro_batch_size = config.micro_batch_size % config.batch_size
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
-    alone = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}
-    return dataclasses.replace(config, stage="", micro_batch_size=micro_batch_size, loss_chunks=loss_chunks, **alone)
+    same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
+    return dataclasses.replace(config, stage="", **same, **ALONE)
 
 
 def not_applicable(rows, mode, config_words):
     """{row: reason} of the rows not to be measured: no valid config, or that of the row they are compared with."""
-    reasons, configs = {}, []
+    reasons, configs = {}, {}
     for name, words in rows.items():
         try:
             config = load_config([*config_words, *words])
         except BadInput as error:
             reasons[name] = str(error)
             continue
-        config = in_one_process(config)
-        if mode != "scaling" and configs and config == configs[-1 if mode == "ladder" else 0]:
-            reasons[name] = "not applicable: in one process the same as the row that it is compared with"
-        configs.append(config)
+        config = here(config)
+        compared = row_below(name, configs) if mode == "ladder" else next(iter(configs), None)
+        if mode != "scaling" and compared and config == configs[compared]:
+            reasons[name] = "not applicable: in one process here the same as the row that it is compared with"
+        configs[name] = config
     return reasons

@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from nanoladder.entry import Parser, run_script
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from lab.pictures import LINES, subplots
 from lab.tables import markdown
 from nanoladder import files
 from nanoladder.config import DEFAULTS
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
 from nanoladder.run.plot import points, save

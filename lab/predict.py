@@ -164,109 +164,44 @@ def largest_that_fits(sizes, predict, memory_bytes):
 
 
 def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
-    """The cost of a run: {n_params, flops_per_token, tokens, pf_days, hours}.
+    """The cost of a run: {n_params, flops_per_token, tokens, flops, hours}.
 
-    A PF-day is 86400·10¹⁵ FLOP. The hours are those of world_size devices at the share mfu of peak_flops each (FLOP/s;
-    the default is an H100's or H200's in bfloat16).
+    The hours are those of world_size devices at the share mfu of peak_flops each (FLOP/s; the default is an H100's or
+    H200's in bfloat16).
     """
     with FakeTensorMode():
         model = GPT(config)
-    n_params, flops = model.n_params, flops_per_token(model)
-    tokens = tokens_seen(config.max_steps, config)
+    per_token, tokens = flops_per_token(model), tokens_seen(config.max_steps, config)
     return {
-        "n_params": n_params,
-        "flops_per_token": flops,
+        "n_params": model.n_params,
+        "flops_per_token": per_token,
         "tokens": tokens,
-        "pf_days": flops * tokens / (1e15 * 86400),
-        "hours": flops * tokens / (mfu * peak_flops * world_size * 3600),
+        "flops": per_token * tokens,
+        "hours": per_token * tokens / (mfu * peak_flops * world_size * 3600),
     }
 
 
-def time_rows(config, rows, device, device_type="cpu", world_size=1):
-    """What tables.least_times shows of every row (name, config): a Row with its Time and the run's speed and hours.
+def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb=None):
+    """A Row of a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
 
-    device: a devices.Device. A row that cannot be predicted has the reason as its note.
+    With memory_gb (1e9 bytes) also the largest micro-batch that fits, and the longest context, of which a micro-batch
+    is one sequence. A config that cannot be predicted, or is a BadInput itself, has the reason as its note.
     """
-    cost, found = costs(config), []
-    for name, row in rows:
-        try:
-            if isinstance(row, BadInput):
-                raise row
-            time = predict_time(row, device, device_type, world_size)
-        except BadInput as error:
-            found.append(Row(name=name, note=str(error)))
-            continue
-        tokens_per_s = row.batch_size * row.context_length / time.seconds
-        peak = world_size * max(device.flops.values())
-        figures = {
-            "seconds": time.seconds,
-            "tokens_per_s": tokens_per_s,
-            "mfu": tokens_per_s * cost["flops_per_token"] / peak,
-            "hours": cost["tokens"] / tokens_per_s / 3600,
-        }
-        found.append(Row(name=name, note=None, time=time, **figures))
-    return found
-
-
-def header(config, device_type="cpu", mfu=0.4, peak_flops=989e12, world_size=1, price=None):
-    """Text above the report: the cost of the run. price: of an hour of one device, or None."""
-    cost = costs(config, mfu, peak_flops, world_size)
-    spent = f", {cost['hours'] * price * world_size:,.2f} at {price:g} an hour" if price else ""
-    each = f" in each of {world_size} processes" if world_size > 1 else ""
-    lines = [
-        f"{cost['n_params'] / 1e6:.1f} M parameters, {cost['flops_per_token'] / 1e9:.3f} GFLOP a token",
-        f"{cost['tokens'] / 1e9:.3f} G tokens in {config.max_steps} steps: {cost['pf_days']:.3g} PF-days, "
-        f"{cost['hours']:.3g} hours at {mfu:.0%} of {world_size} × {peak_flops / 1e12:.3g} TFLOP/s{spent}",
-        f"predicted GB of tensors on {device_type}{each} (formula: activations of a block, Korthikanti et al. 2022)",
-    ]
-    return "\n".join(lines)
-
-
-def report(config, rows, device_type="cpu", memory_gb=0.0, world_size=1):
-    """Text: a table of the memory of every row (name, config), whose vocab_size is known.
-
-    With memory_gb (1e9 bytes) the table has the largest micro-batch that fits, and the longest context, of which a
-    micro-batch is one sequence. A row that the processes cannot train, or whose config is an error, has the reason.
-    """
-    n_params, lines = costs(config)["n_params"], []
-    parts = ["weights", "gradients", "optimizer", "activations", "temporary", "peak"]
-    fits = [f"fits {memory_gb:g} GB", "longest context"] * (memory_gb > 0)
-    table, refused = [["stage", *parts, "B/param", "block MB", "formula MB", *fits]], []
-    for name, row in rows:
-        try:
-            if isinstance(row, BadInput):
-                raise row
-            table.append(
-                [
-                    name + "*" * (row.compile and device_type == "cuda"),
-                    *cells_of(row, device_type, world_size, parts, n_params),
-                    *(cells_that_fit(row, memory_gb * 1e9, device_type, world_size) if memory_gb else []),
-                ]
-            )
-        except BadInput as error:
-            refused.append(f"{name}: {error}")
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for stage, *cells in table:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([stage.ljust(widths[0]), *padded]))
-    lines += refused
-    if device_type == "cuda" and any(row[0].endswith("*") for row in table):
-        lines.append("* compiled as for a CPU, with CUDA's attention, nothing in place; not compared with a GPU yet")
-    return "\n".join(lines)
-
-
-def cells_of(config, device_type, world_size, parts, n_params):
-    """The texts of a row of the report: its predicted memory, by these parts, and of a block."""
-    memory = predict_memory(config, device_type, world_size)
-    formula = block_activations(share_of_process(config, world_size), device_type, world_size)
-    block = f"{memory.block / 1e6:.1f}" if memory.block else "-"
-    sizes = [f"{getattr(memory, part) / 1e9:.3f}" for part in parts]
-    return [*sizes, f"{memory.peak / n_params:.1f}", block, f"{formula / 1e6:.1f}"]
-
-
-def cells_that_fit(config, memory_bytes, device_type, world_size):
-    """The texts of a row of the report: the largest micro-batch that fits, and the longest context."""
-    fitting = largest_micro_batch(config, memory_bytes, device_type, world_size)
-    longest = longest_context(config, memory_bytes, device_type, world_size)
-    share = config.batch_size // parallel.divide(config, world_size).data
-    return [f"{fitting} of {share}" if fitting else "nothing", f"{longest:,}" if longest else "nothing"]
+    row = Row(name=name, note=None)
+    try:
+        if isinstance(config, BadInput):
+            raise config
+        cost, memory = costs(config), predict_memory(config, device_type, world_size)
+        row |= {"memory": Row(dataclasses.asdict(memory)), "peak": memory.peak, "parameters": cost["n_params"]}
+        row["formula"] = block_activations(share_of_process(config, world_size), device_type, world_size)
+        if memory_gb:
+            row["fits"] = largest_micro_batch(config, 1e9 * memory_gb, device_type, world_size)
+            row["longest"] = longest_context(config, 1e9 * memory_gb, device_type, world_size)
+        time = predict_time(config, device, device_type, world_size)
+        tokens_per_s = config.batch_size * config.context_length / time.seconds
+        row |= {"time": time, "seconds": time.seconds, "tokens_per_s": tokens_per_s}
+        row["mfu"] = tokens_per_s * cost["flops_per_token"] / (world_size * max(device.flops.values()))
+        row["hours"] = cost["tokens"] / tokens_per_s / 3600
+    except BadInput as error:
+        row["note"] = str(error)
+    return row

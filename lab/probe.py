@@ -6,6 +6,7 @@ eager gradients of the config's model on random tokens. Needs no dataset.
 
 import dataclasses
 import json
+from nanoladder.entry import run_script
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,9 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import train
 from lab.limits import describe, limits, median_seconds
 from nanoladder import machine
-from nanoladder.config import load_config
 from nanoladder.data import Batch
-from nanoladder.entry import run_script
+from nanoladder.run import load_config
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -73,8 +73,7 @@ def compiled_against_eager(config, device):
     losses, gradients = {}, {}
     for compiled in (False, True):
         model = train.build_model(dataclasses.replace(config, compile=compiled), device)
-        scaler = machine.gradient_scaler(config.dtype, device)
-        losses[compiled] = float(train.forward_backward(model, scaler, batch, config))
+        losses[compiled] = float(train.forward_backward(model, batch, config))
         gradients[compiled] = {name: parameter.grad for name, parameter in model.named_parameters()}
     errors = {name: relative_error(gradients[True][name], eager) for name, eager in gradients[False].items()}
     worst = max(errors, key=errors.get)

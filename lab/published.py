@@ -5,10 +5,10 @@ python -m lab.published
 
 import dataclasses
 import math
+from nanoladder.entry import Parser, run_script
 
 from lab.cluster import table
 from lab.step_time import PEAK, Layout, Model, gpt, predict_step
-from nanoladder.entry import Parser, run_script
 from nanoladder.parallel.mesh import Grid
 
 

@@ -117,8 +117,9 @@ def open_mode(folder, results, mode, rows, reasons, training):
 
 
 def machine_name(machine):
-    """A folder's name for a machine, such as intel-xeon-2-threads-bf16 or nvidia-h200."""
-    cpu = f"{tables.processor(machine)} {machine['threads']} threads" + " bf16" * machine["native_bfloat16"]
+    """A folder's name for a machine, such as intel-xeon-2-threads-amx or nvidia-h200."""
+    units = " amx" if machine.get("amx") else " bf16" * machine["native_bfloat16"]
+    cpu = f"{tables.processor(machine)} {machine['threads']} threads{units}"
     name = machine["gpu"] or cpu
     return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
 

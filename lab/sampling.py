@@ -15,6 +15,7 @@ import multiprocessing
 import statistics
 import time
 from typing import NamedTuple
+from nanoladder.entry import Parser, run_script
 
 import torch
 from tqdm import tqdm
@@ -23,7 +24,6 @@ from lab.limits import describe
 from lab.plan import positive
 from lab.sampling_methods import METHODS, weight_bytes
 from nanoladder import machine
-from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.infer.speed import copy_rate
 

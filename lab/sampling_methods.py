@@ -132,7 +132,7 @@ METHODS = {
 
 
 def gpt_config(sizes):
-    return config_of({"config": {**sizes, "bias": True, "pad_vocab_to": 1, "compile": False}})
+    return config_of({"config": {**sizes, "bias": True, "pad_vocab_to": 1}})
 
 
 def build_gpt(sizes, dtype, device):

@@ -1,10 +1,13 @@
 """Renders results as Markdown: a table of the rows of a mode, and of where the time and memory of a step go."""
 
+import itertools
 import math
 import statistics
+import textwrap
 
-from lab.summary import BEYOND, UNCHANGED, NotMeasured, speedup, summarize
+from lab.summary import BEYOND, UNCHANGED, NotMeasured, row_below, speedup, summarize
 
+WIDTH = 100  # characters of a line on a terminal
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
 PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
 KNEE = 0.95  # share of a sweep's best throughput that its knee has
@@ -47,8 +50,7 @@ def table(results, mode):
             f"further from 1 than the range is wide. With {repeats} rounds, noise alone looks like a change in "
             f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )
-    if mode == "sweep":
-        text.append(knee(rows))
+    text.append(conclusion(rows, mode))
     if mode == "optimizers":
         text.append(conditions_of_training(results))
     if examined := [row for row in rows if "shares" in row]:
@@ -64,6 +66,65 @@ def table(results, mode):
     if limits := results["modes"][mode]["limits"]:
         text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
     return "\n\n".join(text)
+
+
+def brief(results, mode):
+    """A mode's measurements for a terminal: what came of them, then the rows in as many columns as fit."""
+    rows = summarize(results, mode)
+    return on_terminal(conclusion(rows, mode), columns(rows, mode), rows)
+
+
+def on_terminal(sentence, columns, rows):
+    """A sentence, the rows that have figures in a table of WIDTH, and the notes of the others."""
+    notes = {}
+    for row in rows:
+        notes.setdefault(row["note"], []).append(row["name"])
+    table = [markdown(columns, [row for row in rows if not row["note"]], WIDTH)] * (None in notes)
+    reasons = "\n".join(wrapped(f"{', '.join(names)}: {note}") for note, names in notes.items() if note)
+    return "\n\n".join(filter(None, [wrapped(sentence), *table, reasons]))
+
+
+def wrapped(text):
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def conclusion(rows, mode):
+    """What came of a mode, in a sentence or two."""
+    measured = [row for row in rows if "seconds" in row and not (mode == "each" and row.get("another_update"))]
+    if mode == "sweep":
+        return knee(rows)
+    if mode == "optimizers" and (trained := [row for row in rows if "best" in row]):
+        best = min(trained, key=lambda row: row["val_loss"])
+        return f"Lowest validation loss: {best['val_loss']:.4f}, {best['name']} at {best_learning_rate(best)}."
+    if len(measured) < 2:
+        return "There are no two rows to compare."
+    first, last = measured[0], measured[-1]
+    if mode.startswith("scaling"):
+        times = last["tokens_per_s"] / first["tokens_per_s"]
+        return f"{last['name']} processes train {times:.2f}× as many tokens a second as {first['name']}."
+    slowest, fastest = (extreme(measured, key=lambda row: row["seconds"]) for extreme in (max, min))
+    if mode == "without":
+        return f"The finished step takes {cost(first)}; {slowest['name']}, the slowest, {cost(slowest)}."
+    smallest = min((row for row in measured if "peak" in row), key=lambda row: row["peak"], default=fastest)
+    found = {"fastest": fastest, "smallest": smallest}
+    if last["name"] == "as configured":
+        found = {"finished": last} | found
+    wrong = [f"WRONG: the losses of {row['name']} are not {rows[0]['name']}'s." for row in rows if is_wrong(row)]
+    text = {}
+    for which, row in found.items():
+        text.setdefault(row["name"], f"The {which} step ({row['name']}) takes {cost(row, first)}.")
+    return " ".join([*wrong, *text.values()])
+
+
+def cost(row, first=None):
+    """A row's time and memory in words, beside those of the first."""
+    text = f"{milliseconds(row['seconds'])} ms" + cell(lambda row: f" and {row['peak'] / 1e9:.3g} GB", row)
+    if first in (None, row):
+        return text
+    speed = speedup(first, row) or f"{first['seconds'] / row['seconds']:.2f}×"
+    text += f": {speed.replace(UNCHANGED, 'not measurably faster than')} {first['name']}"
+    text += "'s speed" * (UNCHANGED not in speed)
+    return text + cell(lambda row: f", in {first['peak'] / row['peak']:.2f}× less memory", row)
 
 
 def limit_columns():
@@ -86,8 +147,48 @@ def order(rows):
     return text + (f"{len(pairs) - len(wrong)} alike; not {', '.join(wrong)}." if wrong else "all alike.")
 
 
+def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
+    """The cost of a run (predict.costs) on devices of this kind. price: of an hour of one device, or None."""
+    hours = cost["hours"]
+    time = f"{three_digits(hours)} hours" if hours >= 1 else f"{60 * hours:.2g} minutes"
+    spent = f", {hours * price * world_size:,.2f} at {price:g} an hour" if price else ""
+    return wrapped(
+        f"{cost['n_params'] / 1e6:.1f} million parameters, {three_digits(cost['tokens'] / 1e6)} million tokens in "
+        f"{n_steps} steps: {cost['flops']:.3g} FLOP, {time} on {world_size} × {device.name} at {mfu:.0%} of "
+        f"{max(device.flops.values()) / 1e12:.3g} TFLOP/s{spent}."
+    )
+
+
+def predicted_columns(first, world_size=1, memory_gb=None, price=None):
+    """{heading: row -> text} of the rows of predict.predict_row on a terminal; the first row is the reference."""
+    columns = {
+        "peak GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
+        "least ms": lambda row: milliseconds(row["seconds"]),
+        "speed": lambda row: f"{first['seconds'] / row['seconds']:.2f}×",
+        "hours": lambda row: three_digits(row["hours"]),
+    }
+    if price:
+        columns["cost"] = lambda row: f"{row['hours'] * price * world_size:,.2f}"
+    return columns | FITTING if memory_gb else columns
+
+
+def line(columns, row, width):
+    """A row as a line by itself, its name in `width` characters; without a row, the headings."""
+    if row and row["note"]:
+        return wrapped(f"{row['name']}: {row['note']}")
+    cells = [(cell(text, row) if row else heading).rjust(max(7, len(heading))) for heading, text in columns.items()]
+    return "  ".join([(row["name"] if row else "").ljust(width), *cells])
+
+
+FITTING = {  # a memory
+    "micro-batch": lambda row: f"{row['fits']}",
+    "context": lambda row: f"{row['longest']:,}",
+}
+
+
 def least_times(rows, device, config, world_size=1, price=None):
-    """The text of --mode=predict on time: the device, a table of predict.time_rows, and what it leaves out."""
+    """The text of --mode=predict on time: the device, a table of predict.predict_row's, and what it leaves out."""
     limits = [f"{name} {flops_per_second(rate)}" for name, rate in device.flops.items()]
     limits += [f"memory {device.bytes_per_s / 1e9:.4g} GB/s", f"a launch {1e6 * device.launch_seconds:.2g} µs"]
     n = f" in each of {world_size} processes" if world_size > 1 else ""
@@ -149,7 +250,9 @@ def device(results):
 
 
 def machine_in_words(on):
-    return on["gpu"] or f"{processor(on)}, {on['threads']} threads" + ", native bfloat16" * on["native_bfloat16"]
+    units = ", AMX" if on.get("amx") else ", native bfloat16" * on["native_bfloat16"]
+    threads = f"{on['threads']} thread" if on["threads"] == 1 else f"{on['threads']} threads"
+    return on["gpu"] or f"{processor(on)}, {threads}{units}"
 
 
 def processor(machine):
@@ -179,10 +282,10 @@ def optimizer_columns(rows):
         "best learning rate": best_learning_rate,
         "validation loss": lambda row: f"{row['val_loss']:.4f}",
         f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}" * (row is not first),
-        **tried,
         "ms/step": lambda row: milliseconds(row["seconds"]),
-        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "speed": lambda row: speedup(first, row),
+        **tried,
+        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "state, bytes per parameter": lambda row: f"{row['memory']['optimizer'] / row['parameters']:.3g}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
         "first step s (later processes)": first_steps,
@@ -202,32 +305,32 @@ def last_loss(curves, factor):
 
 
 def columns(rows, mode):
-    """{heading: row -> text} of the main table of a mode; the first row is the reference."""
+    """{heading: row -> text} of the main table of a mode, the most important first; the first row is the reference."""
     if mode == "optimizers":
         return optimizer_columns(rows)
-    first, before, last = rows[0], {}, rows[0]
-    for row in rows:
-        before[row["name"]] = last
-        last = row if "seconds" in row else last
+    tensors = {"tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}"}
+    memory = {**tensors, "memory": lambda row: f"{row['peak'] / first['peak']:.0%}"}
+    first, before = rows[0], timed_before(rows)
     relative = {
         "ladder": {
-            "against the stage before": lambda row: speedup(before[row["name"]], row),
             "against naive": lambda row: speedup(first, row),
+            **tensors,
             "memory reduction": lambda row: f"{first['peak'] / row['peak']:.2f}×",
+            "against the stage before": lambda row: speedup(before[row["name"]], row),
         },
         "each": {
-            "time": lambda row: f"{row['seconds'] / first['seconds']:.0%}",
             "speed": lambda row: speedup(first, row),
-            "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
+            **memory,
         },
         "without": {
             "time it saves": lambda row: speedup(row, first),
+            **tensors,
             "memory it saves": lambda row: f"{row['peak'] / first['peak']:.2f}×",
         },
         "attention": {
-            "kernel": lambda row: row["attention_kernel"],
             "against sdpa": lambda row: speedup(first, row),
-            "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
+            **memory,
+            "kernel": lambda row: row["attention_kernel"],
         },
         "sweep": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
@@ -246,14 +349,14 @@ def columns(rows, mode):
     }
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
-        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         **relative[mode.partition("-")[0]],
+        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "least ms": lambda row: milliseconds(row["limit"]),
         "bound by": lambda row: bound(row["limit_bounds"]),
         "of the limit": lambda row: f"{row['limit'] / row['seconds']:.0%}",
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's rate": lambda row: f"{row['datasheet_mfu']:.0%}",
-        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        **tensors,
         "resident GB": resident_gb,
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
         "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
@@ -261,6 +364,12 @@ def columns(rows, mode):
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
     }
+
+
+def timed_before(rows):
+    """{row: the one that a row of --mode=ladder is compared with, of those that were timed, or itself}"""
+    timed = {row["name"]: row for row in rows if "seconds" in row}
+    return {row["name"]: timed.get(row_below(row["name"], timed), row) for row in rows}
 
 
 def bound(seconds):
@@ -295,20 +404,30 @@ def losses(row):
     return f"within {row['gap']:.0e}" if row["gap"] <= SAME else f"WRONG by {row['gap']:.2g}"
 
 
+def is_wrong(row):
+    return cell(losses, row).startswith("WRONG")
+
+
 def memory_columns():
     def gigabytes(part):
         return lambda row: f"{row['memory'][part] / 1e9:.3f} ({row['memory'][part] / row['parameters']:.3g})"
 
-    parts = {part: gigabytes(part) for part in ("weights", "optimizer", "gradients", "activations", "rest", "peak")}
-    return parts | {
+    parts = ("weights", "optimizer", "gradients", "activations", "rest", "temporary", "peak")
+    return {part: gigabytes(part) for part in parts} | {
         "predicted peak": lambda row: f"{row['predicted'] / 1e9:.3f}",
         "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
         "context": gigabytes("context"),
+        "a block's activations MB": lambda row: f"{row['memory']['block'] / 1e6:.1f}" if row["memory"]["block"] else "",
+        "by formula": lambda row: f"{row['formula'] / 1e6:.1f}",
+        **FITTING,
     }
 
 
-def markdown(columns, rows):
-    """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go."""
+def markdown(columns, rows, width=math.inf):
+    """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go.
+
+    width: of its lines, in characters; columns from the first that does not fit are left out.
+    """
     lines = {row["name"]: {heading: cell(text, row) for heading, text in columns.items()} for row in rows}
     kept = [heading for heading in columns if any(line[heading] for line in lines.values())] or list(columns)[:1]
     body = [["", *kept]]
@@ -318,8 +437,10 @@ def markdown(columns, rows):
             cells[0] = row["note"].replace("|", "/")
         body.append([row["name"], *cells])
     notes = {row["note"] for row in rows}
-    widths = [max(len(line[i]) for line in body if line[i] not in notes) for i in range(len(body[0]))]
-    body.insert(1, ["-" * max(3, width) for width in widths])
+    widths = [max(3, *(len(line[i]) for line in body if line[i] not in notes)) for i in range(len(body[0]))]
+    ends = itertools.accumulate((3 + each for each in widths), initial=1)  # "| " and " " around each
+    widths = [each for each, end in zip(widths, list(ends)[1:], strict=True) if end <= width]
+    body.insert(1, ["-" * each for each in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in body)
 
 

@@ -25,7 +25,7 @@ import train
 from lab import roofline
 from lab.compiled import without_kernels
 from lab.processes import one_of
-from nanoladder import machine, parallel
+from nanoladder import machine, optim, parallel
 from nanoladder.data import Batch
 from nanoladder.kernels import loss
 
@@ -249,7 +249,7 @@ def take_trace(config, device_type, world_size, rank, counted):
     programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
-    finite = patch.object(train, "finite", lambda *_: True)  # there are no numbers to check
+    finite = patch.object(optim, "step_if_finite", lambda optimizer, _: optimizer.step())  # there are no numbers
     numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
     stays = patch.object(torch.nn.Module, "to", lambda model, _: model)  # fake weights are in place
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
@@ -272,8 +272,7 @@ def take_trace(config, device_type, world_size, rank, counted):
         n_positions = config.context_length // parallel.mesh().sizes.context
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
 
-        scaler = torch.amp.GradScaler("cpu", enabled=False)  # enabled, it holds a few scalars
-        step = functools.partial(train.train_step, model, optimizer, scaler, batch, config.learning_rate, config)
+        step = functools.partial(train.train_step, model, optimizer, batch, config.learning_rate, config)
         whole, block = [], [(0, [])] * 2
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, whole)

@@ -26,8 +26,8 @@ from lab.rounds import CLEAR, SIDES, decide, order
 from lab.tuned import CONFIRMATION, SEARCH
 from lab.turns import Ring, TimeUp
 from nanoladder import machine
-from nanoladder.config import load_config
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 
 CODE = [f"lab/{name}.py" for name in ("tune", "knobs", "rounds", "turns", "launch")]  # races depend on it
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it

@@ -60,8 +60,8 @@ def verdict(first, best, confirmation):
     if confirmation["outcome"]:
         text = f"the tuned loop is not seen to be faster than the finished one ({speed(confirmation, CONFIRMATION)})"
     else:
-        text = "the time was over before the tuned loop was compared with the finished one; expected more --minutes"
-    return {"changes": first, "race": confirmation, "text": text + ": the finished one is written"}
+        text = "no time was left to compare the tuned loop with the finished one (more --minutes continue)"
+    return {"changes": first, "race": confirmation, "text": text}
 
 
 # -- in words
@@ -111,54 +111,45 @@ def outcome(race):
 
 
 def report(results, verdict, untried, folder, tuned_dir):
-    """Writes the table, the picture and the config in tuned_dir; prints the table, the files and, last, the verdict.
+    """Writes the table, the picture and the config in tuned_dir, unless it would change nothing; prints the outcome.
 
     Raises BadInput if a file cannot be written.
     """
     text = table(results, verdict, untried)
+    path = config_path(results["machine"], searched(results), tuned_dir)
     title = f"{pictures.heading('tune', searched(results), tables.device(results))}: {verdict['text']}"
     races = [race for race in results["races"] if race["outcome"]]
     points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
-    print(text)
     try:
         files.write(folder / "tune.md", text + "\n")
         pictures.draw_search(points, title, folder / "tune.png")
-        path = write_config(results, verdict, tuned_dir)
+        if verdict["changes"]:
+            write_config(path, results, verdict)
+        else:
+            path.unlink(missing_ok=True)  # of an earlier search
     except OSError as error:
         raise BadInput(
             f"{error.filename or folder} cannot be written ({error}); the same command tries again"
         ) from None
-    print(f"written: {folder}/tune.json, tune.md and tune.png")
-    print(f"use: python train.py {' '.join(results['config'])} {path}")
-    print(verdict["text"])
+    print(tables.on_terminal(outcome_of(verdict), columns(results), rows_of(results)))
+    print(f"\nwritten: {folder}/tune.md with all figures, tune.json and tune.png")
+    if verdict["changes"]:
+        print(f"use: python train.py {' '.join(results['config'])} {path}")
 
 
 def table(results, verdict, untried):
     """The races in Markdown: the conditions, the best config, and the changes in the order of their races."""
-    keys = results["keys"]
-    races = [race for race in results["races"] if tried(race)]
-    rows = [{"name": text, "note": race["note"], "race": race} for text, race in zip(names(races), races, strict=True)]
-    best = assignments(verdict["changes"]) or "as it is"
+    keys, rows = results["keys"], rows_of(results)
     memory = f"; at most {results['memory_gb']:g} GB" if results["memory_gb"] else ""
     text = [
         f"## tune: `{' '.join(results['config'])}`",
         f"{tables.device(results)}; torch {results['machine']['torch']}; a step is {keys['batch_size']} × "
         f"{keys['context_length']} tokens{memory}; {len(rows)} changes tried in {results['spent'] / 60:.1f} minutes.",
-        f"**{sentence(verdict['text'])}.** The config: {best}.",
+        f"**{outcome_of(verdict)}**",
     ]
     if confirmed := comparison(verdict["race"]):
         text.append(sentence(confirmed))
-    columns = {
-        "ms/step": lambda row: milliseconds(row["race"], "this"),
-        "best so far": lambda row: milliseconds(row["race"], "other"),
-        "speed": lambda row: speed(row["race"]),
-        "rounds": lambda row: str(len(row["race"]["rounds"])),
-        "outcome": lambda row: row["race"]["outcome"] or "no time left",
-        "losses apart": lambda row: apart(row["race"], results["losses"]),
-        "predicted GB": lambda row: f"{row['race']['predicted'] / 1e9:.3f}" if "predicted" in row["race"] else "",
-        "minute": lambda row: f"{row['race']['minute']:.1f}",
-    }
-    text.append(tables.markdown(columns, rows))
+    text.append(tables.markdown(columns(results), rows))
     text.append(
         "Each change raced against the best config so far, which it replaced if it was kept. A speed is the median of "
         "the rounds, and the interval of the sign test or, of less than 8 rounds, their range. No rounds: the first "
@@ -167,6 +158,31 @@ def table(results, verdict, untried):
     if untried:
         text.append(f"Not tried for lack of time: {'; '.join(dict.fromkeys(untried))}.")
     return "\n\n".join(text)
+
+
+def outcome_of(verdict):
+    """The verdict and the changes in words."""
+    return f"{sentence(verdict['text'])}: {assignments(verdict['changes']) or 'the config as it is'}."
+
+
+def rows_of(results):
+    """A row for each race that was tried, for tables.markdown."""
+    races = [race for race in results["races"] if tried(race)]
+    return [{"name": text, "note": race["note"], "race": race} for text, race in zip(names(races), races, strict=True)]
+
+
+def columns(results):
+    """{heading: row -> text} of the table of races, the most important first."""
+    return {
+        "ms/step": lambda row: milliseconds(row["race"], "this"),
+        "speed": lambda row: speed(row["race"]),
+        "outcome": lambda row: row["race"]["outcome"] or "no time left",
+        "best so far": lambda row: milliseconds(row["race"], "other"),
+        "rounds": lambda row: str(len(row["race"]["rounds"])),
+        "losses apart": lambda row: apart(row["race"], results["losses"]),
+        "predicted GB": lambda row: f"{row['race']['predicted'] / 1e9:.3f}" if "predicted" in row["race"] else "",
+        "minute": lambda row: f"{row['race']['minute']:.1f}",
+    }
 
 
 def point(name, race):
@@ -205,10 +221,9 @@ def sentence(text):
     return text[:1].upper() + text[1:]
 
 
-def write_config(results, verdict, tuned_dir):
-    """Writes the tuned config: a docstring with the figures, and assignments. Returns its path."""
+def write_config(path, results, verdict):
+    """Writes the tuned config: a docstring with the figures, and assignments."""
     on, words = results["machine"], " ".join(results["config"])
-    path = config_path(on, searched(results), tuned_dir)
     versions = f"torch {on['torch']}" + f", CUDA {on['cuda']}" * bool(on["cuda"]) + f", Python {on['python']}"
     tries = f"Changes tried: {sum(map(tried, results['races']))}, in {results['spent'] / 60:.1f} minutes; {versions}."
     lines = [
@@ -218,12 +233,11 @@ def write_config(results, verdict, tuned_dir):
         f"Written by: python profile.py {' '.join(searched(results))} --mode=tune",
         f"To be used: python train.py {words} {path.as_posix()}",
         '"""',
-        *[""] * bool(verdict["changes"]),
+        "",
         *(assignment(field, value, results["races"]) for field, value in verdict["changes"].items()),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, "\n".join(lines) + "\n")
-    return path
 
 
 def searched(results):

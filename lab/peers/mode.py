@@ -19,8 +19,8 @@ from lab.measure import WARMUP
 from lab.results import commit, default_folder, resume, write
 from lab.summary import Row, speedup, timing
 from lab.tuned import config_path
-from nanoladder.config import load_config
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 
 NEEDED = {"transformers": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
 INSTALL = "pip install -r requirements-peers.txt"
@@ -89,8 +89,8 @@ def compare(options, config_words, conditions):
     if drawn := [row for row in summarize(results) if "seconds" in row and "peak" in row]:
         title = pictures.heading("peers", results["config"], tables.device(results))
         pictures.draw_peers(drawn, title, folder / "peers.png")
-    print(table(results))
-    print(f"written: {folder}/peers.json, peers.md and peers.png")
+    print(brief(results))
+    print(f"\nwritten: {folder}/peers.md with all figures, peers.json and peers.png")
 
 
 # -- the rows
@@ -204,24 +204,36 @@ def gap(a, b):
     return abs(a - b) if math.isfinite(a - b) else math.inf
 
 
-def table(results):
-    """The measurements in Markdown: the conditions, the rows, the versions, and what is the same for all of them."""
-    found, keys, steps = summarize(results), results["keys"], results["steps"]
-    finished = next(row for row in found if row["name"] == "finished")
-    columns = {
+def columns(rows, results):
+    """{heading: row -> text} of the table, the most important first."""
+    finished = next(row for row in rows if row["name"] == "finished")
+    return {
         "ms/step": lambda row: tables.milliseconds(row["seconds"]),
-        "IQR": lambda row: tables.milliseconds(row["iqr"], row["seconds"]),
         "time against finished": lambda row: speedup(row, finished),
-        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
         "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        "IQR": lambda row: tables.milliseconds(row["iqr"], row["seconds"]),
         "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}",
-        f"loss of step {WARMUP + steps}": lambda row: f"{row['loss']:.4f}",
+        f"loss of step {WARMUP + results['steps']}": lambda row: f"{row['loss']:.4f}",
         "losses differ from naive's by": lambda row: f"{row['gap']:.1g}" if math.isfinite(row["gap"]) else "diverged",
         "first step s (later processes)": tables.first_steps,
         "dtype": lambda row: row["dtype"],
         "threads": lambda row: "" if row["threads"] in (None, results["machine"]["threads"]) else str(row["threads"]),
         "setting": lambda row: row["setting"] or "its defaults" * (row["setting"] == ""),
     }
+
+
+def brief(results):
+    """The rows for a terminal: the three fastest, then a table."""
+    rows = summarize(results)
+    timed = sorted((row for row in rows if "seconds" in row), key=lambda row: row["seconds"])
+    ranking = ", ".join(f"{row['name']} {tables.milliseconds(row['seconds'])} ms" for row in timed[:3])
+    return tables.on_terminal(f"The fastest: {ranking}.", columns(rows, results), rows)
+
+
+def table(results):
+    """The measurements in Markdown: the conditions, the rows, the versions, and what is the same for all of them."""
+    found, keys, steps = summarize(results), results["keys"], results["steps"]
     rounds = max((len(row["rounds"]) for row in found if "rounds" in row), default=0)
     versions = dict.fromkeys(row["version"] for row in results["rows"].values() if row["version"])
     return "\n\n".join(
@@ -230,7 +242,7 @@ def table(results):
             f"{tables.machine_in_words(results['machine'])}; torch {results['machine']['torch']}; "
             f"{'; '.join(versions)}. A step is {keys['batch_size']} × {keys['context_length']} tokens; medians over up "
             f"to {rounds} processes, each of which times at least {steps} steps after {WARMUP}.",
-            tables.markdown(columns, found),
+            tables.markdown(columns(found, results), found),
             "All rows start from the same weights and train on the same batches, with AdamW at a constant learning "
             f"rate of {keys['learning_rate']:g}; the time includes loading the batches. Against finished stands the "
             "median of the ratios within the rounds, and their range.",

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import warnings
+from nanoladder.entry import Parser, run_script
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -19,8 +20,7 @@ from lab.anatomy import allocated
 from lab.measure import WARMUP, WINDOW, end_if_out_of_memory
 from lab.peers.task import Clock, Task
 from nanoladder import machine
-from nanoladder.config import load_config
-from nanoladder.entry import Parser, run_script
+from nanoladder.run import load_config
 
 PEERS = {"nanoladder": "ours", "transformers": "huggingface", "lightning": "lightning", "nanogpt": "nanogpt"}  # files
 

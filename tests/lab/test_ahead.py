@@ -66,15 +66,15 @@ def children(monkeypatch):
 
 @pytest.mark.slow
 def test_predictions_are_the_same_and_need_no_other_traces(monkeypatch):
-    def tables():
-        return predict.report(COMPILED, rows, "cuda"), predict.time_rows(COMPILED, rows, H100, "cuda")
+    def predictions(rows):
+        return [predict.predict_row(*row, H100, "cuda") for row in rows]
 
     rows = [row for row in ROWS if row[0] in ("naive", "compile", "checkpointing")]
-    expected = tables()
+    expected = predictions(rows)
     traced.clear()
-    ahead.trace_rows(rows, H100, "cuda")
+    rows = list(ahead.trace_rows(rows, H100, "cuda"))
     monkeypatch.setattr("lab.trace.take_trace", lambda *_: pytest.fail("a trace is missing"))
-    assert tables() == expected
+    assert predictions(rows) == expected
 
 
 def test_rows_that_share_a_trace_are_traced_by_one_process(here, monkeypatch):
@@ -84,13 +84,18 @@ def test_rows_that_share_a_trace_are_traced_by_one_process(here, monkeypatch):
 
     there, configs = [], dict(ROWS)
     monkeypatch.setattr(ahead, "processes", processes)
-    monkeypatch.setattr(ahead, "ask", lambda process, group, *_: there.append((process, group)) or {})
-    ahead.trace_rows(ROWS, H100)
-    assert {process for process, _ in there} <= {0}  # and this process
+    monkeypatch.setattr(ahead, "ask", lambda process, group, *_: there.append(group) or {})
+    assert list(ahead.trace_rows(ROWS, H100)) == ROWS
     compiled = [configs["compile"], configs["ddp"], configs["as configured"]]
     expected = [[configs["naive"]], [configs["loader"]], compiled, [configs["checkpointing"]]]
-    taken = [*here, *(group for _, group in reversed(there))]
-    assert taken == expected  # this process from the first on, the other from the last on
+    assert sorted([*here, *there], key=expected.index) == expected
+
+
+def test_a_row_comes_as_soon_as_its_traces_are_there(cores, here):
+    cores(1)
+    traced_before = [(name, len(here)) for name, _ in ahead.trace_rows(ROWS, H100)]
+    counts = {"naive": 1, "refused": 1, "loader": 2, "compile": 3, "ddp": 3, "checkpointing": 4, "as configured": 4}
+    assert traced_before == list(counts.items())
 
 
 @pytest.mark.parametrize("limit", ["cores", "memory", "rows"])
@@ -103,16 +108,16 @@ def test_with_room_for_one_process_all_is_traced_here(limit, cores, here, childr
             monkeypatch.setattr(machine, "free_memory", lambda _: 1.9e9)
         case "rows":
             rows = ROWS[:5]
-    ahead.trace_rows(rows, H100)
+    list(ahead.trace_rows(rows, H100))
     assert not found and any(COMPILED in group for group in here)
 
 
 def test_the_traces_of_a_search_for_what_fits_are_taken_too(cores, monkeypatch):
     cores(1)
     rows = [("naive", replace(EAGER, batch_size=8))]
-    ahead.trace_rows(rows, H100, "cuda", memory_gb=0.0679)
+    [(name, config)] = ahead.trace_rows(rows, H100, "cuda", memory_gb=0.0679)
     monkeypatch.setattr("lab.trace.take_trace", lambda *_: pytest.fail("a trace is missing"))
-    assert "fits 0.0679 GB" in predict.report(EAGER, rows, "cuda", 0.0679)
+    assert predict.predict_row(name, config, H100, "cuda", memory_gb=0.0679)["fits"] > 0
 
 
 def test_a_trace_that_fails_is_left_to_who_needs_it(cores, monkeypatch):
@@ -124,11 +129,11 @@ def test_a_trace_that_fails_is_left_to_who_needs_it(cores, monkeypatch):
     cores(1)
     monkeypatch.setattr("lab.trace.take_trace", fail)
     rows = [*ROWS[:3], ("open", replace(EAGER, micro_batch_size="auto"))]
-    ahead.trace_rows(rows, H100)
-    text = predict.report(EAGER, rows[1:])
-    assert "refused: no such thing" in text and "open: micro_batch_size=auto" in text
+    naive, *others = ahead.trace_rows(rows, H100)
+    notes = [predict.predict_row(*row, H100)["note"] for row in others]
+    assert notes[:2] == ["no such thing", None] and notes[2].startswith("micro_batch_size=auto")
     with pytest.raises(RuntimeError, match="planted"):
-        predict.report(EAGER, rows)
+        predict.predict_row(*naive, H100)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_a_trace_that_fails_is_left_to_who_needs_it(cores, monkeypatch):
 )
 def test_what_a_killed_process_leaves_is_traced_here(code, children, here):
     found = children(code)
-    ahead.trace_rows(ROWS, H100)
+    list(ahead.trace_rows(ROWS, H100))
     assert sorted(map(len, here)) == [1, 1, 1, 3]
     assert [child.returncode for child in found] == [-9]
 
@@ -149,7 +154,7 @@ def test_an_interrupt_ends_the_processes(cores, children, monkeypatch):
     found = children("import time; time.sleep(1000)")
     monkeypatch.setattr(ahead, "trace_configs", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        ahead.trace_rows(ROWS, H100)
+        list(ahead.trace_rows(ROWS, H100))
     assert [child.returncode for child in found] == [-9]  # one fewer than there are compiled programs
 
 

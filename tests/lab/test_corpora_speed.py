@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_measurement_is_a_whole_table():
     command = [sys.executable, "-m", "lab.corpora", "--megabytes=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

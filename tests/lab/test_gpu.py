@@ -20,8 +20,8 @@ from conftest import ROOT
 from lab import gpu, losses, plan, report, sampling
 from lab.peers import mode as peers
 from lab.results import read_results
-from nanoladder.config import load_config
 from nanoladder.errors import BadInput
+from nanoladder.run import load_config
 
 LADDERS = [part for part in gpu.parts() if part.mode == "ladder"]
 PROBED = {
@@ -209,7 +209,7 @@ LOSS = {"seconds": 0.00521, "bytes": 1_650_000_000, "loss": 10.8}
 @pytest.fixture
 def finished(tmp_path):
     """A folder with results of every part, those of the ladders from results/."""
-    stored = ROOT / "results/intel-xeon-2-threads-bf16/reference/results.json"
+    stored = ROOT / "results/intel-xeon-2-threads-amx/reference/results.json"
     for part in LADDERS:
         results = read_results(stored)
         rows = results["modes"]["ladder"]["rows"]

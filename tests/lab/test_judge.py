@@ -81,7 +81,7 @@ MACHINES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("machine", MACHINES)
 def test_an_empty_change_is_no_change_at_least_19_times_of_20(machine, planted, quick):
     found = [planted(timed(Clock(seed, **MACHINES[machine]))) for seed in range(100)]
@@ -89,7 +89,7 @@ def test_an_empty_change_is_no_change_at_least_19_times_of_20(machine, planted, 
     assert kinds.count((0, "unchanged")) >= 95
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", [1.02, 1 / 1.02])
 def test_a_planted_2_percent_is_found(change, planted, quick):
     found = [planted(timed(Clock(seed), this=change)) for seed in range(50)]
@@ -369,7 +369,7 @@ def test_bad_options_are_refused_in_one_line(refused, dense, tmp_path, monkeypat
     for more, message in {
         (): "expected another version, --against=COMMIT, or a change, --patch=FILE",
         ("--against=HEAD", "--dropout=0.1"): "expected --dropout=0",
-        ("--against=HEAD", "--metric=time"): "time: expected speed, memory or loss",
+        ("--against=HEAD", "--metric=time"): "unknown 'time'; expected speed, memory, loss",
         ("--against=HEAD", "--rounds=5"): "expected a whole number of at least 6",
         ("--against=HEAD", "--steps=5"): "--mode=judge does not use it",
     }.items():
@@ -423,7 +423,7 @@ def plant(root, line):
     (root / "train.py").write_text(code.replace(START, line + START))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_planted_sleep_is_slower(checkout, command, tmp_path):
     plant(checkout, SLEEP)
     before = contents(checkout)

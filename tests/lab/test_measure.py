@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lab import anatomy, limits, measure, pages
 from lab.peers import worker
-from nanoladder.config import load_config
+from nanoladder.run import load_config
 
 LADDER = pages.fields("naive")
 T, N, V = 16, 64, 40  # context, tokens of a batch, vocabulary

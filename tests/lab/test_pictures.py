@@ -17,7 +17,7 @@ MODES = [
 ]
 MACHINES = {
     "amd-epyc-2-threads-bf16": "AMD EPYC, 2 threads, native bfloat16",
-    "intel-xeon-2-threads-bf16": "Intel Xeon, 2 threads, native bfloat16",
+    "intel-xeon-2-threads-amx": "Intel Xeon, 2 threads, AMX",
 }
 
 
@@ -50,14 +50,14 @@ def test_the_picture_of_peers_can_be_read(path, drawn, tmp_path):
 
 
 def test_a_title_however_long_is_broken_into_lines(drawn, tmp_path):
-    results = read_results(RESULTS / "intel-xeon-2-threads-bf16/reference-scaling/results.json")
+    results = read_results(RESULTS / "intel-xeon-2-threads-amx/reference-scaling/results.json")
     results["config"] = ["config/x.py", *(f"--key_{n}={n:010}" for n in range(20)), f"--dataset={'x' * 100}"]
     pictures.draw(results, "scaling", tmp_path / "x.png")
     assert "--key_19=0000000019" in title(drawn["x.png"])
 
 
 def test_a_title_is_no_formula(drawn, tmp_path):
-    results = read_results(RESULTS / "intel-xeon-2-threads-bf16/reference-scaling/results.json")
+    results = read_results(RESULTS / "intel-xeon-2-threads-amx/reference-scaling/results.json")
     results["config"] = [r"--dataset=a$\fra{$"]
     pictures.draw(results, "scaling", tmp_path / "x.png")
     assert r"--dataset=a$\fra{$" in title(drawn["x.png"])

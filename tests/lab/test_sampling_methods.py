@@ -46,8 +46,8 @@ def written(writer, **options):
     [
         "transformers",
         "cached",
-        pytest.param("cached, compiled", marks=pytest.mark.slow),
-        pytest.param("transformers, compiled", marks=pytest.mark.slow),
+        pytest.param("cached, compiled", marks=pytest.mark.nightly),
+        pytest.param("transformers, compiled", marks=pytest.mark.nightly),
     ],
 )
 def test_every_method_writes_the_same_tokens(name, gpt, tmp_path):
