@@ -1,14 +1,16 @@
 # make train: set up, prepare the default corpus, train the quickstart, print a sample.
 # make test:  set up, run every test.
+# make pages: the ladder as a page, in a folder that any web server shows as it is.
 # make gpu:   measure all that a machine with an NVIDIA GPU must show (docs/gpu.md).
-# make test-fast: without the slow ones; make test-oldest: these, and what compiles, with the oldest supported PyTorch.
+# make test-fast: without the slow ones; make test-nightly: only those too long for make test;
+# make test-oldest: the fast ones, and what compiles, with the oldest supported PyTorch.
 
 PYTHON ?= python3
 PY = .venv/bin/python
 OUT = out/quickstart
 SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def __init__(self" --max_new_tokens=200
 
-.PHONY: train test test-fast test-oldest gpu
+.PHONY: train test test-fast test-nightly test-oldest gpu pages
 .DELETE_ON_ERROR:
 
 train: $(OUT)/.finished
@@ -17,14 +19,18 @@ train: $(OUT)/.finished
 	@echo "A sample of $(OUT), trained on the Python standard library; its curves: $(OUT)/loss.png."
 	@echo "To train anew: rm -r $(OUT) && make train"
 
-PYTEST = -m pytest -n auto --maxprocesses=4
+# Three processes even on two cores, as many tests wait for their children; worksteal: a file's tests mostly in one.
+PYTEST = -m pytest -n 3 --dist=worksteal
 
 test: .venv/.test
 	$(PY) -m ruff check .
 	$(PY) $(PYTEST)
 
 test-fast: .venv/.test
-	$(PY) $(PYTEST) -m "not slow"
+	$(PY) $(PYTEST) -m "not slow and not nightly"
+
+test-nightly: .venv/.test
+	$(PY) $(PYTEST) -m nightly
 
 # On Linux the package of an older PyTorch brings gigabytes of CUDA.
 test-oldest: OLDEST = $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
@@ -33,11 +39,15 @@ test-oldest:
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check torch==$(OLDEST)
 	grep -hv '^torch==' requirements.txt requirements-test.txt | \
 		.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
-	.venv-oldest/bin/python $(PYTEST) -m "not slow"
-	.venv-oldest/bin/python $(PYTEST) -m slow tests/test_ladder.py
+	.venv-oldest/bin/python $(PYTEST) -m "not slow and not nightly"
+	.venv-oldest/bin/python $(PYTEST) -m "slow and not nightly" tests/test_ladder.py
 
 gpu:
 	bash lab/gpu.sh
+
+pages:
+	mkdir -p out/pages
+	cp docs/ladder.html out/pages/index.html
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json

@@ -1,23 +1,17 @@
 """Documentation names only existing files, sections, scripts, targets and keys; the README's figures are measured."""
 
 import dataclasses
-import json
 import re
-import subprocess
-import sys
 
 import pytest
 from conftest import ROOT
 
-from nanoladder.config import Config, stage_files, stage_names
+from lab import climb, pages, readme
+from nanoladder.config import Config, stage_names
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PLACEHOLDERS = {"data/DATASET/prepare.py", "config/x.py", "amp.py"}  # the last is what `ladder.py show amp` prints
-MEASURED = {  # the mark of a figure in the README's table, and the folder in results/ that has it
-    "": "intel-xeon-2-threads-bf16/reference",
-    " †": "amd-epyc-2-threads-bf16/reference",
-}
 
 
 def without_fences(text):
@@ -68,10 +62,10 @@ def test_every_key_given_to_train_py_exists(page):
         assert keys.issuperset(re.findall(r"--(\w+)", words)), words
 
 
-def test_every_option_given_to_profile_py_exists():
-    found = subprocess.run([sys.executable, "profile.py", "--help"], cwd=ROOT, capture_output=True, text=True)
-    known = {field.name for field in dataclasses.fields(Config)} | set(re.findall(r"--(\w+)", found.stdout))
-    listed = found.stdout.partition("\nmodes:\n")[2].partition("\noptions:")[0]
+def test_every_option_given_to_profile_py_exists(run_main):
+    found = run_main(climb.main, "--help").out
+    known = {field.name for field in dataclasses.fields(Config)} | set(re.findall(r"--(\w+)", found))
+    listed = found.partition("\nmodes:\n")[2].partition("\noptions:")[0]
     modes = set(re.findall(r"^  (\w+) ", listed, flags=re.MULTILINE))
     for page in PAGES:
         for words in re.findall(r"\bprofile\.py(?: [^`#\n]*)?", code(page.read_text(encoding="utf-8"))):
@@ -85,39 +79,24 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def measured(folder):
-    """{stage: (speed, memory)} of the ladder measured in a folder, as the README words them."""
-    header, _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in (folder / "table.md").read_text(encoding="utf-8").split("\n\n")[2].splitlines()
-    ]
-    part = json.loads((folder / "results.json").read_text(encoding="utf-8"))["modes"]["ladder"]
-    found, before = {}, None
-    for row in (dict(zip(header, cells, strict=False)) for cells in rows):
-        stage = row[""]
-        if not part["rows"][stage].get("examine"):  # not applicable here
-            continue
-        peak = part["rows"][stage]["examine"][0]["memory"]["peak"]
-        if before is None:
-            found[stage] = f"{row['ms/step']} ms", f"{peak / 1e9:.3f} GB"
+def test_the_readme_has_the_ladder_as_it_was_measured():
+    """If it has not: python ladder.py docs."""
+    assert readme.README.read_text(encoding="utf-8") == readme.text()
+
+
+def test_the_readmes_figures_are_those_of_the_table_beside_the_measurements():
+    lines = (pages.MEASURED / "table.md").read_text(encoding="utf-8").split("\n\n")[2].splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = {cells[0]: dict(zip(header, cells, strict=False)) for cells in rows}
+    written = re.findall(
+        r"^\| \[(\w+)\].* \| (.*?) \| (.*?) \|$", readme.README.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [stage for stage, *_ in written] == stage_names()
+    for stage, speed, memory in written:
+        row = rows.get(stage, {})
+        if "last loss" not in row:
+            assert speed == memory == ""
+        elif stage == "naive":
+            assert (speed, memory) == (f"{row['ms/step']} ms", f"{row['tensors GB']} GB")
         else:
-            speed = row["against the stage before"]
-            speed = "≈ 1" if speed == "no measurable change" else speed.split()[0]
-            memory = "≈ 1" if abs(before / peak - 1) < 0.01 else f"{before / peak:.2f}×"
-            found[stage] = speed, memory
-        before = peak
-    return found
-
-
-def test_the_readme_has_a_row_for_every_stage_with_its_field_and_what_was_measured():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    written = re.findall(r"^\| \[(\w+)\]\(.*?\) \| [^|]+ \| (.*?) \| (.*?) \| (.*?) \|$", text, flags=re.MULTILINE)
-    marked = {mark: measured(ROOT / "results" / folder) for mark, folder in MEASURED.items()}
-    expected = []
-    for stage in stage_names():
-        assignment = stage_files(stage)[-1].read_text(encoding="utf-8").rpartition('"""')[2].strip()
-        field = "" if stage == "naive" else f"`{assignment.partition('  #')[0]}`"
-        mark = next((mark for mark, rows in marked.items() if stage in rows), None)
-        cells = ("", "") if mark is None else tuple(cell + mark for cell in marked[mark][stage])
-        expected.append((stage, field, *cells))
-    assert written == expected
+            assert speed == row["against the stage before"].replace("no measurable change", "≈ 1").split(" (")[0]
