@@ -50,7 +50,6 @@ REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an o
     "train.py": [*EAGER, "--max_steps=20", "--eval_windows=8"],
     "ladder": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive,flash"],
     "without": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive"],
-    "lab.sampling": ["--models=tiny", "--batch=1", "--device=cpu", "--minutes=1"],
     "losses": TINY,
     "optimizers": [*EAGER, "--repeats=1", "--steps=1", "--train_steps=6", "--grid=1"],
     "tune": [*EAGER, "--minutes=1.5"],
@@ -128,7 +127,6 @@ def parts(minutes=9.0, nanogpt=None):
             "python_stdlib",
             "optimizers",
         ),
-        Part("sampling", "lab.sampling", ("--minutes=4",), 0.5),
     ]
 
 

@@ -57,8 +57,6 @@ def lines_of(part, folder):
                 return probe(json.loads([line for line in lines if line.startswith("{")][-1]))
             case "pytest":
                 return tests((folder / "tests.log").read_text())
-            case "lab.sampling":
-                return sampling((folder / f"{part.name}.log").read_text())
             case "train.py":
                 return training((folder / part.name / "metrics.jsonl").read_text()), []
         if part.mode == "losses":
@@ -135,21 +133,6 @@ def tune(results):
     for race in results["confirmations"][-1:]:
         lines += [tuned.comparison(race), tuned.verdict({}, {}, race)["text"]]
     return [line for line in lines if line]
-
-
-def sampling(log):
-    """A line for each model and batch: tokens/s of the methods in half precision. One that fails is a fault."""
-    _, *found = re.split(r"^GPT-2 (.*, batch \d+)$", log.rpartition("; prompts of ")[2], flags=re.MULTILINE)
-    shown = {"transformers": "transformers", "cached": "cached", "cached, compiled": "compiled"}
-    shown |= {"int8, compiled": "int8"}
-    lines, faults = [], []
-    for name, table in zip(found[::2], found[1::2], strict=True):
-        rows = re.findall(r"^\| (.+), (\w+) \| ([^|]+) \|", table, re.MULTILINE)
-        speeds = {method: speed for method, _, speed in rows if speed[0].isdecimal()}  # half precision comes last
-        texts = [f"{short} {speeds[method]}" for method, short in shown.items() if method in speeds]
-        lines.append(f"{name}, tokens/s: {'; '.join(texts)}")
-        faults += [f"{name}, {method}, {dtype}: {note}" for method, dtype, note in rows if note.startswith("failed")]
-    return lines, faults
 
 
 def ladder(part, rows):

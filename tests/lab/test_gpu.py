@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lab import gpu, losses, plan, report, sampling
+from lab import gpu, losses, plan, report
 from lab.peers import mode as peers
 from lab.results import read_results
 from nanoladder.errors import BadInput
@@ -171,8 +171,6 @@ def test_every_part_has_a_valid_command(part, rehearse, tmp_path):
         reasons = plan.not_applicable(rows, options.mode, config_words)
         assert all(reason.startswith("not applicable") for reason in reasons.values())
         assert len(rows) > len(reasons)
-    elif part.program == "lab.sampling":
-        sampling.parse(words[words.index(part.program) + 1 :])
     elif part.program != "pytest":
         load_config(words[words.index(part.program) + 1 :])
     assert not part.dataset or part.dataset in gpu.DATASETS
@@ -228,21 +226,7 @@ def finished(tmp_path):
     (tmp_path / "train-reference").mkdir()
     metrics = {"step": 10, "train_loss": 1.5, "step_ms": 3.0}, {"step": 20, "train_loss": 1.25, "val_loss": 1.5}
     (tmp_path / "train-reference/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    (tmp_path / "sampling.log").write_text(generation(SPEEDS, 0.05) + generation(SPEEDS, 0.04))  # of two runs
     return tmp_path
-
-
-SPEEDS = {"recompute": 0.2, "transformers": 0.1, "cached": 0.05, "cached, compiled": 0.025}
-
-
-def generation(speeds, int8):
-    """The tables of lab/sampling.py; {method: seconds of a round} or a note, in float32 four times as many."""
-    found = {}
-    for method, seconds in {**speeds, "int8, compiled": int8}.items():
-        for dtype, factor in (("float32", 4), ("bfloat16", 1)):
-            figures = {"note": seconds} if isinstance(seconds, str) else {"round": factor * seconds, "share": 0.5}
-            found |= {sampling.Case(model, 2, method, dtype): figures for model in ("124M", "XL")}
-    return sampling.tables(found, PROBED["machine"] | {"threads": 2}, 4.0) + "\n"
 
 
 def done(parts):
@@ -268,7 +252,6 @@ def test_the_summary_says_in_seventy_lines_what_was_found(finished):
         "  kept attention=matmul: 1.18× (1.11–1.25)\n",
         " as fast as the finished loop\n",
         "  Lightning, compiled            2092.51 ms  2.26×",
-        "  XL, batch 2, tokens/s: transformers 20.0; cached 40.0; compiled 80.0; int8 50.0\n",
     ):
         assert found in text
     [curve] = [part for part in parts if part.name == "train-reference"]
@@ -345,15 +328,6 @@ def test_wrong_gradients_and_wrong_attention_are_wrong(finished, error):
     (finished / "probe.log").write_text(json.dumps(found))
     wrong = report.summary(gpu.parts()[:1], finished, {})[1]
     assert [fault.partition(" ")[0] for fault in wrong] == ["attention", "compiled"]
-
-
-def test_generation_that_fails_is_wrong_and_what_is_too_slow_is_left_out(finished):
-    speeds = SPEEDS | {"cached": "too slow: more than 30 s", "cached, compiled": "failed: RuntimeError: no"}
-    (finished / "sampling.log").write_text(generation(speeds, "out of memory"))
-    [part] = [part for part in gpu.parts() if part.name == "sampling"]
-    lines, wrong = report.lines_of(part, finished)
-    assert lines == [f"{model}, batch 2, tokens/s: transformers 20.0" for model in ("124M", "XL")]
-    assert wrong[0] == "124M, batch 2, cached, compiled, float32: failed: RuntimeError: no" and len(wrong) == 4
 
 
 def test_a_failed_test_is_named(finished):
