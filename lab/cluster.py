@@ -1,29 +1,167 @@
-"""Plans runs on many GPUs, on paper: the fastest layouts that fit.
+"""Plans runs on many GPUs, on paper: the memory and the time of a step in any layout, and the fastest that fit.
 
-python -m lab.cluster                                      # two tables of docs/parallelism.md
+python -m lab.cluster                                      # tables of docs/parallelism.md
 python -m lab.cluster config/x.py --gpus=64 [--key=value]  # the fastest layouts of this config
+
+A GPU computes at a constant rate, and a group's traffic moves at the rate of its slowest link. Weights and gradients
+move while the processes compute; they wait for activations.
 """
 
+import dataclasses
 import itertools
 import math
+from dataclasses import dataclass
 from nanoladder.entry import Parser, run_script
 
-from lab.step_time import ADAPTER, NODE, NVLINK, PEAK, Layout, gpt, predict_step
 from lab.tables import markdown
 from nanoladder.errors import BadInput
+from nanoladder.machine.device import PEAK_TFLOPS
 from nanoladder.parallel.mesh import Grid
-from nanoladder.parallel.pipeline import STAGES, can_schedule
+from nanoladder.parallel.pipeline import STAGES, can_schedule, predict_bubble
 from nanoladder.run import load_config
 
+PEAK = PEAK_TFLOPS["H100"] * 1e12  # FLOP/s in bfloat16
+RATE = 0.41 * PEAK  # while it computes: Megatron-Core's 1.7B, which is not cut (PUBLISHED)
+HBM = 3.35e12  # bytes/s of a GPU's memory (H100's datasheet)
+NODE = 8  # GPUs
+NVLINK = 0.75 * 450e9  # bytes/s that a GPU sends within a node: three quarters of the datasheet's
+ADAPTER = 0.75 * 400e9 / 8  # bytes/s that a GPU sends through its own adapter to another node
+HOP = 5e-6  # seconds for each hop of a ring
+ACTIVATIONS = 2 * 4 + 14 * 2  # bytes that a block keeps, per number of its width: the norms' inputs are float32
 FREE = 0.1  # share of a GPU's memory
 CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
-PLANS = {  # name: Model, tokens of a step in millions
-    "1.5B": (gpt(48, 1600, 25, 1024), 1),
-    "6.7B": (gpt(32, 4096, 32, 2048), 2),
-    "13B": (gpt(40, 5120, 40, 2048), 2),
-    "65B": (gpt(80, 8192, 64, 8192), 4),
-}
-GPUS = (8, 64, 512, 4096)
+
+
+# -- a step
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a GPT. block, outside: parameters of a block, of all else. head: those of the output head."""
+
+    n_layer: int
+    n_embd: int
+    n_head: int
+    context_length: int
+    block: int
+    outside: int
+    head: int
+
+    @property
+    def n_params(self):
+        return self.n_layer * self.block + self.outside
+
+    def flops(self, recompute=False):
+        """Floating-point operations for each token (as metrics.flops_per_token), or with all blocks recomputed."""
+        blocks = self.n_layer * (6 * self.block + 12 * self.n_embd * self.context_length)
+        return blocks * (4 / 3 if recompute else 1) + 6 * self.head
+
+
+def gpt(n_layer, n_embd, n_head, context_length, n_vocab=50304):
+    """Returns the Model of model.py without biases."""
+    block, head = 12 * n_embd**2 + 2 * n_embd, (n_vocab + 1) * n_embd  # with the last norm
+    return Model(n_layer, n_embd, n_head, context_length, block, head + context_length * n_embd, head)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A grid of processes, of which n_sharing hold one copy of their weights. rows: sequences of a micro-batch."""
+
+    grid: Grid
+    shard: str
+    n_sharing: int
+    rows: int
+    recompute: bool
+    schedule: str = "1f1b"
+
+    def __str__(self):
+        within = 1 < self.n_sharing < self.grid.data * self.grid.context
+        words = {
+            str(self.grid): True,
+            f"shard={self.shard}": self.shard != "none",
+            f"shard_within={self.n_sharing}": within,
+            self.schedule: self.grid.pipeline > 1,
+            "checkpointing": self.recompute,
+        }
+        return ", ".join(word for word, applies in words.items() if applies)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of one process: seconds of each part and in all, bubble (a share of one), bytes of memory.
+
+    tensor, context, pipeline: what each dimension sends, none of it hidden. data: what weights and gradients take;
+    exposed: the part of it that does not hide.
+    """
+
+    n_micro: int
+    compute: float
+    tensor: float
+    context: float
+    pipeline: float
+    data: float
+    exposed: float
+    update: float
+    bubble: float
+    memory: float
+    seconds: float
+
+
+def predict_step(model, layout, batch_size, rate=RATE):
+    """Returns the Step of a batch of so many sequences in all. rate: FLOP/s of a computing GPU."""
+    p, d, c, t = layout.grid
+    n, s = d * c, layout.n_sharing
+    n_micro = batch_size // d // layout.rows
+    tokens = layout.rows * model.context_length // c  # of a micro-batch, in all processes of a tensor group together
+    width = tokens * model.n_embd
+    layers, weights = model.n_layer / p, model.n_params / (t * p)  # of a process
+
+    # Of each micro-batch: the compute, no faster than weights are read; then what cannot hide behind it
+    passes = 3 if layout.recompute else 2
+    compute = max(tokens * model.flops(layout.recompute) / (t * p) / rate, (passes + 1) * 2 * weights / HBM)
+    # bytes per number: 2 before and 2 after a sublayer, and backward; the last is not recomputed; embedding and head
+    sums = layers * (16 + 6 * layout.recompute) + 12 / p
+    tensor = sums * width * (t - 1) / t / ring(t, 1) + layers * passes * 4 * (t - 1) * HOP
+    swaps = layers * passes * 4 * 2 * width / t * (c - 1) / c  # q, k, v and the output, 2 bytes each
+    context = swaps / (NVLINK if c * t <= NODE else ADAPTER) + layers * passes * 2 * (c - 1) * HOP
+    sends = 2 * STAGES[layout.schedule] * (p > 1)
+    pipeline = sends * (4 * width / t / (NVLINK if n * t * p <= NODE else ADAPTER) + HOP)
+
+    # Of the step: weights and gradients, behind the compute of all micro-batches or of one; then the update
+    regathers = layout.shard == "full" and p == 1
+    gathers = {"none": 0, "optimizer": 1, "full": 2 * n_micro if regathers else 1}[layout.shard]
+    data = (2 * gathers + 4) * weights * (s - 1) / s / ring(s, t) + (gathers + 1) * layers * (s - 1) * HOP
+    copies = n // s
+    data += 8 * weights / s * (copies - 1) / copies / ring(copies, t * s)
+    exposed = max(0.0, data - compute * (n_micro if regathers else 1))
+    update = 28 * weights / s / HBM  # reads weight, gradient and two moments, writes all but the gradient
+
+    bubble = predict_bubble(layout.schedule, p, n_micro)
+    seconds = n_micro * (compute + tensor + context + pipeline) / (1 - bubble) + exposed + update
+    parts = [n_micro * part for part in (compute, tensor, context, pipeline)]
+    memory = predict_bytes(model, layout, n_micro, width)
+    return Step(n_micro, *parts, data, exposed, update, bubble, memory, seconds)
+
+
+def ring(n, stride):
+    """Bytes/s that each of n processes sends in a ring, their ranks `stride` apart.
+
+    A ring leaves a node through the adapters of all its members there.
+    """
+    on_node = min(n, max(1, NODE // stride))
+    return NVLINK if on_node == n else min(NVLINK, on_node * ADAPTER)
+
+
+def predict_bytes(model, layout, n_micro, width):
+    """Returns the bytes of a process's tensors. width: numbers in the activations between blocks, of a tensor group."""
+    p, _, _, t = layout.grid
+    s, layers, weights = layout.n_sharing, model.n_layer / p, model.n_params / (t * p)
+    in_half = (2 * model.block + model.outside) / t if layout.shard == "full" and p == 1 else weights
+    waiting = 4 * weights if s > 1 and n_micro > 1 else 0  # whole float32 gradients, until the last micro-batch
+    block = ACTIVATIONS * width / t
+    kept = 4 * width / t if layout.recompute else block  # a block's float32 input
+    in_flight = min(n_micro, p * (1 + STAGES[layout.schedule]) / 2)  # micro-batches, on the first stage
+    return 16 * weights / s + 2 * in_half + waiting + layers * in_flight * kept + layout.recompute * block
 
 
 # -- the fastest layout
@@ -67,7 +205,16 @@ def fastest(model, n_gpus, batch_size, memory_gb=80):
     return sorted(fitting, key=order)
 
 
-# -- the tables
+# -- the plans
+
+
+PLANS = {  # name: Model, tokens of a step in millions
+    "1.5B": (gpt(48, 1600, 25, 1024), 1),
+    "6.7B": (gpt(32, 4096, 32, 2048), 2),
+    "13B": (gpt(40, 5120, 40, 2048), 2),
+    "65B": (gpt(80, 8192, 64, 8192), 4),
+}
+GPUS = (8, 64, 512, 4096)
 
 
 def plan(n_sequences, pair, model):
@@ -99,32 +246,107 @@ def plans():
     return table(rows)
 
 
-def traffic():
-    """The table of what a process sends in a step, by dimension, and of an example: 8 sequences of 6.7B on 8 GPUs."""
-    model, n = PLANS["6.7B"][0], 8
-    P, L, x = model.n_params, model.n_layer, n * model.context_length * model.n_embd  # x: of the group's tokens
-    sent = {
-        "data: DDP": ("8·P", 8 * P),
-        "`shard=optimizer`": ("(2 + 4)·P", 6 * P),
-        "`shard=full`": ("(4·m + 4)·P", 8 * P),
-        "tensor": ("(16·L + 12)·x", (16 * L + 12) * x),
-        "tensor, `checkpointing=every:1`": ("(22·L + 12)·x", (22 * L + 12) * x),
-        "context, by heads": ("16·L·x/n", 16 * L * x / n),
-        "context, gathered keys and values": ("8·L·x", 8 * L * x),
-    }
-    rows = {name: (f"{formula} · (n - 1)/n", number * (n - 1) / n) for name, (formula, number) in sent.items()}
-    rows["pipeline"] = "2·4·x", 8 * x
-    return table(
-        {
-            name: {
-                "bytes that a process sends": f"`{formula}`",
-                "GB": f"{number / 1e9:.2f}",
-                "ms in a node": f"{1e3 * number / NVLINK:,.0f}",
-                "ms between nodes": f"{1e3 * number / ADAPTER:,.0f}",
+# -- beside published figures
+
+
+def llama(n_layer, n_embd, n_head, n_hidden, context_length=8192):
+    """A Model of Llama 3: gated MLPs of n_hidden, 8 heads of keys and values, an untied head for 128,256 tokens."""
+    block = n_embd * (2 * n_embd + 16 * n_embd // n_head + 3 * n_hidden + 2)
+    head = 128256 * n_embd
+    return Model(n_layer, n_embd, n_head, context_length, block, 2 * head + n_embd, head)
+
+
+def megatron(n_layer, n_embd, n_head):
+    """A Model of Megatron-Core's benchmark: a GPT with an untied head for 131,072 tokens."""
+    head = 131072 * n_embd
+    return dataclasses.replace(gpt(n_layer, n_embd, n_head, 4096), outside=2 * head, head=head)
+
+
+LLAMA_8B, LLAMA_70B = llama(32, 4096, 32, 14336), llama(80, 8192, 64, 28672)
+# Source: rows of (Model, Layout, sequences a step, published figure, its unit for a GPU). The source's first row gives
+# the rate of its GPUs. Megatron-Core's and Llama 3's micro-batches and schedules are ours.
+PUBLISHED = {
+    "torchtitan": [
+        (LLAMA_8B, Layout(Grid(data=8), "full", 8, 2, False), 16, 6667, "tokens/s"),
+        (LLAMA_8B, Layout(Grid(data=128), "full", 128, 2, False), 256, 6514, "tokens/s"),
+        (LLAMA_8B, Layout(Grid(data=8, tensor=8), "full", 8, 12, False), 96, 4378, "tokens/s"),
+        (LLAMA_70B, Layout(Grid(data=32, tensor=8), "full", 32, 16, True), 512, 597.3, "tokens/s"),
+    ],
+    "Megatron-Core": [
+        (
+            megatron(n_layer, n_embd, n_head),
+            Layout(Grid(pipeline, 48, 1, tensor), "optimizer", 48, 4 if pipeline == 1 else 1, False, "interleaved"),
+            batch_size,
+            tflops,
+            "TFLOP/s",
+        )
+        for n_layer, n_embd, n_head, tensor, pipeline, batch_size, tflops in (
+            (24, 2048, 16, 1, 1, 192, 408.8),
+            (30, 4096, 32, 2, 1, 192, 465.9),
+            (32, 6144, 48, 4, 1, 192, 489.1),
+            (48, 7168, 56, 8, 1, 192, 459.6),
+            (84, 8192, 64, 8, 2, 384, 419.7),
+            (96, 12288, 96, 8, 6, 1152, 432.8),
+            (112, 18432, 144, 8, 16, 3072, 459.9),
+        )
+    ],
+    "Llama 3": [
+        (
+            llama(126, 16384, 128, 53248, context_length),
+            Layout(Grid(16, data, context, 8), "optimizer", data * context, 1, False, "interleaved"),
+            2**24 // context_length,
+            tflops,
+            "TFLOP/s",
+        )
+        for context_length, data, context, tflops in ((8192, 64, 1, 430), (8192, 128, 1, 400), (131072, 8, 16, 380))
+    ],
+}
+
+
+def rate_of(row):
+    """FLOP/s of a computing GPU with which a published row is predicted as it was measured."""
+    rate = PEAK
+    for _ in range(50):
+        rate *= measured(row) / predicted(row, rate, hidden=False)
+    return rate
+
+
+def measured(row):
+    """FLOP/s of a GPU in a published row."""
+    model, _, _, figure, unit = row
+    return figure * (model.flops() if unit == "tokens/s" else 1e12)
+
+
+def predicted(row, rate, hidden):
+    """FLOP/s of a GPU, predicted; hidden: if all that tensor and context parallelism send hid behind the compute."""
+    model, layout, batch_size, *_ = row
+    step = predict_step(model, layout, batch_size, rate)
+    seconds = step.seconds - hidden * (step.tensor + step.context) / (1 - step.bubble)
+    return batch_size * model.context_length * model.flops() / math.prod(layout.grid) / seconds
+
+
+def published():
+    """The table of PUBLISHED beside what is predicted."""
+    rows = {}
+    for source, of_source in PUBLISHED.items():
+        rate = rate_of(of_source[0])
+        for row in of_source:
+            model, layout, _, figure, unit = row
+            name = f"{source} {model.n_params / 1e9:.3g}B, {math.prod(layout.grid):,}"
+            name += f", context {model.context_length:,}" * (name in rows)
+            flops = measured(row), predicted(row, rate, hidden=False), predicted(row, rate, hidden=True)
+            shares = [f"{figure / PEAK:.0%}" for figure in flops]
+            rows[name] = {
+                "layout": str(layout),
+                "published": f"{figure:,} {unit}",
+                "MFU": shares[0],
+                "predicted": "gives the rate" if row is of_source[0] else shares[1],
+                "if it hid": shares[2] if shares[2] != shares[1] else "",
             }
-            for name, (formula, number) in rows.items()
-        }
-    )
+    return table(rows)
+
+
+# -- the command
 
 
 def table(rows):
@@ -143,7 +365,7 @@ def main(argv):
     parser.add_argument("--memory_gb", type=float, default=80, help="of a GPU, in 1e9 bytes (default: %(default)s)")
     options, words = parser.parse_known_args(argv)
     if not argv:
-        print(traffic(), plans(), sep="\n\n")
+        print(plans(), published(), sep="\n\n")
         return
     if options.gpus < 1:
         raise BadInput(f"--gpus={options.gpus}: expected at least 1")

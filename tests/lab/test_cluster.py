@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 from conftest import ROOT
 
-from lab import cluster, published, step_time
+from lab import cluster
+from lab.cluster import ADAPTER, NVLINK, Layout, gpt, predict_step, ring
 from lab.predict import predict_memory
-from lab.step_time import ADAPTER, NVLINK, Layout, gpt, predict_step, ring
 from model import GPT
 from nanoladder.config import Config
 from nanoladder.errors import BadInput
@@ -16,6 +17,7 @@ from nanoladder.parallel.mesh import Grid
 from nanoladder.run.metrics import flops_per_token
 
 SMALL = Config(n_layer=4, n_head=4, n_embd=512, context_length=512, vocab_size=512, batch_size=8, compile=False)
+PAGE = (ROOT / "docs/parallelism.md").read_text(encoding="utf-8")
 ALONE = Layout(Grid(), "none", 1, 8, False)
 
 
@@ -81,9 +83,10 @@ def test_the_fastest_layouts_divide_all_and_fit(n_gpus, batch_size):
     assert cluster.fastest(model, n_gpus, batch_size, memory_gb=0.1) == []
 
 
-def test_the_table_of_traffic_is_that_of_the_steps(monkeypatch):
-    monkeypatch.setattr(step_time, "HOP", 0.0)
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in cluster.traffic().splitlines()[2:]]
+def test_the_docs_table_of_traffic_is_that_of_the_steps(monkeypatch):
+    monkeypatch.setattr(cluster, "HOP", 0.0)
+    table = re.search(r"ms in a node .*\n.*\n((?:\|.*\n)*)", PAGE)[1]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     in_node = {name: float(ms.replace(",", "")) / 1e3 for name, _, _, ms, _ in lines}
     model, whole = cluster.PLANS["6.7B"][0], Layout(Grid(data=8), "none", 1, 1, False)
 
@@ -104,23 +107,16 @@ def test_the_table_of_traffic_is_that_of_the_steps(monkeypatch):
         assert in_node[name] == pytest.approx(seconds, abs=1e-3), name
 
 
-def test_the_tables_of_the_docs_are_the_commands_output():
-    page = (ROOT / "docs/parallelism.md").read_text(encoding="utf-8")
-    assert cluster.traffic() in page
-    assert cluster.plans() in page
-    assert published.published() in page
-
-
-def test_published_figures_take_no_argument_but_help(run_main, refused):
-    assert "unrecognized arguments: --gpus=8" in refused(published.main, "--gpus=8")
-    result = run_main(published.main, "--help")
-    assert result.code == 0 and result.out.startswith("usage: python -m lab.published")
+def test_the_tables_of_the_docs_are_the_commands_output(capsys):
+    cluster.main([])
+    plans, published = capsys.readouterr().out.strip().split("\n\n")
+    assert plans in PAGE and published in PAGE
 
 
 def test_a_published_row_that_gives_the_rate_is_predicted_as_measured():
-    for rows in published.PUBLISHED.values():
-        rate = published.rate_of(rows[0])
-        assert published.predicted(rows[0], rate, hidden=False) == pytest.approx(published.measured(rows[0]), rel=1e-3)
+    for rows in cluster.PUBLISHED.values():
+        rate = cluster.rate_of(rows[0])
+        assert cluster.predicted(rows[0], rate, hidden=False) == pytest.approx(cluster.measured(rows[0]), rel=1e-3)
 
 
 @pytest.mark.parametrize(
