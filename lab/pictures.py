@@ -194,30 +194,6 @@ def sensitivity(axis, rows, styles):
     axis.set_xticks([], minor=True)
 
 
-def draw_peers(rows, title, path):
-    """Plots the rows of peers.mode.summarize to a file: bars of time, of tensors and, behind, of resident memory.
-
-    Rows of one peer have one color.
-    """
-    names = [row["name"] for row in rows]
-    of_peer = dict(zip(dict.fromkeys(row["peer"] for row in rows), (LINES[4], *LINES[1:4]), strict=False))
-    colors = [of_peer[row["peer"]] for row in rows]
-    figure, (left, right) = subplots(1, 2, figsize=(12, 1.5 + 0.36 * len(rows)), sharey=True, width_ratios=[3, 2])
-    bars = left.barh(names, [1e3 * row["seconds"] for row in rows], color=colors, height=0.7)
-    left.bar_label(bars, [f"{milliseconds(row['seconds'])} ms" for row in rows], padding=4)
-    left.set(title="time of a step, ms")
-    peaks, resident = ([row.get(part, 0.0) / 1e9 for row in rows] for part in ("peak", "resident"))
-    bars = right.barh(names, list(map(max, peaks, resident)), color=colors, height=0.7, alpha=0.3)
-    right.barh(names, peaks, color=colors, height=0.7)
-    right.bar_label(bars, [f"{peak:.3g} GB" for peak in peaks], padding=4)
-    right.set(title="peak memory of all tensors, GB" + " (pale: resident)" * any(resident))
-    for axis in (left, right):
-        axis.margins(x=0.15)
-        axis.spines[["top", "right"]].set_visible(False)
-    left.invert_yaxis()
-    save(figure, title, path)
-
-
 def draw_rounds(effect, metric, title, path):
     """Plots the changes of a judgment's rounds to a file: dots, their median and its interval, and equal versions."""
     changes, equal = ([metric.scale * change for change in part] for part in (effect.changes, effect.equal))

@@ -5,53 +5,36 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from nanoladder.checkpoint.huggingface import their_config, their_tensors
 
+HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
+SAME = {"max_steps": "max_steps", "learning_rate": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}
+SAME |= {"per_device_train_batch_size": "batch_size", "max_grad_norm": "grad_clip"}  # its name: ours
+SAME |= {"adam_beta1": "beta1", "adam_beta2": "beta2"}
+OFF = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+
 
 def train(task):
     """Trains until the clock ends it. Returns the setting in words and the dtype."""
     task.clock.start()
-    best = settings(task) if task.best else {}
+    best = {}
+    if task.best:  # what its guide to performance names, as far as it acts here
+        best = {"torch_compile": True, **HALF.get(task.dtype, {}), "dataloader_num_workers": task.config.num_workers}
     if task.best and task.device.type == "cuda":
         # To compile, its arguments turn on TF32 by PyTorch's newer switch; the compiler fails if the older one differs.
         torch.set_float32_matmul_precision("high")
-    trainer = Recorder(
-        build_model(task),
-        arguments(task, best),
-        train_dataset=task.sequences(),
-        data_collator=collate,
-    )
-    trainer.add_callback(Stopper(trainer, task.clock))
-    trainer.train()
-    return ", ".join(f"{key}={value}" for key, value in best.items()), task.dtype if task.best else "float32"
-
-
-def settings(task):
-    """The settings that its guide to performance names, as far as they act here."""
-    half = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}.get(task.dtype, {})
-    return {"torch_compile": True, **half, "dataloader_num_workers": task.config.num_workers}
-
-
-def arguments(task, best):
-    config = task.naive
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(task.folder),
-        per_device_train_batch_size=config.batch_size,
-        max_steps=config.max_steps,
-        learning_rate=config.learning_rate,
         lr_scheduler_type="constant",
-        weight_decay=config.weight_decay,
-        adam_beta1=config.beta1,
-        adam_beta2=config.beta2,
-        max_grad_norm=config.grad_clip,
-        seed=config.seed,
         use_cpu=task.device.type == "cpu",
         train_sampling_strategy="sequential",
         remove_unused_columns=False,  # shift_labels is none of the forward's own parameters
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **{key: getattr(task.naive, name) for key, name in SAME.items()},
+        **OFF,
         **best,
     )
+    trainer = Recorder(build_model(task), arguments, train_dataset=task.sequences(), data_collator=collate)
+    trainer.add_callback(Stopper(trainer, task.clock))
+    trainer.train()
+    return ", ".join(f"{key}={value}" for key, value in best.items()), task.dtype if task.best else "float32"
 
 
 def build_model(task):

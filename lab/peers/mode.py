@@ -1,7 +1,7 @@
 """Measures this loop beside those that people use: python profile.py config/x.py --mode=peers [--nanogpt=PATH]
 
 Every row trains from the same weights on the same batches with the same hyperparameters, in processes of its own
-(worker.py). On a CPU, one counts the bytes of its tensors. The others time it; rows take turns, round after round.
+(task.py). Rows take turns, round after round.
 """
 
 import hashlib
@@ -9,21 +9,21 @@ import math
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lab import pictures, tables
+from lab import tables
 from lab.launch import run_alone
 from lab.measure import WARMUP
-from lab.results import commit, default_folder, resume, write
+from lab.results import default_folder, resume, write
 from lab.summary import Row, speedup, timing
 from lab.tuned import config_path
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-NEEDED = {"transformers": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
+NEEDED = {"huggingface": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
 INSTALL = "pip install -r requirements-peers.txt"
+CHECKOUT = ("train.py", "model.py", "configurator.py")  # of nanoGPT
 CODE = ["lab/peers/*.py"]  # the figures depend on it
 ALIKE = {  # key: its only value with which every peer trains the same
     **{"stage": "", "optimizer": "adamw", "freeze": "none", "dropout": 0.0},
@@ -31,25 +31,8 @@ ALIKE = {  # key: its only value with which every peer trains the same
 }
 
 
-class Loop(NamedTuple):
-    """A row: a peer at its defaults or at its best, and words that are added to the config's."""
-
-    peer: str
-    best: bool = False
-    words: tuple = ()
-
-    def command(self, checkout):
-        """The words of worker.py for it."""
-        nanogpt = [f"--nanogpt={checkout}"] if self.peer == "nanogpt" else []
-        return [f"--peer={self.peer}", *["--best"] * self.best, *nanogpt, *self.words]
-
-    def settings(self):
-        """The contents of the config files among its words."""
-        return [Path(word).read_text(encoding="utf-8") for word in self.words if word.endswith(".py")]
-
-
 def compare(options, config_words, conditions):
-    """Measures what peers.json does not hold yet, and writes it after each process, then peers.md and peers.png.
+    """Measures what peers.json does not hold yet, and writes it, and peers.md, after each process.
 
     conditions: function that returns those of the results.
     """
@@ -60,37 +43,31 @@ def compare(options, config_words, conditions):
     if none_is_here(reasons):
         raise BadInput(f"--mode=peers: no peer can be measured; expected {INSTALL}, or --nanogpt=PATH of a checkout")
     conditions = conditions()
-    folder, machine = Path(options.out_dir or default_folder(conditions)), conditions["machine"]
-    tuned = config_path(machine, options.given, options.tuned_dir)
-    loops = rows(tuned if tuned.exists() else None)
+    folder = Path(options.out_dir or default_folder(conditions))
+    loops = rows(config_path(conditions["machine"], options.given, options.tuned_dir), checkout)
     results = resume(folder / "peers.json", conditions, {"rows": dict}) or {**conditions, "rows": {}}
-    for name, loop in loops.items():
-        own = {"words": loop.command(checkout), "version": version(loop.peer, checkout), "settings": loop.settings()}
-        row = results["rows"].get(name, {})
-        compared = ["words", "settings"] if loop.peer == "nanoladder" else own  # its code is among the conditions
-        if any(row.get(key) != own[key] for key in compared):
-            row = results["rows"][name] = {"peer": loop.peer, **own}
-        row["note"] = reasons.get(loop.peer)
+    for name, (peer, words) in loops.items():
+        own = {"peer": peer, "words": words, "version": version(peer, words, checkout)}
+        if any(results["rows"].get(name, {}).get(key) != own[key] for key in own):
+            results["rows"][name] = {**own, "time": []}
+        results["rows"][name]["note"] = reasons.get(peer)
     write(folder, {"peers.json": results, "peers.md": table(results)})
-    with tqdm(tasks(loops, options.repeats, bool(machine["gpu"])), unit="process") as bar:
-        for name, measurement, count in bar:
+    # Every second round goes backwards, as in the ladder
+    turns = [(n, name) for n in range(options.repeats) for name in (reversed(loops) if n % 2 else loops)]
+    with tqdm(turns, unit="process") as bar:
+        for n, name in bar:
             row = results["rows"][name]
-            bar.set_postfix_str(f"{name}, {measurement}")
-            done = row.setdefault(measurement, [])
-            if len(done) >= count or row["note"]:
+            bar.set_postfix_str(name)
+            if len(row["time"]) > n or row["note"]:
                 continue
-            words = [*config_words, *row["words"], f"--steps={options.steps}"]  # a tuned config comes last
+            words = [f"--peer={row['peer']}", f"--steps={options.steps}", *config_words, *row["words"]]  # tuned: last
             try:
-                done.append(run_alone(measurement, words, module="lab.peers.worker"))
+                row["time"].append(run_alone("time", words, module="lab.peers.task"))
             except RuntimeError as error:
                 row["note"] = str(error).removeprefix("error: ")
-                bar.write(f"{name}, {measurement}: {row['note']}")
+                bar.write(f"{name}: {row['note']}")
             write(folder, {"peers.json": results, "peers.md": table(results)})
-    if drawn := [row for row in summarize(results) if "seconds" in row and "peak" in row]:
-        title = pictures.heading("peers", results["config"], tables.device(results))
-        pictures.draw_peers(drawn, title, folder / "peers.png")
-    print(brief(results))
-    print(f"\nwritten: {folder}/peers.md with all figures, peers.json and peers.png")
+    print(f"{brief(results)}\n\nwritten: {folder}/peers.md with all figures, and peers.json")
 
 
 # -- the rows
@@ -113,7 +90,7 @@ def require_comparable(config):
 
 def require_checkout(path):
     """The absolute path of a checkout of nanoGPT. Raises BadInput if it is none."""
-    if absent := [name for name in ("train.py", "model.py", "configurator.py") if not Path(path, name).is_file()]:
+    if absent := [name for name in CHECKOUT if not Path(path, name).is_file()]:
         raise BadInput(
             f"--nanogpt={path}: no {absent[0]} there; expected a checkout of https://github.com/karpathy/nanoGPT"
         )
@@ -121,13 +98,11 @@ def require_checkout(path):
 
 
 def missing(checkout):
-    """{peer: the reason why it cannot be measured}, for all but ours."""
-    reasons = {}
+    """{peer: the reason why it cannot be measured}."""
+    reasons = {} if checkout else {"nanogpt": "needs a checkout: --nanogpt=PATH"}
     for peer, packages in NEEDED.items():
         if absent := [name for name in packages if find_spec(name) is None]:
             reasons[peer] = f"needs {' and '.join(absent)}: {INSTALL}"
-    if not checkout:
-        reasons["nanogpt"] = "needs a checkout: --nanogpt=PATH"
     return reasons
 
 
@@ -136,43 +111,30 @@ def none_is_here(reasons):
     return len(reasons) > len(NEEDED)
 
 
-def rows(tuned):
-    """{row: its Loop}. tuned: path of the config that --mode=tune has found for this machine, or None."""
-    ours = {"naive": Loop("nanoladder", words=("--stage=naive",)), "finished": Loop("nanoladder")}
-    if tuned:
-        ours["tuned"] = Loop("nanoladder", words=(str(tuned), "--micro_batch_size=0"))  # a batch at once, as all
-    return ours | {
-        "nanoGPT": Loop("nanogpt"),
-        "nanoGPT, compiled": Loop("nanogpt", best=True),
-        "Hugging Face Trainer": Loop("transformers"),
-        "Hugging Face Trainer, compiled": Loop("transformers", best=True),
-        "Lightning": Loop("lightning"),
-        "Lightning, compiled": Loop("lightning", best=True),
-    }
-
-
-def version(peer, checkout):
-    """The version of a peer in words; None of one that is not here."""
-    if peer == "nanoladder":
-        return f"nanoladder {commit()}"
-    if peer == "nanogpt":
-        return checkout and f"nanoGPT {commit(checkout) if (checkout / '.git').exists() else ''} ({digest(checkout)})"
-    installed = [name for name in NEEDED[peer] if find_spec(name)]
-    return ", ".join(f"{name} {metadata.version(name)}" for name in installed)
-
-
-def digest(checkout):
-    """Eight hexadecimal digits of nanoGPT's code."""
-    code = b"".join((checkout / name).read_bytes() for name in ("train.py", "model.py", "configurator.py"))
-    return hashlib.sha256(code).hexdigest()[:8]
-
-
-def tasks(loops, repeats, on_gpu):
-    """[(row, measurement, how many of them it has afterwards)]; every second round goes backwards, as in the ladder."""
-    found = [(name, "memory", 1) for name in loops if not on_gpu]  # which knows its peak by itself
-    for count in range(1, repeats + 1):
-        found += [(name, "time", count) for name in (loops if count % 2 else reversed(loops))]
+def rows(tuned, checkout):
+    """{row: (its peer, the words that it adds)}. tuned: where --mode=tune writes the config of this machine."""
+    found = {"naive": ("ours", ["--stage=naive"]), "finished": ("ours", [])}
+    if tuned.exists():
+        found["tuned"] = "ours", [str(tuned), "--micro_batch_size=0"]  # a batch at once, as all
+    nanogpt = [f"--nanogpt={checkout}"] if checkout else []
+    peers = ("nanoGPT", "nanogpt", nanogpt), ("Hugging Face Trainer", "huggingface", []), ("Lightning", "lightning", [])
+    for name, peer, words in peers:
+        found |= {name: (peer, words), f"{name}, compiled": (peer, [*words, "--best"])}
     return found
+
+
+def version(peer, words, checkout):
+    """The version of a peer in words, empty if it is not here; of ours, that of a tuned config."""
+    if peer in NEEDED:
+        return ", ".join(f"{name} {metadata.version(name)}" for name in NEEDED[peer] if find_spec(name))
+    if peer == "nanogpt":
+        return f"nanoGPT {digest(checkout / name for name in CHECKOUT)}" if checkout else ""
+    return "".join(f"tuned {digest([Path(word)])}" for word in words if word.endswith(".py"))
+
+
+def digest(paths):
+    """Eight hexadecimal digits of the contents of files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:8]
 
 
 # -- the report
@@ -180,46 +142,38 @@ def tasks(loops, repeats, on_gpu):
 
 def summarize(results):
     """A summary.Row for each row: its figures, as far as they were measured."""
-    found, naive = [], results["rows"]["naive"].get("time")
+    found, naive = [], results["rows"]["naive"]["time"]
     for name, measured in results["rows"].items():
-        row = Row(name=name, note=measured["note"], peer=measured["peer"], threads=None, dtype="", setting=None)
+        row = Row(name=name, note=measured["note"])
         row |= {"dropout": 0.0, "another_update": False}  # as require_comparable demands; report.py asks
         if timed := measured.get("time"):
             losses = timed[0]["losses"]
-            row |= timing(timed) | {key: timed[0][key] for key in ("dtype", "setting", "threads")}
-            row["loss"] = losses[-1]
+            row |= timing(timed) | {"loss": losses[-1], "dtype": timed[0]["dtype"], "setting": timed[0]["setting"]}
+            row["peak"] = timed[0].get("peak") or timed[0]["resident_bytes"]
             if naive:
-                row["gap"] = max(gap(*pair) for pair in zip(losses, naive[0]["losses"], strict=True))
-            if measured["peer"] == "nanoladder":
-                row["setting"] = " ".join(measured["words"][1:]) or "as configured"
-        figures = [*measured.get("memory", []), *measured.get("time", [])]
-        if figures and figures[0].get("peak"):
-            row["peak"] = figures[0]["peak"]
+                gaps = [abs(a - b) for a, b in zip(losses, naive[0]["losses"], strict=True)]
+                row["gap"] = max(gap if math.isfinite(gap) else math.inf for gap in gaps)
+            if measured["peer"] == "ours":
+                row["setting"] = " ".join(measured["words"]) or "as configured"
         found.append(row)
     return found
-
-
-def gap(a, b):
-    """The difference of two losses; infinite if one is not finite."""
-    return abs(a - b) if math.isfinite(a - b) else math.inf
 
 
 def columns(rows, results):
     """{heading: row -> text} of the table, the most important first."""
     finished = next(row for row in rows if row["name"] == "finished")
+    memory = "tensors" if results["machine"]["gpu"] else "resident"
     return {
         "ms/step": lambda row: tables.milliseconds(row["seconds"]),
         "time against finished": lambda row: speedup(row, finished),
-        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        f"{memory} GB": lambda row: f"{row['peak'] / 1e9:.3f}",
         "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
         "IQR": lambda row: tables.milliseconds(row["iqr"], row["seconds"]),
-        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}",
         f"loss of step {WARMUP + results['steps']}": lambda row: f"{row['loss']:.4f}",
         "losses differ from naive's by": lambda row: f"{row['gap']:.1g}" if math.isfinite(row["gap"]) else "diverged",
         "first step s (later processes)": tables.first_steps,
         "dtype": lambda row: row["dtype"],
-        "threads": lambda row: "" if row["threads"] in (None, results["machine"]["threads"]) else str(row["threads"]),
-        "setting": lambda row: row["setting"] or "its defaults" * (row["setting"] == ""),
+        "setting": lambda row: row["setting"] or "its defaults",
     }
 
 
@@ -233,15 +187,14 @@ def brief(results):
 
 def table(results):
     """The measurements in Markdown: the conditions, the rows, the versions, and what is the same for all of them."""
-    found, keys, steps = summarize(results), results["keys"], results["steps"]
-    rounds = max((len(row["rounds"]) for row in found if "rounds" in row), default=0)
+    found, keys = summarize(results), results["keys"]
     versions = dict.fromkeys(row["version"] for row in results["rows"].values() if row["version"])
+    conditions = [tables.machine_in_words(results["machine"]), f"torch {results['machine']['torch']}", *versions]
     return "\n\n".join(
         [
             f"## peers: `{' '.join(results['config'])}`",
-            f"{tables.machine_in_words(results['machine'])}; torch {results['machine']['torch']}; "
-            f"{'; '.join(versions)}. A step is {keys['batch_size']} × {keys['context_length']} tokens; medians over up "
-            f"to {rounds} processes, each of which times at least {steps} steps after {WARMUP}.",
+            f"{'; '.join(conditions)}. A step is {keys['batch_size']} × {keys['context_length']} tokens; medians over "
+            f"the processes, each of which times at least {results['steps']} steps after {WARMUP}.",
             tables.markdown(columns(found, results), found),
             "All rows start from the same weights and train on the same batches, with AdamW at a constant learning "
             f"rate of {keys['learning_rate']:g}; the time includes loading the batches. Against finished stands the "

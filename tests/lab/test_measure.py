@@ -13,7 +13,7 @@ from conftest import ROOT, flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
 from lab import anatomy, limits, measure, pages
-from lab.peers import worker
+from lab.peers import task
 from nanoladder.run import load_config
 
 LADDER = pages.fields("naive")
@@ -342,13 +342,13 @@ def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense):
 
 
 @pytest.mark.parametrize(
-    "program, part, words", [(measure, "trial", ["trial"]), (worker, "measure", ["time", "--peer=nanoladder"])]
+    "program, part, words", [(measure, "trial", ["trial"]), (task, "measure", ["time", "--peer=ours"])]
 )
 def test_memory_that_runs_out_is_one_line(program, part, words, monkeypatch, dense):
     def fail(*_):
         raise MemoryError
 
     monkeypatch.setattr(program, part, fail)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # worker.main would set it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # task.main would set it
     with pytest.raises(SystemExit, match="error: out of memory"):
         program.main([*words, *flags(dataset=dense)])

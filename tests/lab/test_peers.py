@@ -4,21 +4,19 @@ import itertools
 import json
 import re
 import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, build, flags, replace, tiny
+from conftest import ROOT, build, flags, tiny
 
 import train
-from lab import climb, pictures
+from lab import climb
 from lab.launch import run_alone
 from lab.peers import mode, nanogpt, task
 from lab.peers.task import Clock, Sequences, Task
 from lab.tuned import config_path
-from nanoladder import data
 from nanoladder.errors import BadInput
 
 CPU = torch.device("cpu")
@@ -79,18 +77,19 @@ def run_script(checkout, monkeypatch):
         monkeypatch.setattr(sys, name, list(getattr(sys, name)))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setitem(sys.modules, "model", sys.modules["model"])
-    return lambda task: nanogpt.train(task, checkout)
+    monkeypatch.setattr(torch, "randint", torch.randint)
+    return nanogpt.train
 
 
 @pytest.fixture
-def given(dense, tmp_path):
+def given(dense, tmp_path, checkout):
     """given(n, **overrides) -> the Task of n steps."""
 
     def make(n, best=False, **overrides):
         constant = {"warmup_steps": 0, "min_lr": 1e-2, "max_steps": 1000}
         config = tiny(**{"dataset": str(dense), **constant, **overrides})
         (tmp_path / "task").mkdir()
-        return Task(config, config, Clock(CPU, 1, n - 1, 0), best, tmp_path / "task")
+        return Task(config, config, Clock(CPU, 1, n - 1, 0), best, tmp_path / "task", checkout)
 
     return make
 
@@ -107,7 +106,7 @@ def our_losses(task, n):
 # -- the clock
 
 
-@pytest.mark.parametrize("window, n", [(0, 6), (3, 6), (8, 6 + 10), (20, 6 + 16 + 24)])
+@pytest.mark.parametrize("window, n", [(0, 6), (4, 6), (5, 6 + 8), (20, 6 + 8 + 16 + 32)])
 def test_the_clock_leaves_the_first_steps_out_and_times_the_least_number_and_the_least_time(window, n, monkeypatch):
     """Steps of a second each; the first two take a hundred."""
     now, clock = 0, Clock(CPU, 2, 4, window)
@@ -118,7 +117,7 @@ def test_the_clock_leaves_the_first_steps_out_and_times_the_least_number_and_the
         if clock.step(float(number)):
             break
     assert (number, clock.first, clock.seconds) == (n, 100, 1)
-    assert clock.losses == [float(i) for i in range(1, n + 1)]
+    assert clock.figures(6)["losses"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 # -- what each is given
@@ -209,9 +208,8 @@ def test_on_a_gpu_the_compiler_can_read_the_precision_that_the_trainers_argument
             torch.backends.fp32_precision = "tf32"  # as TrainingArguments does on Ampere and later
             read.append(torch.get_float32_matmul_precision())  # as the compiler does
 
-    monkeypatch.setattr(huggingface, "Recorder", lambda *_, **__: Trainer())
-    for name in ("arguments", "settings", "build_model"):
-        monkeypatch.setattr(huggingface, name, lambda *_: {})
+    for name, stub in {"Recorder": Trainer(), "TrainingArguments": None, "build_model": None}.items():
+        monkeypatch.setattr(huggingface, name, lambda *_, stub=stub, **__: stub)
     try:
         huggingface.train(mock.MagicMock(best=True, device=torch.device("cuda")))
     finally:
@@ -225,11 +223,10 @@ def test_on_a_gpu_the_compiler_can_read_the_precision_that_the_trainers_argument
 
 @pytest.fixture
 def measured(monkeypatch, dense, tmp_path, checkout, capsys):
-    """measured(answer, *words) -> peers.json and the output; answer(peer, best, measurement) plays processes.
+    """measured(answer, *words) -> peers.json and the output; answer(peer, best) plays processes, on measured.gpu.
 
     measured.commands: the words of each.
     """
-    monkeypatch.setattr(mode.pictures, "draw_peers", lambda rows, title, path: path.write_text(title))
     monkeypatch.setattr(mode, "find_spec", lambda name: None if name == "accelerate" else name)
     monkeypatch.setattr(mode.metadata, "version", lambda name: "1.0")
 
@@ -237,9 +234,8 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
         def run_alone(measurement, words, module=None):
             if measurement == "machine":
                 return MACHINE | {"gpu": run.gpu}
-            peer = re.search(r"--peer=(\w+)", " ".join(words))[1] + " naive" * ("--stage=naive" in words)
             run.commands.append(words)
-            return answer(peer, "--best" in words, measurement)
+            return answer(words[0].removeprefix("--peer=") + " naive" * ("--stage=naive" in words), "--best" in words)
 
         for module in (climb, mode):
             monkeypatch.setattr(module, "run_alone", run_alone)
@@ -251,12 +247,10 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
     return run
 
 
-def answer(peer, best, measurement):
-    if measurement == "memory":
-        return {"peak": 2e9}
-    seconds = {"nanoladder": 1.0, "nanoladder naive": 2.5, "nanogpt": 2.0 - best, "lightning": 3.0}[peer]
+def answer(peer, best):
+    seconds = {"ours": 1.0, "ours naive": 2.5, "nanogpt": 2.0 - best, "lightning": 3.0}[peer]
     figures = {"first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "losses": [5.0, 4.0 - best / 100]}
-    return figures | {"seconds": seconds, "threads": 4, "setting": "--x=1" * best, "dtype": "float32"}
+    return figures | {"seconds": seconds, "peak": None, "setting": "--x=1" * best, "dtype": "float32"}
 
 
 def test_the_table_sets_every_peer_beside_the_finished_loop_and_says_why_one_was_not_measured(measured, tmp_path):
@@ -265,21 +259,13 @@ def test_the_table_sets_every_peer_beside_the_finished_loop_and_says_why_one_was
     text = (tmp_path / "results/peers.md").read_text()
     rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
     by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
-    assert by["naive"]["time against finished"] == "2.50× (2.50–2.50)"
+    assert by["naive"]["time against finished"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.000"
     assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT, compiled"]["ms/step"] == "1000"
     assert by["nanoGPT, compiled"]["losses differ from naive's by"] == "0.01"
     assert by["nanoGPT, compiled"]["setting"] == "--x=1" and by["nanoGPT"]["setting"] == "its defaults"
     assert rows["Hugging Face Trainer"][2] == "needs accelerate: pip install -r requirements-peers.txt"
-    assert "lightning 1.0" in text and f"({mode.digest(tmp_path / 'nanoGPT')})" in text
-    assert {path.name for path in (tmp_path / "results").iterdir()} == {"peers.json", "peers.md", "peers.png"}
-    title = (tmp_path / "results" / "peers.png").read_text()
-    assert title.startswith("peers: --device=cpu ") and title.endswith("\na CPU, 4 threads, native bfloat16")
-
-
-def test_the_picture_has_a_bar_of_time_and_of_memory_for_each_row(tmp_path):
-    row = {"peer": "nanogpt", "seconds": 1.0, "peak": 2e9}
-    pictures.draw_peers([row | {"name": "a"}, row | {"name": "b", "resident": 3e9}], "peers", tmp_path / "peers.png")
-    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+    checkout = [tmp_path / "nanoGPT" / name for name in mode.CHECKOUT]
+    assert "lightning 1.0" in text and f"nanoGPT {mode.digest(checkout)}" in text
 
 
 def test_rows_take_turns_and_results_are_not_measured_again(measured):
@@ -290,30 +276,25 @@ def test_rows_take_turns_and_results_are_not_measured_again(measured):
         return answer(*call)
 
     first, _ = measured(count_calls)
-    ours = [("nanoladder naive", False), ("nanoladder", False)]
-    names = [*ours, ("nanogpt", False), ("nanogpt", True), ("lightning", False), ("lightning", True)]
-    timed = [(peer, best) for peer, best, measurement in asked if measurement == "time"]
-    assert timed == [*names, *reversed(names)]
+    names = [("ours naive", False), ("ours", False)]
+    names += [(peer, best) for peer in ("nanogpt", "lightning") for best in (False, True)]
+    assert asked == [*names, *reversed(names)]
     again, _ = measured(count_calls)
-    assert again == first and len(asked) == 6 + 12
+    assert again == first and len(asked) == 12
 
 
-def test_on_a_gpu_the_timed_processes_have_the_peak(measured):
-    def time_and_peak(*call):
-        assert call[-1] == "time"
-        return answer(*call) | {"peak": 3e9, "resident_bytes": None}
-
+def test_on_a_gpu_the_memory_is_that_of_the_tensors(measured):
     measured.gpu = "a GPU"
-    results, out = measured(time_and_peak)
-    assert {row["peak"] for row in mode.summarize(results) if not row["note"]} == {3e9}
-    assert "| 3.000 " in out and "resident" not in out
+    results, out = measured(lambda *call: answer(*call) | {"peak": 2e9, "resident_bytes": None})
+    assert {row["peak"] for row in mode.summarize(results) if not row["note"]} == {2e9}
+    assert "| tensors GB" in out and "| 2.000 " in out and "resident" not in out
 
 
 def test_a_peer_that_fails_is_a_row_with_its_reason_and_is_tried_again(measured):
-    def fail(peer, *call):
+    def fail(peer, best):
         if peer == "lightning":
             raise RuntimeError("error: no such precision")
-        return answer(peer, *call)
+        return answer(peer, best)
 
     results, out = measured(fail)
     assert results["rows"]["Lightning"]["note"] == "no such precision"
@@ -324,41 +305,25 @@ def test_a_peer_that_fails_is_a_row_with_its_reason_and_is_tried_again(measured)
 def test_another_checkout_is_another_row_and_another_config_is_refused(measured, checkout):
     before = measured(answer)[0]["rows"]
     (checkout / "model.py").write_text(MODEL + "\n")
-    slower = measured(lambda *call: answer(*call) | {"peak": 4e9})[0]["rows"]
+    slower = measured(lambda *call: answer(*call) | {"seconds": 9.0})[0]["rows"]
     changed = [name for name in before if before[name] != slower[name]]
     assert changed == ["nanoGPT", "nanoGPT, compiled"]
     with pytest.raises(BadInput, match="measured under another config and keys; choose another --out_dir"):
         measured(answer, "--n_layer=1")
 
 
-def test_the_tuned_config_has_a_row_if_there_is_one(measured, monkeypatch, dense, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    path = config_path(MACHINE, flags(dataset=dense), "config/tuned")
+def test_the_tuned_config_has_a_row_and_another_one_is_measured_again(measured, dense, tmp_path):
+    path, words = config_path(MACHINE, flags(dataset=dense), tmp_path / "tuned"), f"--tuned_dir={tmp_path / 'tuned'}"
     path.parent.mkdir(parents=True)
-    within_memory = config_path(MACHINE, [*flags(dataset=dense), "--memory_gb=4"], "config/tuned")
+    within_memory = config_path(MACHINE, [*flags(dataset=dense), "--memory_gb=4"], tmp_path / "tuned")
     within_memory.write_text("dtype = 'float32'\n")
-    assert "tuned" not in measured(answer)[0]["rows"]
-    path.write_text("dtype = 'float32'\n")
-    measured(answer, "--n_layer=1", "--out_dir=results_of_another_config")
-    assert not any(str(path) in words for words in measured.commands)
-    measured(answer, "--out_dir=results_with_it")
-    tuned = next(words for words in measured.commands if str(path) in words)
-    assert tuned.index(str(path)) > tuned.index("--n_layer=2")  # it is applied after the config's own files
-    assert re.search(rf"\| tuned .*{path}", Path("results_with_it/peers.md").read_text())
-
-
-def test_another_tuned_config_is_another_row(measured, dense, tmp_path):
-    path = config_path(MACHINE, flags(dataset=dense), tmp_path / "tuned")
-    path.parent.mkdir(parents=True)
-    before, after = [], []
-    for dtype, rows in {"float32": before, "bfloat16": after}.items():
+    assert "tuned" not in measured(answer, words)[0]["rows"]
+    for dtype in ("float32", "bfloat16"):
         path.write_text(f"dtype = '{dtype}'\n")
         measured.commands.clear()
-        measured(answer, f"--tuned_dir={tmp_path / 'tuned'}")
-        rows += [words for words in measured.commands if str(path) in words]
-        if rows is after:
-            assert measured.commands == after
-    assert len(before) == len(after) == 3  # memory, and a time in each round
+        measured(answer, words)
+        assert len(measured.commands) == 2 and all(str(path) in command for command in measured.commands)
+    assert measured.commands[0].index(str(path)) > measured.commands[0].index("--n_layer=2")  # after the config's files
 
 
 # -- bad input
@@ -402,21 +367,17 @@ def test_the_packages_are_pinned_and_no_requirement_of_training():
 
 @pytest.mark.slow
 def test_a_process_measures_a_peer(dense, checkout):
-    words = flags(dataset=dense)
     ours, theirs = (
-        run_alone("time", [*peer, "--steps=3", *words], module="lab.peers.worker")
-        for peer in (["--peer=nanoladder"], ["--peer=nanogpt", f"--nanogpt={checkout}"])
+        run_alone("time", [*peer, "--steps=3", *flags(dataset=dense)], module="lab.peers.task")
+        for peer in (["--peer=ours"], ["--peer=nanogpt", f"--nanogpt={checkout}"])
     )
     assert len(ours["losses"]) == len(theirs["losses"]) == 5
     assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
     assert min(ours["seconds"], theirs["seconds"]) > 0 and ours["tokens"] == 64
-    peak = run_alone("memory", ["--peer=nanoladder", *words], module="lab.peers.worker")["peak"]
-    model = train.build_model(replace(tiny(), vocab_size=data.open_dataset(tiny(dataset=str(dense))).vocab_size), CPU)
-    assert 4 * 4 * model.n_params < peak < 400 * model.n_params  # weights, gradients and two moments at least
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_gives_its_reason(documents, checkout):
     with pytest.raises(RuntimeError, match="nanoGPT reads one stream of tokens"):
         words = ["--peer=nanogpt", f"--nanogpt={checkout}", *flags(dataset=documents)]
-        run_alone("time", words, module="lab.peers.worker")
+        run_alone("time", words, module="lab.peers.task")

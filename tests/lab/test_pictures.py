@@ -6,7 +6,6 @@ import pytest
 from conftest import ROOT
 
 from lab import pictures, tuned
-from lab.peers import mode as peers
 from lab.results import read_results
 
 RESULTS = ROOT / "results"
@@ -40,13 +39,6 @@ def test_the_picture_of_a_search_has_the_verdict_too(path, drawn, tmp_path):
     found = title(drawn["tune.png"])
     assert found.startswith(f"tune: {' '.join(results['config'])} {MACHINES[path.parts[-3]]}: 1.")
     assert found.endswith("as fast as the finished loop")
-
-
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*/peers.json")), ids=str)
-def test_the_picture_of_peers_can_be_read(path, drawn, tmp_path):
-    rows = [row for row in peers.summarize(json.loads(path.read_text())) if "seconds" in row]
-    pictures.draw_peers(rows, "peers", tmp_path / "peers.png")
-    assert drawn["peers.png"].axes
 
 
 def test_a_title_however_long_is_broken_into_lines(drawn, tmp_path):
