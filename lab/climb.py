@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import ahead, devices, judge, losses, measure, pictures, plan, predict, tables, tune
+from lab import devices, judge, losses, measure, pictures, plan, predict, tables, tune
 from lab.compare import compare
 from lab.launch import run_alone
 from lab.peers import mode as peers
@@ -102,8 +102,8 @@ def predict_all(options, config_words):
         )
     print(f"{header}\n")
     conditions, found, width = (device, kind, n, memory_gb), [], max(len(name) for name, _ in rows)
-    for name, row in tqdm(ahead.trace_rows(rows, *conditions), total=len(rows), unit="stage", leave=False):
-        found.append(predict.predict_row(name, row, *conditions))
+    for row in tqdm(predict.predict_rows(rows, *conditions), total=len(rows), unit="stage", leave=False):
+        found.append(row)
         columns = tables.predicted_columns(found[0], n, memory_gb, price)
         headings = [tables.line(columns, None, width)] * (len(found) == 1)
         tqdm.write("\n".join([*headings, tables.line(columns, found[-1], width)]))

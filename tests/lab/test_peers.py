@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -146,13 +145,6 @@ def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends
     assert expected.items() <= keys.items()
 
 
-def test_nanogpt_begins_again_when_the_prepared_batches_are_used_up(given, run_script, monkeypatch):
-    task, losses = given(3), []
-    monkeypatch.setattr(task.clock, "step", lambda loss: losses.append(loss) or len(losses) == 5)
-    run_script(task)
-    assert torch.equal(torch.load(task.folder / "3.pt")[0], task.batches[1].inputs)
-
-
 def test_rows_of_nanogpts_padding_are_zero(given):
     task = given(2)
     vocab_size = task.naive.vocab_size
@@ -194,28 +186,6 @@ def test_lightning_has_the_losses_of_this_loop(given):
     task = given(4)
     assert lightning.train(task) == ("", "float32")
     assert [float(loss) for loss in task.clock.losses] == pytest.approx(our_losses(task, 4), abs=1e-6)
-
-
-@pytest.mark.slow
-def test_on_a_gpu_the_compiler_can_read_the_precision_that_the_trainers_arguments_set(monkeypatch):
-    huggingface = pytest.importorskip("lab.peers.huggingface", reason="needs transformers")
-    read = []
-
-    class Trainer:
-        add_callback = print
-
-        def train(self):
-            torch.backends.fp32_precision = "tf32"  # as TrainingArguments does on Ampere and later
-            read.append(torch.get_float32_matmul_precision())  # as the compiler does
-
-    for name, stub in {"Recorder": Trainer(), "TrainingArguments": None, "build_model": None}.items():
-        monkeypatch.setattr(huggingface, name, lambda *_, stub=stub, **__: stub)
-    try:
-        huggingface.train(mock.MagicMock(best=True, device=torch.device("cuda")))
-    finally:
-        torch.backends.fp32_precision = "none"
-        torch.set_float32_matmul_precision("highest")
-    assert read == ["high"]
 
 
 # -- the mode
@@ -348,11 +318,6 @@ def test_nothing_to_measure_is_one_line(refused, dense, monkeypatch):
     monkeypatch.setattr(mode, "find_spec", lambda name: None)
     line = refused(climb.main, *flags(dataset=dense), "--mode=peers")
     assert "no peer can be measured; expected pip install -r requirements-peers.txt, or --nanogpt=PATH" in line
-
-
-def test_torchrun_is_refused(refused, dense, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "torchrun" in refused(climb.main, *flags(dataset=dense), "--mode=peers")
 
 
 def test_the_packages_are_pinned_and_no_requirement_of_training():

@@ -5,6 +5,7 @@ import functools
 import gc
 import json
 import operator
+import os
 from itertools import cycle
 
 import pytest
@@ -16,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import train
 from lab import devices, predict, tables
 from lab.trace import Ledger, cublas_workspaces, traced
+from nanoladder import machine
 from nanoladder.config import stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -446,6 +448,40 @@ def test_a_row_that_cannot_be_trained_has_the_reason():
     cut = small(tensor_parallel=2, batch_size=6)
     assert predict.predict_row("a", cut, H100, world_size=3)["note"].startswith("tensor_parallel=2 does not divide 3")
     assert predict.predict_row("b", BadInput("no"), H100)["note"] == "no"
+
+
+def sharing_rows():
+    """Rows of which two need the same traces, and one cannot be predicted."""
+    eager = tiny(n_layer=1, vocab_size=64, dtype="bfloat16")
+    compiled = replace(eager, compile=True, compile_scope="block")
+    others = {"ddp": replace(compiled, ddp=True), "checkpointing": replace(compiled, checkpointing="every:1")}
+    return [("naive", eager), ("refused", BadInput("no such thing")), ("compile", compiled), *others.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_rows_are_predicted_by_several_processes_as_by_one(killed, monkeypatch):
+    rows = sharing_rows()
+    expected = [predict.predict_row(*row, H100, "cuda") for row in rows]
+    monkeypatch.setattr(predict, "n_cores", lambda: 2)
+    if killed:
+        monkeypatch.setattr(predict, "prepare_process", os.abort)
+    assert list(predict.predict_rows(rows, H100, "cuda")) == expected
+
+
+@pytest.mark.parametrize("limit", ["cores", "memory", "rows"])
+def test_with_room_for_one_process_no_other_is_started(limit, monkeypatch):
+    monkeypatch.setattr(predict, "n_cores", lambda: 1 if limit == "cores" else 8)
+    monkeypatch.setattr(machine, "free_memory", lambda _: 1.9e9 if limit == "memory" else 1e12)
+    monkeypatch.setattr(predict, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(predict, "predict_row", lambda name, *_: name)
+    rows = sharing_rows()[: 4 if limit == "rows" else 5]  # compile and ddp are one trace
+    assert list(predict.predict_rows(rows, H100)) == [name for name, _ in rows]
+
+
+def test_rows_that_share_a_trace_are_predicted_by_one_process():
+    keys = {name: predict.shared_traces(name, config) for name, config in sharing_rows()}
+    assert keys["compile"] == keys["ddp"] and len(set(keys.values())) == 4
 
 
 @needs_gpu
