@@ -5,15 +5,14 @@
 Prints one line of JSON. Training asks in a child process (nanoladder/run/memory.py), as it cannot import the lab.
 """
 
+import contextlib
 import dataclasses
-import importlib.util
 import json
 from nanoladder.entry import Parser, run_script
 
 import torch
 
 from lab import predict
-from lab.trace import cublas_workspaces
 from nanoladder import machine, parallel
 from nanoladder.config import check
 from nanoladder.data import find_folder, read_meta
@@ -22,8 +21,6 @@ from nanoladder.run import load_config
 from nanoladder.run.memory import share_of_process
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
-EIGHT_BITS = 2 * (1 + 4 / 256) / 8  # of AdamW's state: for each moment a byte, and a float32 scale per 256 numbers
-EIGHT_BIT_UPDATE = 13.254  # times the largest matrix: what torchao's update takes, eager, for a while
 
 
 def main(argv):
@@ -84,45 +81,16 @@ def savings(config, memory, available, device_type, world_size):
         ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,
         ("shard", "full"): grid.data * grid.context > 1 and config.shard != "full",
         ("checkpointing", "every:1"): config.checkpointing == "none",
-        ("optimizer", "adamw8bit"): can_quantize(config, grid),
+        ("optimizer", "adamw8bit"): config.optimizer == "adamw" and grid.tensor == 1,
     }
     for (key, value), possible in changes.items():
         changed = dataclasses.replace(config, **{key: value})
-        if possible and changed != config and is_valid(changed):
-            if key == "optimizer":
-                less = peak_in_8_bits(config, memory, device_type, world_size)
-            else:
+        if possible and changed != config:
+            with contextlib.suppress(BadInput):  # the keys do not work together, or the optimizer's package is missing
+                check(changed)
                 less = predict.predict_memory(changed, device_type, world_size).peak
-            if less < 0.99 * memory.peak:
-                yield key, value, less
-
-
-def can_quantize(config, grid):
-    """True if AdamW could keep its state in 8 bits."""
-    return config.optimizer == "adamw" and grid.tensor == 1 and importlib.util.find_spec("torchao") is not None
-
-
-def peak_in_8_bits(config, memory, device_type, world_size):
-    """Predicts the peak with AdamW's state in 8 bits, without importing torchao, which itself needs memory.
-
-    memory: the prediction with AdamW. The peak is the present one, less the state saved, or that of the largest update.
-    """
-    state = EIGHT_BITS * memory.optimizer
-    n_rows = max(config.padded_vocab_size, 4 * config.n_embd)
-    grid = parallel.divide(config, world_size)
-    largest = 4 * n_rows * config.n_embd // (1 if config.shard == "none" else grid.data * grid.context)
-    workspaces = cublas_workspaces() if device_type == "cuda" else 0
-    update = memory.weights + memory.gradients + state + memory.inputs + workspaces + EIGHT_BIT_UPDATE * largest
-    return round(max(memory.peak - memory.optimizer + state, update))
-
-
-def is_valid(config):
-    """True if the config's keys work together."""
-    try:
-        check(config)
-    except BadInput:
-        return False
-    return True
+                if less < 0.99 * memory.peak:
+                    yield key, value, less
 
 
 def smaller_micro_batch(config, available, device_type, world_size):

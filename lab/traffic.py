@@ -21,29 +21,18 @@ them, for an all_reduce twice that, and a send all. Letters: W weights of a proc
 its T tokens, L layers, C width, V token ids, m micro-batches, n processes that share a copy, t, c, p processes along
 tensor, context, pipeline, v stages of a process.
 """
-# PyTorch's operators by kind: c10d's, which DDP, FSDP2 and pipelines call, and the functional ones of DTensor.
-KINDS = {
-    "all_reduce": ("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "all_reduce_coalesced"),
-    "all_gather": (
-        "allgather_",
-        "_allgather_base_",
-        "allgather_into_tensor_coalesced_",
-        "all_gather_into_tensor",
-        "all_gather_into_tensor_out",
-        "all_gather_into_tensor_coalesced",
-    ),
-    "reduce_scatter": (
-        "reduce_scatter_",
-        "_reduce_scatter_base_",
-        "reduce_scatter_tensor_coalesced_",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_coalesced",
-    ),
-    "all_to_all": ("alltoall_", "alltoall_base_", "all_to_all_single"),
-    "broadcast": ("broadcast_", "broadcast"),
-    "send": ("send",),
-}
-KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+
+
+def kind_of(operator):
+    """The kind of message of a c10d operator, which DDP, FSDP2 and pipelines call, or of a functional one of DTensor.
+
+    None of any other. Their names are those of the kinds with other underscores, and more words.
+    """
+    if operator.namespace in ("c10d", "_c10d_functional"):
+        name = operator._schema.name.replace("_", "")
+        return next((kind for kind in KINDS if kind.replace("_", "") in name), None)
+    return None
 
 
 class Counter(TorchDispatchMode):
@@ -63,8 +52,8 @@ class Counter(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its local tensors' operators come by themselves
         result = operator(*args, **(kwargs or {}))
-        kind = KIND_OF.get(operator._schema.name.partition("::")[2])
-        if kind and operator.namespace in ("c10d", "_c10d_functional") and group_size(args) > 1:
+        kind = kind_of(operator)
+        if kind and group_size(args) > 1:
             self.sent[kind][0] += 1
             self.sent[kind][1] += max(n_bytes(part) for part in (*args, result))
         return result

@@ -1,14 +1,11 @@
 """Advice to a run that is short of memory: the peak, its parts, and changes that reduce it, with their cost."""
 
-import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, flags, replace, tiny
+from conftest import flags, replace, tiny
 
 from lab import advise, predict
 from lab.trace import traced
@@ -102,51 +99,13 @@ def test_bad_input_is_one_line(words, message, config, refused):
     assert message in refused(advise.main, *flags(**vars(config)), *words)
 
 
-WITH_8_BITS = {
-    "activations": {"vocab_size": 100, "n_embd": 256},
-    "the update of the largest matrix": {"vocab_size": 50_000, "pad_vocab_to": 64, "batch_size": 1},
-}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("keys", WITH_8_BITS.values(), ids=WITH_8_BITS)
-def test_state_in_8_bits_is_advised_as_it_is_predicted(keys, device, config):
-    """Whatever takes the most memory then."""
-    pytest.importorskip("torchao")
-    config = replace(config, **keys)
-    now, traced = (predict.predict_memory(replace(config, optimizer=name), device) for name in ("adamw", "adamw8bit"))
-    assert advise.peak_in_8_bits(config, now, device, 1) == pytest.approx(traced.peak, rel=0.01)
-
-
-ADVISE = """
-import sys
-from lab import advise
-advise.main(sys.argv[1:])
-sys.exit("torchao" in sys.modules)
-"""
-
-
-@pytest.mark.slow
-def test_advice_does_not_import_torchao(config):
-    """The memory that it takes is gone."""
-    pytest.importorskip("torchao")
-    words = flags(**vars(replace(config, n_embd=256)))
-    command = [sys.executable, "-c", ADVISE, "savings", "--available_bytes=1", *words]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0 and '["optimizer", "adamw8bit"' in result.stdout, result.stderr
-
-
 def test_an_optimizer_whose_package_is_missing_is_not_advised(config, monkeypatch):
     def missing(device):
         raise BadInput("optimizer=adamw8bit needs torchao")
 
-    config = replace(config, n_embd=256)
-    if importlib.util.find_spec("torchao"):
-        assert "optimizer" in savings(config)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "optimizer" not in savings(config)
-    traced.clear()
     monkeypatch.setattr(machine, "eight_bit_library", missing)
+    traced.clear()
+    assert "optimizer" not in savings(replace(config, n_embd=256))
     with pytest.raises(BadInput, match="needs torchao"):
         advise.answer("peak", replace(config, optimizer="adamw8bit"), 0)
 
