@@ -172,35 +172,6 @@ def test_the_fused_time_of_a_stage_is_at_most_the_eager_time(stage):
     assert sum(time.by(0).values()) == pytest.approx(time.seconds) == pytest.approx(sum(time.by(1).values()))
 
 
-@pytest.mark.parametrize("stage", ["naive", "flash", "compile"])
-def test_a_device_twice_as_fast_takes_half_the_time(stage):
-    fast = replace(
-        DEVICE,
-        flops={dtype: 2 * rate for dtype, rate in DEVICE.flops.items()},
-        bytes_per_s=2 * DEVICE.bytes_per_s,
-        launch_seconds=DEVICE.launch_seconds / 2,
-        cached={size: 2 * rate for size, rate in DEVICE.cached.items()},
-        new_bytes_per_s=2 * DEVICE.new_bytes_per_s,
-    )
-    config = small(f"--stage={stage}")
-    slow, fast = predict.predict_time(config, DEVICE), predict.predict_time(config, fast)
-    assert fast.seconds == pytest.approx(slow.seconds / 2)
-    assert fast.fused == pytest.approx(slow.fused / 2)
-    assert fast.bound == slow.bound
-
-
-def test_stages_are_predicted_in_a_sane_order():
-    """Each of these does less, or does it at a higher rate; recomputing does more."""
-    device = replace(DEVICE, cached={})
-    keys = {"dtype": "bfloat16", "n_embd": 256, "context_length": 256, "vocab_size": 5000}
-    order = ["loader", "allocator", "amp", "flash", "fused_adamw", "compile"]
-    configs = {stage: small(f"--stage={stage}", **keys) for stage in [*order, "chunked_loss", "checkpointing"]}
-    configs |= {stage: replace(configs[stage], dtype="float32") for stage in ("loader", "allocator")}
-    times = {stage: predict.predict_time(config, device).seconds for stage, config in configs.items()}
-    assert sorted(order, key=times.get, reverse=True) == order
-    assert times["checkpointing"] > times["chunked_loss"]
-
-
 def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))
     assert cut.flops["float32"] == pytest.approx(whole.flops["float32"])
