@@ -6,10 +6,11 @@ as it lives. No C++ compiler and no accelerator is needed.
 """
 
 import contextlib
-from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+from lab.patched import patched
 
 
 @contextlib.contextmanager
@@ -53,12 +54,12 @@ def without_kernels(ledger):
     torch._dynamo.reset()  # the same code is compiled at most eight times
     try:
         with (
-            patch.object(torch, "compile", compile_without_ledger),
-            patch.object(PyCodeCache, "load_by_key_path", load_with_ledger),
-            patch.object(AsyncCompile, "cpp_pybinding", lambda *_: do_nothing),
+            patched(torch, compile=compile_without_ledger),
+            patched(PyCodeCache, load_by_key_path=load_with_ledger),
+            patched(AsyncCompile, cpp_pybinding=lambda *_: do_nothing),
             # Neither vectors nor a compiler's dialect change a buffer, but it takes a C++ compiler to find out.
-            patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
-            patch.multiple(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
+            patched(cpu_vec_isa, pick_vec_isa=lambda: cpu_vec_isa.invalid_vec_isa),
+            patched(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
             # The compiler's C++ kernel writes the gradient of a whole loss over the logits; its Triton kernel does not.
             inductor_config.patch(fx_graph_cache=False, inplace_buffers=not ledger.on_cuda),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),

@@ -1,12 +1,12 @@
 """One process of many, without the others: the code that cuts a model runs, and its messages hold no numbers."""
 
 import contextlib
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lab.patched import patched
 from nanoladder import parallel
 from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
 
@@ -47,7 +47,7 @@ def fake_group(world_size, rank):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     init = dist.DeviceMesh.__init__
     try:
-        with patch.object(dist.DeviceMesh, "__init__", init_of_real_tensors):
+        with patched(dist.DeviceMesh, __init__=init_of_real_tensors):
             yield
     finally:
         dist.destroy_process_group()
@@ -61,7 +61,7 @@ def positions_of_numbers():
         with _disable_current_modes():
             apply(model)
 
-    return patch.object(parallel, "apply_context_parallel", apply_without_modes)
+    return patched(parallel, apply_context_parallel=apply_without_modes)
 
 
 def unseen_trials():
@@ -75,7 +75,7 @@ def unseen_trials():
         with _disable_current_modes():
             return try_operator(self, operator)
 
-    return patch.object(ShardingPropagator, name, try_without_modes)
+    return patched(ShardingPropagator, **{name: try_without_modes})
 
 
 def gathering_in(dtype):
@@ -86,4 +86,4 @@ def gathering_in(dtype):
         return original(param_dtype=dtype, **options)
 
     original = fsdp.MixedPrecisionPolicy
-    return patch.object(fsdp, "MixedPrecisionPolicy", policy)
+    return patched(fsdp, MixedPrecisionPolicy=policy)

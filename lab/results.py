@@ -36,6 +36,7 @@ MEASURED_CODE = (  # a figure depends on it: a change makes results of another c
     "lab/processes.py",
     "lab/traffic.py",
     "lab/compiled.py",
+    "lab/patched.py",
 )
 
 

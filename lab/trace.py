@@ -12,7 +12,6 @@ import functools
 import math
 import weakref
 from operator import itemgetter
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
+import model
 import train
 from lab import roofline
 from lab.compiled import without_kernels
+from lab.patched import patched
 from lab.processes import one_of
 from nanoladder import machine, optim, parallel
 from nanoladder.data import Batch
@@ -149,7 +150,7 @@ class Ledger(TorchDispatchMode):
                 self.peak = max(self.peak, self.now)
             return result
 
-        with patch.object(torch.UntypedStorage, "resize_", resize):
+        with patched(torch.UntypedStorage, resize_=resize):
             yield
 
     def scratch(self, operator, args):
@@ -213,11 +214,11 @@ def cuda_kernels(attention, note):
         note(aten.addmm_.default, (total, a, b), {}, total)
 
     with (
-        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
-        patch("model.uses_blocks", lambda *_: False),  # they are for CPUs
-        patch.object(loss.softmax, "softmax_", softmax_in_place),
-        patch.object(loss, "add_product", add_product),
-        patch.object(torch.Tensor, "softmax", softmax_in_float32),
+        patched(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
+        patched(model, uses_blocks=lambda *_: False),  # they are for CPUs
+        patched(loss.softmax, softmax_=softmax_in_place),
+        patched(loss, add_product=add_product),
+        patched(torch.Tensor, softmax=softmax_in_float32),
     ):
         yield
 
@@ -249,11 +250,11 @@ def take_trace(config, device_type, world_size, rank, counted):
     programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
-    finite = patch.object(optim, "step_if_finite", lambda optimizer, _: optimizer.step())  # there are no numbers
-    numbers = patch.object(torch.Tensor, "item", lambda _: 1.0)  # Adafactor reads some
-    stays = patch.object(torch.nn.Module, "to", lambda model, _: model)  # fake weights are in place
+    finite = patched(optim, step_if_finite=lambda optimizer, _: optimizer.step())  # there are no numbers
+    numbers = patched(torch.Tensor, item=lambda _: 1.0)  # Adafactor reads some
+    stays = patched(torch.nn.Module, to=lambda model, _: model)  # fake weights are in place
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
-    without_ddp = patch.object(parallel.data_parallel, "DistributedDataParallel", lambda model, **_: model)  # C++
+    without_ddp = patched(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model)  # C++
     here = one_of(world_size, rank, config, device_type)
     resizes, random = ledger.seeing_resizes(), torch.random.fork_rng(devices=[])
     with here, random, programs, resizes, fake, ledger, kernels, finite, numbers, stays, without_ddp:
@@ -300,7 +301,7 @@ def take_trace(config, device_type, world_size, rank, counted):
 def take_step(step, ledger, counted):
     """Calls the step, of which the ledger then holds the peak. Returns its Work, if it is counted."""
     ledger.peak, ledger.operations, first = 0, [] if counted else None, ledger.n_storages
-    with patch.object(train, "forward_backward", ledger.noting("repeated")(train.forward_backward)):
+    with patched(train, forward_backward=ledger.noting("repeated")(train.forward_backward)):
         step()
     return roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values())) if counted else None
 
