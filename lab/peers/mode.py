@@ -144,7 +144,7 @@ def summarize(results):
     """A summary.Row for each row: its figures, as far as they were measured."""
     found, naive = [], results["rows"]["naive"]["time"]
     for name, measured in results["rows"].items():
-        row = Row(name=name, note=measured["note"])
+        row = Row(name=name, note=measured["note"], dtype="", setting=None)
         row |= {"dropout": 0.0, "another_update": False}  # as require_comparable demands; report.py asks
         if timed := measured.get("time"):
             losses = timed[0]["losses"]
@@ -173,7 +173,7 @@ def columns(rows, results):
         "losses differ from naive's by": lambda row: f"{row['gap']:.1g}" if math.isfinite(row["gap"]) else "diverged",
         "first step s (later processes)": tables.first_steps,
         "dtype": lambda row: row["dtype"],
-        "setting": lambda row: row["setting"] or "its defaults",
+        "setting": lambda row: "its defaults" if row["setting"] == "" else row["setting"] or "",
     }
 
 
