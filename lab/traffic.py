@@ -2,7 +2,6 @@
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -77,97 +76,50 @@ def group_size(args):
 # -- formulas
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes that the formulas are functions of; processes along a dimension by its first letter.
-
-    W: weights of a process. T: tokens of a process in a step. m: micro-batches. n: processes that share one copy of
-    their weights. v: stages of a process.
-    """
-
-    L: int
-    C: int
-    V: int
-    W: float
-    blocks: float  # weights of a process's blocks
-    uncut: int  # weights of norms and positions, which all processes along tensor have
-    tensors: float  # number of a process's weight tensors
-    T: int
-    m: int
-    averaging: int  # data × context
-    n: int
-    t: int
-    c: int
-    p: int
-    v: int
-    shard: str
-    by_heads: bool  # context parallelism exchanges heads, not keys and values
-
-
-def formulas(s):
+def formulas(config, n_params):
     """Lists (applies, kind, bytes, text with source): what a process hands to a kind of collective in a step.
 
-    In float32, means over processes. Li et al. 2020 is DDP; Rajbhandari et al. 2020 ZeRO, Zhao et al. 2023 FSDP;
+    In float32, means over the processes of parallel.mesh(); letters as in HEADING. n_params: parameters of the whole
+    model, without padded token ids. Li et al. 2020 is DDP; Rajbhandari et al. 2020 ZeRO, Zhao et al. 2023 FSDP;
     Korthikanti et al. 2022 tensor and sequence parallelism; Jacobs et al. 2023 exchanges heads, Llama team 2024 gathers
     keys and values; Narayanan et al. 2021 has the pipeline's schedules.
     """
-    d, n, t, c, p = s.averaging, s.n, s.t, s.c, s.p
-    L, A, W, tp = s.L, 4 * s.T * s.C, s.W, s.t * s.p
-    gathers = s.m * (W + s.blocks) if p == 1 else W  # a stage keeps what it has gathered
-    sums = s.m if d == 1 else 1  # FSDP2 adds up the gradients of micro-batches first
-    scalars = 12 + 4 * s.tensors * ((n > 1) + (t > 1)) + 4 * (p > 1)
+    mesh = parallel.mesh()
+    (p, data, c, t), n, averaging = mesh.sizes, mesh.n_sharing, mesh.averaging  # the last: data × context
+    C, L, V, bias, tp = config.n_embd, config.n_layer, config.padded_vocab_size, config.bias, t * p
+    A = 4 * C * (config.batch_size // data) * (config.context_length // c)
+    m, v = count_micro_batches(config, math.prod(mesh.sizes)), STAGES[config.pipeline_schedule]
+    norm, positions = C * (1 + bias), C * config.context_length
+    uncut = 2 * L * (norm + bias * C)  # of the blocks: norms, and biases after a sum over processes
+    blocks = (n_params - config.vocab_size * C - positions - norm - uncut) / t + uncut
+    W = (blocks + (1 + (p > 1)) * V * C / t + positions + norm) / p
+    gathers = m * (W + blocks) if p == 1 else W  # a stage keeps what it has gathered
+    sums = 4 * (m if averaging == 1 else 1) * ((2 * L + 1) * norm + positions) / p  # FSDP2 sums micro-batches first
+    n_tensors = ((6 * L + 1) * (1 + bias) + 2) / p
+    scalars = 12 + 4 * n_tensors * ((n > 1) + (t > 1)) + 4 * (p > 1)
+    by_keys = c > 1 and gathers_keys(config)  # context parallelism exchanges keys and values, not heads
     return [
-        (d > n == 1, "all_reduce", 4 * W, "4 W: gradients (Li 2020)"),
-        (d > n > 1, "all_reduce", 4 * W / n, "4 W / n: shards of gradients, between copies (Zhao 2023)"),
+        (averaging > n == 1, "all_reduce", 4 * W, "4 W: gradients (Li 2020)"),
+        (averaging > n > 1, "all_reduce", 4 * W / n, "4 W / n: shards of gradients, between copies (Zhao 2023)"),
         (n > 1, "reduce_scatter", 4 * W, "4 W: gradients (Rajbhandari 2020)"),
-        (s.shard == "optimizer" and n > 1, "all_gather", 4 * W, "4 W: weights (Rajbhandari 2020)"),
-        (s.shard == "full" and n > 1, "all_gather", 4 * gathers, "4 m (W + W of blocks) (Zhao 2023)"),
+        (n > 1 and config.shard == "optimizer", "all_gather", 4 * W, "4 W: weights (Rajbhandari 2020)"),
+        (n > 1 and config.shard == "full", "all_gather", 4 * gathers, "4 m (W + W of blocks) (Zhao 2023)"),
         (t > 1, "all_gather", (4 * L + 2) * A / p, "(4 L + 2) A / p (Korthikanti 2022)"),
         (t > 1, "reduce_scatter", (4 * L + 2) * A / p, "(4 L + 2) A / p (Korthikanti 2022)"),
-        (t > 1, "all_reduce", 4 * sums * s.uncut / p, "4 m (norms + positions) / p (Korthikanti 2022)"),
-        (c > 1 and s.by_heads, "all_to_all", 8 * L * A / tp, "8 L A / (t p): q, k, v, y and back (Jacobs 2023)"),
-        (c > 1 and not s.by_heads, "all_gather", 2 * L * c * A / tp, "2 L c A / (t p): k and v (Llama 2024)"),
-        (c > 1 and not s.by_heads, "reduce_scatter", 2 * L * c * A / tp, "2 L c A / (t p): back (Llama 2024)"),
-        (p > 1, "send", 2 * (p * s.v - 1) * A / tp, "2 (v p - 1) A / (t p): activations and back (Narayanan 2021)"),
-        (p > 1, "send", 8 * s.V * s.C / (n * tp), "8 V C / (n t p): gradients of the tied weight"),
-        (d * tp > 1, "all_reduce", scalars, "counts and norms"),
+        (t > 1, "all_reduce", sums, "4 m (norms + positions) / p (Korthikanti 2022)"),
+        (c > 1 and not by_keys, "all_to_all", 8 * L * A / tp, "8 L A / (t p): q, k, v, y and back (Jacobs 2023)"),
+        (by_keys, "all_gather", 2 * L * c * A / tp, "2 L c A / (t p): k and v (Llama 2024)"),
+        (by_keys, "reduce_scatter", 2 * L * c * A / tp, "2 L c A / (t p): back (Llama 2024)"),
+        (p > 1, "send", 2 * (p * v - 1) * A / tp, "2 (v p - 1) A / (t p): activations and back (Narayanan 2021)"),
+        (p > 1, "send", 8 * V * C / (n * tp), "8 V C / (n t p): gradients of the tied weight"),
+        (averaging * tp > 1, "all_reduce", scalars, "counts and norms"),
     ]
-
-
-def sizes_of(config, n_params):
-    """The Sizes of a run on parallel.mesh(). n_params: parameters of the whole model, without padded token ids."""
-    mesh = parallel.mesh()
-    p, data, c, t = mesh.sizes
-    V, C, L, bias = config.padded_vocab_size, config.n_embd, config.n_layer, config.bias
-    norm, positions = C * (1 + bias), C * config.context_length
-    everything, ends = n_params + (V - config.vocab_size) * C, V * C + positions + norm
-    uncut = 2 * L * (norm + bias * C)  # of the blocks: norms, and biases after a sum over processes
-    blocks = (everything - ends - uncut) / t + uncut
-    return Sizes(
-        L=L,
-        C=C,
-        V=V,
-        W=(blocks + (1 + (p > 1)) * V * C / t + positions + norm) / p,
-        blocks=blocks / p,
-        uncut=(2 * L + 1) * norm + positions,
-        tensors=((6 * L + 1) * (1 + bias) + 2) / p,
-        T=config.batch_size // data * config.context_length // c,
-        m=count_micro_batches(config, math.prod(mesh.sizes)),
-        averaging=mesh.averaging,
-        n=mesh.n_sharing,
-        t=t,
-        c=c,
-        p=p,
-        v=STAGES[config.pipeline_schedule],
-        shard=config.shard,
-        by_heads=not gathers_keys(config),
-    )
 
 
 def expected(config, n_params):
     """{kind: [bytes, formulas as text]} that a process hands to each kind of collective in a step, on average."""
     found = {}
-    for applies, kind, size, text in formulas(sizes_of(config, n_params)):
+    for applies, kind, size, text in formulas(config, n_params):
         if applies:
             total, texts = found.get(kind, (0, []))
             found[kind] = total + size, [*texts, text]
