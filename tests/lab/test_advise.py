@@ -20,6 +20,17 @@ def config(dense):
     return tiny(**SMALL, dataset=str(dense), vocab_size=100)
 
 
+@pytest.fixture(autouse=True)
+def no_torchao(request, monkeypatch):
+    """Its update is compiled, which takes a second for each prediction."""
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(machine, "eight_bit_library", lambda device: refuse())
+
+
+def refuse():
+    raise BadInput("optimizer=adamw8bit needs torchao")
+
+
 def savings(config, available=0, device="cpu", world_size=1):
     """{key: predicted peak} of the advice, in its order."""
     found = advise.answer("savings", replace(config, device=device), available, world_size)
@@ -99,11 +110,13 @@ def test_bad_input_is_one_line(words, message, config, refused):
     assert message in refused(advise.main, *flags(**vars(config)), *words)
 
 
-def test_an_optimizer_whose_package_is_missing_is_not_advised(config, monkeypatch):
-    def missing(device):
-        raise BadInput("optimizer=adamw8bit needs torchao")
+@pytest.mark.slow
+def test_state_in_8_bits_is_advised(config):
+    pytest.importorskip("torchao")
+    assert "optimizer" in savings(replace(config, n_embd=256))
 
-    monkeypatch.setattr(machine, "eight_bit_library", missing)
+
+def test_an_optimizer_whose_package_is_missing_is_not_advised(config):
     traced.clear()
     assert "optimizer" not in savings(replace(config, n_embd=256))
     with pytest.raises(BadInput, match="needs torchao"):
