@@ -19,9 +19,8 @@ import train
 from nanoladder import checkpoint, config, entry, machine
 from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import Config
-from nanoladder.data.meta import checksum
+from nanoladder.data.meta import FORMAT_VERSION, checksum, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
-from nanoladder.data.writer import sha256
 from nanoladder.errors import BadInput
 from nanoladder.run import metrics
 
@@ -93,13 +92,13 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
             splits[name] = ids = np.concatenate(ids)
         np.asarray(ids).astype(dtype).tofile(folder / f"{name}.bin")
     meta = {
-        "format_version": 2,
+        "format_version": FORMAT_VERSION,
         "tokenizer": "byte",
         "vocab_size": vocab_size,
         "dtype": dtype,
         "tokens": {name: len(ids) for name, ids in splits.items()},
         "bytes": {name: 2 * len(ids) for name, ids in splits.items()},
-        "sha256": {path.name: sha256(path) for path in folder.iterdir()},
+        "digests": {path.name: sample_digest(path) for path in folder.iterdir()},
         "documents": documents,
         **meta,
     }

@@ -1,9 +1,8 @@
 """Prepares OpenWebText, 8 million web pages, 9 billion of GPT-2's tokens, streamed from the Hugging Face hub.
 
-    python data/openwebtext/prepare.py [--limit_tokens=1B] [--val_fraction=0.0005] [--tokenizer=gpt2]
-                                       [--shard_tokens=100M] [--out_dir=DIR]
+    python data/openwebtext/prepare.py [--limit_tokens=1B] [--val_fraction=0.0005] [--tokenizer=gpt2] [--out_dir=DIR]
 
-Nothing but the tokens is stored: 18 GB for all of it. Interrupted, the same command goes on from the last full shard.
+Nothing but the tokens is stored: 18 GB for all of it. Interrupted, the same command goes on.
 The pages whose SHA-256 is lowest, 0.0005 of them, are val.
 """
 
@@ -15,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanoladder.entry import run_script
 
 from nanoladder.data.corpus import HEAD
-from nanoladder.data.hub import Hub
+from nanoladder.data.sources import Records
 from nanoladder.data.writer import PrepareParser, fraction, summary, whole_number, write_corpus
 from nanoladder.errors import BadInput
 
@@ -39,15 +38,14 @@ def prepare(argv, script, description, arguments, val_fraction):
         metavar="F",
         help="part of the documents that is val (default: %(default)s)",
     )
-    parser.add_shard_tokens()
     args = parser.parse_args(argv)
     if args.tokenizer == "char":
         raise BadInput("--tokenizer=char has to read everything first; expected gpt2, byte or bpe:N")
     head = min(HEAD, args.limit_tokens // 2) if args.limit_tokens else HEAD  # bytes: val is not beyond the limit
-    corpus = Hub(arguments, val_fraction=args.val_fraction, head=head)
+    corpus = Records([arguments], val_fraction=args.val_fraction, head=head)
     folder = parser.out_dir(args, script)
-    sizes = {"shard_tokens": args.shard_tokens, "limit_tokens": args.limit_tokens}
-    print(summary(folder, write_corpus(folder, corpus, args.tokenizer, {"source": arguments}, **sizes)))
+    meta = write_corpus(folder, corpus, args.tokenizer, {"source": arguments}, limit_tokens=args.limit_tokens)
+    print(summary(folder, meta))
 
 
 def main(argv):

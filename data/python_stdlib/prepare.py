@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.entry import run_script
 
-from nanoladder.data.corpus import split_documents
-from nanoladder.data.writer import PrepareParser, summary, write_dataset
+from nanoladder.data.corpus import Texts, split_documents
+from nanoladder.data.writer import PrepareParser, summary, write_corpus
 from nanoladder.errors import BadInput
 
 # Tests are 19 of 31 MB, much of it data. pydoc_data is the text of help(), 0.8 MB that is not code. site-packages
@@ -48,7 +48,7 @@ def main(argv):
     train, val = split_documents(list(sources.values()), val_fraction=0.1, keys=modules)
     folder = parser.out_dir(args, __file__)
     extra = {"python_version": platform.python_version(), "files": {"train": len(train), "val": len(val)}}
-    meta = write_dataset(folder, train, val, args.tokenizer, extra)
+    meta = write_corpus(folder, Texts(train, val), args.tokenizer, extra)
     print(summary(folder, meta))
 
 

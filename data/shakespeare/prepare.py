@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.entry import run_script
 
-from nanoladder.data.corpus import split_text
-from nanoladder.data.writer import PrepareParser, summary, write_dataset
+from nanoladder.data.corpus import Texts, split_text
+from nanoladder.data.writer import PrepareParser, summary, write_corpus
 from nanoladder.errors import BadInput
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -47,7 +47,7 @@ def prepare(argv, script, tokenizer):
         raise BadInput(f"--input {args.input}: {getattr(error, 'strerror', 'not text in UTF-8')}") from None
     train, val = split_text(text, val_fraction=0.1)
     folder = parser.out_dir(args, script)
-    meta = write_dataset(folder, train, val, args.tokenizer)
+    meta = write_corpus(folder, Texts(train, val), args.tokenizer)
     print(summary(folder, meta))
 
 

@@ -1,10 +1,10 @@
 """Prepares your own text, of any size: files, and all text files in folders.
 
     python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--field=text]
-                                [--val_fraction=0.1] [--tokenizer=bpe:4096] [--shard_tokens=100M] [--out_dir=DIR]
+                                [--val_fraction=0.1] [--tokenizer=bpe:4096] [--out_dir=DIR]
 
 A .jsonl file holds a document in the field `text` of each line, a .parquet file one in the column `text` of each row;
-any other file is text. All but .parquet may be compressed, .gz or .zst.
+any other file is text. Text and .jsonl may be compressed, .gz.
 
 --documents=none: one stream, cut into windows anywhere. lines: each line of a text file is a document, such as a name,
 and so is each line of a .jsonl and each row of a .parquet file. files: each text file is a document.
@@ -17,9 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.entry import run_script
 
-from nanoladder.data.sources import Files, find_file, kind_of
+from nanoladder.data.sources import Files, Records, find_text
 from nanoladder.data.writer import PrepareParser, fraction, summary, write_corpus
 from nanoladder.errors import BadInput
+
+KINDS = {".jsonl": "json", ".parquet": "parquet"}  # of records, as load_dataset calls them
 
 
 def find_paths(inputs, out_dir):
@@ -41,18 +43,31 @@ def find_paths(inputs, out_dir):
     return files
 
 
-def find_files(paths):
-    """The files that are not empty, each a File, and the number of those skipped because they are not text."""
-    files, skipped = [], 0
+def find_texts(paths):
+    """The text files that are not empty, each a TextFile. Prints how many were skipped because they are not text."""
+    texts = {path: find_text(path) for path in paths}
     for path, named in paths.items():
-        file = find_file(path)
-        if file is None and named:
+        if texts[path] is None and named:
             raise BadInput(f"--input {path}: not text in UTF-8; convert it first, for example with iconv")
-        if file is None:
-            skipped += 1
-        elif file.n_characters or not file.sha256:
-            files.append(file)
-    return files, skipped
+    skipped = list(texts.values()).count(None)
+    print(f"files read: {len(texts) - skipped}, skipped because they are not text in UTF-8: {skipped}")
+    return [text for text in texts.values() if text and text.n_characters]
+
+
+def open_corpus(args, folder):
+    """The corpus of the command line, all text or all records. folder: of the dataset."""
+    paths = find_paths(args.input, folder)
+    kinds = {path: next((kind for kind in KINDS if kind in path.suffixes), None) for path in paths}
+    records = [path for path, kind in kinds.items() if kind]
+    if not records:
+        return Files(find_texts(paths), args.documents == "lines", args.val_fraction, cut=args.documents == "none")
+    if args.documents == "files":
+        raise BadInput(f"--documents=files: {records[0]} holds many documents; expected --documents=lines or none")
+    for path, kind in kinds.items():
+        if not kind:
+            raise BadInput(f"--input: {path} is text, {records[0]} is not; expected either, in two commands")
+    streams = [{"path": KINDS[kind], "data_files": [str(path)]} for path, kind in kinds.items()]
+    return Records(streams, args.field, args.val_fraction)
 
 
 def main(argv):
@@ -77,18 +92,10 @@ def main(argv):
         metavar="F",
         help="part of the documents or files that is val; of a single stream, its end (default: %(default)s)",
     )
-    parser.add_shard_tokens()
     args = parser.parse_args(argv)
     folder = parser.out_dir(args, __file__)
-    paths = find_paths(args.input, folder)
-    files, skipped = find_files(paths)
-    for file in files:
-        if args.documents == "files" and kind_of(file.path)[0] != "text":
-            raise BadInput(f"--documents=files: {file.path} holds many documents; expected --documents=lines or none")
-    print(f"files read: {len(paths) - skipped}, skipped because they are not text in UTF-8: {skipped}")
-    corpus = Files(files, args.field, args.documents == "lines", args.val_fraction, cut=args.documents == "none")
-    separate = args.documents != "none"
-    meta = write_corpus(folder, corpus, args.tokenizer, documents=separate, shard_tokens=args.shard_tokens)
+    corpus = open_corpus(args, folder)
+    meta = write_corpus(folder, corpus, args.tokenizer, documents=args.documents != "none")
     print(summary(folder, meta))
 
 

@@ -12,7 +12,6 @@ class Config:
     # -- run
     out_dir: Annotated[str, "folder for checkpoints, config.json, metrics.jsonl and loss.png"] = "out"
     dataset: Annotated[str, "prepared dataset: the name of a folder in data/, or a path"] = "python_stdlib"
-    verify_data: Annotated[bool, "read the whole dataset and check its digests before training"] = False
     init_from: Annotated[str, "scratch | resume | auto (resume if there is a run) | PATH | hf:NAME"] = "scratch"
     overwrite: Annotated[bool, "let a run from scratch replace the run in out_dir"] = False
     seed: Annotated[int, "random seed of initial weights, batches and dropout"] = 1337

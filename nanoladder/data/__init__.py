@@ -1,10 +1,10 @@
 """Data: prepared datasets, their validation, and batches.
 
 writer.py writes a prepared folder and is called by every data/*/prepare.py. A corpus.py of documents, which sources.py
-reads from files and hub.py from the Hugging Face hub, passes through encode.py, and on each core an encode_worker.py,
-into the token files of shards.py. tokenizer.py handles the tokenizer, huggingface_tokenizer.py that of others, meta.py
-reads meta.json and nanogpt.py a meta.pkl of nanoGPT's, checks.py verifies a folder, datasets.py opens it, batches.py
-cuts batches. Not here: which texts (data/*/prepare.py) and moving batches to a device (train.py).
+reads from files or the Hugging Face hub, passes through encode.py into the token files of unfinished.py. tokenizer.py
+handles the tokenizer, huggingface_tokenizer.py that of others, meta.py reads meta.json and nanogpt.py a meta.pkl of
+nanoGPT's, checks.py verifies a folder, datasets.py opens it, batches.py cuts batches. Not here: which texts
+(data/*/prepare.py) and moving batches to a device (train.py).
 """
 
 from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead, tokens_seen

@@ -1,6 +1,6 @@
 """A corpus: documents in a fixed order, each in train or val, that pass through bounded memory as pieces of text.
 
-Which documents are val depends on their contents alone, on neither their order nor the number of processes: those whose
+Which documents are val depends on their contents alone, on neither their order nor the number of threads: those whose
 SHA-256 is lowest. Of a corpus of up to 64 MB of text that is the exact fraction of their number; of a larger one, it is
 every document whose SHA-256, as a fraction of 2^256, is below val_fraction.
 """
@@ -8,6 +8,7 @@ every document whose SHA-256, as a fraction of 2^256, is below val_fraction.
 import hashlib
 import json
 import re
+from itertools import islice
 from typing import NamedTuple
 
 from nanoladder.errors import BadInput
@@ -32,32 +33,29 @@ class Piece(NamedTuple):
 class Corpus:
     """Documents that are read in a fixed order, from the start or from a place.
 
-    A subclass has documents(place), which yields (split, iterable of the parts of a document's text) and keeps
-    self.place, the place of the document being read, and self.following, the place after it. Places are JSON values.
-
-    identity: a JSON value that tells the corpus, and its split, from any other. validation: a sentence for meta.json
-    that says which part is val. n_bytes: of the input, None if unknown; bytes_read: so far.
+    A subclass has read(), which yields (split, iterable of the parts of a document's text), and
+    identity: a JSON value that tells the corpus, and its split, from any other.
+    validation: a sentence for meta.json that says which part is val. n_bytes: of the text, None if unknown.
+    place: the place after the document that was yielded last, a JSON value.
     """
 
-    identity = validation = place = following = n_bytes = None
-    bytes_read = n_pieces = 0
+    identity = validation = place = n_bytes = None
 
-    def pieces(self, position=None):
-        """Yields the Pieces of all documents, or those after a position()."""
-        place, skip = position or (None, 0)
+    def documents(self, place=None):
+        """Yields what read() does, from a place on."""
+        for number, document in islice(enumerate(self.read(), 1), place or 0, None):
+            self.place = number
+            yield document
+
+    def pieces(self, place=None):
+        """Yields the Pieces of all documents, or of those after a place."""
         for split, parts in self.documents(place):
-            for number, (text, last) in enumerate(mark_last(blocks(parts))):
-                if number >= skip:
-                    self.n_pieces = 0 if last else number + 1
-                    yield Piece(split, text, number == 0, last)
-            skip = 0
-
-    def position(self):
-        """The position after the last piece that pieces() has yielded: a JSON value."""
-        return [self.place, self.n_pieces] if self.n_pieces else [self.following, 0]
-
-    def documents(self, place):
-        raise NotImplementedError
+            first, texts = True, blocks(parts)
+            text = next(texts, "")
+            for following in texts:
+                yield Piece(split, text, first, last=False)
+                first, text = False, following
+            yield Piece(split, text, first, last=True)
 
 
 class Texts(Corpus):
@@ -68,13 +66,8 @@ class Texts(Corpus):
         self.n_bytes = sum(len(text.encode()) for _, text in self.texts)
         self.identity = sha256_of(json.dumps(self.texts))
 
-    def documents(self, place):
-        self.bytes_read = sum(len(text.encode()) for _, text in self.texts[: place or 0])
-        for number in range(place or 0, len(self.texts)):
-            self.place, self.following = number, number + 1
-            split, text = self.texts[number]
-            yield split, [text]
-            self.bytes_read += len(text.encode())
+    def read(self):
+        return ((split, [text]) for split, text in self.texts)
 
 
 def blocks(parts):
@@ -98,37 +91,31 @@ def blocks(parts):
         yield rest
 
 
-def mark_last(blocks):
-    """Yields (block, True if it is the last one) for each block; of no blocks at all, a single empty one."""
-    blocks = iter(blocks)
-    block = next(blocks, "")
-    for following in blocks:
-        yield block, False
-        block = following
-    yield block, True
-
-
 def sha256_of(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_threshold(documents, val_fraction, head=HEAD):
-    """Finds the least (digest, number) of a document that is not val; all below are, and they are at least one.
+    """Finds the least [digest, number] of a document that is not val; all below are, and they are at least one.
 
     documents: iterable of (SHA-256 in hex, bytes of text that finding it out takes), read no further than `head` bytes.
     Raises BadInput for less than two documents.
     """
     found, n_bytes = [], 0
     for number, (digest, size) in enumerate(documents):
-        found.append((digest, number))
+        found.append([digest, number])
         n_bytes += size
         if n_bytes > head and number:
-            return max((f"{int(val_fraction * 2**256):064x}", 0), sorted(found)[1])
+            return max([f"{int(val_fraction * 2**256):064x}", 0], sorted(found)[1])
     require_text(found)
     if len(found) < 2:
         raise BadInput("the text is a single document, but train and val need one each; give more text")
     n_val = min(max(1, round(len(found) * val_fraction)), len(found) - 1)
     return sorted(found)[n_val]
+
+
+def split_of(digest, number, threshold):
+    return "val" if [digest, number] < threshold else "train"
 
 
 def describe_validation(val_fraction):
@@ -144,10 +131,10 @@ def split_documents(documents, val_fraction, keys=None):
     """
     digests = [sha256_of(key) for key in keys or documents]
     threshold = find_threshold(((digest, 0) for digest in digests), val_fraction)
-    train, val = [], []
+    splits = {"train": [], "val": []}
     for number, (digest, document) in enumerate(zip(digests, documents, strict=True)):
-        (val if (digest, number) < threshold else train).append(document)
-    return train, val
+        splits[split_of(digest, number, threshold)].append(document)
+    return splits["train"], splits["val"]
 
 
 def require_text(found):

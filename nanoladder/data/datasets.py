@@ -1,8 +1,7 @@
 """Prepared folders: finding one, opening it, and reading windows of its tokens.
 
-A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, or shards of them such as train_000.bin,
-which are read as one stream, and meta.json, as writer.py describes. A folder made by nanoGPT, without meta.json and
-perhaps with a meta.pkl, is read too.
+A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as writer.py describes. A
+folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read too.
 """
 
 import os
@@ -15,49 +14,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
 from nanoladder.data import checks, nanogpt
-from nanoladder.data.meta import SPLITS, read_meta, shard_name, token_files
+from nanoladder.data.meta import SPLITS, read_meta, sample_digest
 from nanoladder.data.tokenizer import DESCRIPTION, load_tokenizer, save_tokenizer
 from nanoladder.errors import BadInput, nearest
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
-
-
-class Tokens:
-    """Token files, mapped one after the other as a single stream of ids. Nothing is read before it is used.
-
-    length: of the sequences that are read from it.
-    """
-
-    def __init__(self, paths, dtype, length):
-        self.files = [np.asarray(np.memmap(path, dtype=dtype, mode="r")) for path in paths]
-        self.edges = np.cumsum([0, *map(len, self.files)])  # the place at which each begins, and the end
-        self.length = length
-        # The sequences at every place of a file, without a copy.
-        self.sequences = [sliding_window_view(file, length) if len(file) >= length else None for file in self.files]
-
-    def __len__(self):
-        return int(self.edges[-1])
-
-    def read(self, starts):
-        """The ids from each of the places on: (len(starts), length) of the files' dtype; 0 beyond the end."""
-        file = np.searchsorted(self.edges, starts, side="right") - 1
-        whole = starts + self.length <= self.edges[file + 1]
-        if len(file) and whole.all() and (file == file[0]).all():  # the usual case: all in one file
-            return self.sequences[file[0]][starts - self.edges[file[0]]]
-        ids = np.zeros((len(starts), self.length), self.files[0].dtype)
-        for number in np.unique(file[whole]):
-            rows = whole & (file == number)
-            ids[rows] = self.sequences[number][starts[rows] - self.edges[number]]
-        for row in np.flatnonzero(~whole):
-            part = self.slice(starts[row], starts[row] + self.length)
-            ids[row, : len(part)] = part
-        return ids
-
-    def slice(self, start, end):
-        """The ids from start to end, across files."""
-        first, last = np.searchsorted(self.edges[1:-1], [start, end - 1], side="right")
-        files = zip(self.files[first : last + 1], self.edges[first : last + 1], strict=True)
-        return np.concatenate([file[max(0, start - edge) : end - edge] for file, edge in files])
 
 
 class Split:
@@ -69,9 +30,11 @@ class Split:
 
     def __init__(self, folder, name, meta, context_length):
         self.arguments = folder, name, meta, context_length
-        self.name, self.paths = name, [folder / file for file in token_files(meta, name)]
+        self.path = folder / f"{name}.bin"
         self.context_length = T = context_length
-        self.tokens = Tokens(self.paths, meta["dtype"], T + 1)
+        self.tokens = np.asarray(np.memmap(self.path, meta["dtype"], mode="r"))  # nothing is read before it is used
+        # The T + 1 tokens from every place on, without a copy.
+        self.sequences = sliding_window_view(self.tokens, T + 1) if len(self.tokens) > T else np.empty((0, T + 1))
         self.documents = meta["documents"]
         if self.documents:
             self.offsets = np.memmap(folder / f"{name}.idx", dtype="<u8", mode="r")
@@ -89,7 +52,7 @@ class Split:
 
     def fingerprint(self):
         """The number of tokens and a digest of a sample of them."""
-        return f"{len(self.tokens)} tokens, digest {checks.sample_all(self.paths)[:8]}"
+        return f"{len(self.tokens)} tokens, digest {sample_digest(self.path)[:8]}"
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file itself
@@ -113,7 +76,12 @@ class Split:
         IGNORE.
         """
         starts, n_targets = self.cut(windows, phases)
-        ids = self.tokens.read(starts)  # (n, T + 1)
+        ids = np.zeros((len(starts), self.context_length + 1), self.tokens.dtype)  # (n, T + 1)
+        whole = starts < len(self.sequences)
+        ids[whole] = self.sequences[starts[whole]]
+        for row in np.flatnonzero(~whole):  # of the last documents
+            rest = self.tokens[starts[row] :]
+            ids[row, : len(rest)] = rest
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self.documents:
             padding = np.arange(self.context_length) >= n_targets[:, None]
@@ -167,7 +135,7 @@ class Dataset:
 
     def fingerprint(self):
         """{name of its file: size and digest} of both splits, to compare with the data of another machine."""
-        return {f"{split.name}.bin": split.fingerprint() for split in (self.train, self.val)}
+        return {split.path.name: split.fingerprint() for split in (self.train, self.val)}
 
 
 def open_dataset(config):
@@ -178,14 +146,14 @@ def open_dataset(config):
     """
     folder = find_folder(config.dataset)
     meta = read_meta(folder, config.vocab_size)
-    checks.check(folder, meta, config.context_length, config.verify_data)
+    checks.check(folder, meta, config.context_length)
     return Dataset(folder, meta, *(Split(folder, name, meta, config.context_length) for name in SPLITS))
 
 
 def find_folder(dataset):
     """The folder of a dataset, given by its name in data/ or by its path. Raises BadInput: says how to prepare it."""
     for folder in (DATA_DIR / dataset, Path(dataset)):
-        if any(os.path.lexists(folder / name) for name in ("train.bin", shard_name("train", 0))):
+        if os.path.lexists(folder / "train.bin"):
             return folder
     names = sorted(path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json"))
     script = next((name for name in reversed(names) if f"{dataset}_".startswith(f"{name}_")), None)

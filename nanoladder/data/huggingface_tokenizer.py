@@ -136,10 +136,12 @@ def from_huggingface(folder):
     folder = Path(folder)
     path = folder / TOKENIZER
     try:
-        if not path.exists() and (folder / VOCAB).exists():
-            path = folder / VOCAB
-            return byte_level_bpe(read_json(path), read_merges(folder / MERGES), GPT2_PATTERNS[0])
-        return parse(read_json(path))
+        if path.exists() or not (folder / VOCAB).exists():
+            return parse(json.loads(files.read(path, limit=2**27)))
+        path = folder / VOCAB
+        lines = files.read(folder / MERGES, limit=2**27).decode().split("\n")
+        merges = [line for line in lines if line and not line.startswith("#version")]
+        return byte_level_bpe(json.loads(files.read(path, limit=2**27)), merges, GPT2_PATTERNS[0])
     except OSError as error:
         problem = f"{error.strerror or error}; expected {TOKENIZER}, or {VOCAB} and {MERGES}"
         path = Path(error.filename or path)
@@ -154,15 +156,6 @@ class Unlike(Exception):
     """Raised for a tokenizer that no tiktoken.Encoding equals."""
 
 
-def read_json(path):
-    return json.loads(files.read(path, limit=2**27))
-
-
-def read_merges(path):
-    lines = files.read(path, limit=2**27).decode().split("\n")
-    return [line for line in lines if line and not line.startswith("#version")]
-
-
 def parse(content):
     """Makes an Encoding of the contents of a tokenizer.json."""
     model, special = content["model"], {}
@@ -173,13 +166,13 @@ def parse(content):
             raise Unlike(f"its added token {token['content']!r} is found in ordinary text")
         special[token["content"]] = token["id"]
     if content["pre_tokenizer"] == CHARACTERS and model["type"] == "WordLevel":
-        return characters(model["vocab"], special)
-    kind = model.get("type", "BPE")
-    if kind != "BPE":
-        raise Unlike(f"its model is {kind}")
+        ranks = {token.encode(): number for token, number in model["vocab"].items()}
+        return make("char", EVERY_CHARACTER, ranks, special)
     for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(option):
             raise Unlike(f"it has {option}={model[option]!r}")
+    if model.get("type", "BPE") != "BPE":
+        raise Unlike(f"its model is {model['type']}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     vocab = {token: number for token, number in model["vocab"].items() if token not in special}
     pattern = pattern_of(content["pre_tokenizer"], merges)
@@ -201,28 +194,20 @@ def byte_level_bpe(vocab, merges, pattern, special=None, ignore_merges=False):
 
     Without ignore_merges, a token that no merge makes occurs in no text, so it counts as special.
     """
+    special, ranks = dict(special or {}), {}
     made = {merge.replace(" ", "", 1) for merge in merges} | BYTES.keys()
-    special = dict(special or {}) | {
-        token: number for token, number in vocab.items() if token not in made and not ignore_merges
-    }
-    if unknown := [token for token in vocab if token not in special and not set(token) <= BYTES.keys()]:
-        raise Unlike(f"its token {unknown[0]!r} is not spelled in bytes")
-    ranks = {
-        bytes(BYTES[character] for character in token): number
-        for token, number in vocab.items()
-        if token not in special
-    }
+    for token, number in vocab.items():
+        if token not in made and not ignore_merges:
+            special[token] = number
+        elif set(token) <= BYTES.keys():
+            ranks[bytes(BYTES[character] for character in token)] = number
+        else:
+            raise Unlike(f"its token {token!r} is not spelled in bytes")
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise Unlike(f"it has no token for byte {missing[0]}")
     if [" ".join(map(spell, pair)) for pair in merges_of(ranks)] != merges:
         raise Unlike("its merges are not in the order of its ids")
     return make("huggingface", pattern, ranks, special)
-
-
-def characters(vocab, special):
-    if any(len(token) != 1 for token in vocab):
-        raise Unlike("its tokens are words")
-    return make("char", EVERY_CHARACTER, {token.encode(): number for token, number in vocab.items()}, special)
 
 
 def make(name, pattern, ranks, special):

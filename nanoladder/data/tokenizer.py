@@ -36,7 +36,6 @@ GPT2_PATTERNS = (
 
 TEXTS_AT_ONCE = 256  # that rustbpe holds; the writer's are of about a megabyte at most
 
-GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # tiktoken's source
 RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
 
 
@@ -97,12 +96,9 @@ def download_gpt2():
     try:
         return tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a wrong hash
-        # tiktoken names a cached file by the SHA-1 of its address.
-        urls = [GPT2_FILES + file for file in ("vocab.bpe", "encoder.json")]
-        names = " and ".join(f"{url} as {hashlib.sha1(url.encode()).hexdigest()}" for url in urls)
         raise BadInput(
-            f"tokenizer gpt2: its files cannot be downloaded ({type(error).__name__}); "
-            f"save {names} in one folder and set TIKTOKEN_CACHE_DIR to it, or take another tokenizer"
+            f"tokenizer gpt2: its files cannot be downloaded ({type(error).__name__}); set TIKTOKEN_CACHE_DIR to a "
+            "folder into which tiktoken has downloaded them, or take another tokenizer"
         ) from None
 
 
@@ -183,7 +179,6 @@ def load_tokenizer(folder):
         if hashlib.sha256(lines).hexdigest() != description["sha256"]:
             raise ValueError(f"{RANKS} is not the file that {DESCRIPTION} describes")
         tokens = [base64.b64decode(line.split()[0], validate=True) for line in lines.splitlines()]
-        check_description(description, tokens)
         return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])
     except OSError as error:
         problem = f"{Path(error.filename or RANKS).name}: {error.strerror}"
@@ -192,21 +187,3 @@ def load_tokenizer(folder):
     except (ValueError, TypeError, IndexError, RecursionError) as error:
         problem = f"damaged, {error}"
     raise BadInput(f"tokenizer in {folder}: {problem}; prepare the dataset again")
-
-
-def check_description(description, tokens):
-    """Raises ValueError, KeyError or TypeError unless tiktoken can encode any text with the tokenizer: it may panic."""
-    name, pattern, special_tokens = (description[key] for key in ("name", "pattern", "special_tokens"))
-    n_tokens = len(tokens) + len(special_tokens)
-    if n_tokens != description["vocab_size"]:
-        raise ValueError(f"{n_tokens} tokens, expected {description['vocab_size']!r:.40}")
-    if not isinstance(name, str) or pattern not in (GPT4_PATTERN, EVERY_CHARACTER, *GPT2_PATTERNS):
-        raise ValueError("unknown name or pattern")
-    if not len(set(tokens)) == len(tokens) > 0 or special_tokens not in ({}, {END_OF_TEXT: len(tokens)}):
-        raise ValueError("ids have gaps, or a token comes twice")
-    if name == "char":
-        complete = pattern == EVERY_CHARACTER and all(len(token.decode()) == 1 for token in tokens)
-    else:
-        complete = {bytes([value]) for value in range(256)} <= set(tokens)
-    if not complete:
-        raise ValueError("some characters cannot be encoded")

@@ -1,20 +1,18 @@
 """Writes a prepared dataset. Every data/*/prepare.py calls it.
 
-train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids. A split of
-more than shard_tokens ids is several files instead, train_000.bin and so on, each but the last of shard_tokens ids.
+train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids.
 train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place among the ids at which
 each document begins, and last the number of tokens: documents + 1 entries.
 tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
-meta.json: a description, with the SHA-256 of every file and of itself. It is written last: if it is there, the other
-files are whole and belong to it.
+meta.json: a description, with a digest of every file and of itself. It is written last: if it is there, the other files
+are whole and belong to it.
 
-Neither the memory that it takes nor the result depends on the size of the corpus or on the number of cores. shards.py
-says how an interrupted preparation goes on.
+Neither the memory that it takes nor the result depends on the size of the corpus or on the number of cores.
+unfinished.py says how an interrupted preparation goes on.
 """
 
 import argparse
 import contextlib
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -24,12 +22,9 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.data import checks
-from nanoladder.data.corpus import Texts
 from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
-from nanoladder.data.meta import FORMAT_VERSION, SPLITS, checksum
-from nanoladder.data.shards import JOURNAL, LOCK, SplitFiles, Unfinished
+from nanoladder.data.meta import FORMAT_VERSION, SPLITS, checksum, sample_digest
 from nanoladder.data.tokenizer import (
     build_tokenizer,
     check_name,
@@ -38,11 +33,11 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
+from nanoladder.data.unfinished import JOURNAL, LOCK, SplitFiles, Unfinished
 from nanoladder.errors import BadInput
 
-SHARD_TOKENS = 100_000_000
 SAMPLE = 2**30  # bytes of train that bpe learns from, the first ones
-UNLISTED = ("meta.json", JOURNAL, LOCK)
+JOURNAL_TOKENS = 10_000_000  # from one journal to the next
 
 
 class PrepareParser(Parser):
@@ -60,15 +55,6 @@ class PrepareParser(Parser):
             "--out_dir",
             metavar="DIR",
             help="folder to write to (default: this script's own; with another tokenizer, one beside it)",
-        )
-
-    def add_shard_tokens(self):
-        self.add_argument(
-            "--shard_tokens",
-            type=whole_number,
-            default=SHARD_TOKENS,
-            metavar="N",
-            help="token ids in a file; a split of more becomes several files (default: 100M)",
         )
 
     def parse_args(self, argv):
@@ -103,51 +89,32 @@ def whole_number(text):
     return int(value)
 
 
-def write_dataset(folder, train, val, tokenizer, extra=None, documents=False):
-    """Writes texts in memory, two lists of str, as write_corpus does."""
-    for split, texts in (("train", train), ("val", val)):
-        if not any(texts):
-            raise too_little_text(split)
-    return write_corpus(folder, Texts(train, val), tokenizer, extra, documents)
-
-
-def write_corpus(
-    folder,
-    corpus,
-    tokenizer,
-    extra=None,
-    documents=False,
-    shard_tokens=SHARD_TOKENS,
-    limit_tokens=None,
-    workers=None,
-):
+def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_tokens=None, n_threads=None):
     """Builds the tokenizer, encodes both splits and writes them, all or nothing. Returns the entries of meta.json.
 
     folder: made if needed; an older dataset in it is replaced only once the new one is complete. Interrupted, the next
-    call with the same arguments goes on from the last full shard.
+    call with the same arguments goes on from the last journal.
     corpus: a Corpus. bpe is trained on train alone, the first SAMPLE bytes of it; char knows the characters of both.
     tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
-    documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it.
-        True: separate documents and their .idx, each of them separator + text + separator; the separator is
-        `<|endoftext|>`, or "\n" if the tokenizer has none.
-    shard_tokens: token ids in a file. limit_tokens: stop after the document that reaches so many, train and val
-    together (None: never). workers: processes that encode (None: one a core).
+    documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it. True: separate
+        documents and their .idx, each with a separator before and after, `<|endoftext|>`, or "\n" without it.
+    limit_tokens: stop after the document that reaches so many, train and val together (None: never).
+    n_threads: threads that encode (None: one a core).
     Raises BadInput: an empty split, a folder that cannot be written, a corpus that cannot be read.
     """
     folder = Path(folder)
-    job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, shard_tokens, limit_tokens]
+    job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]
     try:
         with Unfinished(folder, job) as work:
             if "meta" not in (work.journal or {}):
                 encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
-                entries = write_tokens(work, corpus, encoding, documents, shard_tokens, limit_tokens, workers)
-                meta, scanned = describe(work.path, tokenizer, encoding, corpus, documents, entries, extra or {})
+                counts = write_tokens(work, corpus, encoding, documents, limit_tokens, n_threads)
+                meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
                 if work.journal:
-                    work.save({"meta": meta, "scanned": scanned})
+                    work.save({"meta": meta})
             else:
-                meta, scanned = work.journal["meta"], work.journal["scanned"]
+                meta = work.journal["meta"]
             work.move_into_place(meta)
-        checks.remember(folder, meta, scanned)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None
     return meta
@@ -165,101 +132,70 @@ def make_tokenizer(work, corpus, tokenizer, documents, limit_tokens):
 def texts_to_learn(corpus, tokenizer, documents, limit_tokens):
     """Yields the texts from which a tokenizer is built: for char all of them, for bpe the first of train."""
     room = min(SAMPLE, 4 * (limit_tokens or SAMPLE)) if tokenizer.startswith("bpe") else float("inf")
-    with progress_bar("reading for the tokenizer", None if room == SAMPLE else corpus.n_bytes, delay=1) as progress:
-        for piece in corpus.pieces():
-            if piece.split == "train" or tokenizer == "char":
-                yield piece.text
-                room -= len(piece.text.encode())
-            progress.update(corpus.bytes_read - progress.n)
-            if room <= 0:
-                break
+    for piece in corpus.pieces():
+        if piece.split == "train" or tokenizer == "char":
+            yield piece.text
+            room -= len(piece.text.encode(errors="replace"))
+        if room <= 0:
+            break
     if documents and tokenizer == "char":
         yield "\n"
 
 
-def write_tokens(work, corpus, encoding, documents, shard_tokens, limit_tokens, workers):
-    """Encodes the corpus, or what is left of it, into token files. Returns what is counted meanwhile, for meta.json."""
+def write_tokens(work, corpus, encoding, documents, limit_tokens, n_threads):
+    """Encodes the corpus, or what is left of it, into token files. Returns the counts of each split."""
     dtype = np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
     eot = end_of_text(encoding)
     after = np.array([eot] if eot is not None else encode(encoding, "\n" * documents), dtype)
     before = after[: len(after) * documents]
+    journal = work.journal or {"counts": {}, "place": None}
     with contextlib.ExitStack() as stack:
-        splits = {
-            name: stack.enter_context(SplitFiles(work.path, name, dtype, shard_tokens, documents)) for name in SPLITS
-        }
-        journal = work.journal or {"splits": {}, "position": None, "done": 0}
-        for name, state in journal["splits"].items():
-            splits[name].go_on(state)
-        total, unit = (limit_tokens, " tokens") if limit_tokens else (corpus.n_bytes, "B")
-        progress = stack.enter_context(progress_bar("encoding", total, journal["done"], unit))
-        filled = 0
-        parts = stack.enter_context(contextlib.closing(encoded(corpus, journal["position"], encoding, dtype, workers)))
-        for chunk, encodings in parts:
-            filled += write_chunk(splits, chunk, encodings, before, after, limit_tokens)
-            n_tokens = sum(split.n_tokens for split in splits.values())
-            done = n_tokens if limit_tokens else chunk.bytes_read
-            progress.update(done - progress.n)
-            if limit_tokens and n_tokens >= limit_tokens:
-                break
-            if filled and chunk.position is not None:
-                states = {name: split.state() for name, split in splits.items()}
-                work.save({"splits": states, "position": chunk.position, "done": done})
-                filled = 0
-        return {name: (split.n_tokens, split.n_bytes, split.close()) for name, split in splits.items()}
+        splits = {}
+        for name in SPLITS:
+            split = SplitFiles(work.path, name, dtype.itemsize, documents, journal["counts"].get(name))
+            splits[name] = stack.enter_context(contextlib.closing(split))
 
+        def done(unit):
+            return sum(split.counts[unit] for split in splits.values())
 
-def write_chunk(splits, chunk, encodings, before, after, limit_tokens):
-    """Writes encoded pieces, up to the document that reaches limit_tokens. Returns the number of shards filled."""
-    for piece, (ids, n_bytes) in zip(chunk.pieces, encodings, strict=True):
-        split = splits[piece.split]
-        split.n_bytes += n_bytes
-        split.append(*[before] * piece.first, ids, *[after] * piece.last)
-        if piece.last:
-            split.end_document()
-            if limit_tokens and sum(split.n_tokens for split in splits.values()) >= limit_tokens:
-                break
-    return sum(split.write() for split in splits.values())
+        total, unit = (limit_tokens, "tokens") if limit_tokens else (corpus.n_bytes, "bytes")
+        bar = {"unit": f" {unit}", "unit_scale": True, "disable": None}  # with the rate and the time left
+        progress = stack.enter_context(tqdm(desc="encoding", total=total, initial=done(unit), **bar))
+        chunks = stack.enter_context(contextlib.closing(encoded(corpus, journal["place"], encoding, dtype, n_threads)))
+        last_journal = done("tokens")
+        for chunk, encodings in chunks:
+            for piece, (ids, n_bytes) in zip(chunk.pieces, encodings, strict=True):
+                splits[piece.split].append(piece, ids, n_bytes, before, after)
+                if limit_tokens and piece.last and done("tokens") >= limit_tokens:
+                    return {name: split.sync() for name, split in splits.items()}
+            progress.update(done(unit) - progress.n)
+            if chunk.place is not None and done("tokens") - last_journal >= JOURNAL_TOKENS:
+                last_journal = done("tokens")
+                work.save({"counts": {name: split.sync() for name, split in splits.items()}, "place": chunk.place})
+        return {name: split.sync() for name, split in splits.items()}
 
 
 def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
-    """Writes meta.json. Returns its entries, and what checks.scan() says of each token file."""
-    for name, (n_tokens, n_bytes, _) in counts.items():
-        if not n_bytes or n_tokens < 2:
-            raise too_little_text(name)
-    dtype = "uint16" if encoding.n_vocab <= 2**16 else "uint32"
-    shards = {name: shards for name, (_, _, shards) in counts.items() if len(shards) > 1}
-    paths = {path.name: path for path in sorted(folder.iterdir()) if path.name not in UNLISTED}
-    scanned = {name: checks.scan(path, dtype) for name, path in paths.items() if path.suffix == ".bin"}
+    """Writes meta.json. Returns its entries."""
+    for name, count in counts.items():
+        if not count["bytes"] or count["tokens"] < 2:
+            raise BadInput(f"too little text for {name}, not even two tokens; give more text or another val_fraction")
+    paths = sorted(path for path in folder.iterdir() if path.name not in ("meta.json", JOURNAL, LOCK))
     meta = {
         "format_version": FORMAT_VERSION,
         "tokenizer": tokenizer,
         "vocab_size": encoding.n_vocab,
-        "dtype": dtype,
-        "tokens": {name: n_tokens for name, (n_tokens, _, _) in counts.items()},
-        **({"shards": shards} if shards else {}),
-        "bytes": {name: n_bytes for name, (_, n_bytes, _) in counts.items()},  # separators not counted
-        "sha256": {name: scanned[name][0] if name in scanned else sha256(path) for name, path in paths.items()},
+        "dtype": "uint16" if encoding.n_vocab <= 2**16 else "uint32",
+        "tokens": {name: count["tokens"] for name, count in counts.items()},
+        "bytes": {name: count["bytes"] for name, count in counts.items()},  # separators not counted
+        "digests": {path.name: sample_digest(path) for path in paths},
         "documents": documents,
         **({"validation": corpus.validation} if corpus.validation else {}),
         **extra,
     }
     meta["checksum"] = checksum(meta)
     files.write(folder / "meta.json", json.dumps(meta, indent=2) + "\n")
-    return meta, scanned
-
-
-def too_little_text(split):
-    return BadInput(f"too little text for {split}, not even two tokens; give more text or another val_fraction")
-
-
-def progress_bar(what, total, done=0, unit="B", **options):
-    """A bar with the rate and the time left."""
-    return tqdm(desc=what, total=total, initial=done, unit=unit, unit_scale=True, disable=None, **options)
-
-
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return meta
 
 
 def summary(folder, meta):

@@ -116,7 +116,6 @@ def trial(config, size, device, available):
         batch_size=min(2 * size, share),  # two micro-batches, so that gradients accumulate
         batch_warmup_steps=0,
         num_workers=0,
-        verify_data=False,
         device=str(device),
         memory_gb=(1 - MARGIN) * available / 1e9,
     )

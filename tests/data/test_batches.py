@@ -1,9 +1,7 @@
 """Batches are a pure function of (seed, step), in any process or worker; a broken folder is refused."""
 
-import json
 import pickle
 import random
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,17 +9,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, flags, needs_gpu, tiny, write_folder, write_meta
+from conftest import ROOT, flags, needs_gpu, tiny, write_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import train
 from model import IGNORE
 from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset, tokens_seen
 from nanoladder.data import batches as batches_module
 from nanoladder.data.batches import ROUNDS, n_sequences, permuted, shuffle
-from nanoladder.data.writer import write_dataset
+from nanoladder.data.corpus import Texts
+from nanoladder.data.writer import write_corpus
 
 T = 8
 VOCAB = 60_000
@@ -154,12 +152,6 @@ def test_a_batch_is_what_its_windows_hold_one_by_one(folder, n_tokens, batch_siz
         assert batches[step].targets.tolist() == [row[1:] for row in expected]
 
 
-def test_the_first_step_is_1(folder):
-    split = open_ids(folder, list(range(500))).train
-    with pytest.raises(ValueError):
-        TrainingBatches(split, tiny())[0]
-
-
 def test_reading_a_batch_leaves_the_global_generators_alone(folder):
     split = open_ids(folder, list(range(500))).train
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -186,18 +178,6 @@ def test_an_epoch_visits_every_window_once_and_targets_are_the_next_tokens(folde
     for starts in inputs[:, 0].view(3, n):  # an epoch each
         starts = starts.sort().values
         assert (starts == starts[0] + T * torch.arange(n)).all() and starts[0] < T
-
-
-def test_windows_are_the_raw_file(folder):
-    ids = np.random.default_rng(0).integers(0, VOCAB, 300)
-    split = open_ids(folder, ids.tolist()).train
-    raw = np.fromfile(folder / "train.bin", dtype=np.uint16)
-    assert (raw == ids).all()
-    for phases in ([0, 0, 0], [5, 5, 5], [1, 7, 0]):
-        inputs, targets = split.read([0, 3, 7], phases)
-        for row, start in enumerate((phases[0], phases[1] + 3 * T, phases[2] + 7 * T)):
-            assert (inputs[row] == raw[start : start + T]).all()
-            assert (targets[row] == raw[start + 1 : start + T + 1]).all()
 
 
 def test_every_epoch_has_a_new_order_and_a_new_phase(folder):
@@ -382,24 +362,12 @@ def test_every_process_validates_as_many_batches(folder, world_size, micro_batch
 # -- datasets
 
 
-def test_one_window_is_enough(folder):
-    inputs, targets = TrainingBatches(open_ids(folder, list(range(T + 1))).train, tiny(batch_size=3))[5]
-    assert inputs.tolist() == [list(range(T))] * 3 and targets.tolist() == [list(range(1, T + 1))] * 3
-
-
 def test_uint32_ids(folder):
     ids = list(range(70_000, 70_100))
     write_folder(folder, ids, ids, 100_000, dtype="uint32")
     dataset = open_dataset(config_of(folder))
     inputs, targets = stream(dataset.train, dataset.train.n_windows, 4)
     assert dataset.vocab_size == 100_000 and inputs.min() >= 70_000 and (targets == inputs + 1).all()
-
-
-def test_a_folder_made_by_nanogpt_needs_its_vocab_size(tmp_path):
-    for name in ("train", "val"):
-        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    dataset = open_dataset(config_of(tmp_path, vocab_size=100))
-    assert dataset.vocab_size == 100 and not dataset.train.documents and dataset.train.n_windows == 11
 
 
 def test_a_larger_vocab_size_than_the_dataset_has_is_taken(dense):
@@ -410,7 +378,7 @@ def test_a_larger_vocab_size_than_the_dataset_has_is_taken(dense):
 @pytest.mark.parametrize("documents", [False, True])
 def test_reads_what_the_writer_writes(tmp_path, documents):
     texts = [f"{number} bottles of beer on the wall" for number in range(20)]
-    write_dataset(tmp_path, texts, texts[:3], "byte", documents=documents)
+    write_corpus(tmp_path, Texts(texts, texts[:3]), "byte", documents=documents)
     dataset = open_dataset(config_of(tmp_path, context_length=64))
     split = dataset.train
     assert dataset.vocab_size == 256 and split.documents is documents
@@ -419,90 +387,3 @@ def test_reads_what_the_writer_writes(tmp_path, documents):
         assert split.n_windows == 20
         read = {bytes(row[row != IGNORE].tolist()).decode() for row in targets}
         assert read == {text + "\n" for text in texts} and (inputs[:, 0] == ord("\n")).all()
-
-
-def rewrite_meta(folder, **changes):
-    """Changes entries and corrects the checksum."""
-    write_meta(folder, {**json.loads((folder / "meta.json").read_text()), **changes})
-
-
-def append(path, content):
-    path.write_bytes(path.read_bytes() + content)
-
-
-def truncate(path, n_bytes):
-    path.write_bytes(path.read_bytes()[:-n_bytes])
-
-
-# {damage: (d: a dense folder or D: one of documents, the damage itself, words that the line must hold)}
-BROKEN = {
-    "no training file": ("d", lambda f: (f / "train.bin").unlink(), ["prepare"]),
-    "no validation file": ("d", lambda f: (f / "val.bin").unlink(), ["val.bin", "missing"]),
-    "cut in a token": ("d", lambda f: truncate(f / "train.bin", 1), ["train.bin", "truncated"]),
-    "cut between tokens": ("d", lambda f: truncate(f / "val.bin", 10), ["val.bin", "truncated"]),
-    "longer than promised": ("d", lambda f: append(f / "train.bin", b"\0\0"), ["train.bin", "foreign"]),
-    "empty": ("d", lambda f: (f / "val.bin").write_bytes(b""), ["val.bin", "truncated"]),
-    "another dtype": ("d", lambda f: rewrite_meta(f, dtype="uint32"), ["train.bin"]),
-    "a foreign dtype": ("d", lambda f: rewrite_meta(f, dtype="float32"), ["meta.json", "float32", "uint16"]),
-    "no dtype": ("d", lambda f: rewrite_meta(f, dtype="tokens"), ["meta.json"]),
-    "a later format": ("d", lambda f: rewrite_meta(f, format_version=3), ["meta.json", "format 3", "format 2"]),
-    "ids too large": ("d", lambda f: rewrite_meta(f, vocab_size=5), ["train.bin", "token id", "vocab_size=5"]),
-    "meta is no JSON": ("d", lambda f: (f / "meta.json").write_text("{"), ["meta.json", "prepare"]),
-    "meta is no text": ("d", lambda f: (f / "meta.json").write_bytes(b"\xff\xfe"), ["meta.json", "prepare"]),
-    "meta is a list": ("d", lambda f: (f / "meta.json").write_text("[1]"), ["meta.json", "prepare"]),
-    "meta is empty": ("d", lambda f: (f / "meta.json").write_text("{}"), ["meta.json", "prepare"]),
-    "meta with odd values": ("d", lambda f: rewrite_meta(f, tokens=[1, 2]), ["meta.json", "prepare"]),
-    "meta is gone": ("d", lambda f: (f / "meta.json").unlink(), ["meta.json", "--vocab_size"]),
-    "no index": ("D", lambda f: (f / "train.idx").unlink(), ["train.idx", "prepare"]),
-    "an empty index": ("D", lambda f: (f / "train.idx").write_bytes(b""), ["train.idx", "prepare"]),
-    "a truncated index": ("D", lambda f: truncate(f / "val.idx", 8), ["val.idx", "prepare"]),
-    "an index out of order": (
-        "D",
-        lambda f: np.fromfile(f / "val.idx", "<u8")[[0, 2, 1, 3, 4, 5, 6, 7]].tofile(f / "val.idx"),
-        ["val.idx", "prepare"],
-    ),
-    "an index that starts late": (
-        "D",
-        lambda f: np.fromfile(f / "val.idx", "<u8")[1:].tofile(f / "val.idx"),
-        ["val.idx", "prepare"],
-    ),
-    "another's index": ("D", lambda f: shutil.copy(f / "train.idx", f / "val.idx"), ["val.idx", "prepare"]),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_folder_is_bad_input_and_nothing_is_written(case, dense, documents, tmp_path, refused):
-    kind, damage, named = BROKEN[case]
-    folder = tmp_path / "broken"
-    shutil.copytree(dense if kind == "d" else documents, folder)
-    damage(folder)
-    line = refused(train.main, *flags(dataset=folder, out_dir=tmp_path / "out"))
-    assert str(folder) in line and all(word in line for word in named), line
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "given, named",
-    [
-        ({"dataset": "nowhere"}, ["dataset=nowhere", "/prepare.py --input FILES --out_dir=data/nowhere`"]),
-        ({"dataset": "python_stdlb"}, ["dataset=python_stdlb: no train.bin", "did you mean 'python_stdlib'?"]),
-        ({"dataset": "text_bpe99999"}, ["python data/text/prepare.py --input FILES --tokenizer=bpe:99999`"]),
-        ({"dataset": "python_stdlib_bpe99999"}, ["python data/python_stdlib/prepare.py --tokenizer=bpe:99999"]),
-        ({"dataset": "shakespeare_bpe99999"}, ["python data/shakespeare/prepare.py --tokenizer=bpe:99999"]),
-        ({"vocab_size": 3}, ["vocab_size=3"]),
-        ({"context_length": 100_000}, ["context_length=100000", "train.bin"]),
-        ({"context_length": 400}, ["context_length=400", "val.bin", "at least 401"]),
-    ],
-    ids=str,
-)
-def test_a_dataset_that_cannot_serve_is_bad_input(given, named, dense, tmp_path, refused):
-    line = refused(train.main, *flags(**{"dataset": dense, "out_dir": tmp_path / "out", **given}))
-    assert all(word in line for word in named), line
-    assert not (tmp_path / "out").exists()
-
-
-def test_ids_beyond_a_given_vocab_size(tmp_path, refused):
-    for name in ("train", "val"):
-        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    line = refused(train.main, *flags(dataset=tmp_path, out_dir=tmp_path / "out", vocab_size=99))
-    assert "token id 99" in line and "--vocab_size=100" in line

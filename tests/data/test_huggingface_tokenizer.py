@@ -28,45 +28,8 @@ CORPUS = [
 CHARACTERS = "".join(sorted(set("".join(CORPUS))))
 NAMES = ["bpe", "gpt2", "byte"]  # that encode any text
 AWKWARD = [
-    *(
-        " ",
-        "  ",
-        "\n",
-        "\r\n",
-        "\t",
-        "\v",
-        "\x1c",
-        "\x85",
-        "\u00a0",
-        "\u2028",
-        "\u3000",
-        "\u200b",
-        "'",
-        "ſ",
-        "S",
-        "ll",
-        "LL",
-    ),
-    *(
-        "'ve",
-        "'RE",
-        "123",
-        "4567",
-        "²",
-        "٣",
-        "é",
-        "e\u0301",
-        "日本",
-        "😀",
-        "\u200d",
-        "ß",
-        "ﬆ",
-        "K",
-        "the",
-        " the",
-        "aaa",
-        END_OF_TEXT,
-    ),
+    *" \n\t\v\x1c\x85\u00a0\u2028\u3000\u200b'ſS²٣éßﬆ\u212a😀\u200d",
+    *["  ", "\r\n", "ll", "LL", "'ve", "'RE", "123", "4567", "e\u0301", "日本", "the", " the", "aaa", END_OF_TEXT],
 ]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(st.sampled_from(AWKWARD)).map("".join)
 
@@ -266,27 +229,19 @@ PIECES = {"model__merges": ["a b"], "pre_tokenizer__use_regex": True}
     "changes, named",
     [
         ({"model__type": "Unigram"}, "Unigram"),
-        ({"model__type": "WordPiece"}, "WordPiece"),
         ({"normalizer": {"type": "NFC"}}, "normalizer NFC"),
         ({"pre_tokenizer": {"type": "Metaspace"}}, "Metaspace"),
-        ({"pre_tokenizer": None}, "null"),
         ({"pre_tokenizer__add_prefix_space": True}, "add_prefix_space"),
         ({"model__merges": ["a b"]}, "pre_tokenizer"),
         ({"pre_tokenizer__use_regex": True, "model__merges": ["a b"]}, "merges"),
         ({"model__dropout": 0.1}, "dropout=0.1"),
-        ({"model__byte_fallback": True}, "byte_fallback"),
-        ({"model__continuing_subword_prefix": "##"}, "##"),
         ({"model__vocab": {**VOCAB, "日": 256}}, "'日' is not spelled in bytes"),
         ({"model__vocab": {**VOCAB, "ab": 999}, **PIECES}, "gaps"),
         ({"model__vocab": {**VOCAB, "ab": 255}, **PIECES}, "gaps"),
-        ({"model__vocab": {**VOCAB, "ab": "256"}}, "TypeError"),
         ({"model__vocab": {"a": 0}}, "no token for byte 0"),
         ({"added_tokens": [{**EOT, "special": False}]}, "'<s>' is found in ordinary text"),
-        ({"added_tokens": [{**EOT, "lstrip": True}]}, "'<s>' is found in ordinary text"),
         ({"added_tokens": [{**EOT, "id": 300}]}, "gaps"),
         ({"model": {}}, "KeyError"),
-        ({"model": []}, "damaged"),
-        ({"model__vocab": 3}, "damaged"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -296,12 +251,6 @@ def test_other_tokenizers_are_refused_in_one_line(changes, named, write):
         from_huggingface(folder)
     line = str(refusal.value)
     assert named in line and str(folder / "tokenizer.json") in line and "\n" not in line
-
-
-def test_words_are_not_characters(write):
-    content = to_huggingface(build_tokenizer("char", CORPUS))
-    with pytest.raises(BadInput, match="its tokens are words"):
-        from_huggingface(write(changed(content, model__vocab={"a": 0, "the": 1})))
 
 
 @needs_rustbpe

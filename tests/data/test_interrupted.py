@@ -1,0 +1,243 @@
+"""An interrupted preparation goes on, and ends with the same files."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from processes import holding, python
+from tqdm import tqdm
+
+from nanoladder.data import corpus, encode, unfinished, writer
+from nanoladder.data.corpus import Texts
+from nanoladder.data.sources import Files, find_text
+from nanoladder.data.unfinished import JOURNAL, LOCK, UNFINISHED, SplitFiles
+from nanoladder.data.writer import write_corpus
+from nanoladder.errors import BadInput
+
+RNG = random.Random(0)
+TEXTS = ["".join(RNG.choices("abcde \n", k=RNG.randint(1, 60))) for _ in range(60)]
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes to kill them")
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def killed_at(event, function, *arguments):
+    """Calls a function in a process of its own that is killed by SIGKILL right before one of the calls by which the
+    writer touches files, counted from 1. Returns True if it came to its end before."""
+
+    def child():
+        count = 0
+
+        def counting(call):
+            def counted(*args, **kwargs):
+                nonlocal count
+                count += 1
+                if count == event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+
+            return counted
+
+        for name in ("fsync", "replace"):
+            setattr(os, name, counting(getattr(os, name)))
+        Path.unlink = counting(Path.unlink)
+        unfinished.open_cut_back = counting(unfinished.open_cut_back)
+        SplitFiles.append = counting(flushed(SplitFiles.append))
+        function(*arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
+
+
+def flushed(append):
+    """SplitFiles.append that leaves nothing in Python's buffers, as happens with more than a few ids."""
+
+    def append_and_flush(self, *args):
+        append(self, *args)
+        self.ids.flush()
+        self.index.flush()
+
+    return append_and_flush
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch):
+    """prepare(folder) -> writes a dataset into it, with a journal now and then, on top of an older one."""
+    for module in (corpus, encode):
+        monkeypatch.setattr(module, "BLOCK", 100)
+    monkeypatch.setattr(writer, "JOURNAL_TOKENS", 700)
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # its thread could hold a lock while a process is forked
+    if tqdm.monitor:
+        tqdm.monitor.exit()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that the kernel has
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
+    files = [find_text(tmp_path / f"{name}.txt") for name in "ab"]
+
+    def prepare(folder, tokenizer="byte"):
+        write_corpus(folder, Files(files, lines=True, val_fraction=0.4), tokenizer, {}, documents=True, n_threads=2)
+
+    return prepare
+
+
+@pytest.fixture
+def expected(prepare, tmp_path):
+    """The files of an uninterrupted preparation."""
+    prepare(tmp_path / "whole")
+    return contents(tmp_path / "whole")
+
+
+def interrupt(prepare, folder):
+    """Kills a preparation after its first journal."""
+    for event in range(10, 1000, 10):
+        assert not killed_at(event, prepare, folder)
+        if (folder / UNFINISHED / JOURNAL).exists():
+            return folder
+
+
+@pytest.mark.slow
+@needs_fork
+def test_killed_at_any_instant_it_goes_on_to_the_same_files(prepare, expected, tmp_path):
+    write_corpus(tmp_path / "old", Texts(["old"] * 9, ["dataset"]), "byte")
+    old, seen = contents(tmp_path / "old"), []
+    for event in range(1, 10_000, 11):
+        folder = shutil.copytree(tmp_path / "old", tmp_path / "new")
+        if killed_at(event, prepare, folder):
+            break
+        visible = {name: content for name, content in contents(folder).items() if UNFINISHED not in name}
+        seen.append("meta.json" in visible)
+        assert visible in (old, expected) or "meta.json" not in visible
+        prepare(folder)
+        assert contents(folder) == expected
+        shutil.rmtree(folder)
+    assert len(seen) > 12
+
+
+@pytest.mark.slow
+@needs_fork
+def test_killed_while_it_moves_into_place(prepare, expected, tmp_path, monkeypatch):
+    """The files move one after the other, meta.json last: until then it is no dataset."""
+    folder, replace = tmp_path / "new", os.replace
+    for n_left in range(len(expected)):
+        write_corpus(folder, Texts(["old"] * 9, ["dataset"]), "byte")
+        moved = []
+
+        def replace_until(source, target, n_left=n_left, moved=moved):
+            if Path(target).parent == folder:
+                if len(moved) == n_left:
+                    raise OSError(5, "Input/output error")
+                moved.append(target)
+            replace(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace_until)
+            with pytest.raises(BadInput, match="Input/output error"):
+                prepare(folder)
+        visible = {name: content for name, content in contents(folder).items() if UNFINISHED not in name}
+        assert len(moved) == n_left and "meta.json" not in visible
+        prepare(folder)
+        assert contents(folder) == expected
+
+
+@pytest.mark.slow
+@needs_fork
+def test_killed_again_and_again_it_comes_to_its_end(prepare, expected, tmp_path):
+    rng, n_killed = random.Random(0), 0
+    while not killed_at(rng.randint(25, 45 + 5 * n_killed), prepare, tmp_path / "new"):
+        n_killed += 1
+        assert n_killed < 60
+    assert n_killed > 2 and contents(tmp_path / "new") == expected
+
+
+@pytest.mark.slow
+@needs_fork
+def test_it_goes_on_from_the_last_journal(prepare, expected, tmp_path, monkeypatch):
+    folder = interrupt(prepare, tmp_path / "new")
+    n_appended, append = [], SplitFiles.append
+
+    def counted(self, piece, ids, *rest):
+        n_appended.append(len(ids))
+        append(self, piece, ids, *rest)
+
+    monkeypatch.setattr(SplitFiles, "append", counted)
+    prepare(folder)
+    assert contents(folder) == expected
+    assert sum(n_appended) <= sum(json.loads(expected["meta.json"])["tokens"].values()) - 700
+
+
+@pytest.mark.slow
+@needs_fork
+@pytest.mark.parametrize("change", ["another tokenizer", "another corpus", "a damaged journal"])
+def test_with_anything_else_it_starts_over(change, prepare, tmp_path, capsys):
+    folder = interrupt(prepare, tmp_path / "new")
+    if change == "another corpus":
+        write_corpus(folder, Texts(["aa"], ["bb"]), "byte")
+        assert (folder / "train.bin").read_bytes() == b"a\0a\0"
+    else:
+        if change == "a damaged journal":
+            (folder / UNFINISHED / JOURNAL).write_bytes(b"\0" * 50)
+        tokenizer = "char" if change == "another tokenizer" else "byte"
+        prepare(folder, tokenizer)
+        prepare(tmp_path / "whole", tokenizer)
+        assert contents(folder) == contents(tmp_path / "whole")
+    assert ("starting over" in capsys.readouterr().out) == (change != "a damaged journal")
+    assert not (folder / UNFINISHED).exists()
+
+
+@pytest.mark.slow
+@needs_fork
+def test_unfinished_work_that_is_damaged_is_one_line(prepare, tmp_path):
+    folder = interrupt(prepare, tmp_path / "new")
+    os.truncate(folder / UNFINISHED / "train.bin", 9)
+    with pytest.raises(BadInput, match=r"train.bin is shorter than .* remove the folder .*prepare-unfinished"):
+        prepare(folder)
+    assert not (folder / "meta.json").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_do_not_write_to_one_folder(prepare, tmp_path):
+    lock = tmp_path / "new" / UNFINISHED / LOCK
+    lock.parent.mkdir(parents=True)
+    with holding(lock), pytest.raises(BadInput, match="by another process"):
+        prepare(tmp_path / "new")
+    prepare(tmp_path / "new")
+
+
+# A process that watches for the journal may be too late on a busy machine.
+KILLED = """
+import os, runpy, signal, sys
+from nanoladder.data import writer
+from nanoladder.data.unfinished import Unfinished
+writer.JOURNAL_TOKENS = 500_000
+save = Unfinished.save
+Unfinished.save = lambda *args: save(*args) or os.kill(os.getpid(), signal.SIGKILL)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_prepare_script_goes_on_after_sigkill(tmp_path):
+    """The command of a user, killed for real after its first journal."""
+    with open(tmp_path / "x.txt", "w") as file:
+        file.writelines(f"{number} " * 50 + "\n" for number in range(20_000))
+    script = ROOT / "data" / "text" / "prepare.py"
+    command = [script, "--input", tmp_path / "x.txt", "--tokenizer=byte", "--documents=lines"]
+    whole, new = ([*command, f"--out_dir={tmp_path / name}"] for name in ("whole", "new"))
+    assert python(*whole).returncode == 0
+    assert python("-c", KILLED, *new).returncode == -signal.SIGKILL
+    assert not (tmp_path / "new" / "meta.json").exists()
+    done = python(*new)
+    assert done.stdout.startswith("files read: 1") and done.stderr == ""
+    assert contents(tmp_path / "new") == contents(tmp_path / "whole")
