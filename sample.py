@@ -12,7 +12,7 @@ import torch
 from nanoladder import checkpoint, files, machine
 from nanoladder.data.tokenizer import encode, first_token
 from nanoladder.errors import BadInput
-from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, describe_speed, generate, quantize, require_gain
+from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, generate, quantize, require_gain
 from nanoladder.run.failures import explain_compiler_failure
 from nanoladder.run.memory import is_out_of_memory
 
@@ -52,9 +52,9 @@ def run(options, prompts):
     starts = [to_tokens(prompt, tokenizer, size) for prompt in prompts]
     n_tokens = min(max(map(len, starts)) + options.max_new_tokens, size)
     model = prepare(gpt, len(prompts) * options.num_samples, n_tokens, options)
-    n_new, n_rounds, seconds = write(model, tokenizer, prompts, starts, options)
-    if n_rounds:
-        tell(describe_speed(model, n_new, n_rounds, seconds))
+    n_new, seconds = write(model, tokenizer, prompts, starts, options)
+    if n_new:
+        tell(f"{n_new / seconds:,.1f} tokens/s")
 
 
 def parse(argv):
@@ -156,8 +156,7 @@ def prepare(gpt, n_rows, n_tokens, options):
 def write(model, tokenizer, prompts, starts, options):
     """Prints the samples of each prompt in order, the first as it grows. starts: the prompts' token ids.
 
-    Returns the number of new tokens and of rounds, and the seconds that they took, all without the first round: that
-    runs the prompts.
+    Returns the number of new tokens and their seconds, both without the first round: that runs the prompts.
     """
     texts, headings = [], []
     for i, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
@@ -167,13 +166,13 @@ def write(model, tokenizer, prompts, starts, options):
             names = [f"prompt {i + 1}"] * (len(prompts) > 1) + [f"sample {j + 1}"] * (options.num_samples > 1)
             headings.append(f"--- {', '.join(names)}\n{prompt}" if names else prompt)
     print(headings[0], end="", flush=True)
-    n_rounds, shown = -1, 0
+    begun = since = None
+    shown = 0
     for _ in generate(model, texts, Sampling(options.temperature, options.top_k, options.top_p)):
-        n_rounds += 1
-        if n_rounds == 0:
+        if begun is None:
             begun, since = sum(len(text.tokens) for text in texts), time.perf_counter()
         shown = show(texts, headings, shown)
-    return sum(len(text.tokens) for text in texts) - begun, n_rounds, time.perf_counter() - since
+    return sum(len(text.tokens) for text in texts) - begun, time.perf_counter() - since
 
 
 def show(texts, headings, shown):

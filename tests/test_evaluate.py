@@ -187,7 +187,7 @@ def test_a_broken_task_is_refused_before_anything_is_written(trained, tmp_path, 
     path, output = tmp_path / "task.jsonl", tmp_path / "report.json"
     path.write_text(json.dumps(WORDS[0]) + "\n{}\n")
     line = refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--output={output}", "--tasks", path)
-    assert "task.jsonl line 2: no field text" in line and not output.exists()
+    assert "task.jsonl line 2: no field 'text'" in line and not output.exists()
 
 
 def test_a_public_task_that_is_missing_is_refused_with_its_source(trained, refused, monkeypatch, tmp_path):

@@ -38,62 +38,36 @@ def read_items(path):
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                fields = parse(line)
+                fields = json.loads(line.decode("utf-8-sig"))
                 kind = kind or (last_word if "text" in fields and "endings" not in fields else choice)
                 items.append(Item(number, *kind(fields)))
-            except ValueError as error:
-                raise BadInput(f"{path} line {number}: {error}") from None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                reason = f"no field {error}" if isinstance(error, KeyError) else error
+                raise BadInput(f"{path} line {number}: {reason!s:.200}; expected a line like {EXAMPLES}") from None
     if not items:
         raise BadInput(f"tasks: {path} has no items; expected lines like {EXAMPLES}")
     return items
 
 
-def parse(line):
-    """Returns the object in a line of JSON. Raises ValueError."""
-    try:
-        fields = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", type(error).__name__)
-        raise ValueError(f"not JSON ({reason}); expected {EXAMPLES}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"not a JSON object; expected {EXAMPLES}")
-    return fields
-
-
 def choice(fields):
-    """Returns the context, the endings and the label of a choice. Raises ValueError."""
-    context, endings, label = (entry(fields, name) for name in ("ctx", "endings", "label"))
-    if not isinstance(endings, list) or len(endings) < 2:
-        raise ValueError("endings: expected a list of two texts or more")
-    endings = [text(ending, f"endings[{i}]") for i, ending in enumerate(endings)]
-    number = int(label) if isinstance(label, str) and label in map(str, range(len(endings))) else label  # a text
-    if type(number) is not int or not 0 <= number < len(endings):
-        raise ValueError(f"label={json.dumps(label):.40}: expected the number of an ending, 0 to {len(endings) - 1}")
-    return text(context, "ctx"), endings, number
+    """Returns the context, the endings and the label of a choice. Raises as the unpacking of JSON does."""
+    context, endings, label = text(fields["ctx"]), fields["endings"], int(fields["label"])  # some labels are texts
+    if not isinstance(endings, list) or not 0 <= label < len(endings) > 1:
+        raise ValueError(f"label {label!s:.20} is no number of an ending")
+    return context, [text(ending) for ending in endings], label
 
 
 def last_word(fields):
-    """Returns the context, the last word as the only ending, and its label, 0. Raises ValueError."""
-    context, _, word = text(entry(fields, "text"), "text").rpartition(" ")
+    """Returns the context, the last word as the only ending, and its label, 0. Raises as the unpacking of JSON does."""
+    context, _, word = text(fields["text"]).rpartition(" ")
     if not context:
-        raise ValueError("text: expected two words or more, with a space before the last")
+        raise ValueError("the text is a single word")
     return context.rstrip(), [word], 0
 
 
-def entry(fields, name):
-    if name not in fields:
-        raise ValueError(f"no field {name}; expected {EXAMPLES}")
-    return fields[name]
-
-
-def text(value, name):
-    """Returns the text without space around it. Raises ValueError unless it is one, of characters, and not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name}: expected a text that is not empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name}: expected characters, but half of a surrogate pair is none") from None
-    return value.strip()
+def text(value):
+    """Returns the text without space around it. Raises ValueError if nothing is left, or half of a surrogate pair."""
+    stripped = value.strip()
+    if not stripped.encode():
+        raise ValueError("a text is empty")
+    return stripped

@@ -1,15 +1,13 @@
 """Generation: a cache of keys and values, drawing of tokens, texts as they grow.
 
 cache.py runs a model one token at a time, generate.py draws the tokens, text.py turns them into characters, linear.py
-has matrix products for a single row, int8.py weights of a byte, speed.py compares with the memory's speed. They take
-over parts of a model from outside: model.py knows nothing of it. Not here: the command line (sample.py), reading models
-(nanoladder/checkpoint).
+has matrix products for a single row, int8.py weights of a byte. They take over parts of a model from outside: model.py
+knows nothing of it. Not here: the command line (sample.py), reading models (nanoladder/checkpoint).
 """
 
 from nanoladder.infer.cache import CachedGPT
-from nanoladder.infer.generate import USUAL, Sampling, generate
+from nanoladder.infer.generate import USUAL, Sampling, generate, greedy_rate
 from nanoladder.infer.int8 import quantize, require_gain
-from nanoladder.infer.speed import describe_speed, greedy_rate
 from nanoladder.infer.text import Text
 
 __all__ = [
@@ -17,7 +15,6 @@ __all__ = [
     "CachedGPT",
     "Sampling",
     "Text",
-    "describe_speed",
     "generate",
     "greedy_rate",
     "quantize",

@@ -1,7 +1,5 @@
 """Optimizers by name: PyTorch's and this package's."""
 
-from unittest.mock import patch
-
 import torch
 
 from nanoladder import machine
@@ -85,8 +83,11 @@ class Float32Muon(torch.optim.Muon):
     """Muon with float32 matrix products: for dtype=float32, and where bfloat16 is emulated, a hundred times slower."""
 
     def step(self, closure=None):
-        with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        bfloat16, torch.Tensor.bfloat16 = torch.Tensor.bfloat16, torch.Tensor.clone
+        try:
             return super().step(closure)
+        finally:
+            torch.Tensor.bfloat16 = bfloat16
 
 
 def hidden_and_rest(groups, blocks):

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import replace, tiny, write_folder
+from conftest import tiny, write_folder
 
-from model import GPT, IGNORE
+from model import GPT
 from nanoladder import data
 from nanoladder.errors import BadInput
 from nanoladder.evaluation import Scorer, WholeSplit
@@ -79,31 +79,11 @@ def test_batches_of_any_size_give_the_same_loss(documents):
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
-def test_a_split_of_unknown_size_in_bytes_has_no_bits_per_byte(tmp_path):
-    config = of_stream(tmp_path, 40)
-    (tmp_path / "meta.json").unlink()  # as nanoGPT leaves it
-    assert "bits_per_byte" not in WholeSplit(data.open_dataset(config), "val").evaluate(scorer(config))
-
-
-def test_a_target_counts_in_one_window(tmp_path):
-    whole = WholeSplit(data.open_dataset(of_stream(tmp_path, 70)), "val", 5)
-    _, targets = whole.read(np.arange(len(whole.lengths)))
-    assert targets[targets != IGNORE].tolist() == tokens(tmp_path)[1:].tolist()
-
-
-@pytest.mark.parametrize("stride", [-1, 17])
-def test_a_stride_beyond_the_context_is_refused(stride, tmp_path):
-    with pytest.raises(BadInput, match="1 to context_length=16"):
-        WholeSplit(data.open_dataset(of_stream(tmp_path, 40)), "val", stride)
-
-
-def test_documents_have_no_stride(documents):
-    with pytest.raises(BadInput, match="one by one"):
-        WholeSplit(data.open_dataset(tiny(dataset=str(documents))), "val", 4)
-
-
-def test_a_padded_vocabulary_changes_nothing(tmp_path):
-    config = of_stream(tmp_path, 70)
-    whole = WholeSplit(data.open_dataset(config), "val")
-    padded = whole.evaluate(scorer(replace(config, pad_vocab_to=64)))
-    assert padded["loss"] == pytest.approx(whole.evaluate(scorer(config))["loss"], rel=1e-6)
+@pytest.mark.parametrize(
+    "kind, stride, fragment",
+    [("dense", -1, "1 to context_length=16"), ("dense", 17, "1 to context_length=16"), ("documents", 4, "one by one")],
+)
+def test_another_stride_is_refused(kind, stride, fragment, dense, documents):
+    folder = {"dense": dense, "documents": documents}[kind]
+    with pytest.raises(BadInput, match=fragment):
+        WholeSplit(data.open_dataset(tiny(dataset=str(folder))), "val", stride)

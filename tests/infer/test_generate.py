@@ -78,13 +78,6 @@ def test_each_text_of_a_batch_is_what_it_is_alone(data):
     assert found == [uncached(gpt, prompt, n, sampling, seed) for prompt, n, seed in cases]
 
 
-def test_windows_move_together_and_apart():
-    prompts, lengths = [random_tokens(n, seed=n) for n in (3, 3, 8, 5, 1)], [30, 30, 30, 4, 9]
-    gpt = random_gpt(8)
-    expected = [uncached(gpt, prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]
-    assert cached(gpt, prompts, lengths) == expected
-
-
 @needs_gpu
 @pytest.mark.parametrize("compile", [False, True])  # CUDA graphs, while windows move between their replays
 def test_tokens_on_a_gpu(compile):
@@ -92,11 +85,6 @@ def test_tokens_on_a_gpu(compile):
     for batch in (prompts, prompts[:1]):
         expected = [uncached(gpt, prompt, 30, SAMPLED) for prompt in batch]
         assert cached(copy.deepcopy(gpt), batch, [30] * len(batch), SAMPLED, compile=compile) == expected
-
-
-def test_a_cache_for_no_more_than_is_needed_is_enough():
-    prompts = [random_tokens(5), random_tokens(2)]
-    assert cached(random_gpt(50), prompts, [6, 6], n_tokens=11) == [uncached(random_gpt(50), p, 6) for p in prompts]
 
 
 def test_the_end_of_the_text_ends_one_text_and_not_the_others():
@@ -134,13 +122,6 @@ def test_only_texts_whose_window_moves_run_it_again():
     del shapes[:]
     cached(gpt, [random_tokens(6), random_tokens(8)], [3, 3])  # both at once
     assert shapes == [(2, 6), (2, 3), (2, 1)]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs(dtype):
-    gpt = random_gpt(8, bias=True, pad_vocab_to=64).to(dtype)
-    found = cached(gpt, [random_tokens(5), random_tokens(12)], [20, 20], SAMPLED)
-    assert all(0 <= token < END for tokens in found for token in tokens)
 
 
 def test_logits_that_are_not_finite_are_an_error():
@@ -189,18 +170,6 @@ def test_which_tokens_can_be_drawn(options, allowed):
     if options.get("temperature", 1):
         expected = [PROBABILITIES[token] / total if token in allowed else 0 for token in range(4)]
         assert shares == pytest.approx(expected, abs=0.08)
-
-
-def test_temperature_sharpens_and_flattens():
-    cold, hot = drawn(PROBABILITIES, temperature=0.5), drawn(PROBABILITIES, temperature=100.0)
-    squares = [p * p for p in PROBABILITIES]
-    assert cold == pytest.approx([square / sum(squares) for square in squares], abs=0.08)
-    assert hot == pytest.approx([0.25] * 4, abs=0.08)
-
-
-@pytest.mark.parametrize("options", [{"top_p": 1e-60}, {"temperature": 1e-60}])
-def test_tiny_options_draw_the_likeliest(options):
-    assert drawn(PROBABILITIES, n=1, **options) == [0, 1, 0, 0]
 
 
 def candidates(logits, sampling):

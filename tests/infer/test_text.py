@@ -26,11 +26,6 @@ def test_characters_of_several_tokens_are_returned_whole():
     assert list(filter(None, pieces("é☕x😀".encode()))) == ["é", "☕", "x", "😀"]  # each as soon as it is whole
 
 
-def test_half_a_character_is_marked_as_such():
-    assert "".join(pieces("x☕".encode()[:-1], max_new_tokens=3)) == "x\ufffd"
-    assert pieces(b"\x80x") == ["\ufffd", "x"]
-
-
 def test_the_end_of_the_text_and_the_last_token_end_it():
     assert pieces([0, 1, END, 2], tokenizer=TOKENIZER) == ["A", "B", ""]
     assert pieces([0, 1, 2], max_new_tokens=2, tokenizer=TOKENIZER) == ["A", "B"]
@@ -68,9 +63,3 @@ def test_a_text_is_what_comes_before_the_stop_text(content, stop, size, takes):
         return
     whole = ids[:size].decode(errors="replace")
     assert found + text.take() == (whole.partition(stop)[0] if stop else whole)
-
-
-def test_a_prompt_may_hold_the_stop_text():
-    text = Text(BYTES, list(b"a stop"), torch.Generator(), 3, "stop")
-    text.add(ord(" "))
-    assert not text.ended and text.take() == " "

@@ -105,14 +105,6 @@ def test_nothing_is_kept_of_frozen_blocks_for_the_backward():
     assert block > 0 and saved_bytes["embeddings"] - saved_bytes["blocks:1"] == pytest.approx(block, rel=0.05)
 
 
-def test_dropout_in_frozen_blocks_is_that_of_a_whole_model():
-    losses = []
-    for freeze in ("none", "blocks:2"):
-        config = tiny(**SHAPE, dropout=0.3, freeze=freeze)
-        losses.append(build(config)[0](*batch_of(config)).item())
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "freeze, keys",
@@ -159,14 +151,6 @@ def test_another_choice_starts_a_new_run_from_the_weights(config, tmp_path, refu
     thawed = replace(config, out_dir=str(tmp_path / "thawed"), init_from=path, freeze="none")
     train.train(thawed)
     assert not torch.equal(weights(thawed)["blocks.0.mlp.fc.weight"], weights(config)["blocks.0.mlp.fc.weight"])
-
-
-def test_the_header_counts_what_is_frozen(config, capsys):
-    train.train(config)
-    model = GPT(replace(config, vocab_size=17))
-    n_frozen = sum(p.numel() for name, p in model.named_parameters() if is_frozen(name, 1))
-    text = f"{model.n_params:,} parameters, of which {n_frozen:,} are frozen and {model.n_params - n_frozen:,} learn;"
-    assert text in capsys.readouterr().out
 
 
 def test_arithmetic_of_a_frozen_model():

@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import train
-from nanoladder import checkpoint, machine, optim
+from nanoladder import machine, optim
 from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -163,17 +162,6 @@ def test_muon_multiplies_as_the_model_does(dtype, native, monkeypatch):
     assert same(dict(enumerate(kept)), dict(enumerate(gradients)))
 
 
-def test_muon_in_float32_takes_the_steps_of_muon():
-    weights = []
-    for dtype in ("float32", "bfloat16"):
-        model, optimizer, _ = make(optimizer="muon", dtype=dtype)
-        for step in range(3):
-            with_gradients(list(model.parameters()), step)
-            optimizer.step()
-        weights.append(model.blocks[0].mlp.fc.weight.detach())
-    torch.testing.assert_close(*weights, atol=5e-4, rtol=0)  # of steps of 2e-3
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
     config = tiny(**WIDE, optimizer=name, max_steps=60, warmup_steps=6, learning_rate=3e-3, min_lr=3e-4)
@@ -212,25 +200,12 @@ def test_momentum_does_not_multiply_the_decay_of_sgd():
     assert float(model.head.weight.detach().norm() / before) == pytest.approx((1 - 1e-2 * 0.1) ** 200, rel=0.02)
 
 
-def test_the_learning_rate_and_its_end_are_multiples_of_adamws():
-    adamw, lion = tiny(), tiny(optimizer="lion")
-    for step in (1, 3, 6):
-        expected = optim.RELATIVE_LR["lion"] * train.learning_rate(step, adamw)
-        assert train.learning_rate(step, lion) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_header_names_the_optimizer_and_its_factor(name):
     chosen = header.choices(tiny(optimizer=name), CPU)["optimizer"]
     factor = optim.RELATIVE_LR.get(name, 1)
     assert chosen.startswith(name if factor == 1 else f"{name}; the lr logged is {factor:g} × learning_rate")
     assert (" × " in chosen) == (factor != 1)
-
-
-def test_the_header_warns_of_eager_8_bits_on_a_cpu():
-    for compiled in (False, True):
-        text = header.choices(tiny(optimizer="adamw8bit", compile=compiled), CPU)["optimizer"]
-        assert ("eager on a CPU, its update takes longer" in text) == (not compiled)
 
 
 # -- the state
@@ -254,15 +229,6 @@ def expected_bytes(name, shape):
 
 
 MUCH = {"n_embd": 128, "vocab_size": 256, "context_length": 32}  # norms and positions are hardly anything
-PER_PARAMETER = {
-    "adamw": 8.0,
-    "sgd": 4.0,
-    "adafactor": 0.05,
-    "muon": 4.4,
-    "lion": 4.0,
-    "adamw8bit": 2.08,
-    "galore": 2.9,
-}
 
 
 @pytest.mark.parametrize("name", ["adamw", *OTHERS])
@@ -270,13 +236,11 @@ def test_the_state_takes_as_many_bytes_as_its_formula_says(name):
     config = tiny(**MUCH, optimizer=name)
     model, optimizer = build(config)
     steps(model, optimizer, config, 1)
-    n = sum(parameter.numel() for parameter in model.parameters())
     shapes = {key: (name, tuple(parameter.shape)) for key, parameter in model.named_parameters()}
     if name in ("muon", "galore"):  # the others are AdamW's
         shapes |= {key: ("adamw", shape) for key, (_, shape) in shapes.items() if not key.startswith("blocks.")}
     expected = sum(expected_bytes(*shape) for shape in shapes.values())
     assert state_bytes(optimizer) == pytest.approx(expected, rel=0.005, abs=100)
-    assert state_bytes(optimizer) / n == pytest.approx(PER_PARAMETER[name], rel=0.05)
 
 
 def test_the_docs_have_a_row_for_every_optimizer():
@@ -307,19 +271,6 @@ def test_a_checkpoint_of_another_optimizer_is_refused(dense, tmp_path, refused):
     train.main(words)
     line = refused(train.main, *words, "--optimizer=lion", "--init_from=resume")
     assert "was trained with optimizer=adamw" in line and "--init_from=" in line
-
-
-def test_a_checkpoint_from_before_there_were_others_is_adamws(dense, tmp_path):
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path / "a"), max_steps=4, save_interval=2)
-    train.train(config)
-    older = replace(config, out_dir=str(tmp_path / "b"), max_steps=2, lr_decay_steps=4)
-    train.train(older)
-    state = saved(older)
-    for key in ("optimizer", "optimizer_in_backward"):
-        del state["config"][key]
-    checkpoint.write_file(Path(older.out_dir, "last.safetensors"), state)
-    train.train(replace(older, init_from="resume", max_steps=4))
-    assert rows(older, "train_loss") == rows(config, "train_loss")
 
 
 # -- together with the rest of the loop
