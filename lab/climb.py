@@ -1,11 +1,11 @@
-"""Runs the modes of profile.py. Its own are those that measure the ladder on this machine, round by round.
+"""Runs the modes of profile.py. Its own are those that measure rows (plan.rows) on this machine, round by round.
 
 Every figure comes from train.py's own train_step on real batches, in processes of their own (measure.py) that run one
-after the other, forked from one that has imported all they need (forkserver.py). The first process of a row trains on
-the same batches as naive's: it records the losses and counts where memory and time go. The others time the row. Rows
-take turns, round after round, so that a drift of the machine hits all of them alike. --mode=scaling measures 1 to
---processes processes at once. Optimizers differ in whole runs only: --mode=optimizers trains with each of them before
-the rounds.
+after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
+the same batches as the first row's: it records the losses and counts where memory and time go. The others time the
+row. Rows take turns, round after round, so that a drift of the machine hits all of them alike. --mode=scaling measures
+1 to --processes processes at once. Optimizers differ in whole runs only: --mode=optimizers trains with each of them
+before the rounds.
 """
 
 import contextlib
@@ -17,18 +17,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import devices, judge, losses, measure, pictures, plan, predict, tables, tune
-from lab.compare import compare
+from lab import devices, judge, measure, pictures, plan, predict, tables, tune
 from lab.launch import run_alone
 from lab.peers import mode as peers
 from lab.results import (
     ROOT,
     code_hash,
     default_folder,
-    machine_name,
     open_mode,
     open_results,
-    read_results,
     write,
     write_results,
 )
@@ -44,19 +41,15 @@ STARTING, COMPILING = 2.0, 30.0  # seconds of a process, and of the compiler, wh
 
 def main(argv):
     options, words = plan.parse(argv)
-    if options.mode not in ("compare", "predict"):
+    if options.mode != "predict":
         check_device(load_config(words))
     match options.mode:
-        case "compare":
-            print(compare(*map(read_results, words)))
         case "predict":
             predict_all(options, words)
-        case "losses":
-            compare_losses(options, words)
         case "judge":
             sys.exit(judge.judge(options, words))
         case "tune":
-            tune.tune(options, sized(words), lambda: conditions_of(options, words, *tune.CODE))
+            tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words, *tune.CODE))
         case "peers":
             peers.compare(options, words, lambda: conditions_of(options, words, *peers.CODE))
         case _:
@@ -85,13 +78,8 @@ def predict_all(options, config_words):
         raise BadInput(f"{error}; or, to predict without the data, --vocab_size=NUMBER") from None
     config = load_config(words)
     n, price, memory_gb = options.world_size, options.price_per_hour, options.memory_gb
-    rows = []
-    for stage in [] if config.stage else options.stages or plan.stages_of(n):
-        try:
-            rows.append((stage, load_config([*words, f"--stage={stage}"])))
-        except BadInput as error:
-            rows.append((stage, error))
-    rows.append((config.stage or "as configured", config))
+    rows = plan.stage_rows([] if config.stage else options.stages or plan.stages_of(n), words)
+    rows |= {config.stage or plan.AS_CONFIGURED: config}
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
     cost = predict.costs(config, options.mfu, max(device.flops.values()), n)
@@ -101,8 +89,8 @@ def predict_all(options, config_words):
             f"\nAt the end: the largest micro-batch, and the longest context of one sequence, in {memory_gb:g} GB."
         )
     print(f"{header}\n")
-    conditions, found, width = (device, kind, n, memory_gb), [], max(len(name) for name, _ in rows)
-    for row in tqdm(predict.predict_rows(rows, *conditions), total=len(rows), unit="stage", leave=False):
+    conditions, found, width = (device, kind, n, memory_gb), [], max(map(len, rows))
+    for row in tqdm(predict.predict_rows(rows.items(), *conditions), total=len(rows), unit="stage", leave=False):
         found.append(row)
         columns = tables.predicted_columns(found[0], n, memory_gb, price)
         headings = [tables.line(columns, None, width)] * (len(found) == 1)
@@ -140,83 +128,64 @@ def device_of(options, kind, config_words):
     return devices.measured(tables.machine_in_words(machine), [limits])
 
 
-def compare_losses(options, config_words):
-    """Measures each variant of head and loss, round by round, and writes losses.md."""
-    words = sized(config_words)
-    config, rows = load_config(words), {name: [] for name in losses.VARIANTS}
-    device = run_alone("machine", words)
-    folder = Path(options.out_dir or default_folder({"machine": device, "config": config_words}))
-    n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
-    conditions = (
-        f"Head and loss, forward and backward: {n_tokens} tokens, vocabulary {config.vocab_size}, width "
-        f"{config.n_embd}, dtype {config.dtype}, torch {device['torch']}, {machine_name(device)}"
-    )
-    for count, name in tqdm([(n, name) for n in range(options.repeats) for name in rows], unit="process"):
-        if count == len(rows[name]):  # no reason why it cannot run
-            try:
-                rows[name].append(run_alone("loss", [*words, f"--variant={name}"]))
-            except RuntimeError as error:
-                rows[name] = str(error).removeprefix("error: ")
-        text = losses.table(rows, conditions)
-        write(folder, {"losses.md": text})
-    print(f"{text}\n\nwritten: {folder}/losses.md")
-
-
 def climb(options, config_words):
     """Measures what results.json does not hold yet, and writes it after each process."""
-    config, scaling = load_config(config_words), options.mode == "scaling"
-    rows = plan.rows(options, config_words)
+    words = sized(config_words)
+    base, rows, scaling = load_config(words), plan.rows(options, words), options.mode == "scaling"
     conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
     results = open_results(folder, conditions)
     training = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
-    reasons = plan.not_applicable(rows, options.mode, sized(config_words))
-    kind = plan.part_of_results(options)
-    part = open_mode(folder, results, kind, rows, reasons, training)
-    replicated = options.dimension == "data" and config.shard == "none"
-    todo = tasks(options, rows, replicated)
-    print(tables.wrapped(forecast(todo, rows, part, options, config_words, results["machine"])), flush=True)
+    kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options.mode)
+    words_of_rows = {name: changes_of(row, base) for name, row in rows.items()}
+    part = open_mode(folder, results, kind, words_of_rows, reasons, training)
+    todo = tasks(options, rows, replicated=options.dimension == "data" and base.shard == "none")
+    print(tables.wrapped(forecast(todo, rows, part, options, base, results["machine"])), flush=True)
     with tqdm(todo, unit="process") as bar:
         for name, measurement, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {measurement}")
-            row = part["rows"][name] if name else part
+            row, config = (part["rows"][name], rows[name]) if name else (part, base)
             done = row.setdefault(measurement, [])
             if len(done) >= count or row.get("note"):
                 continue
-            words = [*config_words, *row.get("words", []), *words_for(measurement, name, options, folder, results)]
             if measurement == "curve":
                 tried = factors(options.grid, [curve["val_loss"] for curve in done])
                 if len(done) == len(tried):  # the best learning rate is between two others
                     continue
-                words += plan.training_run(options, config_words, tried[len(done)])
+                config = plan.training_run(config, options.train_steps, tried[len(done)])
             try:
                 n = int(name) if scaling and name else 1
-                done.append(run_alone(measurement, words, n))
+                own = words_for(measurement, name, options, folder, results)
+                done.append(run_alone(measurement, [*plan.command_line(vars(config)), *own], n))
                 if measurement == "exchange":
-                    done[-1]["predicted"] = predicted_peak(words, n, results["machine"]["gpu"])
+                    done[-1]["predicted"] = predicted_peak(config, n, results["machine"]["gpu"])
             except RuntimeError as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
             write_results(folder, results)
     if not scaling:
-        add_limits(part, results["machine"], config_words)
+        add_limits(part, rows, results["machine"])
         write_results(folder, results)
     pictures.draw(results, kind, folder / f"{kind}.png")
     print(tables.brief(results, kind))
     print(f"\nwritten: {folder}/table.md with all figures, results.json and {kind}.png")
 
 
-def forecast(todo, rows, part, options, config_words, machine):
+def changes_of(row, base):
+    """The words with which results.json keeps a row: those that change the config as it is."""
+    return [] if isinstance(row, BadInput) else plan.command_line(plan.changes(row, base))
+
+
+def forecast(todo, rows, part, options, config, machine):
     """The line above a measurement: the rows, the step, and about how long all takes."""
-    config, seconds = load_config(sized(config_words)), 0.0
     flops = predict.costs(config)["flops_per_token"] * config.batch_size * config.context_length
-    step = flops / (GPU_FLOPS if machine["gpu"] else CPU_FLOPS * machine["threads"])
+    step, seconds = flops / (GPU_FLOPS if machine["gpu"] else CPU_FLOPS * machine["threads"]), 0.0
     for name, measurement, count in todo:
         row = part["rows"][name] if name else {}
         if row.get("note") or len(row.get(measurement, ())) >= count:
             continue
         steps = {"time": max(options.steps, measure.WINDOW / step), "curve": options.train_steps}.get(measurement, 8)
-        compiles = name and load_config([*config_words, *rows[name]]).compile
+        compiles = name and rows[name].compile
         compiling = COMPILING * (1 if measurement == "examine" else 0.2) if compiles else 0.0
         seconds += STARTING + compiling + (steps * step if name else 2 * STARTING)
     measured, minutes = [row for row in part["rows"].values() if not row.get("note")], math.ceil(seconds / 60)
@@ -226,20 +195,18 @@ def forecast(todo, rows, part, options, config_words, machine):
     )
 
 
-def add_limits(part, machine, config_words):
+def add_limits(part, rows, machine):
     """Adds to each timed row the least time of its step on this machine, by the limits that were measured with it."""
     device = devices.measured(tables.machine_in_words(machine), part["limits"])
-    for row in tqdm(part["rows"].values() if device else [], unit="limit", leave=False, disable=None):
+    for name, row in tqdm(part["rows"].items() if device else [], unit="limit", leave=False, disable=None):
         if row.get("time"):
             with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
-                config = load_config(sized([*config_words, *row["words"]]))
-                time = predict.predict_time(config, device, "cuda" if machine["gpu"] else "cpu")
+                time = predict.predict_time(rows[name], device, "cuda" if machine["gpu"] else "cpu")
                 row["limit"] = {"fused": time.fused, "kinds": time.by(0), "bounds": time.by(1)}
 
 
-def predicted_peak(words, n, gpu):
+def predicted_peak(config, n, gpu):
     """Predicted peak bytes of one of n processes; None if they cannot be predicted."""
-    config = load_config(sized([word for word in words if not word.startswith("--threads")]))
     with contextlib.suppress(BadInput):
         return predict.predict_memory(config, "cuda" if gpu else "cpu", n).peak
 

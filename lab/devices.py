@@ -99,28 +99,15 @@ def read_device(path):
     wanted = '{"name": "X", "flops": {"float32": 1e13, "bfloat16": 1e14}, "bytes_per_s": 1e12, "launch_seconds": 4e-6}'
     try:
         found = json.loads(files.read(Path(path), 2**16))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"--device_file={path} cannot be read ({error}); expected {wanted}") from None
-    keys = {"name", "flops", "bytes_per_s", "launch_seconds"}
-    faults = ["it is no object"] if not isinstance(found, dict) else list(faults_of(found, keys))
-    if faults:
-        raise BadInput(f"--device_file={path}: {faults[0]}; expected {wanted}")
-    flops = {dtype: float(rate) for dtype, rate in found["flops"].items()}
-    return Device(found["name"], str(path), flops, float(found["bytes_per_s"]), float(found["launch_seconds"]))
-
-
-def faults_of(found, keys):
-    """Yields what is wrong with the contents of a device's file."""
-    if different := sorted(keys ^ found.keys()):
-        yield f"{different[0][:40]!r} is {'missing' if different[0] in keys else 'unknown'}"
-    elif not isinstance(found["name"], str) or not found["name"].isprintable() or not 0 < len(found["name"]) <= 60:
-        yield "the name is no line of 1 to 60 characters"
-    elif not isinstance(found["flops"], dict) or "float32" not in found["flops"]:
-        yield "flops has no float32"
-    elif unknown := sorted(found["flops"].keys() - set(RATES)):
-        yield f"flops of {unknown[0][:40]!r}{nearest(unknown[0], RATES)}, one of {', '.join(RATES)}"
-    else:
-        numbers = {key: found[key] for key in ("bytes_per_s", "launch_seconds")} | found["flops"]
-        for key, number in numbers.items():
-            if type(number) not in (int, float) or not 0 < number < 1e30:  # not a number: False
-                yield f"{key} is {str(number)[:40]}, no positive number"
+        name, flops, *others = (found[key] for key in ("name", "flops", "bytes_per_s", "launch_seconds"))
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 60:
+            raise ValueError("the name is no line of 1 to 60 characters")
+        if "float32" not in flops or not flops.keys() <= set(RATES):
+            raise ValueError(f"flops are not of float32 and others of {', '.join(RATES)}")
+        numbers = [float(number) for number in (*flops.values(), *others)]
+        if not all(0 < number < 1e30 for number in numbers):
+            raise ValueError("a number is not positive")
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise BadInput(f"--device_file={path} cannot be read ({error!r}); expected {wanted}") from None
+    *rates, bytes_per_s, launch_seconds = numbers
+    return Device(name, str(path), dict(zip(flops, rates, strict=True)), bytes_per_s, launch_seconds)

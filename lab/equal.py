@@ -24,7 +24,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from tqdm import tqdm
 
 import train
-from lab import equal_worker, timeline, traffic, workers
+from lab import equal_worker, traffic, workers
 from lab.layouts import layouts
 from nanoladder import data, files, machine
 from nanoladder.errors import BadInput
@@ -41,8 +41,7 @@ def main(argv):
     limits = tolerances(config, options.tolerance)
     print(conditions(config, limits))
     with tempfile.TemporaryDirectory() as folder:
-        look = options.explain or options.timeline
-        rows = train_all(plan(config, options.processes), words, Path(folder), bool(look))
+        rows = train_all(plan(config, options.processes), words, Path(folder), options.explain)
     reference, *others = rows
     judged = [judge(row, reference, limits) for row in others]
     print(table(judged))
@@ -53,23 +52,9 @@ def main(argv):
         rows = [{**row, "verdict": verdict.text} for row, verdict in zip(others, judged, strict=True)]
         text = json.dumps({**report, "reference": reference, "layouts": rows}, indent=1)
         files.write(Path(options.out), text)
-    if options.timeline:
-        draw(rows, Path(options.timeline))
     wrong = [str(verdict) for verdict in judged if not verdict.good]
     if wrong:
         sys.exit(f"error: {len(wrong)} of {len(judged)} runs differ from one process: {'; '.join(wrong)}")
-
-
-def draw(rows, path):
-    """Draws the pipelines of as many processes as ran with most schedules, the widest of these."""
-    pipelines = {}  # by number of processes
-    for row in rows:
-        if "pipeline" in row:
-            pipelines.setdefault(len(row["pipeline"]["processes"]), []).append(row["pipeline"])
-    if not pipelines:
-        raise BadInput(f"--timeline={path}: no pipeline could be trained, for the reasons above")
-    timeline.draw(max(sorted(pipelines.items(), reverse=True), key=lambda item: len(item[1]))[1], path)
-    print(f"written: {path}")
 
 
 def parse(argv):
@@ -80,16 +65,12 @@ def parse(argv):
     parser.add_argument("--steps", type=int, default=12, help="updates of each run, at least 2 (default: 12)")
     parser.add_argument("--tolerance", type=float, help="of losses, relative (default: 1e-4 in float32, else 5e-3)")
     parser.add_argument("--explain", action="store_true", help="also print what each collective sends in a step")
-    parser.add_argument("--timeline", metavar="FILE.png", help="also draw a pipeline's step, for every schedule")
     parser.add_argument("--out", metavar="FILE.json", help="also write every loss and distance to a file")
     options, words = parser.parse_known_args(argv)
     if "WORLD_SIZE" in os.environ:
         raise BadInput("lab.equal starts its processes itself; expected `python -m lab.equal`, without torchrun")
-    for path in filter(None, (options.timeline, options.out)):
-        if not Path(path).parent.is_dir():
-            raise BadInput(f"{path}: expected a file in a folder that exists, and {Path(path).parent} does not")
-    if options.timeline and not options.timeline.endswith(".png"):
-        raise BadInput(f"--timeline={options.timeline}: expected FILE.png, as the picture is a PNG")
+    if options.out and not (folder := Path(options.out).parent).is_dir():
+        raise BadInput(f"{options.out}: expected a file in a folder that exists, and {folder} does not")
     if options.processes < 2:
         raise BadInput(f"--processes={options.processes}: expected at least 2")
     if options.steps < 2:
@@ -149,7 +130,7 @@ def plan(config, processes):
     return [*((n, layouts(config, n)) for n in counts), (1, [layouts(config, 1)[0]])]
 
 
-def train_all(planned, words, folder, look):
+def train_all(planned, words, folder, explain):
     """Trains every layout. Returns a row, a dict, for each run; the first is the reference's.
 
     Raises BadInput if the reference cannot be trained.
@@ -160,20 +141,20 @@ def train_all(planned, words, folder, look):
             for layout in group:
                 bar.set_postfix_str(layout.name)
                 kinds = [False] * (number < len(planned) - 1) + [True] * (number > 0 and layout.resumed)
-                rows += train_layout(layout, n, kinds, words, folder, look)
+                rows += train_layout(layout, n, kinds, words, folder, explain)
                 bar.update()
                 if reason := rows[0].get("refused") or rows[0].get("failed"):
                     raise BadInput(f"one process cannot train this config: {reason}")
     return rows
 
 
-def train_layout(layout, n, kinds, words, folder, look):
+def train_layout(layout, n, kinds, words, folder, explain):
     """Trains a layout by n processes, whole or resumed, in the order of kinds. Returns a row for each run."""
     path = folder / "rows.json"
     path.write_text("[]")
     failed = []
     try:
-        workers.run(equal_worker.train_layout, layout, kinds, words, folder, look, n=n, folder=folder)
+        workers.run(equal_worker.train_layout, layout, kinds, words, folder, explain, n=n, folder=folder)
     except (ProcessRaisedException, ProcessExitedException) as error:
         failed = [{"name": layout.name, "failed": last_error(str(error))}]
     equal_worker.pass_on(folder, layout.name)

@@ -13,17 +13,15 @@ import os
 import torch
 
 import train
-from lab import timeline, traffic
+from lab import traffic
 from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.errors import BadInput
-from nanoladder.parallel.mesh import Grid
 from nanoladder.run import load_config
-from nanoladder.run.memory import count_micro_batches
 
 REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
 
 
-def train_layout(layout, kinds, words, folder, look):
+def train_layout(layout, kinds, words, folder, explain):
     """Trains a layout, whole or resumed, in the order of kinds. Rank 0 writes a list of rows to rows.json."""
     rows = []
     for resumed in kinds:
@@ -31,7 +29,7 @@ def train_layout(layout, kinds, words, folder, look):
             continue
         row = {"name": layout.name, "resumed": resumed}
         try:
-            row |= follow([*words, *layout.words], folder, resumed, look)
+            row |= follow([*words, *layout.words], folder, resumed, explain)
         except BadInput as error:
             row["refused"] = str(error)
         rows.append(row)
@@ -47,8 +45,8 @@ def pass_on(folder, name):
         (folder / HALF).with_suffix(".txt").write_text(name)
 
 
-def follow(words, folder, resumed=False, look=False):
-    """Trains a layout, from another one's checkpoint if resumed; looks into its last two steps. Returns what it saw."""
+def follow(words, folder, resumed=False, explain=False):
+    """Trains a layout, from another one's checkpoint if resumed. Returns what it saw; explain: also what was sent."""
     config = load_config(words)
     device = train.set_up(config)
     dataset = data.open_dataset(config)
@@ -61,7 +59,8 @@ def follow(words, folder, resumed=False, look=False):
         found |= resume(config, *parts, folder)
     batches = train.training_batches(dataset.train, config, found["first_step"], device)
     for step, batch in enumerate(batches, found["first_step"]):
-        with looking(config, model, found, step) if look and not resumed else contextlib.nullcontext():
+        count = explain and not resumed and step == config.max_steps
+        with counted(config, model, found) if count else contextlib.nullcontext():
             loss, norm = train.train_step(*parts, batch, train.learning_rate(step, config), config)
         found["losses"].append(float(loss))
         found["norms"].append(float(norm))
@@ -128,25 +127,6 @@ def distances(weights, reference):
             difference = difference.unflatten(0, (3, -1))[::2]  # of queries and values
         found[name] = difference.square().mean(-1).sqrt().max().nan_to_num(math.inf).item()
     return found | dict.fromkeys(weights.keys() - reference.keys(), math.inf)
-
-
-def looking(config, model, found, step):
-    """A context that counts what the last step sends, and times the others of a pipeline without other dimensions."""
-    if step == config.max_steps:
-        return counted(config, model, found)
-    alone = parallel.mesh().sizes == Grid(pipeline=parallel.world_size()) and parallel.world_size() > 1
-    return timed(config, found) if alone else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def timed(config, found):
-    """Times what each process of a pipeline computes in the step inside. Keeps the fastest as found["pipeline"]."""
-    with timeline.recorded() as boxes:
-        yield
-    processes = parallel.gather_objects(boxes)
-    if "pipeline" not in found or timeline.seconds(processes) < timeline.seconds(found["pipeline"]["processes"]):
-        n, schedule = count_micro_batches(config, parallel.world_size()), config.pipeline_schedule
-        found["pipeline"] = {"schedule": schedule, "micro_batches": n, "processes": processes}
 
 
 @contextlib.contextmanager

@@ -45,12 +45,10 @@ TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_l
 ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # models too small for more threads
 EAGER = [*TINY, "--micro_batch_size=0", "--compile=False"]
 REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an option given twice, the last counts
-    "lab.probe": [*TINY, "--vocab_size=300"],
     "pytest": [],
     "train.py": [*EAGER, "--max_steps=20", "--eval_windows=8"],
     "ladder": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive,flash"],
-    "without": [*EAGER, "--repeats=1", "--steps=1", "--stages=naive"],
-    "losses": TINY,
+    "vary": [*EAGER, "--repeats=1", "--steps=1", "--vary", "attention=matmul,sdpa"],
     "optimizers": [*EAGER, "--repeats=1", "--steps=1", "--train_steps=6", "--grid=1"],
     "tune": [*EAGER, "--minutes=1.5"],
     "peers": [*EAGER, "--repeats=1", "--steps=1"],
@@ -69,7 +67,7 @@ class Part:
     mode: str = ""  # of profile.py
 
     def command(self, folder, rehearse):
-        words = [*self.words, *[f"--repeats={ROUNDS}"] * (self.mode in ("ladder", "without", "peers"))]
+        words = [*self.words, *[f"--repeats={ROUNDS}"] * (self.mode in ("ladder", "vary", "peers"))]
         if self.dataset:
             words += [f"--dataset={self.dataset}", f"--out_dir={folder / self.name}"]
         if self.mode:
@@ -97,25 +95,26 @@ class Part:
 def parts(minutes=9.0, nanogpt=None):
     """The parts in order of value, for so many minutes. nanogpt: path of a checkout, which is a peer too."""
     tests = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "needs_gpu" in path.read_text()]
-    probe = ("config/reference.py", "--vocab_size=50257")
     reference = ("config/reference.py",)
     few = (*reference, "--stages=naive,compile,chunked_loss")
     gpt2 = ("config/gpt2.py", "--batch_size=32", "--micro_batch_size=32", f"--stages={SPEED_STAGES}")
-    large = ("config/gpt2.py", "--batch_size=64", "--micro_batch_size=64", "--stages=naive")  # without: no stage
+    large = ("config/gpt2.py", "--batch_size=64", "--micro_batch_size=64", "--vary", "micro_batch_size=32")
+    kernels = (*reference, "--vary", "attention=matmul,flash,cudnn,efficient")
+    chunks = (*reference, "--vary", "loss_chunks=0,2,8,32")
     search = (*reference, f"--minutes={TUNING * minutes:g}")  # in all calls together
     beside = (*reference, *([f"--nanogpt={nanogpt}"] if nanogpt else []))
     low = ("config/gpt2_low_memory.py", "--stages=naive")
     shakespeare, resumed = ("config/shakespeare_char.py", "--init_from=auto"), (*reference, "--init_from=auto")
     return [
-        Part("probe", "lab.probe", probe, 0.2),
         Part("tests", "pytest", ("-vv", "-m", "gpu", *(str(path.relative_to(ROOT)) for path in tests)), 0.3),
         Part("reference-50257", "profile.py", reference, 0.45, GPT2_TOKENS, "ladder"),
         Part("reference-256", "profile.py", few, 0.15, "python_stdlib_byte", "ladder"),
         Part("gpt2", "profile.py", gpt2, 0.35, GPT2_TOKENS, "ladder"),
         Part("tune", "profile.py", search, TUNING + 0.05, "python_stdlib_byte", "tune"),
         Part("peers", "profile.py", beside, 0.4, "python_stdlib_byte", "peers"),
-        Part("gpt2-batch-64", "profile.py", large, 0.15, GPT2_TOKENS, "without"),
-        Part("losses", "profile.py", (*reference, "--repeats=1"), 0.15, GPT2_TOKENS, "losses"),
+        Part("attention", "profile.py", kernels, 0.15, GPT2_TOKENS, "vary"),
+        Part("gpt2-batch-64", "profile.py", large, 0.15, GPT2_TOKENS, "vary"),
+        Part("loss-chunks", "profile.py", chunks, 0.15, GPT2_TOKENS, "vary"),
         Part("train-shakespeare", "train.py", shakespeare, 0.25, "shakespeare_char"),
         Part("train-reference", "train.py", resumed, 0.2, "python_stdlib_byte"),
         Part("gpt2-low-memory", "profile.py", low, 0.2, GPT2_TOKENS, "ladder"),

@@ -1,18 +1,29 @@
-"""Starts measurements (measure.py) in processes of their own, and reads what they print."""
+"""Starts measurements (measure.py) in processes of their own, and reads what they print.
 
-import contextlib
+On Linux they are forks of multiprocessing's fork server, which has imported torch and the compiler. A fork is as good
+as a new process as long as the server has nothing that does not survive a fork: no CUDA context, no parallel region, no
+threads of the compiler. So the server computes nothing. Importing the compiler asks if there is a GPU:
+PYTORCH_NVML_BASED_CUDA_CHECK=1 lets PyTorch answer without CUDA. Where that is not enough, the fork replaces itself by
+a new process.
+"""
+
 import functools
+import importlib
 import json
+import multiprocessing
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
+from nanoladder.entry import run_script
+
+import torch
 
 from nanoladder.run.memory import child_environment
 
 MEASURE = "lab.measure"
+PRELOADED = ["torch._inductor.compile_fx", MEASURE]  # a second of imports, and more of the compiler's with it
 FORKS = sys.platform == "linux"  # on macOS, its libraries do not survive a fork
 
 
@@ -22,8 +33,8 @@ def run_alone(measurement, words, processes=1, root=None, module=MEASURE):
     root: the folder whose code is measured if it is not this one. Such a process is no fork: all forks of a server have
     its memory layout, which may be a lucky one, and two versions would have one each. module: takes the measurement.
     """
-    if processes == 1 and root is None and FORKS:
-        process = fork(module, [measurement, *words])
+    if processes == 1 and root is None:
+        process = Child([measurement, *words], module).finish()
     else:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command = [sys.executable, *launcher * (processes > 1), "-m", module, measurement, *words]
@@ -34,84 +45,54 @@ def run_alone(measurement, words, processes=1, root=None, module=MEASURE):
     raise RuntimeError(reason(process))
 
 
-def start(argv):
-    """Starts `python -m lab.measure argv` in a new process, which goes on by itself.
-
-    Returns two functions: one kills it; the other waits for its end and returns the CompletedProcess, or raises
-    ServerEnded.
-    """
-    if FORKS:
-        server = start_fork_server()
-        child = request([MEASURE, argv], server)
-
-        def kill():
-            with contextlib.suppress(ProcessLookupError):  # the server has ended, and left it to the system
-                os.kill(child, signal.SIGKILL)
-
-        return kill, lambda: finished(argv, child, server)
-    err = tempfile.TemporaryFile("w+")  # noqa: SIM115 finish() closes it
-    command, nothing = [sys.executable, "-m", MEASURE, *argv], subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=err, env=child_environment())
-
-    def finish():
-        process.wait()
-        with err:
-            err.seek(0)
-            return subprocess.CompletedProcess(argv, process.returncode, "", err.read())
-
-    return process.kill, finish
-
-
 def reason(process):
     """The line in which a process says why it failed."""
-    if process.returncode == -9 or "exitcode  : -9" in process.stderr:
+    if process.returncode in (-9, 255) or "exitcode  : -9" in process.stderr:  # 255: its server was killed
         return "killed by the system, most likely out of memory"
     lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
     reasons = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
     return (reasons or lines)[-1]
 
 
-def fork(module, argv):
-    """Runs `python -m module argv` as a fork of the fork server, which lives as long as this process."""
-    server = start_fork_server()
-    return finished(argv, request([module, argv], server), server)
+class Child:
+    """`python -m module argv` in a process that goes on by itself."""
 
+    def __init__(self, argv, module=MEASURE):
+        self.argv = argv
+        self.out, self.err = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115 finish() closes them
+        self.process = context().Process(target=become, args=(module, argv, self.out.name, self.err.name))
+        self.process.start()
 
-def finished(argv, child, server):
-    """Waits for a fork. Returns its CompletedProcess. Raises ServerEnded."""
-    return subprocess.CompletedProcess(argv, *request(child, server))
+    def kill(self):
+        self.process.kill()
 
-
-class ServerEnded(RuntimeError):
-    """The fork server has ended, for this reason; the next call starts another."""
-
-
-def request(line, server):
-    """The fork server's answer to a request. Raises ServerEnded."""
-    try:
-        print(json.dumps(line), file=server.stdin, flush=True)
-        return json.loads(server.stdout.readline())
-    except (BrokenPipeError, ValueError):  # no answer, or none that can be read
-        start_fork_server.cache_clear()
-        with contextlib.suppress(BrokenPipeError):
-            server.stdin.close()  # it ends with stdin
-        process = subprocess.CompletedProcess(line, server.wait(), "", "error: the fork server has ended")
-        raise ServerEnded(reason(process)) from None
-    except BaseException:  # its answer is still to come: another call would read it
-        start_fork_server.cache_clear()
-        with contextlib.suppress(BrokenPipeError):
-            server.stdin.close()
-        raise
+    def finish(self):
+        """Waits for the end. Returns the CompletedProcess. Kills the process if waiting is interrupted."""
+        try:
+            self.process.join()
+        except BaseException:
+            self.kill()
+            raise
+        with self.out, self.err:
+            return subprocess.CompletedProcess(self.argv, self.process.exitcode, self.out.read(), self.err.read())
 
 
 @functools.cache
-def start_fork_server():
-    """The fork server, started at the first call; it keeps this process's environment of that moment."""
-    command = [sys.executable, "-m", "lab.forkserver"]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=child_environment() | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-    )
+def context():
+    """The way in which processes start. The fork server keeps this process's environment of the first start."""
+    if not FORKS:
+        return multiprocessing.get_context("spawn")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
+    return server
+
+
+def become(module, argv, out, err):
+    """Turns a new process into `python -m module argv`, its output into two files."""
+    for path, descriptor in ((os.devnull, 0), (out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_RDWR), descriptor)
+    if torch.cuda._is_in_bad_fork():
+        os.execve(sys.executable, [sys.executable, "-m", module, *argv], child_environment())
+    sys.argv = [module, *argv]
+    run_script(importlib.import_module(module).main)

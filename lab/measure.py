@@ -11,7 +11,6 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     exchange  the messages that a process sends in a step, and the peak memory of the process with the highest
     curve     the losses of a whole training run
     trial     the peak memory of two steps
-    loss      head and loss by themselves: seconds and peak memory of a variant of losses.py
 """
 
 import contextlib
@@ -28,7 +27,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
-from lab import losses, predict
+from lab import predict
 from lab.anatomy import allocated, anatomy, product_dtype, seconds_by_kind
 from lab.limits import describe, limits
 from lab.traffic import Counter
@@ -50,13 +49,12 @@ POINTS = 50  # of a curve of losses
 
 def main(argv):
     parser = Parser(prog="lab.measure", allow_abbrev=False)
-    choices = ["machine", "limits", "examine", "time", "turns", "silent", "exchange", "curve", "trial", "loss"]
+    choices = ["machine", "limits", "examine", "time", "turns", "silent", "exchange", "curve", "trial"]
     parser.add_argument("measurement", choices=choices)
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
     parser.add_argument("--address", help="of turns: of the connection that asks")
     parser.add_argument("--threads", type=int, help="threads of each process")
     parser.add_argument("--trace", help="folder for a Chrome trace and, on CUDA, a snapshot of the memory")
-    parser.add_argument("--variant", choices=losses.VARIANTS, help="of loss")
     options, config_words = parser.parse_known_args(argv)
     connection = Client(options.address) if options.address else None
     # The learning rate reaches its peak within the steps that are compared, so that a wrong update shows in the losses.
@@ -80,8 +78,6 @@ def main(argv):
                 measured = time_without_communication(config, options.steps, options.threads)
             case "exchange":
                 measured = exchange(config, options.threads)
-            case "loss":
-                measured = losses.measure(config, options.variant)
             case "trial":
                 measured = trial(config)
     except Exception as error:

@@ -1,11 +1,10 @@
 """Figures of measured results, one for each mode."""
 
 import itertools
-import statistics
 import textwrap
 
 from lab.summary import UNCHANGED, speedup, summarize
-from lab.tables import KINDS, KNEE, device, milliseconds
+from lab.tables import KINDS, device, milliseconds
 
 COLORS = {  # kind of work: color
     "gemm": "tab:blue",
@@ -21,12 +20,6 @@ BOUNDS = {  # what bounds an operation: label, color
     "compute": ("bound by compute", "tab:blue"),
     "memory": ("by memory", "tab:orange"),
     "launches": ("by launches", "tab:gray"),
-}
-OUTCOMES = {  # of a race of --mode=tune: color
-    "kept": "#009e73",
-    "no gain": "tab:gray",
-    "slower": "#e69f00",
-    "failed": "#d55e00",
 }
 PARTS = {  # part of the peak memory: label, color
     "weights": ("weights", "tab:blue"),
@@ -60,11 +53,11 @@ def save(figure, title, path):
 
 
 def draw(results, mode, path):
-    """Plots a mode's rows to a file: stacked bars of time and memory; curves for sweep, scaling and optimizers."""
+    """Plots a mode's rows to a file: stacked bars of time and memory; curves for scaling and optimizers."""
     kind = mode.partition("-")[0]  # scaling-tensor is drawn as scaling is
     needed = {"scaling": {"seconds"}, "optimizers": {"best"}}.get(kind, {"seconds", "peak"})
     if rows := [row for row in summarize(results, mode) if needed <= row.keys()]:
-        figure = {"sweep": curves, "scaling": efficiency, "optimizers": training}.get(kind, bars)(rows)
+        figure = {"scaling": efficiency, "optimizers": training}.get(kind, bars)(rows)
         save(figure, heading(mode, results["config"], device(results)), path)
 
 
@@ -122,17 +115,6 @@ def stack(axis, names, values, styles, labels):
     below = axis.transAxes + ScaledTranslation(0, -0.25, axis.figure.dpi_scale_trans)  # a quarter of an inch
     style = {"ncols": 3, "frameon": False, "fontsize": "small"}
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
-
-
-def curves(rows):
-    names = [row["name"] for row in rows]
-    figure, (left, right) = subplots(1, 2, figsize=(11, 4))
-    left.plot(names, [row["tokens_per_s"] for row in rows], marker="o", color="tab:blue")
-    left.axhline(KNEE * max(row["tokens_per_s"] for row in rows), color="tab:gray", linestyle=":", linewidth=1)
-    left.set(title=f"tokens/s (dotted: {KNEE:.0%} of the best)", xlabel="micro-batches × sequences", ylim=(0, None))
-    right.plot(names, [row["peak"] / 1e9 for row in rows], marker="o", color="tab:orange")
-    right.set(title="peak memory of all tensors, GB", xlabel="micro-batches × sequences", ylim=(0, None))
-    return figure
 
 
 def efficiency(rows):
@@ -218,81 +200,6 @@ def draw_rounds(effect, metric, title, path):
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     save(figure, title, path)
-
-
-def draw_search(races, title, path):
-    """Plots the races of --mode=tune to a file: the speed of each against the best so far, and the best over time.
-
-    races: [{name, outcome, note, minute, speeds: of the rounds, or of the first steps}].
-    """
-    from matplotlib.lines import Line2D
-
-    if not races:
-        return
-    figure, (left, right) = subplots(1, 2, figsize=(13, 1.9 + 0.25 * max(10, len(races))), width_ratios=[10, 11])
-    race_speeds(left, races)
-    if timed := [race for race in races if race["speeds"]]:
-        best_over_time(right, timed)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    dots = [Line2D([], [], marker="o", linestyle="", color=color, label=name) for name, color in OUTCOMES.items()]
-    figure.legend(handles=dots, loc="outside lower center", ncols=4, frameon=False)
-    save(figure, title, path)
-
-
-def race_speeds(axis, races):
-    """Plots the rounds of each race as dots, and their median as a bar and a number; of a failure the reason."""
-    fastest = max([1.1, *(speed for race in races for speed in race["speeds"])])
-    low, high = 0.75, 1 + 1.1 * (fastest - 1)
-    for row, race in enumerate(races):
-        color, note = OUTCOMES[race["outcome"]], race["note"] or ""
-        if not race["speeds"]:
-            axis.text(
-                1, row, f" {note if len(note) < 48 else note[:47] + '…'}", color=color, va="center", fontsize="small"
-            )
-            continue
-        middle, dots = statistics.median(race["speeds"]), [speed for speed in race["speeds"] if speed > low]
-        axis.barh(row, max(low, middle) - 1, left=1, color=color, alpha=0.3, height=0.7)
-        axis.plot(dots, [row] * len(dots), "o", ms=3.5, color=color)
-        axis.text(high, row, f"{middle:.2f}×", color=color, va="center", ha="left", fontsize="small")
-    axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(races)), [race["name"] for race in races])
-    axis.set_ylim(len(races) - 0.5, -0.5)
-    axis.set(title="speed against the best so far: rounds (dots), median (bar)", xlim=(low, high))
-    axis.xaxis.set_major_formatter("{x:g}×")
-
-
-def best_over_time(axis, races):
-    """Plots speeds against the finished loop over the minute of each race's start, and the best of them as a line.
-
-    A speed is the median of the race's rounds times the speed of the best then, so that a drift of the machine from
-    race to race cancels out.
-    """
-    steps, names, places = [(0.0, 1.0)], ["finished"], []
-    for race in races:
-        place = race["minute"], steps[-1][1] * statistics.median(race["speeds"])
-        places.append((*place, OUTCOMES[race["outcome"]]))
-        if race["outcome"] == "kept":
-            steps.append(place)
-            names.append(race["name"])
-    end, fastest = races[-1]["minute"], max(speed for _, speed, _ in places)
-    minutes, best = zip(*steps, (end, steps[-1][1]), strict=True)
-    axis.step(minutes, best, where="post", color="black", linewidth=1.2, zorder=1)
-    bottom, top = 0.9, 1 + 1.1 * (max(1.1, fastest) - 1)
-    shown = [place for place in places if place[1] > bottom]
-    for minute, speed, color in shown:
-        axis.plot(minute, speed, "o", ms=5, color=color, zorder=2)
-    heights = spread([speed for _, speed in steps], 0.045 * (top - bottom))
-    for name, height, (_, speed) in zip(names, heights, steps, strict=True):
-        axis.text(1.03 * end, height, f"{speed:.2f}×  {name}", va="center", fontsize="small", in_layout=False)
-    outside = len(places) - len(shown)
-    note = f" (below the picture: {outside})" * bool(outside)
-    axis.set_title("speed against the finished loop: tried (dots), best so far (line)")
-    axis.set_xlabel(f"minute of the search{note}", loc="left")
-    axis.set(xlim=(-0.02 * end, 1.9 * end), ylim=(bottom, top))
-    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= end])
-    axis.yaxis.set_major_formatter("{x:g}×")
-    axis.spines["bottom"].set_bounds(-0.02 * end, end)
 
 
 def spread(values, gap):

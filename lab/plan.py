@@ -1,9 +1,13 @@
-"""The command line of profile.py, and the rows that each mode measures."""
+"""The command line of profile.py: its modes, the options of each, and the rows that a mode measures.
+
+Rows are a dict {name: Config, or the BadInput that says why there is no such config}.
+"""
 
 import argparse
 import ast
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import textwrap
@@ -14,42 +18,26 @@ from nanoladder.entry import Parser
 from lab import tables
 from lab.devices import DATASHEETS
 from lab.summary import row_below
-from nanoladder.config import TYPES, stage_files, stage_names
-from nanoladder.config.stages import fields, fields_up_to, needs_several, stage_below
+from nanoladder.config import TYPES, apply, check, parse_arguments, stage_names
+from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine import choose_device, choose_dtype
 from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
-from nanoladder.run.memory import divisors
 
-MODES = {
-    "ladder": "each stage on top of those that it stands on (the default)",
-    "each": "naive with one stage added, for every stage, and with every optimizer",
-    "without": "the config as it is, with one stage removed",
-    "attention": "the config as it is, with every kernel of attention",
-    "losses": "head and loss by themselves: the operator beside PyTorch's functions and Liger's kernel",
-    "optimizers": "whole training runs with every optimizer, each at several learning rates",
-    "sweep": "the same batch, cut into micro-batches of every size",
-    "scaling": "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
-    "judge": "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
-    "seen; 1: worse or wrong; 2: bad input",
-    "tune": "a search for the fastest config of this machine: writes config/tuned/<machine>/<config>.py",
-    "peers": "the naive and the finished loop beside Hugging Face's Trainer, Lightning and nanoGPT: time, memory, loss",
-    "predict": "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
-    "compare": "no measurement: two results.json side by side: profile.py --mode=compare A/results.json B/results.json",
-}
+AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-DIMENSIONS = {  # of --mode=scaling: the words of n processes
-    "data": lambda n: [],
-    "shard": lambda n: ["--shard=full"],
-    "tensor": lambda n: [f"--tensor_parallel={n}"],
-    "context": lambda n: [f"--context_parallel={n}"],
-    "pipeline": lambda n: [f"--pipeline_parallel={n}"],
+DIMENSIONS = {  # of --mode=scaling: the keys of n processes
+    "data": lambda n: {},
+    "shard": lambda n: {"shard": "full"},
+    "tensor": lambda n: {"tensor_parallel": n},
+    "context": lambda n: {"context_parallel": n},
+    "pipeline": lambda n: {"pipeline_parallel": n},
 }
-MEASURING = ("ladder", "each", "without", "attention", "optimizers", "sweep", "scaling")
-FORMER = {"--fit": "--mode=predict", "--sweep": "--mode=sweep", "--compare": "--mode=compare A B"}
-FORMER |= {"--peak_tflops": "--gpu=NAME or --device_file=FILE"}
+
+
+# -- parsers of options
 
 
 def at_least(least):
@@ -104,81 +92,119 @@ def stages(text):
     return [stage for stage in stage_names() if stage in ["naive", *asked]]
 
 
-def part_of_results(options):
-    """The name under which results keep a mode: scaling-tensor and the like for scaling along another dimension."""
-    along = options.mode == "scaling" and options.dimension != "data"
-    return f"scaling-{options.dimension}" if along else options.mode
+def varied(text):
+    """Parses "attention=matmul,sdpa" into [{"attention": "matmul"}, {"attention": "sdpa"}]; "stages" stays as it is."""
+    key, equals, values = text.partition("=")
+    if text == "stages":
+        return text
+    if not (equals and values):
+        raise argparse.ArgumentTypeError(f"{text}: expected stages, or KEY=a,b,c (config files come before --vary)")
+    return [parse_arguments([f"--{key}={value}"])[1] for value in values.split(",")]
+
+
+# -- modes and options
 
 
 class Option(NamedTuple):
-    """An option of profile.py: the modes that use it, the parser of its text (None: a switch), and its default text."""
+    """An option of profile.py: the parser of its text (None: a switch), its default text, and its meaning."""
 
-    modes: tuple
     parse: Callable | None
     default: str | None
     meaning: str
 
 
-OPTIONS = {
-    "stages": Option(
-        ("ladder", "each", "without", "predict"),
-        stages,
-        None,
-        "comma-separated names (default: all stages, and with --mode=each all optimizers)",
+class Mode(NamedTuple):
+    meaning: str
+    options: tuple
+
+
+TIMING = ("steps", "repeats", "out_dir")
+MODES = {
+    "ladder": Mode("each stage on top of those that it stands on (the default)", ("stages", *TIMING, "trace")),
+    "vary": Mode(
+        "the config as it is, beside other values of some keys (--vary implies this mode)", ("vary", *TIMING, "trace")
     ),
-    "steps": Option((*MEASURING, "peers"), at_least(1), "4", "least number of steps that a process times"),
-    "repeats": Option((*MEASURING, "losses", "peers"), at_least(1), "3", "processes that time each row"),
-    "trace": Option(MEASURING[:-1], None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
+    "optimizers": Mode(
+        "whole training runs with every optimizer, each at several learning rates",
+        ("train_steps", "grid", *TIMING, "trace"),
+    ),
+    "scaling": Mode(
+        "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
+        ("processes", "dimension", *TIMING),
+    ),
+    "judge": Mode(
+        "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
+        "seen; 1: worse or wrong; 2: bad input",
+        ("against", "patch", "metric", "rounds", "out_dir"),
+    ),
+    "tune": Mode(
+        "a search for the fastest config of this machine: writes config/tuned/<machine>/<config>.py",
+        ("minutes", "out_dir", "tuned_dir"),
+    ),
+    "peers": Mode(
+        "the naive and the finished loop beside Hugging Face's Trainer, Lightning and nanoGPT: time, memory, loss",
+        ("nanogpt", *TIMING, "tuned_dir"),
+    ),
+    "predict": Mode(
+        "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
+        ("stages", "gpu", "device_file", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
+    ),
+}
+OPTIONS = {
+    "vary": Option(
+        varied,
+        None,
+        "KEY=a,b,c ...: a row for each combination of these values; stages: a row for each stage, taken out of the "
+        "config or, if the config is without it, put in",
+    ),
+    "stages": Option(stages, None, "comma-separated names (default: all that do something here)"),
+    "steps": Option(at_least(1), "4", "least number of steps that a process times"),
+    "repeats": Option(at_least(1), "3", "processes that time each row"),
+    "trace": Option(None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
     "out_dir": Option(
-        (*MEASURING, "losses", "judge", "tune", "peers", "predict"),
         str,
         None,
         "folder of the results (default: results/<machine>/<config>; predict writes predict.md only if it is given)",
     ),
-    "train_steps": Option(("optimizers",), at_least(1), "300", "length of each training run"),
+    "train_steps": Option(at_least(1), "300", "length of each training run"),
     "grid": Option(
-        ("optimizers",),
         learning_rate_factors,
         "0.3,1,3",
         "multiples of each optimizer's learning rate to try; extended beyond an end that does best",
     ),
-    "processes": Option(("scaling",), at_least(2), None, "largest number of processes"),
+    "processes": Option(at_least(2), None, "largest number of processes"),
     "dimension": Option(
-        ("scaling",),
-        one_of(*DIMENSIONS),
-        "data",
-        "data|shard: a batch for each process; tensor|context|pipeline: one batch for all",
+        one_of(*DIMENSIONS), "data", "data|shard: a batch for each process; tensor|context|pipeline: one batch for all"
     ),
-    "against": Option(("judge",), str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
-    "patch": Option(("judge",), str, None, "judge the working tree with this patch (default of --against: without it)"),
+    "against": Option(str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
+    "patch": Option(str, None, "judge the working tree with this patch (default of --against: without it)"),
     "metric": Option(
-        ("judge",),
         one_of("speed", "memory", "loss"),
         "speed",
         "speed|memory|loss: which decides; loss: the validation loss after whole training runs, a seed each round",
     ),
-    "rounds": Option(("judge",), at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
-    "minutes": Option(("tune",), positive, "10", "how long the search takes; the same command with more continues it"),
-    "tuned_dir": Option(
-        ("tune", "peers"), str, "config/tuned", "tune writes <machine>/<config>.py there, and peers measures it"
-    ),
-    "nanogpt": Option(("peers",), str, None, "a checkout of nanoGPT, whose train.py is run"),
+    "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
+    "minutes": Option(positive, "10", "how long the search takes; the same command with more continues it"),
+    "tuned_dir": Option(str, "config/tuned", "tune writes <machine>/<config>.py there, and peers measures it"),
+    "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(
-        ("predict", "tune"),
         positive,
         None,
-        "memory in GB: predict finds the largest micro-batch and the longest context that fit; tune keeps to it",
+        "memory in GB: finds the largest micro-batch and the longest context that fit",
     ),
-    "world_size": Option(("predict",), at_least(1), "1", "processes of the predicted run"),
-    "mfu": Option(("predict",), fraction, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
-    "gpu": Option(("predict",), str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
-    "device_file": Option(("predict",), str, None, "JSON file with the limits of another device"),
-    "price_per_hour": Option(("predict",), positive, None, "of one device, in any currency: adds what the run costs"),
+    "world_size": Option(at_least(1), "1", "processes of the predicted run"),
+    "mfu": Option(fraction, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
+    "gpu": Option(str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
+    "device_file": Option(str, None, "JSON file with the limits of another device"),
+    "price_per_hour": Option(positive, None, "of one device, in any currency: adds what the run costs"),
 }
 
 
+# -- the command line
+
+
 def parse(argv):
-    """Splits a command line into the options of profile.py and the rest: the config's words, or the paths to compare.
+    """Splits a command line into the options of profile.py and the config's words.
 
     options.given: the config's words as they were typed, without those that measuring adds.
     Raises BadInput for options that are wrong or that the mode does not use, and for a config that cannot be measured.
@@ -189,14 +215,10 @@ def parse(argv):
             "`python profile.py config/x.py --mode=scaling --processes=N`"
         )
     options, words = split(argv)
-    if options.mode == "compare":
-        if len(words) != 2 or any(word.startswith("-") for word in words):
-            raise BadInput(
-                f"--mode=compare {' '.join(words)}: expected the paths of two results.json, and nothing else"
-            )
-        return options, words
     if options.mode == "scaling" and options.processes is None:
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
+    if options.mode == "vary" and (not options.vary or "stages" in options.vary != ["stages"]):
+        raise BadInput("--mode=vary: expected --vary KEY=a,b,c ..., or --vary=stages alone")
     measured = measurable(options, words)  # first, as `given` is no option to suggest
     options.given = words
     return options, measured
@@ -204,95 +226,150 @@ def parse(argv):
 
 def split(argv):
     """The options, defaults filled in, and the words that are none. Raises BadInput if the mode does not use one."""
-    parser = Parser(
-        usage="python profile.py config/x.py [more.py ...] [--mode=MODE] [options] [--key=value ...]",
-        description=description(),
-        epilog="The keys of the config are options too: `python train.py --help` lists them.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    parser.add_argument("--mode", type=one_of(*MODES), default="ladder", metavar="MODE", help="see above")
-    for name, option in OPTIONS.items():
-        default = f" (default: {option.default})" if option.default else ""
-        of = "" if option.modes == MEASURING else f"{', '.join(option.modes)}: "
-        kind = {"type": option.parse} if option.parse else {"action": "store_true"}
-        parser.add_argument(f"--{name}", help=of + option.meaning + default, **kind)
-    options, words = parser.parse_known_args(argv)
-    for word in words:
-        if (name := word.partition("=")[0]) in FORMER:
-            raise BadInput(f"{name}: no such option; expected {FORMER[name]}")
+    asked, _ = parser_of("vary", add_help=False).parse_known_args(argv)
+    implied = "vary" if "vary" in asked else "ladder"
+    mode = getattr(asked, "mode", implied)
+    options, words = parser_of(mode, description=None if "mode" in asked else all_modes()).parse_known_args(argv)
+    for name in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+        if name in OPTIONS:
+            modes = "|".join(other for other in MODES if name in MODES[other].options)
+            raise BadInput(f"--{name}: --mode={mode} does not use it; expected --mode={modes}, or no --{name}")
     for name, option in OPTIONS.items():
         if name not in options:
             setattr(options, name, option.parse(option.default) if option.default else None)
-        elif options.mode not in option.modes:
-            modes = "|".join(option.modes)
-            raise BadInput(f"--{name}: --mode={options.mode} does not use it; expected --mode={modes}, or no --{name}")
+    options.mode = mode
     return options, words
 
 
-def description():
-    """The head of --help: the modes."""
+def parser_of(mode, description=None, **settings):
+    """The parser of a mode's options. description: the head of --help, if it is not the mode's meaning."""
+    parser = Parser(
+        usage=f"python profile.py config/x.py [more.py ...] [--mode={mode}] [options] [--key=value ...]",
+        description=description or textwrap.fill(f"{mode}: {MODES[mode].meaning}", 100),
+        epilog="`--mode=MODE --help` lists the options of a mode, `python train.py --help` the keys of the config.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        **settings,
+    )
+    parser.add_argument("--mode", type=one_of(*MODES), metavar="MODE", help=f"{', '.join(MODES)} (default: ladder)")
+    for name in MODES[mode].options:
+        option = OPTIONS[name]
+        default = f" (default: {option.default})" if option.default else ""
+        kind = {"type": option.parse} if option.parse else {"action": "store_true"}
+        several = {"nargs": "+", "metavar": "KEY=a,b"} if name == "vary" else {}
+        parser.add_argument(f"--{name}", help=option.meaning + default, **kind, **several)
+    return parser
+
+
+def all_modes():
+    """The head of --help without a mode."""
     head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
-    lines = [textwrap.fill(meaning, 100, subsequent_indent=" " * 14) for meaning in MODES.values()]
+    lines = [textwrap.fill(mode.meaning, 100, subsequent_indent=" " * 14) for mode in MODES.values()]
     return "\n".join([head, *(f"  {mode:<12}{line}" for mode, line in zip(MODES, lines, strict=True))])
 
 
-def measurable(options, config_words):
+def measurable(options, words):
     """The config's words with what measuring adds to them. Raises BadInput for a config that the mode cannot take."""
-    config = load_config(config_words, vars(options))
+    config = load_config(words, vars(options))
     if config.micro_batch_size == "auto":
         raise BadInput(
-            "micro_batch_size=auto is found when training starts; expected a number, or --mode=sweep, which measures "
-            "every size"
+            "micro_batch_size=auto is found when training starts; expected a number, or --vary micro_batch_size=8,16"
         )
-    if config.stage and options.mode in ("ladder", "each"):
-        raise BadInput(f"stage={config.stage}: --mode={options.mode} sets it; choose rows with --stages=a,b,c")
+    if config.stage and options.mode == "ladder":
+        raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
     added = []
     if config.batch_warmup_steps:
         added.append("--batch_warmup_steps=0")  # the whole batch is measured
-    several = options.mode in ("optimizers", "sweep", "predict", "judge", "tune") or options.dimension == "pipeline"
+    several = options.mode in ("optimizers", "predict", "judge", "tune") or options.dimension == "pipeline"
     one_micro_batch = config.micro_batch_size and not several
-    if one_micro_batch and not any(word.startswith("--batch_size") for word in config_words):
+    if one_micro_batch and not any(word.startswith("--batch_size") for word in words):
         added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too
-    return [*config_words, *added]
+    return [*words, *added]
 
 
-def rows(options, config_words):
-    """{row: the words that make its config of the base's}. The others are compared with the first."""
+def part_of_results(options):
+    """The name under which results keep a mode: scaling-tensor, vary-attention and the like."""
+    match options.mode:
+        case "scaling" if options.dimension != "data":
+            return f"scaling-{options.dimension}"
+        case "vary":
+            keys = [part if part == "stages" else next(iter(part[0])) for part in options.vary]
+            return "-".join(["vary", *keys])
+    return options.mode
 
-    def file(stage):
-        return os.path.relpath(stage_files(stage)[-1])
 
-    chosen = options.stages or stages_of(1)
-    above = chosen[1:]
-    optimizers = get_args(TYPES["optimizer"])
+# -- the rows
+
+
+def rows(options, words):
+    """The rows of a mode. The others are compared with the first."""
+    config = load_config(words)
     match options.mode:
         case "ladder":
-            found = {stage: [f"--stage={stage}"] for stage in chosen}
-            return found if is_a_stage(config_words) else found | {"as configured": []}
-        case "each":
-            found = {stage: [file("naive"), file(stage)] for stage in above}
-            found = {"naive": [file("naive")], **found, "all applied": [file("naive"), *map(file, above)]}
-            measured = [load_config([*config_words, *words]).optimizer for words in found.values()]
-            others = [name for name in optimizers if name not in measured and not options.stages]
-            return found | {name: [file("naive"), f"--optimizer={name}"] for name in others}
-        case "without":
-            return {"finished": [], **{f"without {stage}": turned_off(stage) for stage in above}}
-        case "attention":
-            others = [name for name in get_args(TYPES["attention"]) if name not in ("auto", "sdpa")]
-            return {name: [f"--attention={name}"] for name in ["sdpa", *others]}
+            every = stage_rows(stage_names(), words)
+            chosen = {name: every[name] for name in options.stages or stages_of(1)}
+            is_a_stage = here(config) in map(here, every.values())
+            return chosen if is_a_stage else chosen | {AS_CONFIGURED: config}
+        case "vary" if options.vary == ["stages"]:
+            return {AS_CONFIGURED: config, **dict(toggled(config, stage) for stage in stages_of(1)[1:])}
+        case "vary":
+            merged = [dict(itertools.chain(*map(dict.items, part))) for part in itertools.product(*options.vary)]
+            return {AS_CONFIGURED: config, **{in_words(keys): changed(config, keys) for keys in merged}}
         case "optimizers":
-            return {name: [f"--optimizer={name}"] for name in optimizers}
-        case "sweep":
-            total = load_config(config_words).batch_size
-            return {f"{total // size} × {size}": [f"--micro_batch_size={size}"] for size in divisors(total)}
+            return {name: changed(config, {"optimizer": name}) for name in get_args(TYPES["optimizer"])}
         case "scaling":
-            share = load_config(config_words).batch_size
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
-            if part_of_results(options) in tables.PER_PROCESS:
-                return {str(n): [f"--batch_size={n * share}", *DIMENSIONS[options.dimension](n)] for n in counts}
-            return {str(n): DIMENSIONS[options.dimension](n) for n in counts}
+            own_batch = part_of_results(options) in tables.PER_PROCESS
+            sizes = {n: {"batch_size": n * config.batch_size} if own_batch else {} for n in counts}
+            return {str(n): changed(config, sizes[n] | DIMENSIONS[options.dimension](n)) for n in counts}
+
+
+def stage_rows(names, words):
+    """The rows of some stages: what the words configure at each."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = load_config([*words, f"--stage={name}"])
+        except BadInput as error:
+            found[name] = error
+    return found
+
+
+def toggled(config, stage):
+    """The row of a config without a stage that it has, or with one that it has not."""
+    path, with_it = stage_path(stage_below(stage)), apply([files()[stage]], {}, vars(config))
+    below = {}  # the field: its values at the stages below
+    for field in fields(stage):
+        below[field] = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
+    if any(getattr(config, field) in values for field, values in below.items()):
+        return f"with {stage}", changed(config, {field: with_it[field] for field in below})
+    return f"without {stage}", changed(config, {field: values[-1] for field, values in below.items()})
+
+
+def changed(config, changes):
+    """The config with these changes, or the BadInput that says why there is none."""
+    config = dataclasses.replace(config, **changes)
+    try:
+        check(config)
+    except BadInput as error:
+        return error
+    return config
+
+
+def changes(config, base):
+    """{key: value} of what a config changes in another one."""
+    return {key: value for key, value in vars(config).items() if value != getattr(base, key)}
+
+
+def in_words(changes):
+    """attention=matmul, compile=False"""
+    return ", ".join(f"{key}={value}" for key, value in changes.items())
+
+
+def command_line(keys):
+    """Words of a command line that set these keys."""
+    return [f"--{key}={value}" for key, value in keys.items()]
 
 
 def stages_of(n):
@@ -300,32 +377,22 @@ def stages_of(n):
     return [stage for stage in stage_names() if n > 1 or not needs_several(stage)]
 
 
-def training_run(options, config_words, factor):
-    """The words of a run of --train_steps steps whose learning rates are multiplied by a factor."""
-    config, steps = load_config(config_words), options.train_steps
-    rates = [f"--{key}={factor * getattr(config, key)!r}" for key in ("learning_rate", "min_lr")]
-    warmup_steps = min(config.warmup_steps, steps // 10)
-    return [f"--max_steps={steps}", f"--warmup_steps={warmup_steps}", "--lr_decay_steps=0", *rates]
-
-
-def turned_off(stage):
-    """The words that give a stage's fields the values that they have below it."""
-    below = fields_up_to(stage_below(stage))
-    return [f"--{field}={ast.literal_eval(below[field])}" for field in fields(stage)]
-
-
-def is_a_stage(config_words):
-    """True if the config trains as one of the ladder's stages does, so that it needs no row of its own."""
-    config = here(load_config(config_words))
-    for stage in stage_names():
-        with contextlib.suppress(BadInput):
-            if here(load_config([*config_words, f"--stage={stage}"])) == config:
-                return True
-    return False
+def training_run(config, steps, factor):
+    """A run of so many steps whose learning rates are multiplied by a factor."""
+    return dataclasses.replace(
+        config,
+        max_steps=steps,
+        warmup_steps=min(config.warmup_steps, steps // 10),
+        lr_decay_steps=0,
+        learning_rate=factor * config.learning_rate,
+        min_lr=factor * config.min_lr,
+    )
 
 
 def here(config):
-    """The config in its normal form on this machine."""
+    """The config in its normal form on this machine; a BadInput stays as it is."""
+    if isinstance(config, BadInput):
+        return config
     device = choose_device(config.device)
     return in_one_process(config, device.type, choose_dtype(config.dtype, device))
 
@@ -340,14 +407,12 @@ def in_one_process(config, device_type, dtype):
     return dataclasses.replace(config, stage="", **same, **ALONE)
 
 
-def not_applicable(rows, mode, config_words):
+def not_applicable(rows, mode):
     """{row: reason} of the rows not to be measured: no valid config, or that of the row they are compared with."""
     reasons, configs = {}, {}
-    for name, words in rows.items():
-        try:
-            config = load_config([*config_words, *words])
-        except BadInput as error:
-            reasons[name] = str(error)
+    for name, config in rows.items():
+        if isinstance(config, BadInput):
+            reasons[name] = str(config)
             continue
         config = here(config)
         compared = row_below(name, configs) if mode == "ladder" else next(iter(configs), None)

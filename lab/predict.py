@@ -12,7 +12,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab import roofline
-from lab.summary import Row
 from lab.trace import trace
 from model import GPT
 from nanoladder import machine, parallel
@@ -189,17 +188,17 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
 
 
 def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb=None):
-    """A Row of a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
+    """A dict of a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
 
     With memory_gb (1e9 bytes) also the largest micro-batch that fits, and the longest context, of which a micro-batch
     is one sequence. A config that cannot be predicted, or is a BadInput itself, has the reason as its note.
     """
-    row = Row(name=name, note=None)
+    row = {"name": name, "note": None}
     try:
         if isinstance(config, BadInput):
             raise config
         cost, memory = costs(config), predict_memory(config, device_type, world_size)
-        row |= {"memory": Row(dataclasses.asdict(memory)), "peak": memory.peak, "parameters": cost["n_params"]}
+        row |= {"memory": dataclasses.asdict(memory), "peak": memory.peak, "parameters": cost["n_params"]}
         row["formula"] = block_activations(share_of_process(config, world_size), device_type, world_size)
         if memory_gb:
             row["fits"] = largest_micro_batch(config, 1e9 * memory_gb, device_type, world_size)

@@ -7,11 +7,9 @@ import re
 from lab import tables, tuned
 from lab.peers import mode as peers
 from lab.results import read_results
-from lab.summary import NotMeasured, summarize
+from lab.summary import summarize
 
 LONGEST = 70  # lines
-GRADIENTS_AGREE = 0.05  # relative error of compiled gradients, in bfloat16 too
-ATTENTION_AGREES = 0.02  # relative error of an attention kernel in half precision
 LEGITIMATE = ("not applicable", "out of memory", "needs torchao", "no kernel")  # notes of rows that are no fault
 LEGITIMATE += (peers.INSTALL, "needs a checkout")
 OUTCOMES = {"kept": "kept", "slower": "slower", "no gain": "without a gain", "failed": "failed", None: "open"}
@@ -52,15 +50,10 @@ def lines_of(part, folder):
     """The lines that a part's results are worth so far, and the faults among them."""
     try:
         match part.program:
-            case "lab.probe":
-                lines = (folder / "probe.log").read_text().splitlines()
-                return probe(json.loads([line for line in lines if line.startswith("{")][-1]))
             case "pytest":
                 return tests((folder / "tests.log").read_text())
             case "train.py":
                 return training((folder / part.name / "metrics.jsonl").read_text()), []
-        if part.mode == "losses":
-            return losses((folder / part.name / "losses.md").read_text()), []
         if part.mode == "tune":
             return tune(json.loads((folder / part.name / "tune.json").read_text())), []
         if part.mode == "peers":
@@ -69,33 +62,20 @@ def lines_of(part, folder):
         results = read_results(path) if path.exists() else None
     except (OSError, ValueError, IndexError):  # no results yet
         return [], []
-    if not results or part.mode not in results["modes"]:
+    modes = [name for name in results["modes"] if name.startswith(part.mode)] if results else []  # or vary-attention
+    if not modes:
         return [], []
-    rows = summarize(results, part.mode)
-    return optimizers(rows) if part.mode == "optimizers" else ladder(part, rows)
+    rows = summarize(results, modes[0])
+    lines, faults = optimizers(rows) if part.mode == "optimizers" else ladder(part, rows)
+    return machine(results, modes[0]) * (part.mode == "ladder") + lines, faults
 
 
-def probe(found):
-    on, gradients = found["machine"], found["gradients"]
-    kernels = {name: kernel for name, kernel in found["attention"].items() if "seconds" in kernel}
-    missing = [name for name in found["attention"] if name not in kernels]
-    times = [f"{name} {1e3 * kernel['seconds']:.3g} ms" for name, kernel in kernels.items()]
-    lines = [
-        f"{on['gpu'] or on['cpu']}; torch {on['torch']}, CUDA {on['cuda']}, cuDNN {on['cudnn']}, Python {on['python']}",
-        tables.machine_limits([found["limits"]], on["native_bfloat16"]),
-        f"attention: {', '.join(times)}{'; not available: ' * bool(missing)}{', '.join(missing)}",
-        f"compiled gradients: {gradients['error']:.1e} from the eager ones at most ({gradients['parameter']})",
-    ]
-    faults = [
-        f"attention {name}: error {k['error']:.2g}" for name, k in kernels.items() if not agrees(k, ATTENTION_AGREES)
-    ]
-    if not agrees(gradients, GRADIENTS_AGREE):
-        faults.append(f"compiled gradients differ from the eager ones by {gradients['error']:.2g}")
-    return lines, faults
-
-
-def agrees(found, tolerance):
-    return found["error"] <= tolerance  # not a number: False
+def machine(results, mode):
+    """The machine with its versions, and the limits that were measured beside a mode's rows."""
+    on, limits = results["machine"], results["modes"][mode]["limits"]
+    versions = f"torch {on['torch']}, CUDA {on.get('cuda')}, cuDNN {on.get('cudnn')}, Python {on.get('python')}"
+    rates = [tables.machine_limits(limits, on["native_bfloat16"])] * bool(limits)
+    return [f"{tables.device(results)}; {versions}", *rates]
 
 
 def tests(log):
@@ -115,15 +95,6 @@ def training(metrics):
     ]
 
 
-def losses(table):
-    """A line with the milliseconds and the gigabytes of head and loss, compiled."""
-    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]+) \|", table, re.MULTILINE)
-    texts = {name: f"{ms} ms {gb} GB" for name, ms, gb in rows}
-    shown = {"cross_entropy, compiled": "whole", "Liger": "Liger"}
-    shown |= {f"head_loss, {n} chunks, compiled": f"{n} chunks" for n in (8, 32)}
-    return ["; ".join(f"{short} {texts[name]}" for name, short in shown.items() if name in texts)]
-
-
 def tune(results):
     """What was tried, and the tuned loop beside the finished one. A change that fails is no fault of the loop."""
     by = {outcome: [race for race in results["races"] if race["outcome"] == outcome] for outcome in OUTCOMES}
@@ -131,7 +102,7 @@ def tune(results):
     lines += [f"kept {tuned.name(race)}: {tuned.speed(race)}" for race in by["kept"][:BEST]]
     lines += [f"failed {tuned.name(race)}: {race['note']}" for race in by["failed"][:BEST]]
     for race in results["confirmations"][-1:]:
-        lines += [tuned.comparison(race), tuned.verdict({}, {}, race)["text"]]
+        lines += [tuned.comparison(race), tuned.verdict({}, race)["text"]]
     return [line for line in lines if line]
 
 
@@ -149,27 +120,21 @@ def ladder(part, rows):
         if wrong_loss and not row["dropout"]:
             faults.append(f"{part.name}, {row['name']}: losses {row['gap']:.2g} from {rows[0]['name']}'s")
         lines.append(f"{row['name']:<{width}}{note or '  '.join(cells(row, rows[0]))}")
-    if any("limit" in row for row in rows):
-        lines.append(tables.order(rows).partition(";")[0])
     return lines, faults
 
 
 def cells(row, first):
     """The figures of a row that were measured, as text."""
     columns = (
-        lambda: f"{1e3 * row['seconds']:8.2f} ms {first['seconds'] / row['seconds']:5.2f}×",
-        lambda: f"{row['peak'] / 1e9:6.3f} GB {first['peak'] / row['peak']:5.2f}×",
-        lambda: f"predicted {row['predicted'] / row['peak'] - 1:+6.1%}",
-        lambda: f"kernels {1 - row['shares']['host'] - row['shares']['data']:4.0%}",
-        lambda: f"matmul {row['mfu']:4.0%}",
-        lambda: f"limit {row['limit'] / row['seconds']:4.0%}",
-        lambda: tables.losses(row),
+        lambda row: f"{1e3 * row['seconds']:8.2f} ms {first['seconds'] / row['seconds']:5.2f}×",
+        lambda row: f"{row['peak'] / 1e9:6.3f} GB {first['peak'] / row['peak']:5.2f}×",
+        lambda row: f"predicted {row['predicted'] / row['peak'] - 1:+6.1%}",
+        lambda row: f"kernels {1 - row['shares']['host'] - row['shares']['data']:4.0%}",
+        lambda row: f"matmul {row['mfu']:4.0%}",
+        lambda row: f"limit {row['limit'] / row['seconds']:4.0%}",
+        tables.losses,
     )
-    for text in columns:
-        try:
-            yield text()
-        except NotMeasured:
-            continue
+    return filter(None, (tables.cell(text, row) for text in columns))
 
 
 def optimizers(rows):

@@ -5,70 +5,30 @@ import math
 import statistics
 
 from nanoladder.config import stage_names, stage_path
+from nanoladder.config.stages import fields
 
-FIGURES = {  # every figure that a row can have; bytes, seconds, nats, FLOP/s
-    "seconds": "of a step: the median of the rounds",
-    "rounds": "seconds of a step in each round",
-    "iqr": "interquartile range of the rounds, in seconds",
-    "first": "seconds of the first process's first step, which may compile",
-    "later": "seconds of the later processes' first steps: the median",
-    "tokens_per_s": "throughput",
-    "resident": "peak resident memory above the start's: the median",
-    "exposed": "seconds of a step that go into communication and are not hidden by computation",
-    "sent": "bytes that a process sends in a step, if messages go around a ring",
-    "beyond": "seconds of a step beyond a process's share of the work, at the speed of one process alone",
-    "bubble": "share of a step in which a process of a pipeline waits, by a formula",
-    "gradient_bytes": "bytes of gradients that a process averages in a step",
-    "loss": "of the last examined step",
-    "gap": "largest difference of a loss from the first row's",
-    "memory": "a step's memory by part (anatomy.py)",
-    **dict.fromkeys(["weights", "gradients", "optimizer", "activations", "rest"], "part of memory"),
-    **dict.fromkeys(["reserved", "context"], "part of memory, on a GPU"),
-    "peak": "of the bytes of all tensors; part of memory too",
-    "predicted": "the predicted peak",
-    "attention_kernel": "the kernel of attention, in words",
-    "parameters": "number of them",
-    "shares": "share of a step's time by kind",
-    "dropout": "the config's",
-    "another_update": "true if the row has an optimizer of its own, and so other losses",
-    "mfu": "share of the measured rate of a matrix product",
-    "datasheet_mfu": "share of the datasheet's rate",
-    "limit": "least seconds of a step on this machine (roofline.py)",
-    "limit_kinds": "its parts by kind of work",
-    "limit_bounds": "its parts by bound: compute, memory, launches",
-    "curves": "{multiple of the optimizer's learning rate: its training run}",
-    "best": "the multiple with the lowest validation loss",
-    "val_loss": "its validation loss",
-    "edge": "true if it is the lowest or the highest that was tried",
-    **dict.fromkeys(["temporary", "block"], "part of a predicted memory (trace.Memory)"),
-    "formula": "bytes of a block's activations, by a formula (Korthikanti et al. 2022)",
-    "fits": "the largest micro-batch that fits a memory",
-    "longest": "the longest context that fits it",
-    "time": "a predicted step's (roofline.Time)",
-    "hours": "of the whole run, at that time",
-}
+HOW = ("stage", "compile_scope", "compile_mode")  # keys of how a step is computed that are no stage's
 UNCHANGED = "no measurable change"
 BEYOND = 2  # learning rates that are tried beyond the ends of a grid
 
 
-class NotMeasured(Exception):
-    """A figure that a row could have and does not."""
-
-
-class Row(dict):
-    """Figures by name. One that was not measured raises NotMeasured; a name that is none of FIGURES, KeyError."""
-
-    def __missing__(self, name):
-        raise NotMeasured(name) if name in FIGURES else KeyError(name)
-
-
 def summarize(results, mode):
-    """A Row for each row of a mode, in the order of measurement, with its name and the note if it failed."""
+    """A dict for each row of a mode, in the order of measurement: its name, a note if it failed, and its figures.
+
+    Those that were measured are there, in seconds, bytes, nats, FLOP/s. seconds: of a step, the median of the rounds.
+    first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
+    resident: peak resident memory above the start's. memory: by part (anatomy.py). peak: of the bytes of all tensors.
+    gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
+    seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curves:
+    {multiple of the optimizer's learning rate: its training run}; best: the multiple with the lowest val_loss; edge:
+    true if it is at an end. Of several processes also the seconds of exposed communication, and beyond a process's
+    share of the work; the bytes sent by a process, and gradient_bytes; the bubble of a pipeline, predicted.
+    """
     part = results["modes"][mode]
-    examined = [measured["examine"][0] for measured in part["rows"].values() if measured.get("examine")]
+    reference = next((measured for measured in part["rows"].values() if measured.get("examine")), None)
     rows = []
     for name, measured in part["rows"].items():
-        row = Row(name=name, note=measured["note"])
+        row = {"name": name, "note": measured["note"]}
         if timed := measured.get("time"):
             row |= timing(timed)
         if silent := measured.get("silent"):
@@ -82,9 +42,9 @@ def summarize(results, mode):
             own_tokens = row["tokens_per_s"] * row["seconds"] / int(name)
             row["beyond"] = row["seconds"] - own_tokens / rows[0]["tokens_per_s"]
         if found := (measured.get("examine") or [None])[0]:
-            row |= examination(found, examined[0], row, results["machine"]["gpu"])
+            row |= examination(found, reference["examine"][0], row, results["machine"]["gpu"])
             row["dropout"] = results["keys"]["dropout"]
-            row["another_update"] = has_own_optimizer(measured["words"], results["keys"])
+            row["another_update"] = trains_otherwise(measured["words"], reference["words"], results["keys"])
             if timed:
                 row |= utilization(found, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
         if timed and (limit := measured.get("limit")):
@@ -135,7 +95,7 @@ def examination(found, first, row, gpu):
     """Figures from the process that examined a row; `first` is what was found of the first row."""
     figures = {
         "loss": found["losses"][-1],
-        "memory": Row(found["memory"]),
+        "memory": found["memory"],
         "peak": found["memory"]["peak"],
         "parameters": found["parameters"],
         "shares": shares(found, row, gpu),
@@ -147,10 +107,18 @@ def examination(found, first, row, gpu):
     return figures
 
 
-def has_own_optimizer(words, keys):
-    """True if a row's words choose its optimizer, or if it is the config as it is, with another one than AdamW."""
-    chosen = any(word.startswith("--optimizer=") for word in words)
-    return chosen or (not words and keys.get("optimizer", "adamw") != "adamw")
+def trains_otherwise(words, first, keys):
+    """True if a row's words change more beside the first row's than how a step is computed."""
+    mine, others = (chosen(row, keys) for row in (words, first))
+    changed = {key for key in mine | others if mine.get(key) != others.get(key)}
+    return not changed <= {*fields("naive"), *HOW} - {"optimizer"}
+
+
+def chosen(words, keys):
+    """{key: text} of a row's words and of its optimizer, which a stage sets; AdamW in 8 bits counts as AdamW."""
+    found = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
+    usual = "adamw" if any("stage" in word for word in words) else keys.get("optimizer", "adamw")
+    return found | {"optimizer": found.get("optimizer", usual).removesuffix("8bit")}
 
 
 def utilization(found, tokens_per_s, limits, datasheet_flops):

@@ -5,14 +5,12 @@ import math
 import statistics
 import textwrap
 
-from lab.summary import BEYOND, UNCHANGED, NotMeasured, row_below, speedup, summarize
+from lab.summary import BEYOND, UNCHANGED, row_below, speedup, summarize
 
 WIDTH = 100  # characters of a line on a terminal
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
 PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
-KNEE = 0.95  # share of a sweep's best throughput that its knee has
 BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # {rounds: how often normal noise looks like a change}
-APART = 1.15  # ratio of two times whose order the limits should have
 KINDS = {  # kind of work: heading
     "gemm": "matrix products",
     "attention": "attention",
@@ -60,7 +58,6 @@ def table(results, mode):
             text += [
                 "The least time of each kind of work, ms, and its share of the time that the work took:",
                 markdown(limit_columns(), examined),
-                order(rows),
             ]
         text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
@@ -90,9 +87,7 @@ def wrapped(text):
 
 def conclusion(rows, mode):
     """What came of a mode, in a sentence or two."""
-    measured = [row for row in rows if "seconds" in row and not (mode == "each" and row.get("another_update"))]
-    if mode == "sweep":
-        return knee(rows)
+    measured = [row for row in rows if "seconds" in row]
     if mode == "optimizers" and (trained := [row for row in rows if "best" in row]):
         best = min(trained, key=lambda row: row["val_loss"])
         return f"Lowest validation loss: {best['val_loss']:.4f}, {best['name']} at {best_learning_rate(best)}."
@@ -102,9 +97,7 @@ def conclusion(rows, mode):
     if mode.startswith("scaling"):
         times = last["tokens_per_s"] / first["tokens_per_s"]
         return f"{last['name']} processes train {times:.2f}× as many tokens a second as {first['name']}."
-    slowest, fastest = (extreme(measured, key=lambda row: row["seconds"]) for extreme in (max, min))
-    if mode == "without":
-        return f"The finished step takes {cost(first)}; {slowest['name']}, the slowest, {cost(slowest)}."
+    fastest = min(measured, key=lambda row: row["seconds"])
     smallest = min((row for row in measured if "peak" in row), key=lambda row: row["peak"], default=fastest)
     found = {"fastest": fastest, "smallest": smallest}
     if last["name"] == "as configured":
@@ -136,15 +129,6 @@ def limit_columns():
         return cell
 
     return {label: reached(kind) for kind, label in KINDS.items() if kind not in ("data", "host")}
-
-
-def order(rows):
-    """The sentence on the order of the rows: the pairs, clearly apart, that the limits have the other way round."""
-    timed = [row for row in rows if "limit" in row]
-    pairs = [(a, b) for a in timed for b in timed if a["seconds"] > APART * b["seconds"]]
-    wrong = [f"{b['name']} < {a['name']}" for a, b in pairs if a["limit"] <= b["limit"]]
-    text = f"Of {len(pairs)} pairs of rows whose times differ by more than {APART - 1:.0%}, the limits order "
-    return text + (f"{len(pairs) - len(wrong)} alike; not {', '.join(wrong)}." if wrong else "all alike.")
 
 
 def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
@@ -309,32 +293,20 @@ def columns(rows, mode):
     if mode == "optimizers":
         return optimizer_columns(rows)
     tensors = {"tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}"}
-    memory = {**tensors, "memory": lambda row: f"{row['peak'] / first['peak']:.0%}"}
     first, before = rows[0], timed_before(rows)
+    compared = {
+        "speed": lambda row: speedup(first, row),
+        **tensors,
+        "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
+        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        "kernel": lambda row: row["attention_kernel"],
+    }
     relative = {
         "ladder": {
             "against naive": lambda row: speedup(first, row),
             **tensors,
             "memory reduction": lambda row: f"{first['peak'] / row['peak']:.2f}×",
             "against the stage before": lambda row: speedup(before[row["name"]], row),
-        },
-        "each": {
-            "speed": lambda row: speedup(first, row),
-            **memory,
-        },
-        "without": {
-            "time it saves": lambda row: speedup(row, first),
-            **tensors,
-            "memory it saves": lambda row: f"{row['peak'] / first['peak']:.2f}×",
-        },
-        "attention": {
-            "against sdpa": lambda row: speedup(first, row),
-            **memory,
-            "kernel": lambda row: row["attention_kernel"],
-        },
-        "sweep": {
-            "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
-            "against the whole batch": lambda row: speedup(rows[-1], row),
         },
         "scaling": {
             "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
@@ -349,7 +321,7 @@ def columns(rows, mode):
     }
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
-        **relative[mode.partition("-")[0]],
+        **relative.get(mode.partition("-")[0], compared),
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "least ms": lambda row: milliseconds(row["limit"]),
         "bound by": lambda row: bound(row["limit_bounds"]),
@@ -448,21 +420,5 @@ def cell(text, row):
     """The text of a row's cell, empty if its figure was not measured."""
     try:
         return text(row)
-    except NotMeasured:
+    except KeyError:
         return ""
-
-
-def knee(rows):
-    """The sentence on the knee of a sweep: the smallest micro-batch whose throughput is close to the best."""
-    measured = [row for row in rows if "tokens_per_s" in row]
-    if not measured:
-        return ""
-    best = max(measured, key=lambda row: row["tokens_per_s"])
-    found = next(row for row in measured if row["tokens_per_s"] >= KNEE * best["tokens_per_s"])
-    whole = measured[-1]
-    if found is whole:
-        return f"No knee: no smaller micro-batch has {KNEE:.0%} of the throughput of {whole['name']}."
-    text = f"The knee is at {found['name']}: the smallest micro-batch with {KNEE:.0%} of the best throughput"
-    if speedup(whole, best) not in ("", UNCHANGED):
-        text += f"; {best['name']} beats {whole['name']}, {speedup(whole, best)} as fast"
-    return f"{text}, and {found['peak'] / whole['peak']:.0%} of the memory of {whole['name']}."

@@ -1,10 +1,11 @@
-"""Tunes a config for this machine: python profile.py config/x.py --mode=tune [--memory_gb=GB] [--minutes=10]
+"""Tunes a config for this machine: python profile.py config/x.py --mode=tune [--minutes=10]
 
-A search by measurement. It begins with the finished loop, the config as it is, and changes one knob (knobs.py) at a
-time. The first losses must stay the finished loop's. Then the change races against the best config so far: both train
-in processes of their own (turns.py) and step in turns, in rounds (rounds.py). A change that falls behind is dropped at
-once; one that is seen to be faster takes the place of the best. Knobs that depend on others are then tried again. At
-the end the best config races against the finished loop; unless it is seen to be faster, the finished loop wins.
+A search by measurement. It begins with the finished loop, the config as it is, and changes one setting
+(search_space.py) at a time. The first losses must stay the finished loop's. Then the change races against the best
+config so far: both train in processes of their own (turns.py) and step in turns, in rounds (rounds.py). A change that
+falls behind is dropped at once; one that is seen to be faster takes the place of the best. Settings that depend on
+others are then tried again. At the end the best config races against the finished loop; unless it is seen to be faster,
+the finished loop wins.
 
 tune.json holds every race. The same command repeats the search, and reads the outcome of a race that is in the file.
 """
@@ -18,18 +19,17 @@ from time import monotonic
 
 from tqdm import tqdm
 
-from lab import knobs, predict, tables, tuned
-from lab.knobs import KNOBS, Machine
+from lab import plan, predict, tables, tuned
 from lab.measure import WINDOW
 from lab.results import default_folder, write
 from lab.rounds import CLEAR, SIDES, decide, order
+from lab.search_space import SETTINGS, Machine, normal
 from lab.tuned import CONFIRMATION, SEARCH
-from lab.turns import Ring, TimeUp
+from lab.turns import TimeUp, WorkerPool
 from nanoladder import machine
 from nanoladder.errors import BadInput
-from nanoladder.run import load_config
 
-CODE = [f"lab/{name}.py" for name in ("tune", "knobs", "rounds", "turns", "launch")]  # races depend on it
+CODE = [f"lab/{name}.py" for name in ("tune", "search_space", "rounds", "turns")]  # races depend on it
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
 SHORT = 0.1  # seconds; the first of steps that take less show nothing
 FAR = 0.15  # a change of time that is not tried again beside other changes
@@ -38,21 +38,21 @@ PATIENCE = 0.15  # share of the whole time within which a process must be ready,
 LEAST_PATIENCE = 60  # seconds, in which a GPU's compiler has done all but autotuning
 
 
-def tune(options, words, conditions):
-    """Searches, prints the table and the verdict, writes tune.json, tune.md, tune.png and the tuned config.
+def tune(options, config, conditions):
+    """Searches, prints the table and the verdict, writes tune.json, tune.md and the tuned config.
 
-    words: the config's, with its vocab_size. conditions: function that returns those of the results.
+    config: with its vocab_size. conditions: function that returns those of the results.
     """
-    start, config = monotonic(), load_config(words)
+    start = monotonic()
     if config.stage:
         raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
-    conditions = {**conditions(), "config": options.given, "memory_gb": options.memory_gb}
+    conditions = {**conditions(), "config": options.given}
     folder = Path(options.out_dir or default_folder(conditions))
-    search = Search(tuned.open_results(folder, conditions), words, config, folder, options, start)
+    search = Search(tuned.open_results(folder, conditions), config, folder, options.minutes, start)
     try:
         verdict = search.run()
     finally:
-        search.ring.end()
+        search.pool.end()
     tuned.report(search.results, verdict, search.untried, folder, options.tuned_dir)
 
 
@@ -61,30 +61,28 @@ class Unfit(Exception):
 
 
 class Search:
-    """A search: what was measured (results), the best changes so far, and the processes that run (ring)."""
+    """A search: what was measured (results), the best changes so far, and the processes that run (pool)."""
 
-    def __init__(self, results, words, config, folder, options, start):
-        self.results, self.words, self.config, self.folder = results, words, config, folder
-        self.total, self.start = 60 * options.minutes, start - results["spent"]
+    def __init__(self, results, config, folder, minutes, start):
+        self.results, self.config, self.folder = results, config, folder
+        self.total, self.start = 60 * minutes, start - results["spent"]
         on = results["machine"]
         self.free = None if on["gpu"] else machine.free_memory(machine.choose_device("cpu"))
-        memory = options.memory_gb and 1e9 * options.memory_gb
-        self.machine = Machine(bool(on["gpu"]), on["native_bfloat16"], on["threads"], memory)
-        self.first = self.best = self.reduced(knobs.fitting(config, self.machine))
-        self.ring, self.costs, self.tried, self.untried = Ring(), {}, {}, []
+        self.machine = Machine(bool(on["gpu"]), on["native_bfloat16"], on["threads"])
+        self.best, self.pool, self.costs, self.tried, self.untried = {}, WorkerPool(), {}, {}, []
 
     def run(self):
         """Searches and confirms. Returns the verdict."""
         bar_format = "{l_bar}{bar}| {n_fmt} of {total_fmt} s{postfix}"
         with tqdm(total=round(self.total), bar_format=bar_format, disable=None) as self.bar:
             self.measure_finished()
-            self.tried[self.normal(self.first)] = 0.0
-            self.sweep(KNOBS)
+            self.tried[normal(self.config, self.machine)] = 0.0
+            self.sweep(SETTINGS)
             before = None
             while self.best != before:
                 before = self.best
-                self.sweep([knob for knob in KNOBS if knob.interacts])
-            return tuned.verdict(self.first, self.best, self.confirm())
+                self.sweep([setting for setting in SETTINGS if setting.interacts])
+            return tuned.verdict(self.best, self.confirm())
 
     # -- time and configs
 
@@ -98,10 +96,10 @@ class Search:
         return 1.2 * seconds * math.ceil(WINDOW / seconds)
 
     def round_seconds(self):
-        return 2 * (self.turn_seconds() + (self.start_seconds() if self.ring.apart else 0.0))
+        return 2 * (self.turn_seconds() + (self.start_seconds() if self.pool.apart else 0.0))
 
     def start_seconds(self):
-        return statistics.median(self.ring.starts or [self.results["start_seconds"]])
+        return statistics.median(self.pool.starts or [self.results["start_seconds"]])
 
     def reserve(self):
         """Seconds that the confirmation takes, up to its first look."""
@@ -115,29 +113,28 @@ class Search:
         """The changes without those that leave the config's values."""
         return {field: value for field, value in changes.items() if value != getattr(self.config, field)}
 
-    def words_of(self, changes):
-        return [*self.words, *(f"--{field}={value}" for field, value in changes.items())]
-
-    def load(self, changes):
-        return load_config(self.words_of(changes))
-
-    def normal(self, changes):
-        return knobs.normal(self.load(changes), self.machine)
+    def changed(self, changes):
+        """The config with these changes. Raises BadInput if they do not work together."""
+        config = plan.changed(self.config, changes)
+        if isinstance(config, BadInput):
+            raise config
+        return config
 
     def patience(self):
         """Seconds to wait for a process during the search."""
         return min(self.left() - self.reserve(), max(PATIENCE * self.total, LEAST_PATIENCE))
 
-    def contender(self, changes, limit, *words):
+    def worker(self, changes, limit):
         """The process that trains with these changes. Raises RuntimeError, and TimeUp after `limit` seconds."""
-        return self.ring.contender([*self.words_of(changes), *words], limit)
+        return self.pool.worker(self.changed(changes), limit)
 
     def losses(self, changes, limit):
         """The first losses with these changes: without dropout, whose random numbers depend on the kernels."""
         if not self.config.dropout:
-            return self.contender(changes, limit).losses
-        losses = self.contender(changes, limit, "--dropout=0").losses
-        self.ring.end([*self.words_of(changes), "--dropout=0"])
+            return self.worker(changes, limit).losses
+        changes = changes | {"dropout": 0.0}
+        losses = self.worker(changes, limit).losses
+        self.pool.end(self.changed(changes))
         return losses
 
     def write(self, doing=None):
@@ -156,8 +153,8 @@ class Search:
             self.write("the finished loop")
             start = monotonic()
             try:
-                self.results["seconds"] = self.contender(self.first, self.left()).seconds
-                self.results["losses"] = self.losses(self.first, self.left())
+                self.results["seconds"] = self.worker({}, self.left()).seconds
+                self.results["losses"] = self.losses({}, self.left())
             except RuntimeError as error:
                 raise BadInput(f"the finished loop cannot be measured: {error}") from None
             except TimeUp:
@@ -175,11 +172,11 @@ class Search:
                 f"--minutes={math.ceil((self.total - self.left() + 2 * needed) / 60)}"
             )
 
-    def sweep(self, some):
-        """Tries the ways of some knobs, from the best config so far."""
-        for knob in some:
-            for way in knob.ways(self.load(self.best), self.machine):
-                for change in way:
+    def sweep(self, settings):
+        """Tries the values of some settings, from the best config so far."""
+        for setting in settings:
+            for direction in setting.directions(self.changed(self.best), self.machine):
+                for change in direction:
                     if self.challenge(change) > CLEAR:
                         break
 
@@ -188,7 +185,7 @@ class Search:
         key, changes = json.dumps(change), self.reduced({**self.best, **change})
         form = json.dumps(changes, sort_keys=True)
         with contextlib.suppress(BadInput):
-            form = self.normal(changes)
+            form = normal(self.changed(changes), self.machine)
         if form in self.tried or self.costs.get(key, 0.0) > FAR:
             return self.tried.get(form, self.costs.get(key))
         race = tuned.find(self.results["races"], changes, self.best)
@@ -196,8 +193,8 @@ class Search:
             race["change"] = change
             self.race(race)
         self.costs[key] = self.tried[form] = tuned.cost(race)
-        loser = self.best if race["outcome"] == "kept" else changes
-        self.ring.end(self.words_of(loser))
+        loser = plan.changed(self.config, self.best if race["outcome"] == "kept" else changes)
+        self.pool.end(loser)
         self.best = changes if race["outcome"] == "kept" else self.best
         return self.costs[key]
 
@@ -214,9 +211,9 @@ class Search:
         start = monotonic()
         try:
             self.require_memory(race)
-            other = self.contender(race["against"], self.patience())
+            other = self.worker(race["against"], self.patience())
             self.require_losses(race)
-            this = self.contender(race["changes"], self.patience())
+            this = self.worker(race["changes"], self.patience())
             race["first"] = this.seconds / other.seconds - 1
             if race["first"] > HOPELESS and this.seconds > SHORT:
                 race["outcome"] = "slower"
@@ -230,15 +227,14 @@ class Search:
             race |= {"outcome": "failed", "note": str(error)}
         except RuntimeError as error:
             race |= {"outcome": "failed", "note": str(error)}
-            self.ring.end()  # either may have failed
+            self.pool.end()  # either may have failed
         self.write()
         self.bar.write(f"{self.results['spent'] / 60:5.1f} min  {name}: {tuned.outcome(race)}")
 
     def require_memory(self, race):
         """Raises BadInput for a refused config, Unfit for one too large. Decides if two processes fit at a time."""
-        configs = [self.load(changes) for changes in (race["changes"], race["against"])]
-        peaks, most = [], self.machine.memory or self.free
-        if not most:  # a process on a GPU says so itself if memory runs out, and a prediction takes seconds
+        configs, peaks = [self.changed(changes) for changes in (race["changes"], race["against"])], []
+        if not self.free:  # a process on a GPU says so itself if memory runs out, and a prediction takes seconds
             return
         for config in configs:
             with contextlib.suppress(BadInput):  # not predictable
@@ -246,9 +242,9 @@ class Search:
         if len(peaks) < 2:
             return
         race["predicted"] = peaks[0]
-        if peaks[0] > most:
-            raise Unfit(f"{peaks[0] / 1e9:.2f} GB predicted, of {most / 1e9:.2f} GB")
-        self.ring.apart = self.ring.apart or bool(self.free and sum(peaks) > 0.8 * self.free)
+        if peaks[0] > self.free:
+            raise Unfit(f"{peaks[0] / 1e9:.2f} GB predicted, of {self.free / 1e9:.2f} GB")
+        self.pool.apart = self.pool.apart or sum(peaks) > 0.8 * self.free
 
     def require_losses(self, race):
         """Raises Unfit unless the first losses are the finished loop's."""
@@ -262,17 +258,17 @@ class Search:
         while race["outcome"] is None and self.left() - reserve > self.round_seconds():
             found = {}
             for side in order(len(race["rounds"]) + 1):
-                found[side] = self.contender(sides[side], self.left() - reserve).turn(self.left() - reserve)
+                found[side] = self.worker(sides[side], self.left() - reserve).turn(self.left() - reserve)
             race["rounds"].append({side: found[side] for side in SIDES})
             race["outcome"] = decide(tuned.changes_of_time(race), looks, drops)
             self.write()
 
     def confirm(self):
         """Races the best config against the finished loop. Returns the race, None if they are the same."""
-        self.ring.end()
-        if self.best == self.first:
+        self.pool.end()
+        if not self.best:
             return None
-        race = tuned.find(self.results["confirmations"], self.best, self.first)
+        race = tuned.find(self.results["confirmations"], self.best, {})
         if race not in self.results["confirmations"]:
             self.results["confirmations"].append(race)
         self.write("the tuned loop beside the finished one")

@@ -1,4 +1,4 @@
-"""tune.json, the record of --mode=tune, and the files made of it: a table, a picture and the tuned config."""
+"""tune.json, the record of --mode=tune, and the files made of it: a table and the tuned config."""
 
 import hashlib
 import json
@@ -8,7 +8,8 @@ import statistics
 import textwrap
 from pathlib import Path
 
-from lab import pictures, tables
+from lab import tables
+from lab.plan import in_words
 from lab.results import commit, machine_name, presets, resume
 from lab.rounds import SIDES, bounds, plan_looks
 from nanoladder import files
@@ -50,10 +51,10 @@ def cost(race):
     return statistics.median(changes_of_time(race)) if race["rounds"] else race.get("first", 0.0)
 
 
-def verdict(first, best, confirmation):
+def verdict(best, confirmation):
     """The changes to write, the confirmation if there was one, and the outcome in words."""
     if confirmation is None:
-        return {"changes": first, "race": None, "text": "no change of the finished loop is seen to be faster"}
+        return {"changes": {}, "race": None, "text": "no change of the finished loop is seen to be faster"}
     if confirmation["outcome"] == "kept":
         text = f"{speed(confirmation, CONFIRMATION)} as fast as the finished loop"
         return {"changes": best, "race": confirmation, "text": text}
@@ -61,21 +62,16 @@ def verdict(first, best, confirmation):
         text = f"the tuned loop is not seen to be faster than the finished one ({speed(confirmation, CONFIRMATION)})"
     else:
         text = "no time was left to compare the tuned loop with the finished one (more --minutes continue)"
-    return {"changes": first, "race": confirmation, "text": text}
+    return {"changes": {}, "race": confirmation, "text": text}
 
 
 # -- in words
 
 
-def assignments(changes):
-    """attention=matmul, compile=False"""
-    return ", ".join(f"{field}={value}" for field, value in changes.items())
-
-
 def name(race):
     """The change in words, without the compile=True that comes with a scope or a mode of the compiler."""
     change = race["change"]
-    return assignments({field: change[field] for field in change if field != "compile" or len(change) == 1})
+    return in_words({field: change[field] for field in change if field != "compile" or len(change) == 1})
 
 
 def names(races):
@@ -111,18 +107,13 @@ def outcome(race):
 
 
 def report(results, verdict, untried, folder, tuned_dir):
-    """Writes the table, the picture and the config in tuned_dir, unless it would change nothing; prints the outcome.
+    """Writes the table, and the config in tuned_dir unless it would change nothing; prints the outcome.
 
     Raises BadInput if a file cannot be written.
     """
-    text = table(results, verdict, untried)
-    path = config_path(results["machine"], searched(results), tuned_dir)
-    title = f"{pictures.heading('tune', searched(results), tables.device(results))}: {verdict['text']}"
-    races = [race for race in results["races"] if race["outcome"]]
-    points = [point(text, race) for text, race in zip(names(races), races, strict=True)]
+    path = config_path(results["machine"], results["config"], tuned_dir)
     try:
-        files.write(folder / "tune.md", text + "\n")
-        pictures.draw_search(points, title, folder / "tune.png")
+        files.write(folder / "tune.md", table(results, verdict, untried) + "\n")
         if verdict["changes"]:
             write_config(path, results, verdict)
         else:
@@ -132,7 +123,7 @@ def report(results, verdict, untried, folder, tuned_dir):
             f"{error.filename or folder} cannot be written ({error}); the same command tries again"
         ) from None
     print(tables.on_terminal(outcome_of(verdict), columns(results), rows_of(results)))
-    print(f"\nwritten: {folder}/tune.md with all figures, tune.json and tune.png")
+    print(f"\nwritten: {folder}/tune.md with all figures, and tune.json")
     if verdict["changes"]:
         print(f"use: python train.py {' '.join(results['config'])} {path}")
 
@@ -140,11 +131,10 @@ def report(results, verdict, untried, folder, tuned_dir):
 def table(results, verdict, untried):
     """The races in Markdown: the conditions, the best config, and the changes in the order of their races."""
     keys, rows = results["keys"], rows_of(results)
-    memory = f"; at most {results['memory_gb']:g} GB" if results["memory_gb"] else ""
     text = [
         f"## tune: `{' '.join(results['config'])}`",
         f"{tables.device(results)}; torch {results['machine']['torch']}; a step is {keys['batch_size']} × "
-        f"{keys['context_length']} tokens{memory}; {len(rows)} changes tried in {results['spent'] / 60:.1f} minutes.",
+        f"{keys['context_length']} tokens; {len(rows)} changes tried in {results['spent'] / 60:.1f} minutes.",
         f"**{outcome_of(verdict)}**",
     ]
     if confirmed := comparison(verdict["race"]):
@@ -162,7 +152,7 @@ def table(results, verdict, untried):
 
 def outcome_of(verdict):
     """The verdict and the changes in words."""
-    return f"{sentence(verdict['text'])}: {assignments(verdict['changes']) or 'the config as it is'}."
+    return f"{sentence(verdict['text'])}: {in_words(verdict['changes']) or 'the config as it is'}."
 
 
 def rows_of(results):
@@ -183,14 +173,6 @@ def columns(results):
         "predicted GB": lambda row: f"{row['race']['predicted'] / 1e9:.3f}" if "predicted" in row["race"] else "",
         "minute": lambda row: f"{row['race']['minute']:.1f}",
     }
-
-
-def point(name, race):
-    """A race as pictures.draw_search takes it."""
-    speeds = [1 / (1 + change) for change in changes_of_time(race)]
-    if not speeds and race["outcome"] == "slower":
-        speeds = [1 / (1 + race["first"])]
-    return {"name": name, "speeds": speeds, **{key: race[key] for key in ("outcome", "note", "minute")}}
 
 
 def tried(race):
@@ -230,7 +212,7 @@ def write_config(path, results, verdict):
         '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict['text']}.", 115),
         "",
         textwrap.fill(f"{sentence(comparison(verdict['race']))} {tries}".strip(), 115),
-        f"Written by: python profile.py {' '.join(searched(results))} --mode=tune",
+        f"Written by: python profile.py {words} --mode=tune",
         f"To be used: python train.py {words} {path.as_posix()}",
         '"""',
         "",
@@ -238,11 +220,6 @@ def write_config(path, results, verdict):
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, "\n".join(lines) + "\n")
-
-
-def searched(results):
-    """The words of a search: the config's and, if there was one, the memory that it kept to."""
-    return [*results["config"], *([f"--memory_gb={results['memory_gb']:g}"] if results["memory_gb"] else [])]
 
 
 def config_path(machine, words, tuned_dir):

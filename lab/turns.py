@@ -1,16 +1,15 @@
-"""Contenders: processes that train at the same time and step in turns, so that a round takes no longer than its steps.
+"""Workers: processes that train at the same time and step in turns, so that a round takes no longer than its steps.
 
 A process that has compiled a step and warmed up waits for its turn (measure.take_turns), and disturbs nobody meanwhile,
 but it holds its memory. On Linux all of them are forks of one server, so that none has a luckier layout of memory.
 """
 
-import contextlib
 import json
 import sys
 from multiprocessing.connection import Listener
 from time import monotonic
 
-from lab import launch
+from lab import launch, plan
 from nanoladder import machine
 
 MOMENT = 0.01  # seconds; a timeout of 0 would mean not to wait at all
@@ -20,17 +19,17 @@ class TimeUp(Exception):
     """A process has not answered in time."""
 
 
-class Contender:
+class Worker:
     """A process that trains with a config, and takes its steps when asked.
 
     losses: of the first steps. seconds: of a step, when last measured. Raises RuntimeError with the reason if the
     process fails, and TimeUp if an answer takes longer than `limit` seconds.
     """
 
-    def __init__(self, words, limit):
+    def __init__(self, config, limit):
         start = monotonic()
         with Listener() as listener:
-            self.kill, self.finish = launch.start(["turns", f"--address={listener.address}", *words])
+            self.child = launch.Child(["turns", f"--address={listener.address}", *plan.command_line(vars(config))])
             if sys.platform != "win32":  # its pipes have no timeout
                 listener._listener._socket.settimeout(max(MOMENT, limit))
             try:
@@ -55,7 +54,7 @@ class Contender:
                 return json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):  # it has ended
             self.connection.close()
-            raise RuntimeError(launch.reason(self.finish()).removeprefix("error: ")) from None
+            raise RuntimeError(launch.reason(self.child.finish()).removeprefix("error: ")) from None
         self.end()
         raise TimeUp
 
@@ -66,37 +65,35 @@ class Contender:
             self.stop()
 
     def stop(self):
-        self.kill()
-        with contextlib.suppress(launch.ServerEnded):
-            self.finish()
+        self.child.kill()
+        self.child.finish()
 
 
-class Ring:
-    """The contenders that run, one for each config; once two did not fit the memory, only one at a time (apart)."""
+class WorkerPool:
+    """The workers that run, one for each config; once two did not fit the memory, only one at a time (apart)."""
 
     def __init__(self):
         self.running, self.starts, self.apart = {}, [], False
 
-    def contender(self, words, limit):
-        """The contender that trains with a config; starts it if it does not run. Raises RuntimeError and TimeUp."""
-        key = tuple(words)
-        if key not in self.running:
+    def worker(self, config, limit):
+        """The worker that trains with a config; starts it if it does not run. Raises RuntimeError and TimeUp."""
+        if config not in self.running:
             if self.apart:
                 self.end()
             start = monotonic()
             try:
-                self.running[key] = Contender(words, limit)
+                self.running[config] = Worker(config, limit)
             except RuntimeError as error:
                 if not (self.running and machine.is_out_of_memory(str(error))):
                     raise
                 self.end()
-                self.running[key] = Contender(words, limit - (monotonic() - start))
+                self.running[config] = Worker(config, limit - (monotonic() - start))
                 self.apart = True  # alone it fits
             self.starts.append(monotonic() - start)  # seconds
-        return self.running[key]
+        return self.running[config]
 
-    def end(self, words=None):
-        """Ends the contender that trains with a config, or all."""
-        for key in [tuple(words)] if words else list(self.running):
-            if key in self.running:
-                self.running.pop(key).end()
+    def end(self, config=None):
+        """Ends the worker that trains with a config, or all."""
+        for one in [config] if config else list(self.running):
+            if one in self.running:
+                self.running.pop(one).end()

@@ -7,7 +7,7 @@ the largest tensors of a small model. On CUDA one Triton kernel reads the logits
 operator is opaque to the compiler, which would otherwise defer the products and keep all logits.
 Cost: the gradient of the head is kept from forward to backward, and the matrix products are smaller. A small
 vocabulary gains nothing. `F.linear_cross_entropy` of PyTorch 2.13 works in chunks, too, but cannot be compiled, and
-took ten times as long on two cores of an EPYC (`--mode=losses`; results/amd-epyc-2-threads-bf16/reference/losses.md).
+took ten times as long on two cores of an EPYC (results/amd-epyc-2-threads-bf16/reference/losses.md).
 Source:
 - Wijmans et al. 2024, "Cut Your Losses": https://arxiv.org/abs/2411.09009
 - Hsu et al. 2024, "Liger Kernel": https://arxiv.org/abs/2410.10989

@@ -25,7 +25,7 @@ class Set(NamedTuple):
     machine: str
     name: str
     conditions: list  # (heading, text)
-    rows: dict  # {name: figures of summary.Row, with kinds {kind: seconds} and parts {part: bytes}}
+    rows: dict  # {name: figures of summary.summarize, with kinds {kind: seconds} and parts {part: bytes}}
     alone: bool = False  # each row is a stage on its own, not with those below it
 
 
@@ -42,7 +42,7 @@ def sets(own=()):
     for path in (*own, *ours()):
         results = read_results(path)
         if path in own and not results["modes"].keys() & {*MODES, *pages.SCALING.values()}:
-            raise BadInput(f"{path} holds no stages; expected a results.json of --mode={' or '.join(MODES)}")
+            raise BadInput(f"{path} holds no stages; expected a results.json of --mode=ladder or scaling")
         machine, name = path.resolve().parts[-3:-1]
         for mode in (mode for mode in MODES if mode in results["modes"]):
             key = f"{machine}/{name}/{mode}"

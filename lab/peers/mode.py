@@ -16,7 +16,7 @@ from lab import tables
 from lab.launch import run_alone
 from lab.measure import WARMUP
 from lab.results import default_folder, resume, write
-from lab.summary import Row, speedup, timing
+from lab.summary import speedup, timing
 from lab.tuned import config_path
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -141,10 +141,10 @@ def digest(paths):
 
 
 def summarize(results):
-    """A summary.Row for each row: its figures, as far as they were measured."""
+    """A dict for each row: its figures, as far as they were measured."""
     found, naive = [], results["rows"]["naive"]["time"]
     for name, measured in results["rows"].items():
-        row = Row(name=name, note=measured["note"], dtype="", setting=None)
+        row = {"name": name, "note": measured["note"], "dtype": "", "setting": None}
         row |= {"dropout": 0.0, "another_update": False}  # as require_comparable demands; report.py asks
         if timed := measured.get("time"):
             losses = timed[0]["losses"]

@@ -224,10 +224,10 @@ def is_one_line(err):
     return err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1 and len(err) < 1000
 
 
-@pytest.mark.parametrize("mode", ["ladder", "each", "without", "sweep"])
-def test_profile_refuses_what_makes_no_config(mode, tmp_path, run_main):
+@pytest.mark.parametrize("word", ["--mode=ladder", "--vary=stages"])
+def test_profile_refuses_what_makes_no_config(word, tmp_path, run_main):
     (tmp_path / "x.py").write_text("n_layr = 3")
-    result = run_main(climb.main, f"--mode={mode}", str(tmp_path / "x.py"))
+    result = run_main(climb.main, str(tmp_path / "x.py"), word)
     assert result.code == 2 and result.out == "" and is_one_line(result.err) and "n_layer" in result.err
 
 

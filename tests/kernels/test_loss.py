@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import script
+from torch.profiler import ProfilerActivity, profile
 
-from lab.losses import peak_bytes as peak_bytes_of
+from lab.anatomy import allocated
 from nanoladder.kernels import count_chunks, head_loss, loss
 
 IGNORE = -100
@@ -177,7 +178,9 @@ def peak_bytes(function, *tensors):
     function(*tensors).backward()
     for tensor in tensors:
         tensor.grad = None
-    return peak_bytes_of(lambda: function(*tensors).backward(), torch.device("cpu"))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(*tensors).backward()
+    return max(now for _, now in allocated(profiler, on_gpu=False))
 
 
 def test_the_backward_allocates_no_second_gradient_of_the_weight():

@@ -44,34 +44,19 @@ def test_a_device_is_read_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, fault",
+    "text",
     [
-        ("", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
-        ("\xff", "'name' is missing|cannot be read"),
-        ("[1]", "no object"),
-        ("null", "no object"),
-        (json.dumps(GOOD | {"more": 1}), "'more' is unknown"),
-        (json.dumps({key: GOOD[key] for key in GOOD if key != "flops"}), "'flops' is missing"),
-        (json.dumps(GOOD | {"name": "a\nb"}), "the name"),
-        (json.dumps(GOOD | {"name": 3}), "the name"),
-        (json.dumps(GOOD | {"flops": [1]}), "no float32"),
-        (json.dumps(GOOD | {"flops": {"bfloat16": 1e12}}), "no float32"),
-        (json.dumps(GOOD | {"flops": {"float32": 1e12, "bfloat": 1e12}}), "flops of 'bfloat', did you mean 'bfloat16'"),
-        *(
-            (json.dumps(GOOD | {"bytes_per_s": bad}), "bytes_per_s")
-            for bad in (0, -1, "1", None, True, math.nan, 10**400)
-        ),
-        (json.dumps(GOOD | {"launch_seconds": math.inf}), "launch_seconds"),
-        (json.dumps(GOOD | {"flops": {"float32": {}}}), "float32 is"),
-        ("x" * 100_000, "more than"),
+        *("", "[" * 100_000, "\xff", "[1]", "null", "x" * 100_000),
+        json.dumps({key: GOOD[key] for key in GOOD if key != "flops"}),
+        *(json.dumps(GOOD | {"name": bad}) for bad in ("a\nb", 3, "")),
+        *(json.dumps(GOOD | {"flops": bad}) for bad in ([1], {"bfloat16": 1e12}, {"float32": 1e12, "bfloat": 1e12})),
+        *(json.dumps(GOOD | {"bytes_per_s": bad}) for bad in (0, -1, "x", None, math.nan, math.inf, 10**400, {})),
     ],
 )
-def test_a_bad_device_file_is_refused_in_one_line(text, fault, tmp_path):
+def test_a_bad_device_file_is_refused_in_one_line(text, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(BadInput, match=fault) as refusal:
-        devices.read_device(path)
-    assert "\n" not in str(refusal.value) and "expected {" in str(refusal.value)
-    with pytest.raises(BadInput, match="cannot be read"):
-        devices.read_device(tmp_path)
+    for bad in (path, tmp_path):
+        with pytest.raises(BadInput, match="cannot be read") as refusal:
+            devices.read_device(bad)
+        assert "\n" not in str(refusal.value) and "expected {" in str(refusal.value)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from conftest import flags, replace, tiny
 
 import train
-from lab import equal, equal_worker, timeline
+from lab import equal, equal_worker
 from lab.layouts import Layout, grids, layouts
 from nanoladder import checkpoint, parallel
 from nanoladder.parallel.mesh import Grid
@@ -212,7 +212,7 @@ def test_a_wrong_collective_is_found_whatever_the_optimizer(optimizer, planted, 
     if planted:
         monkeypatch.setattr(equal_worker, "train_layout", planted)
     layout = Layout(Grid(data=2), {})
-    [row] = equal.train_layout(layout, 2, [False], words(dense, optimizer=optimizer), tmp_path, look=False)
+    [row] = equal.train_layout(layout, 2, [False], words(dense, optimizer=optimizer), tmp_path, explain=False)
     verdict = equal.judge(row, reference, LIMITS)
     assert ("norms from step 1" if planted else "equal") in verdict.text
 
@@ -228,53 +228,31 @@ def matrix(documents, tmp_path_factory):
     """Every dimension of two processes and every pair: padded documents, an odd vocabulary, biases, heads of 9."""
     folder = tmp_path_factory.mktemp("equal")
     given = flags(dataset=documents, vocab_size=257, **SIZES)
-    files = [f"--timeline={folder / 'pipeline.png'}", f"--out={folder / 'out.json'}"]
-    options = ["--processes=4", "--steps=4", "--explain", *files]
+    options = ["--processes=4", "--steps=4", "--explain", f"--out={folder / 'out.json'}"]
     try:
         with patch.object(equal, "layouts", pairs):
             equal.main([*given, *options])
     except SystemExit as end:
         pytest.fail(str(end))
-    return folder, json.loads((folder / "out.json").read_text())["layouts"]
+    return json.loads((folder / "out.json").read_text())["layouts"]
 
 
 @pytest.mark.slow
 def test_every_layout_equals_one_process(matrix):
-    _, rows = matrix
-    resumed = [row for row in rows if row["resumed"]]
-    assert {row["verdict"] for row in rows} == {"equal"}
-    assert len(rows) == 36 and len(resumed) == 15 and resumed[-1]["name"] == "1 process"
-    for row in rows:
+    resumed = [row for row in matrix if row["resumed"]]
+    assert {row["verdict"] for row in matrix} == {"equal"}
+    assert len(matrix) == 36 and len(resumed) == 15 and resumed[-1]["name"] == "1 process"
+    for row in matrix:
         assert len(row["losses"]) == (2 if row["resumed"] else 4), row["name"]
         assert max(row["weights"].values()) < 1e-4
 
 
 @pytest.mark.slow
 def test_what_is_sent_is_what_the_formulas_say(matrix):
-    for row in matrix[1]:
+    for row in matrix:
         for kind in {kind for sent in row.get("sent", []) for kind in sent}:
             measured = sum(sent.get(kind, (0, 0))[1] for sent in row["sent"]) / len(row["sent"])
             assert measured == pytest.approx(row["expected"][kind][0], rel=0.02, abs=1024), (row["name"], kind)
-
-
-@pytest.mark.slow
-def test_the_timeline_has_every_box(matrix):
-    folder, rows = matrix
-    assert (folder / "pipeline.png").read_bytes().startswith(b"\x89PNG")
-    pipelines = {row["pipeline"]["schedule"]: row["pipeline"] for row in rows if "pipeline" in row}
-    assert set(pipelines) == {"1f1b", "interleaved", "zero_bubble"}
-    for schedule, found in pipelines.items():
-        kinds = {"1f1b": 2, "interleaved": 2, "zero_bubble": 3}[schedule]
-        stages = len(found["processes"]) * (1 if schedule == "1f1b" else 2)
-        boxes = [tuple(box[:3]) for boxes in found["processes"] for box in boxes]
-        assert len(boxes) == len(set(boxes)) == kinds * stages * found["micro_batches"]
-        assert 0 < timeline.idle_share(found["processes"]) < 1
-
-
-def test_the_idle_share_of_a_perfect_pipeline_is_the_formula(tmp_path):
-    forward = [["forward", 0, 0, 0.0, 1.0], ["backward", 0, 0, 3.0, 5.0]]
-    backward = [["forward", 1, 0, 1.0, 2.0], ["backward", 1, 0, 2.0, 3.0]]
-    assert timeline.idle_share([forward, backward]) == pytest.approx(0.5)
 
 
 # -- bad input
@@ -288,8 +266,7 @@ def test_the_idle_share_of_a_perfect_pipeline_is_the_formula(tmp_path):
         ({"processes": "two"}, "invalid int value: 'two'"),
         ({"steps": 1}, "--steps=1: expected at least 2"),
         ({"step": 3}, "unknown key 'step', did you mean 'steps'?"),
-        ({"timeline": "no/such/folder.png"}, "no/such/folder.png: expected a file in a folder that exists"),
-        ({"timeline": "pipeline.pdf"}, "--timeline=pipeline.pdf: expected FILE.png"),
+        ({"out": "no/such/folder.json"}, "no/such/folder.json: expected a file in a folder that exists"),
     ],
 )
 def test_bad_input_is_one_line(given, message, dense, refused):

@@ -57,87 +57,58 @@ def curves(figure):
 
 
 def cells(out, name):
-    """The cells of a row of the tables that were printed."""
-    found = [line.split("|")[2:-1] for line in out.splitlines() if line.startswith(f"| {name} ")]
-    return [cell.strip() for line in found for cell in line]
+    """{heading: cell} of a run's row in the table that was printed."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    [row] = [line for line in lines if line[0] == str(name)]
+    return dict(zip(lines[0], row, strict=True))
 
 
 def test_the_table_has_the_last_values_the_best_and_the_cost(run, run_main):
-    result = run_main(plot.main, run("one"))
+    folder = run("one")
+    result = run_main(plot.main, folder)
     assert result.code == 0 and result.err == ""
-    headings = [cell.strip() for cell in result.out.splitlines()[0].split("|")[2:-1]]
-    assert dict(zip(headings, cells(result.out, "one"), strict=True)) == {
+    assert cells(result.out, folder) == {
+        "": str(folder),
         "step": "5",
         "tokens": "500",
         "train loss": "3.0000",
         "validation loss": "4.7500",
+        "best validation": "4.5000",
         "bits/byte": "6.5000",
-        "best validation": "4.5000 at 2",
-        "time": "8 seconds",  # 3 × 2 s, the first step too, + 2 × 1 s
-        "tokens/s": "62",
+        "minutes": "0.133",  # 3 × 2 s, the first step too, + 2 × 1 s
         "GB": "0.75",
     }
 
 
-def test_the_picture_has_both_losses_over_tokens_and_over_time(run, run_main, figures):
-    folder = run("one")
+def test_the_picture_has_both_losses_over_tokens_and_over_time(run, run_main, figures, recwarn):
+    folder = run(r"a$\fra{$ 运行 🚀")  # a name is no formula, and the font lacks some of its characters
     assert f"written: {folder / 'overlay.png'}" in run_main(plot.main, folder).out
     over_tokens, over_time = curves(figures[-1])
-    assert over_tokens == [[(100, 5), (300, 4), (500, 3)], [(200, 4.5), (500, 4.75)]]
-    assert over_time == [[(2, 5), (6, 4), (8, 3)], [(4, 4.5), (8, 4.75)]]
+    assert over_tokens == [[(1e-4, 5), (3e-4, 4), (5e-4, 3)], [(2e-4, 4.5), (5e-4, 4.75)]]
+    assert [[round(minute * 60) for minute, _ in curve] for curve in over_time] == [[2, 6, 8], [4, 8]]
     content = (folder / "overlay.png").read_bytes()
     assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24]) > (1000, 400)
-    assert not list(folder.glob(".*.tmp"))
+    assert not list(folder.glob(".*.tmp")) and not recwarn.list
 
 
-def test_a_key_is_drawn_alone_and_the_output_is_chosen(run, run_main, figures, tmp_path):
-    result = run_main(plot.main, run("one"), run("two", ROWS[:1]), "--key=lr", f"--output={tmp_path / 'x.png'}")
-    assert result.code == 0 and (tmp_path / "x.png").exists()
-    assert curves(figures[-1])[0] == [[(100, 0.1), (300, 0.2), (500, 0.1)], [(100, 0.1)]]
-
-
-def test_the_name_of_a_run_is_no_formula(run, run_main):
-    folder = run(r"a$\fra{$")
-    assert run_main(plot.main, str(folder)).code == 0
-    assert (folder / "overlay.png").exists()
-
-
-def test_the_name_of_a_run_that_the_font_lacks_is_drawn_without_a_warning(run, run_main, recwarn):
-    folder = run("运行 🚀")
-    assert run_main(plot.main, str(folder)).code == 0
-    assert (folder / "overlay.png").exists() and not recwarn.list
-
-
-def test_config_keys_that_differ_are_named_with_the_default_where_a_run_lacks_them(run, run_main):
-    out = run_main(plot.main, run("one", seed=1), run("two", seed=2, n_head=3)).out
-    assert cells(out, "seed") == ["1", "2"] and cells(out, "n_head") == ["12", "3"]
-    assert not cells(out, "n_layer") and not cells(out, "out_dir")
-    assert "| init_from " not in out and len(out.split("\n\n")) == 3  # finals, differences, the file
+def test_runs_are_named_by_their_folders_and_by_the_keys_in_which_they_differ(run, run_main, figures, tmp_path):
+    one, two = run("a/x", seed=1), run("b/x", ROWS[:1], seed=2, n_head=3)
+    out = run_main(plot.main, one, two, "--key=lr", f"--output={tmp_path / 'x.png'}").out
+    assert (cells(out, one)["seed"], cells(out, one)["n_head"]) == ("1", "12")  # the default where a run lacks it
+    assert (cells(out, two)["seed"], cells(out, two)["n_head"]) == ("2", "3") and "n_layer" not in cells(out, two)
+    assert len(curves(figures[-1])[0]) == 2 and (tmp_path / "x.png").exists()
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [str(one), str(two)]
 
 
 def test_unfinished_unvalidated_untimed_and_empty_runs(run, run_main, figures):
     unvalidated = [{"step": 1, "tokens": 100, "train_loss": 5.0}]
     cut_off = "".join(json.dumps(row) + "\n" for row in ROWS[:3]) + '{"step": 4, "tok'
-    result = run_main(plot.main, run("begun", unvalidated), run("empty", ""), run("cut", cut_off), run("whole"))
-    assert result.code == 0
-    assert cells(result.out, "begun") == ["1 of 5", "100", "5.0000", *[""] * 6]
-    assert cells(result.out, "empty")[0] == "no step is logged"
-    assert cells(result.out, "cut")[0] == "3 of 5" and cells(result.out, "whole")[0] == "5"
+    begun, empty, cut = run("begun", unvalidated), run("empty", ""), run("cut", cut_off)
+    out = run_main(plot.main, begun, empty, cut).out
+    assert cells(out, begun)["train loss"] == "5.0000" and not cells(out, begun)["validation loss"]
+    assert cells(out, empty)["step"] == "no step is logged" and cells(out, cut)["step"] == "3"
     over_tokens, over_time = curves(figures[-1])
-    assert len(over_tokens) == 5 and len(over_time) == 4  # train of three, validation of two; of one no time
-
-
-def test_a_run_given_twice_counts_once_and_equal_names_become_paths(run, run_main):
-    one, two = run("a/x", seed=1), run("b/x", seed=2)
-    out = run_main(plot.main, one, two, one).out
-    assert cells(out, one) and cells(out, two) and cells(out, "seed") == ["1", "2"]
-
-
-def test_many_runs_differ_in_color_or_line(run, run_main, figures):
-    run_main(plot.main, *(run(f"run{n}") for n in range(9)), "--key=val_loss")
-    lines = figures[0].axes[0].lines
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 9
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [f"run{n}" for n in range(9)]
+    assert len(over_tokens) == 3 and len(over_time) == 2  # validation of one; of the other no time
 
 
 def test_the_steep_start_of_a_loss_is_cut_off(run, run_main, figures):

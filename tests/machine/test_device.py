@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 import sample
 import train
-from lab import climb
 from nanoladder import checkpoint, files, machine, optim, parallel
 from nanoladder.errors import BadInput
 from nanoladder.kernels import loss
@@ -211,13 +210,6 @@ def test_the_host_looks_before_an_update_on_mps(number, may, monkeypatch):
     fake = SimpleNamespace(device=MPS, value=number)
     optim.step_if_finite(optimizer, fake)
     assert bool(steps) is may
-
-
-@pytest.mark.parametrize("mode", ["ladder", "losses"])
-def test_profile_py_does_not_measure_mps(mode, dense, refused, monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    line = refused(climb.main, f"--mode={mode}", *flags(device="mps", dataset=dense))
-    assert "device=mps cannot be measured; expected --device=cpu" in line
 
 
 def test_several_processes_on_mps_are_bad_input(monkeypatch):

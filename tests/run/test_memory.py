@@ -238,7 +238,7 @@ def test_a_trial_takes_the_step_of_the_run(config, monkeypatch):
 
 
 def test_only_training_finds_a_micro_batch():
-    for options in (["--mode=predict"], ["--mode=sweep"], []):
+    for options in (["--mode=predict"], ["--vary=stages"], []):
         with pytest.raises(BadInput, match="micro_batch_size=auto"):
             plan.parse([*options, "--micro_batch_size=auto"])
     with pytest.raises(BadInput, match="micro_batch_size=auto"):
