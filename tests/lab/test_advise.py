@@ -97,19 +97,6 @@ def test_the_command_prints_one_line_of_json(config, run_main):
         assert result.code == 0 and result.out == json.dumps(expected) + "\n" and result.err == ""
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ([], "required: question, --available_bytes"),
-        (["peaks", "--available_bytes=9"], "invalid choice: 'peaks'"),
-        (["peak", "--available_bytes=9", "--world_size=3"], "does not divide among 3 processes"),
-        (["peak", "--available_bytes=9", "--device=mps"], "device=mps"),
-    ],
-)
-def test_bad_input_is_one_line(words, message, config, refused):
-    assert message in refused(advise.main, *flags(**vars(config)), *words)
-
-
 @pytest.mark.slow
 def test_state_in_8_bits_is_advised(config):
     pytest.importorskip("torchao")

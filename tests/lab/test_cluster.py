@@ -12,7 +12,6 @@ from lab.cluster import ADAPTER, NVLINK, Layout, gpt, predict_step, ring
 from lab.predict import predict_memory
 from model import GPT
 from nanoladder.config import Config
-from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run.metrics import flops_per_token
 
@@ -117,21 +116,6 @@ def test_a_published_row_that_gives_the_rate_is_predicted_as_measured():
     for rows in cluster.PUBLISHED.values():
         rate = cluster.rate_of(rows[0])
         assert cluster.predicted(rows[0], rate, hidden=False) == pytest.approx(cluster.measured(rows[0]), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--vocab_size=0"], "vocab_size=0"),
-        (["--vocab_size=257", "--gpus=8", "--memory_gb=0.001"], "no layout of batch_size=32 fits 0.001 GB"),
-        (["--vocab_size=257", "--gpus=many"], "--gpus"),
-        (["--vocab_size=257", "--gpu=8"], "unknown key 'gpu', did you mean 'gpus'"),
-        (["--vocab_size=257", "--gpus=-8"], "--gpus=-8: expected at least 1"),
-    ],
-)
-def test_bad_input_is_named(words, says):
-    with pytest.raises(BadInput, match=says):
-        cluster.main(words)
 
 
 def test_a_config_gets_its_fastest_layouts(capsys):

@@ -362,20 +362,6 @@ def test_without_git_there_is_one_version_only(repository, tmp_path, monkeypatch
         versions.check_out(tmp_path / "judge", "HEAD", None, [])
 
 
-def test_bad_options_are_refused_in_one_line(refused, dense, tmp_path, monkeypatch):
-    monkeypatch.setattr(judge, "check_out", lambda *_: pytest.fail("checked out"))
-    words = [*flags(dataset=dense), "--mode=judge", f"--out_dir={tmp_path}"]
-    for more, message in {
-        (): "expected another version, --against=COMMIT, or a change, --patch=FILE",
-        ("--against=HEAD", "--dropout=0.1"): "expected --dropout=0",
-        ("--against=HEAD", "--metric=time"): "unknown 'time'; expected speed, memory, loss",
-        ("--against=HEAD", "--rounds=5"): "expected a whole number of at least 6",
-        ("--against=HEAD", "--steps=5"): "--mode=judge does not use it",
-    }.items():
-        assert message in refused(climb.main, *words, *more)
-    assert "--against: --mode=ladder does not use it" in refused(climb.main, *flags(dataset=dense), "--against=HEAD")
-
-
 def test_a_config_is_judged_with_all_its_micro_batches(dense):
     words = flags(dataset=dense, batch_size=4, micro_batch_size=2)
     assert plan.parse([*words, "--mode=judge", "--against=HEAD"])[1] == words

@@ -299,21 +299,6 @@ def test_the_tuned_config_has_a_row_and_another_one_is_measured_again(measured, 
 # -- bad input
 
 
-@pytest.mark.parametrize(
-    "words, reason",
-    [
-        (["--nanogpt=/nowhere"], "--nanogpt=/nowhere: no train.py there; expected a checkout of https://github.com/"),
-        (["--dropout=0.1"], "dropout=0.1: not every peer can train so; expected --dropout=0.0"),
-        (["--optimizer=muon"], "optimizer=muon: not every peer can train so; expected --optimizer=adamw"),
-        (["--stage=amp"], "stage=amp: not every peer can train so; expected no stage"),
-        (["--micro_batch_size=2", "--batch_size=4"], "every peer takes a batch at once; expected --batch_size=2"),
-        (["--train_steps=3"], "--train_steps: --mode=peers does not use it"),
-    ],
-)
-def test_bad_input_is_one_line(words, reason, refused, dense):
-    assert reason in refused(climb.main, *flags(dataset=dense), "--mode=peers", *words)
-
-
 def test_nothing_to_measure_is_one_line(refused, dense, monkeypatch):
     monkeypatch.setattr(mode, "find_spec", lambda name: None)
     line = refused(climb.main, *flags(dataset=dense), "--mode=peers")

@@ -132,20 +132,6 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(start
     assert f"step 3: loss {rows(config)[2]['train_loss']}, " in result.out
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ([], "required: --step"),
-        (["--step=21"], "--step=21: not a step of this run; expected 1 to max_steps=20"),
-        (["--step=0"], "--step=0: not a step of this run"),
-        (["--step=seven"], "invalid int value: 'seven'"),
-        (["--step=7", "--steps=7"], "unknown key 'steps', did you mean 'step'?"),
-    ],
-)
-def test_bad_input_is_one_line(options, message, config, refused):
-    assert message in refused(replay.main, *words(config), *options)
-
-
 AS_A_MODULE = """
 import runpy, sys
 runpy.run_module("lab.replay", run_name="__main__")
