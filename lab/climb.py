@@ -85,9 +85,7 @@ def predict_all(options, config_words):
     cost = predict.costs(config, options.mfu, max(device.flops.values()), n)
     header = tables.run_in_words(cost, device, config.max_steps, options.mfu, n, price)
     if memory_gb:
-        header += (
-            f"\nAt the end: the largest micro-batch, and the longest context of one sequence, in {memory_gb:g} GB."
-        )
+        header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
     print(f"{header}\n")
     conditions, found, width = (device, kind, n, memory_gb), [], max(map(len, rows))
     for row in tqdm(predict.predict_rows(rows.items(), *conditions), total=len(rows), unit="stage", leave=False):

@@ -187,11 +187,7 @@ OPTIONS = {
     "minutes": Option(positive, "10", "how long the search takes; the same command with more continues it"),
     "tuned_dir": Option(str, "config/tuned", "tune writes <machine>/<config>.py there, and peers measures it"),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
-    "memory_gb": Option(
-        positive,
-        None,
-        "memory in GB: finds the largest micro-batch and the longest context that fit",
-    ),
+    "memory_gb": Option(positive, None, "in GB: predict names the largest micro-batch that fits, tune keeps to it"),
     "world_size": Option(at_least(1), "1", "processes of the predicted run"),
     "mfu": Option(fraction, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
     "gpu": Option(str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),

@@ -23,7 +23,6 @@ from nanoladder.parallel.mesh import Grid
 from nanoladder.run.memory import block_activations, product_dtype, share_of_process
 from nanoladder.run.metrics import flops_per_token
 
-LENGTH = 1024  # tokens, of which long contexts are a multiple
 PROCESS_BYTES = 1e9  # of memory: a process that predicts GPT-2's blocks, compiled, takes 0.6 GB
 
 
@@ -130,31 +129,7 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     def predict(size):
         return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size)
 
-    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, world_size))
-    return largest_that_fits(sizes, predict, memory_bytes)
-
-
-def longest_context(config, memory_bytes, device_type="cpu", world_size=1):
-    """The longest context_length whose predicted peak fits, one sequence in a micro-batch; 0 if none does.
-
-    A multiple of LENGTH or, below, a power of two. Raises BadInput if the config cannot be predicted.
-    """
-
-    def predict(length):
-        changed = dataclasses.replace(config, context_length=length, micro_batch_size=1)
-        return predict_memory(changed, device_type, world_size)
-
-    least = LENGTH
-    if predict(least).peak > memory_bytes:
-        return largest_that_fits([2**power for power in range(LENGTH.bit_length())], predict, memory_bytes)
-    while predict(2 * least).peak <= memory_bytes:
-        least *= 2
-    return largest_that_fits(range(least, 2 * least + 1, LENGTH), predict, memory_bytes)
-
-
-def largest_that_fits(sizes, predict, memory_bytes):
-    """The largest of the ascending sizes whose predicted peak fits; 0 if none does. predict: size -> Memory."""
-    sizes = [0, *sizes]
+    sizes = [0, *parallel.micro_batch_sizes(config, parallel.divide(config, world_size))]
     low, high = 0, len(sizes) - 1
     most = predict(sizes[high])
     if most.peak <= memory_bytes:
@@ -190,8 +165,8 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
 def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb=None):
     """A dict of a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
 
-    With memory_gb (1e9 bytes) also the largest micro-batch that fits, and the longest context, of which a micro-batch
-    is one sequence. A config that cannot be predicted, or is a BadInput itself, has the reason as its note.
+    With memory_gb (1e9 bytes) also the largest micro-batch that fits. A config that cannot be predicted, or is a
+    BadInput itself, has the reason as its note.
     """
     row = {"name": name, "note": None}
     try:
@@ -202,7 +177,6 @@ def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb
         row["formula"] = block_activations(share_of_process(config, world_size), device_type, world_size)
         if memory_gb:
             row["fits"] = largest_micro_batch(config, 1e9 * memory_gb, device_type, world_size)
-            row["longest"] = longest_context(config, 1e9 * memory_gb, device_type, world_size)
         time = predict_time(config, device, device_type, world_size)
         tokens_per_s = config.batch_size * config.context_length / time.seconds
         row |= {"time": time, "seconds": time.seconds, "tokens_per_s": tokens_per_s}

@@ -154,7 +154,9 @@ def predicted_columns(first, world_size=1, memory_gb=None, price=None):
     }
     if price:
         columns["cost"] = lambda row: f"{row['hours'] * price * world_size:,.2f}"
-    return columns | FITTING if memory_gb else columns
+    if memory_gb:
+        columns["micro-batch"] = lambda row: f"{row['fits']}"
+    return columns
 
 
 def line(columns, row, width):
@@ -163,12 +165,6 @@ def line(columns, row, width):
         return wrapped(f"{row['name']}: {row['note']}")
     cells = [(cell(text, row) if row else heading).rjust(max(7, len(heading))) for heading, text in columns.items()]
     return "  ".join([(row["name"] if row else "").ljust(width), *cells])
-
-
-FITTING = {  # a memory
-    "micro-batch": lambda row: f"{row['fits']}",
-    "context": lambda row: f"{row['longest']:,}",
-}
 
 
 def least_times(rows, device, config, world_size=1, price=None):
@@ -391,7 +387,7 @@ def memory_columns():
         "context": gigabytes("context"),
         "a block's activations MB": lambda row: f"{row['memory']['block'] / 1e6:.1f}" if row["memory"]["block"] else "",
         "by formula": lambda row: f"{row['formula'] / 1e6:.1f}",
-        **FITTING,
+        "micro-batch": lambda row: f"{row['fits']}",
     }
 
 

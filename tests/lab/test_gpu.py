@@ -24,6 +24,8 @@ from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
 LADDERS = [part for part in gpu.parts() if part.mode == "ladder"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Planted(gpu.Part):
     """A part that runs some Python and has no results."""
@@ -290,8 +292,6 @@ def test_a_row_that_cannot_run_for_a_reason_is_none_and_another_is(finished):
     assert not report.summary(LADDERS[:1], finished, {})[1]
     rewrite(finished, lambda rows: rows["flash"].update(note="RuntimeError: CUDA error"))
     assert report.summary(LADDERS[:1], finished, {})[1] == [f"{LADDERS[0].name}, flash: RuntimeError: CUDA error"]
-
-
 
 
 def test_a_failed_test_is_named(finished):

@@ -1,6 +1,5 @@
 """A picture says what it is of, and every word in it can be read: the pictures of all committed results."""
 
-
 import pytest
 from conftest import ROOT
 
@@ -28,8 +27,6 @@ def test_a_picture_names_its_mode_config_and_machine(path, mode, drawn, tmp_path
     results = read_results(RESULTS / path)
     pictures.draw(results, mode, tmp_path / "x.png")
     assert title(drawn["x.png"]) == f"{mode}: {' '.join(results['config'])} {MACHINES[path.parts[0]]}"
-
-
 
 
 def test_a_title_however_long_is_broken_into_lines(drawn, tmp_path):

@@ -390,21 +390,11 @@ def test_a_row_has_the_memory_and_the_time_of_a_config():
     assert row["peak"] == predict.predict_memory(config).peak and row["formula"] == block_activations(config)
     assert row["seconds"] == predict.predict_time(config, H100).seconds and row["note"] is None
     assert row["fits"] == predict.largest_micro_batch(config, 2e7) in (1, 2, 4)
-    assert row["longest"] == predict.longest_context(config, 2e7) > 0
     cells = {
         heading: text(row) for heading, text in tables.memory_columns().items() if heading in ("weights", "optimizer")
     }
     assert cells == {"weights": "0.001 (4)", "optimizer": "0.003 (8)"}
     assert "fits" not in predict.predict_row("flash", config, H100)
-
-
-def test_the_longest_context_fits_and_the_next_does_not():
-    config = small("--stage=flash", n_layer=1, vocab_size=64, micro_batch_size=1)
-    peaks = {n: predict.predict_memory(replace(config, context_length=n)).peak for n in (64, 128, 2048, 3072)}
-    assert predict.longest_context(config, peaks[128] - 1) == 64
-    assert predict.longest_context(config, peaks[3072] - 1) == 2048
-    assert predict.longest_context(config, peaks[3072]) == 3072
-    assert predict.longest_context(config, 1000) == 0
 
 
 def test_a_row_that_cannot_be_trained_has_the_reason():
