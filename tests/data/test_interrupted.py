@@ -21,7 +21,7 @@ from nanoladder.data.writer import write_corpus
 from nanoladder.errors import BadInput
 
 RNG = random.Random(0)
-TEXTS = ["".join(RNG.choices("abcde \n", k=RNG.randint(1, 60))) for _ in range(60)]
+TEXTS = ["".join(RNG.choices("abcde ", k=RNG.choice([2, 9, 50, 400]))) for _ in range(90)]  # of a block, and several
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes to kill them")
 
 
@@ -111,7 +111,7 @@ def interrupt(prepare, folder):
 def test_killed_at_any_instant_it_goes_on_to_the_same_files(prepare, expected, tmp_path):
     write_corpus(tmp_path / "old", Texts(["old"] * 9, ["dataset"]), "byte")
     old, seen = contents(tmp_path / "old"), []
-    for event in range(1, 10_000, 11):
+    for event in range(1, 10_000, 13):
         folder = shutil.copytree(tmp_path / "old", tmp_path / "new")
         if killed_at(event, prepare, folder):
             break
