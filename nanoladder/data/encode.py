@@ -6,52 +6,45 @@ Threads use all cores, as tiktoken lets go of Python's lock.
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import NamedTuple
 
-from nanoladder.data.corpus import BLOCK, Piece
+from nanoladder.data.corpus import BLOCK
 from nanoladder.data.tokenizer import check_characters
 
 MOST_THREADS = 16  # reading and writing, on one core, keep up with no more
 
 
-class Chunk(NamedTuple):
-    """Pieces that are encoded together. place: that of the corpus after them, None within a document."""
+def encoded(corpus, place, encoding, dtype, n_threads=None):
+    """Yields (pieces, encodings, place after them) for each chunk of a corpus from a place on, in order.
 
-    pieces: list[Piece]
-    place: object
+    encodings: for each piece its ids, an array (n,) of the dtype, and its number of UTF-8 bytes. The place is None
+    within a document. n_threads: default one a core.
+    Raises BadInput: a character that a char tokenizer does not know.
+    """
+
+    def encode(chunk):
+        pieces, following = chunk
+        return pieces, [encode_text(encoding, dtype, piece.text) for piece in pieces], following
+
+    return in_parallel(encode, chunks(corpus, place), n_threads or min(n_cores(), MOST_THREADS))
 
 
-def chunks(corpus, place=None):
-    """Yields the corpus, from a place on, in chunks of about BLOCK characters."""
+def chunks(corpus, place):
+    """Yields lists of pieces of about BLOCK characters together, each with the place after it."""
     pieces, size = [], 0
     for piece in corpus.pieces(place):
         pieces.append(piece)
         size += len(piece.text) + 1
         if size >= BLOCK:
-            yield Chunk(pieces, corpus.place if piece.last else None)
+            yield pieces, corpus.place if piece.last else None
             pieces, size = [], 0
     if pieces:
-        yield Chunk(pieces, corpus.place)
+        yield pieces, corpus.place
 
 
-def encoded(corpus, place, encoding, dtype, n_threads=None):
-    """Yields what encode_chunk returns for each chunk, in order. n_threads: default one a core.
-
-    Raises BadInput: a character that a char tokenizer does not know.
-    """
-    encode = partial(encode_chunk, encoding, dtype)
-    yield from in_parallel(encode, chunks(corpus, place), n_threads or min(n_cores(), MOST_THREADS))
-
-
-def encode_chunk(encoding, dtype, chunk):
-    """Returns the chunk and, for each piece, its ids, an array (n,) of the dtype, and its number of UTF-8 bytes."""
-    encodings = []
-    for piece in chunk.pieces:
-        check_characters(encoding, piece.text)
-        ids = encoding.encode_to_numpy(piece.text, disallowed_special=()).astype(dtype)
-        encodings.append((ids, len(piece.text.encode(errors="replace"))))
-    return chunk, encodings
+def encode_text(encoding, dtype, text):
+    check_characters(encoding, text)
+    ids = encoding.encode_to_numpy(text, disallowed_special=()).astype(dtype)
+    return ids, len(text.encode(errors="replace"))
 
 
 def in_parallel(function, items, n_threads):

@@ -163,15 +163,15 @@ def write_tokens(work, corpus, encoding, documents, limit_tokens, n_threads):
         progress = stack.enter_context(tqdm(desc="encoding", total=total, initial=done(unit), **bar))
         chunks = stack.enter_context(contextlib.closing(encoded(corpus, journal["place"], encoding, dtype, n_threads)))
         last_journal = done("tokens")
-        for chunk, encodings in chunks:
-            for piece, (ids, n_bytes) in zip(chunk.pieces, encodings, strict=True):
+        for pieces, encodings, place in chunks:
+            for piece, (ids, n_bytes) in zip(pieces, encodings, strict=True):
                 splits[piece.split].append(piece, ids, n_bytes, before, after)
                 if limit_tokens and piece.last and done("tokens") >= limit_tokens:
                     return {name: split.sync() for name, split in splits.items()}
             progress.update(done(unit) - progress.n)
-            if chunk.place is not None and done("tokens") - last_journal >= JOURNAL_TOKENS:
+            if place is not None and done("tokens") - last_journal >= JOURNAL_TOKENS:
                 last_journal = done("tokens")
-                work.save({"counts": {name: split.sync() for name, split in splits.items()}, "place": chunk.place})
+                work.save({"counts": {name: split.sync() for name, split in splits.items()}, "place": place})
         return {name: split.sync() for name, split in splits.items()}
 
 

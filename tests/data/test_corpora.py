@@ -107,7 +107,7 @@ def test_special_tokens_in_a_text_are_ordinary_text():
     tokens = [bytes([value]) for value in range(256)] + [b"a ", b"a c"]
     encoding = make_encoding("bpe", r"a cat|[\s\S]", tokens, {END_OF_TEXT: 258})
     texts = ["naïve <|endoftext|> a cat", "", "☕"]
-    encodings = [item for _, part in encoded(Texts(texts, []), None, encoding, np.dtype("<u2")) for item in part]
+    encodings = [item for _, part, _ in encoded(Texts(texts, []), None, encoding, np.dtype("<u2")) for item in part]
     assert [ids.tolist() for ids, _ in encodings] == [encoding.encode_ordinary(text) for text in texts]
     assert [n_bytes for _, n_bytes in encodings] == [len(text.encode()) for text in texts]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from nanoladder.data.huggingface_tokenizer import from_huggingface, last_pair, merges_of, to_huggingface
 from nanoladder.data.tokenizer import (
     END_OF_TEXT,
-    EVERY_CHARACTER,
     GPT2_PATTERNS,
     GPT4_PATTERN,
     build_tokenizer,
@@ -275,8 +274,3 @@ def test_no_tokenizer_at_all(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps(VOCAB))
     with pytest.raises(BadInput, match=r"merges\.txt: No such file"):
         from_huggingface(tmp_path)
-
-
-def test_patterns_of_all_our_tokenizers_are_known():
-    for name in ("byte", "char"):
-        assert build_tokenizer(name, CORPUS)._pat_str == EVERY_CHARACTER

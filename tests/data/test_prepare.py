@@ -24,7 +24,7 @@ from data.text import prepare as own_text
 from nanoladder.data import corpus, writer
 from nanoladder.data import encode as encoder
 from nanoladder.data.corpus import Texts, split_documents, split_text
-from nanoladder.data.encode import encode_chunk
+from nanoladder.data.encode import encode_text
 from nanoladder.data.meta import FORMAT_VERSION, checksum, sample_digest
 from nanoladder.data.tokenizer import (
     EVERY_CHARACTER,
@@ -184,13 +184,13 @@ def test_a_failure_while_encoding_leaves_the_old_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, TRAIN, VAL, "byte")
     old = contents(tmp_path)
 
-    def encode_until_val(encoding, dtype, chunk):
-        if any(piece.split == "val" for piece in chunk.pieces):
+    def encode_until_val(encoding, dtype, text):
+        if text == VAL[1]:
             raise OSError(28, "No space left on device")
-        return encode_chunk(encoding, dtype, chunk)
+        return encode_text(encoding, dtype, text)
 
     monkeypatch.setattr(encoder, "BLOCK", 10)
-    monkeypatch.setattr(encoder, "encode_chunk", encode_until_val)
+    monkeypatch.setattr(encoder, "encode_text", encode_until_val)
     assert "No space left" in refusal(write_dataset, tmp_path, TRAIN, VAL, "bpe:270")
     assert contents(tmp_path) == old
 
