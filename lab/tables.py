@@ -109,15 +109,15 @@ def conclusion(rows, mode):
     return " ".join([*wrong, *text.values()])
 
 
-def cost(row, first=None):
+def cost(row, first):
     """A row's time and memory in words, beside those of the first."""
     text = f"{milliseconds(row['seconds'])} ms" + cell(lambda row: f" and {row['peak'] / 1e9:.3g} GB", row)
-    if first in (None, row):
+    if row is first:
         return text
     speed = speedup(first, row) or f"{first['seconds'] / row['seconds']:.2f}×"
     text += f": {speed.replace(UNCHANGED, 'not measurably faster than')} {first['name']}"
     text += "'s speed" * (UNCHANGED not in speed)
-    return text + cell(lambda row: f", in {first['peak'] / row['peak']:.2f}× less memory", row)
+    return text + cell(lambda row: f", in {row['peak'] / first['peak']:.0%} of the memory", row)
 
 
 def limit_columns():

@@ -194,6 +194,7 @@ def test_a_run_that_diverges_ends_there(dense):
     assert len(found["losses"]) == len(found["tokens"]) < 50
 
 
+@pytest.mark.slow
 def test_the_machine_s_limits_are_positive_rates():
     found = limits.limits(torch.device("cpu"))
     rates = [*found["flops"].values(), *found["cached_bytes"].values(), found["copy_bytes"], found["new_bytes"]]
@@ -332,6 +333,7 @@ def test_resident_memory_is_without_mapped_files():
         assert abs(measure.resident_bytes("VmRSS") - before - size) < size / 4
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense):
     """They outlive signals for minutes, and a process waits for them when it exits."""
     code = "import train; train.train_step = None; from lab import measure; measure.main(['time', *ARGV])"

@@ -93,6 +93,7 @@ def rows_in(text):
     return {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
