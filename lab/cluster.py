@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from nanoladder.entry import Parser, run_script
 
-from lab.tables import markdown
+from lab.tables import texts
 from nanoladder.errors import BadInput
 from nanoladder.machine.device import PEAK_TFLOPS
 from nanoladder.parallel.mesh import Grid
@@ -243,7 +243,7 @@ def plans():
         batch_size = millions * 2**20 // model.context_length
         best = fastest(model, n_gpus, batch_size)
         rows[f"{name}, {n_gpus:,}"] = plan(batch_size, best[0], model) if best else {}
-    return table(rows)
+    return texts(rows)
 
 
 # -- beside published figures
@@ -343,18 +343,10 @@ def published():
                 "predicted": "gives the rate" if row is of_source[0] else shares[1],
                 "if it hid": shares[2] if shares[2] != shares[1] else "",
             }
-    return table(rows)
+    return texts(rows)
 
 
 # -- the command
-
-
-def table(rows):
-    """Markdown of {name: {heading: text}}."""
-    headings = max(rows.values(), key=len)
-    columns = {heading: lambda row, heading=heading: row.get(heading, "") for heading in headings}
-    notes = {name: None if row else "nothing fits" for name, row in rows.items()}
-    return markdown(columns, [row | {"name": name, "note": notes[name]} for name, row in rows.items()])
 
 
 def main(argv):
@@ -379,7 +371,7 @@ def main(argv):
             f"--gpus={options.gpus}: no layout of batch_size={config.batch_size} fits {options.memory_gb:g} GB; "
             "expected more memory, more GPUs or, if they outnumber the sequences, a larger batch"
         )
-    print(table({str(i): plan(config.batch_size, pair, model) for i, pair in enumerate(found[:10], 1)}))
+    print(texts({str(i): plan(config.batch_size, pair, model) for i, pair in enumerate(found[:10], 1)}))
     print(f"\nOf layouts within {CLOSE - 1:.0%} of the fastest, the simplest comes first.")
 
 

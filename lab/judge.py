@@ -240,8 +240,8 @@ class Judgment:
         picture.unlink(missing_ok=True)  # of an earlier judgment
         if found["kind"] != "wrong":
             names = {"loss": ["loss"], "memory": ["memory"], "speed": ["speed", "memory", "resident"]}[self.metric]
-            rows = [row(METRICS[name], values, self.effect(name)) for name in names if (values := self.values(name))]
-            print(tables.markdown(columns(self.names), rows))
+            measured = [(METRICS[name], self.values(name), self.effect(name)) for name in names if self.values(name)]
+            print(tables.texts({metric.heading: row(metric, self.names, *found) for metric, *found in measured}))
             if self.rounds:
                 title = pictures.heading("judge", self.results["config"], tables.device(self.results))
                 title += f"\n{self.names['this']} against {self.names['other']}: {found['text']}"
@@ -271,29 +271,18 @@ def require_comparable(found, seed):
         raise Wrong(f"it trains on {this['tokens'][-1]:,} tokens instead of {other['tokens'][-1]:,}")
 
 
-def row(metric, values, found):
-    """A row of the table."""
-    medians = {side: f"{statistics.median(values[side]) / metric.size:.4g}" for side in SIDES}
-    digits = metric.digits(found.margin)
+def row(metric, names, values, found):
+    """A row of the table: {heading: text}."""
+    other, this = (f"{statistics.median(values[side]) / metric.size:.4g}" for side in SIDES)
+    parts, digits = (found.change, found.low, found.high, found.noise), metric.digits(found.margin)
+    change, low, high, noise = (metric.text(part, digits) for part in parts)
     counted = not found.equal
     return {
-        "name": metric.heading,
-        "note": None,
-        **medians,
-        "change": metric.text(found.change, digits),
-        "interval": "counted" if counted else f"{metric.text(found.low, digits)} to {metric.text(found.high, digits)}",
-        "noise": "" if counted else f"± {metric.text(found.noise, digits)}",
-    }
-
-
-def columns(names):
-    """{heading: row -> text} of the table."""
-    return {
-        names["other"]: lambda row: row["other"],
-        "this: " + names["this"]: lambda row: row["this"],
-        "change": lambda row: row["change"],
-        f"{1 - ALPHA:.0%} interval": lambda row: row["interval"],
-        "noise floor": lambda row: row["noise"],
+        names["other"]: other,
+        f"this: {names['this']}": this,
+        "change": change,
+        f"{1 - ALPHA:.0%} interval": "counted" if counted else f"{low} to {high}",
+        "noise floor": "" if counted else f"± {noise}",
     }
 
 

@@ -391,6 +391,14 @@ def memory_columns():
     }
 
 
+def texts(rows):
+    """The Markdown table of {row: {heading: text}}; a row without texts says that nothing fits."""
+    headings = max(rows.values(), key=len)
+    columns = {heading: lambda row, heading=heading: row.get(heading, "") for heading in headings}
+    notes = {name: None if row else "nothing fits" for name, row in rows.items()}
+    return markdown(columns, [row | {"name": name, "note": notes[name]} for name, row in rows.items()])
+
+
 def markdown(columns, rows, width=math.inf):
     """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go.
 

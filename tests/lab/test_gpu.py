@@ -12,7 +12,6 @@ import tarfile
 import time
 from types import SimpleNamespace
 
-import conftest
 import pytest
 import torch
 from conftest import ROOT
@@ -20,7 +19,6 @@ from conftest import ROOT
 from lab import gpu, plan, report
 from lab.peers import mode as peers
 from lab.results import read_results
-from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
 LADDERS = [part for part in gpu.parts() if part.mode == "ladder"]
@@ -299,21 +297,6 @@ def test_a_failed_test_is_named(finished):
     (finished / "tests.log").write_text(log)
     lines, wrong = report.summary(gpu.parts()[:1], finished, {})
     assert wrong == ["tests/a.py::new failed"] and "  1 failed in 2.0s" in lines
-
-
-@pytest.mark.parametrize(
-    "on_gpu, reason, outcome",
-    [
-        (True, "optimizer=adamw8bit needs torchao", pytest.skip.Exception),
-        (True, "no such stage", BadInput),
-        (False, "optimizer=adamw8bit needs torchao", BadInput),
-    ],
-)
-def test_only_on_a_gpu_and_for_lack_of_torchao_a_test_is_skipped(on_gpu, reason, outcome):
-    hook = conftest.pytest_runtest_call(SimpleNamespace(get_closest_marker=lambda name: on_gpu))
-    next(hook)
-    with pytest.raises(outcome, match=reason):
-        hook.throw(BadInput(reason))
 
 
 @pytest.mark.slow
