@@ -15,7 +15,7 @@ def main(argv):
     tokenizer = None
     if Path(options.out_dir, DESCRIPTION).exists():
         tokenizer = checkpoint.tokenizer_of(source, config.vocab_size)
-    paths = checkpoint.huggingface.write(options.output, state, tokenizer, options.overwrite)
+    paths = checkpoint.huggingface.write(options.output, state, tokenizer)
     print(f"wrote {options.output} from {source}, step {state['progress']['step']}:")
     for path in paths:
         print(f"  {path.name:<25}{path.stat().st_size:>14,} bytes")
@@ -31,8 +31,7 @@ def parse(argv):
     parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
     parser.add_argument("--to", choices=["hf"], default="hf", help="hf: a GPT-2 that Hugging Face's transformers loads")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the model in FOLDER; other files stay")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder to write")
     return parser.parse_args(argv)
 
 

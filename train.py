@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from model import GPT
 from nanoladder import data, machine, optim, parallel
-from nanoladder.run import Run, load_config
+from nanoladder.run import Run, fit_micro_batch, load_config
 
 # -- 1. The machine
 
@@ -149,6 +149,7 @@ def evaluate(model, split, config, device):
     return parallel.add(loss_sum) / parallel.add(n_tokens)
 
 
+@fit_micro_batch  # auto: half of it whenever memory runs out
 def train(config):
     """Trains a model as configured. Writes everything to config.out_dir."""
     with Run(config) as run:  # resumes, logs, saves, watches for faults, stops on a signal

@@ -1,6 +1,6 @@
 """Predicts what a step takes and what would make it smaller, for a run that is short of memory.
 
-    python -m lab.advise peak|savings|micro_batch_size --available_bytes=N config/x.py [--key=value ...]
+    python -m lab.advise savings|micro_batch_size --available_bytes=N config/x.py [--key=value ...]
 
 Prints one line of JSON. Training asks in a child process (nanoladder/run/memory.py), as it cannot import the lab.
 """
@@ -25,7 +25,7 @@ PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporar
 
 def main(argv):
     parser = Parser(prog="python -m lab.advise", allow_abbrev=False)
-    parser.add_argument("question", choices=["peak", "savings", "micro_batch_size"])
+    parser.add_argument("question", choices=["savings", "micro_batch_size"])
     parser.add_argument("--available_bytes", type=int, required=True, help="that the step of one process may take")
     parser.add_argument("--world_size", type=int, default=1, help="processes that share the batch")
     options, config_argv = parser.parse_known_args(argv)
@@ -39,8 +39,8 @@ def main(argv):
 def answer(question, config, available, world_size=1):
     """A dict of what is predicted, in bytes.
 
-    peak: {"peak", "parts": {name: bytes}}, which add up to it.
-    savings: in addition {"savings": [(key, value, peak with this change alone)]}, the cheapest change first.
+    savings: {"peak", "parts": {name: bytes}, which add up to it, and "savings": [(key, value, peak with this change
+    alone)], the cheapest change first}.
     micro_batch_size: {"micro_batch_size": the largest that fits into the available bytes, or 0}.
     micro_batch_size=auto counts as 1, the smallest that it may become. Every step counts as if it were not compiled:
     that takes a dozen predictions a second instead of a minute each. Raises BadInput if this cannot be predicted.
@@ -52,10 +52,8 @@ def answer(question, config, available, world_size=1):
     if config.micro_batch_size == "auto":
         config = dataclasses.replace(config, micro_batch_size=1)
     memory = predict.predict_memory(config, device_type, world_size)
-    found = {"peak": memory.peak, "parts": parts(memory)}
-    if question == "savings":
-        found["savings"] = list(savings(config, memory, available, device_type, world_size))
-    return found
+    changes = list(savings(config, memory, available, device_type, world_size))
+    return {"peak": memory.peak, "parts": parts(memory), "savings": changes}
 
 
 def parts(memory):

@@ -99,7 +99,7 @@ def predict_all(options, config_words):
     text = [
         f"`{' '.join(config_words)}`",
         header,
-        f"Predicted memory of a step{of}, GB (and bytes per parameter); the formula is of Korthikanti et al. 2022:",
+        f"Predicted memory of a step{of}, GB (and bytes per parameter):",
         tables.markdown(tables.memory_columns(), found),
         tables.least_times(found, device, config, n, price),
     ]

@@ -10,7 +10,6 @@ Prints its figures as one line of JSON. All training is train.py's own train_ste
     silent    seconds of a step in which processes do not communicate
     exchange  the messages that a process sends in a step, and the peak memory of the process with the highest
     curve     the losses of a whole training run
-    trial     the peak memory of two steps
 """
 
 import contextlib
@@ -49,7 +48,7 @@ POINTS = 50  # of a curve of losses
 
 def main(argv):
     parser = Parser(prog="lab.measure", allow_abbrev=False)
-    choices = ["machine", "limits", "examine", "time", "turns", "silent", "exchange", "curve", "trial"]
+    choices = ["machine", "limits", "examine", "time", "turns", "silent", "exchange", "curve"]
     parser.add_argument("measurement", choices=choices)
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
     parser.add_argument("--address", help="of turns: of the connection that asks")
@@ -78,8 +77,6 @@ def main(argv):
                 measured = time_without_communication(config, options.steps, options.threads)
             case "exchange":
                 measured = exchange(config, options.threads)
-            case "trial":
-                measured = trial(config)
     except Exception as error:
         end_if_out_of_memory(error)
         explain_compiler_failure(error, config)
@@ -254,17 +251,6 @@ def exchange(config, threads):
         n_micro_batches = count_micro_batches(config, parallel.world_size())
         found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
     return found
-
-
-def trial(config):
-    """Peak bytes of two steps that may take config.memory_gb at most."""
-    machine.limit_memory(machine.choose_device(config.device), config.memory_gb * 1e9)
-    loop = Loop(config)
-    loop.seconds(WARMUP, window=0)
-    if loop.device.type == "cuda":
-        return {"bytes": torch.cuda.max_memory_reserved(loop.device)}
-    peak = resident_bytes("VmHWM") or machine.peak_memory_gb(loop.device) * 1e9
-    return {"bytes": peak - (loop.resident_before or 0)}
 
 
 def examine(config, trace=None):

@@ -275,8 +275,6 @@ def measurable(options, words):
     if config.stage and options.mode == "ladder":
         raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
     added = []
-    if config.batch_warmup_steps:
-        added.append("--batch_warmup_steps=0")  # the whole batch is measured
     several = options.mode in ("optimizers", "predict", "judge", "tune") or options.dimension == "pipeline"
     one_micro_batch = config.micro_batch_size and not several
     if one_micro_batch and not any(word.startswith("--batch_size") for word in words):

@@ -36,7 +36,7 @@ FINALS = {  # heading: field, format
     "minutes": ("minutes", ".3g"),
     "GB": ("peak_memory_gb", ".2f"),
 }
-NOT_COMPARED = ("out_dir", "overwrite", "track")
+NOT_COMPARED = ("out_dir", "track")
 
 
 def main(argv):

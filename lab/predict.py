@@ -16,11 +16,10 @@ from lab.trace import trace
 from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.config import compiles_blocks
-from nanoladder.data.batches import tokens_seen
 from nanoladder.data.encode import n_cores
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
-from nanoladder.run.memory import block_activations, product_dtype, share_of_process
+from nanoladder.run.memory import product_dtype, share_of_process
 from nanoladder.run.metrics import flops_per_token
 
 PROCESS_BYTES = 1e9  # of memory: a process that predicts GPT-2's blocks, compiled, takes 0.6 GB
@@ -152,7 +151,7 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
     """
     with FakeTensorMode():
         model = GPT(config)
-    per_token, tokens = flops_per_token(model), tokens_seen(config.max_steps, config)
+    per_token, tokens = flops_per_token(model), config.max_steps * config.batch_size * config.context_length
     return {
         "n_params": model.n_params,
         "flops_per_token": per_token,
@@ -174,7 +173,6 @@ def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb
             raise config
         cost, memory = costs(config), predict_memory(config, device_type, world_size)
         row |= {"memory": dataclasses.asdict(memory), "peak": memory.peak, "parameters": cost["n_params"]}
-        row["formula"] = block_activations(share_of_process(config, world_size), device_type, world_size)
         if memory_gb:
             row["fits"] = largest_micro_batch(config, 1e9 * memory_gb, device_type, world_size)
         time = predict_time(config, device, device_type, world_size)

@@ -386,7 +386,6 @@ def memory_columns():
         "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
         "context": gigabytes("context"),
         "a block's activations MB": lambda row: f"{row['memory']['block'] / 1e6:.1f}" if row["memory"]["block"] else "",
-        "by formula": lambda row: f"{row['formula'] / 1e6:.1f}",
         "micro-batch": lambda row: f"{row['fits']}",
     }
 

@@ -49,7 +49,7 @@ TINY = {
     "eval_interval": 0,
     "save_interval": 100,  # at the end
 }
-config.read_assignments(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
+config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 
 def pytest_runtest_setup(item):

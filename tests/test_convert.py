@@ -87,10 +87,10 @@ def test_greedy_text_is_the_same_token_for_token(trained, converted, run_main):
 
 def test_training_goes_on_from_what_was_written(trained, converted, tmp_path):
     """train -> export -> import -> train: the losses are those of going on from our own checkpoint's weights."""
-    keys = {"max_steps": 6, "eval_interval": 3, "overwrite": True}
+    keys = {"max_steps": 6, "eval_interval": 3}
     losses = {}
     for source in (f"{trained.out_dir}/last.safetensors", f"hf:{converted}"):
-        config = replace(trained, init_from=source, out_dir=str(tmp_path), **keys)
+        config = replace(trained, init_from=source, out_dir=str(tmp_path / str(len(losses))), **keys)
         train.train(config)
         losses[source] = rows(config, "train_loss", "val_loss", "grad_norm")
     ours, theirs = losses.values()
@@ -132,23 +132,11 @@ def test_a_run_without_a_tokenizer(trained, tmp_path, run_main):
     assert not list((tmp_path / "hf").glob("tokenizer*"))
 
 
-def test_overwriting(trained, tmp_path, run_main, refused):
-    words = [f"--out_dir={trained.out_dir}", f"--output={tmp_path}/hf"]
-    assert run_main(convert.main, *words).code == 0
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()}
-    line = refused(convert.main, *words)
-    assert f"{tmp_path}/hf holds config.json" in line and "--overwrite" in line
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()} == before
-    assert run_main(convert.main, *words, "--overwrite").code == 0
-
-
-@pytest.mark.parametrize("kind", ["run", "dataset"])
-def test_neither_a_run_nor_a_dataset_is_written_into(kind, trained, dense, tmp_path, refused):
-    """Both have a tokenizer.json of their own, and a run a config.json."""
-    shutil.copytree(trained.out_dir if kind == "run" else dense, tmp_path / "own")
+def test_nothing_is_overwritten(trained, tmp_path, refused):
+    shutil.copytree(trained.out_dir, tmp_path / "own")
     before = {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()}
-    line = refused(convert.main, f"--out_dir={trained.out_dir}", f"--output={tmp_path}/own", "--overwrite")
-    assert f"{tmp_path}/own holds a run or a dataset" in line
+    line = refused(convert.main, f"--out_dir={trained.out_dir}", f"--output={tmp_path}/own")
+    assert f"{tmp_path}/own holds " in line and "choose another folder" in line
     assert {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()} == before
 
 

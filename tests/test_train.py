@@ -185,59 +185,15 @@ def test_the_cosine_is_halfway_in_the_middle():
     )
 
 
-# -- a batch that grows
-
-GROWING = {"batch_size": 4, "micro_batch_size": 2, "batch_warmup_steps": 4, "max_steps": 6}
-
-
-@pytest.mark.parametrize("kind", ["dense", "documents"])
-def test_a_growing_batch_trains_alike_however_it_is_cut(kind, request, tmp_path):
-    config = tiny(dataset=str(request.getfixturevalue(kind)), out_dir=str(tmp_path / "run"), **GROWING)
-    done = run(config)
-    assert [row["tokens"] for row in rows(done)] == [16 * n for n in (1, 3, 6, 10, 14, 18)]
-    for keys in ({"micro_batch_size": 1}, {"micro_batch_size": 4}, {"num_workers": 2}):
-        curves = [[row["train_loss"] for row in rows(one)] for one in (run(config, **keys), done)]
-        assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-
-
-def test_the_steps_of_a_growing_batch_are_those_of_batches_of_that_size(config):
-    """The first step has one sequence, as in a run whose batch is one sequence."""
-    growing, single = run(config, **GROWING), run(config, batch_size=1)
-    assert rows(growing)[0]["train_loss"] == pytest.approx(rows(single)[0]["train_loss"], rel=1e-6)
-
-
-@pytest.mark.parametrize("at", [1, 3, 5])
-def test_a_growing_batch_resumes_bit_for_bit(at, config):
-    config = replace(config, **GROWING, lr_decay_steps=6, num_workers=1, save_interval=at)
-    whole = run(config)
-    part = run(config, max_steps=at)
-    train.train(replace(config, out_dir=part.out_dir, init_from="resume"))
-    assert rows(part, "step", "tokens", "train_loss") == rows(whole, "step", "tokens", "train_loss")
-    assert same(weights(part), weights(whole))
-
-
-def test_throughput_counts_the_sequences_of_a_growing_batch(config, monkeypatch, capsys):
+def test_throughput_counts_every_sequence(config, monkeypatch, capsys):
     monkeypatch.setattr(StepClock, "lap", lambda clock: 2.0)
-    done = run(config, **GROWING | {"log_interval": 3})
-    assert [row["tokens_per_s"] for row in rows(done)] == [16 * 5 / 2.0, 16 * 12 / 2.0]  # without the first step
+    done = run(config, batch_size=4, micro_batch_size=2, max_steps=6, log_interval=3)
+    assert [row["tokens_per_s"] for row in rows(done)] == [2 * 64 / 2.0, 3 * 64 / 2.0]  # without the first step
     out = capsys.readouterr().out
     assert re.findall(r"min left (.*)", out) == ["0.1", "0.0"]  # three steps of a second
-    assert "64 tokens = 4 sequences × 16 after 4 steps of growth, 2 at a time" in out
-    flops = flops_per_token(initial_model(config)) * 16 * 18
+    assert "64 tokens = 4 sequences × 16, 2 at a time" in out
+    flops = flops_per_token(initial_model(config)) * 64 * 6
     assert float(re.search(r"([\d.e+-]+) FLOP", out)[1]) == pytest.approx(flops, rel=0.01)
-
-
-@pytest.mark.slow
-def test_a_growing_batch_is_compiled_once(config, monkeypatch):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    compile_model = GPT.compile
-    monkeypatch.setattr(GPT, "compile", lambda model, **_: compile_model(model, backend="eager", dynamic=False))
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        done = run(config, **GROWING, compile=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    losses = [[row["train_loss"] for row in rows(one)] for one in (done, run(config, **GROWING))]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_the_rate_logged_is_the_rate_applied(config):

@@ -8,11 +8,10 @@ micro_batch_size, there are as many micro-batches as processes.
 Why: weights and their state are divided by depth, and only the activations between two blocks are sent: the least of
 all ways to divide a model, so that it works between nodes.
 Cost: the bubble, when stages wait for the first micro-batch or the last one: (p - 1) / (m + p - 1) of a step for p
-stages and m micro-batches. The interleaved schedule halves it, and zero bubble divides that by three.
+stages and m micro-batches. The interleaved schedule halves it.
 Source:
 - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters":
   https://arxiv.org/abs/2104.04473
-- Qi et al. 2023, "Zero Bubble Pipeline Parallelism": https://arxiv.org/abs/2401.10241
 - torch.distributed.pipelining: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
 

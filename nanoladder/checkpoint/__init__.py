@@ -3,17 +3,17 @@
 A checkpoint is one safetensors file, readable by any tool for that format. Its tensors:
 
     <weight>                      a weight under its plain name; a tied weight once, as token_embedding.weight
-    optimizer.<weight>.<state>    optimizer state of that weight; an 8-bit tensor is stored as parts: <state>.codes, ...
-    generators.<device>           random generator states, one row per process
+    optimizer/<weight>/<state>    optimizer state of that weight; an 8-bit tensor is stored as parts: <state>/codes, ...
+    generators/<device>           random generator states, one row per process
 
-Its metadata, all entries but the last in JSON:
+Its metadata, all entries but the last in JSON, is the rest of the same tree:
 
-    format_version                3
+    format_version                4
     config                        every key
     tokenizer                     sha256 of its tokens and ids; empty if the data have no tokenizer
     progress                      step, best_val_loss, interval_loss, interval_steps
     scaler                        state of float16's gradient scaler; else empty
-    optimizer                     non-tensor optimizer state, {weight: {state: value}}
+    optimizer, generators         what is no tensor
     sha256                        digest of everything else in the file, by format.digest
 
 Tensors are stored whole, so any number of processes, sharded or not, can resume from a file. A run's folder holds
@@ -41,33 +41,3 @@ from nanoladder.checkpoint.formats import (
 from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, gather_weights, snapshot, write_file
-
-__all__ = [
-    "BEST",
-    "LAST",
-    "SHAPE",
-    "Damaged",
-    "Writer",
-    "add_source",
-    "best_or_last",
-    "build_gpt",
-    "check_tokenizer",
-    "clear",
-    "config_of",
-    "found",
-    "gather_weights",
-    "generator_states",
-    "history",
-    "load",
-    "load_gpt",
-    "load_model",
-    "load_weights",
-    "newest",
-    "resume",
-    "set_generator_states",
-    "shape_of",
-    "snapshot",
-    "source_of",
-    "tokenizer_of",
-    "write_file",
-]

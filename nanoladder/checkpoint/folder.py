@@ -39,8 +39,8 @@ def history(folder):
 
 
 def clear(folder, step):
-    """Removes checkpoints later than `step`, or all of them if it is 0, and temporary files of killed processes."""
+    """Removes checkpoints later than `step`, and temporary files of killed processes."""
     files.remove_temporaries(folder)
-    later = [path for number, path in history(folder).items() if number > step]
-    for path in later if step else found(folder):
-        path.unlink()
+    for number, path in history(folder).items():
+        if number > step:
+            path.unlink()

@@ -1,18 +1,17 @@
 """Layout of a checkpoint file: converts a nested dict to safetensors and back, with a digest over everything.
 
-The safetensors library reads files but does not write them: when killed, its save_file() leaves a temporary file
-behind; it creates files that only their owner can read; and it reports a full disk without an errno.
+The safetensors library reads files but does not write them. Its save_file() does not sync the file before it renames
+it, so that a power cut can leave an empty one; when killed, it leaves a temporary file that nobody finds; only the
+owner can read what it writes; and it reports a full disk without an errno.
 """
 
 import hashlib
 import json
-from contextlib import contextmanager
 
 import torch
 from safetensors import safe_open
 
-FORMAT_VERSION = 3
-TEXTS = ("config", "tokenizer", "progress", "scaler", "optimizer")  # parts stored as JSON in the metadata
+FORMAT_VERSION = 4
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -25,7 +24,6 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-HEADER_LIMIT = 2**24  # bytes of JSON; about 150 per tensor, of which a block with AdamW has about 30
 
 
 def serialize(state, file):
@@ -49,46 +47,25 @@ def write_tensors(file, tensors, metadata):
         file.write(raw(tensors[name]))
 
 
-@contextmanager
-def opened(path):
-    """Yields a file opened by safetensors, and its metadata, {name: text}.
-
-    Raises OSError, or ValueError or SafetensorError if the file is not valid safetensors.
-    """
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > min(HEADER_LIMIT, path.stat().st_size - 8):
-            raise ValueError("it does not begin as a safetensors file does")
-        header = file.read(size)
-    with safe_open(path, framework="pt") as file:  # validates the header against the format and the file's size
-        parse(header)  # rejects duplicate names
-        yield file, file.metadata() or {}
-
-
 def read(path):
-    """Returns a file's metadata, {name: text}, and its memory-mapped tensors, {name: tensor}.
+    """Returns a checkpoint's dict. Its tensors are memory-mapped.
 
-    Raises as opened() does, and ValueError if the digest is wrong.
+    Raises OSError, SafetensorError or ValueError unless the file is a whole checkpoint of this version.
     """
-    with opened(path) as (file, metadata):
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    expected = metadata.pop("sha256", None)
-    if expected is None:
-        raise ValueError("it has no sha256")
-    if digest(metadata, tensors) != expected:
+    if metadata.get("format_version") != str(FORMAT_VERSION):
+        raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
+    if metadata.pop("sha256", None) != digest(metadata, tensors):
         raise ValueError("its contents do not match its SHA-256")
-    return metadata, tensors
+    return unflatten(metadata, tensors)
 
 
-def parse(text):
-    """Parses JSON. Raises ValueError for invalid JSON or a duplicate key, RecursionError for deep nesting."""
-
-    def unique(pairs):
-        if len(found := dict(pairs)) < len(pairs):
-            raise ValueError("it has a key twice")
-        return found
-
-    return json.loads(text, object_pairs_hook=unique)
+def read_config(path):
+    """Returns the config in a checkpoint, a dict, without reading its tensors. Raises as read() does, or KeyError."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {})["config"])
 
 
 def digest(metadata, tensors):
@@ -109,68 +86,34 @@ def raw(tensor):
     return tensor.contiguous().flatten().view(torch.uint8).numpy()
 
 
-# -- conversion between a nested dict, and tensors by name with JSON texts
+# -- conversion between a nested dict, and tensors by path with JSON texts
 
 
 def flatten(state):
     """Splits a checkpoint's dict into the file's tensors, {name: tensor}, and its metadata without sha256."""
     tensors = dict(state["model"])
-    values = {**state, "optimizer": split(state["optimizer"], "optimizer", tensors)}
-    split(state["generators"], "generators", tensors)
-    return tensors, {key: json.dumps(values[key]) for key in ("format_version", *TEXTS)}
+    values = split({key: value for key, value in state.items() if key != "model"}, "", tensors)
+    return tensors, {key: json.dumps(value) for key, value in values.items()}
 
 
 def split(tree, path, tensors):
     """Moves the tensors of nested dicts to `tensors`, named by their paths. Returns the dicts without them."""
     left = {}
     for key, value in tree.items():
-        name = f"{path}.{key}"
         if isinstance(value, torch.Tensor):
-            tensors[name] = value
+            tensors[f"{path}{key}"] = value
         else:
-            left[key] = split(value, name, tensors) if isinstance(value, dict) else value
+            left[key] = split(value, f"{path}{key}/", tensors) if isinstance(value, dict) else value
     return left
 
 
 def unflatten(metadata, tensors):
-    """Inverts flatten(). Raises ValueError if a part is missing or a tensor's name is invalid."""
-    if missing := [key for key in TEXTS if key not in metadata]:
-        raise ValueError(f"it has no {' and no '.join(missing)}")
-    state = {"format_version": FORMAT_VERSION, **{key: parse(metadata[key]) for key in TEXTS}}
-    if wrong := [key for key in TEXTS if not isinstance(state[key], dict)]:
-        raise ValueError(f"its {wrong[0]} is not a JSON object")
-    state |= {"model": {}, "generators": {}}
-    learned = {}
+    """Inverts flatten()."""
+    state = {"model": {}, **{key: json.loads(text) for key, text in metadata.items()}}
     for name, tensor in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == "generators":
-            state["generators"][rest] = tensor
-        elif kind == "optimizer":
-            learned[rest] = tensor
-        else:
-            state["model"][name] = tensor
-    for path, tensor in learned.items():
-        put(state["optimizer"], path, tensor, state["model"])
+        *path, last = name.split("/")
+        node = state
+        for key in path or ["model"]:
+            node = node.setdefault(key, {})
+        node[last] = tensor
     return state
-
-
-def put(tree, path, tensor, weights):
-    """Inserts a tensor of path <weight>.<state>[.<part>] into {weight: {state: value or {part: value}}}.
-
-    Raises ValueError if there is no such weight, or the entry already exists.
-    """
-    keys = path.split(".")
-    for depth in (1, 2):
-        weight = ".".join(keys[:-depth])
-        if weight in weights:
-            break
-    else:
-        raise ValueError(f"its optimizer.{path} belongs to no weight")
-    node = tree
-    for key in [weight, *keys[-depth:-1]]:
-        node = node.setdefault(key, {})
-        if not isinstance(node, dict):
-            raise ValueError(f"its optimizer.{path} conflicts with another entry")
-    if keys[-1] in node:
-        raise ValueError(f"its optimizer.{path} occurs twice")
-    node[keys[-1]] = tensor

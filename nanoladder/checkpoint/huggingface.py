@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +16,15 @@ from safetensors import SafetensorError, safe_open
 
 from nanoladder import files
 from nanoladder.checkpoint.check import config_of, shapes
-from nanoladder.checkpoint.folder import found
-from nanoladder.checkpoint.format import parse, write_tensors
+from nanoladder.checkpoint.format import write_tensors
 from nanoladder.checkpoint.gpt2 import HEAD, PREFIX, gpt2_name, our_weights
 from nanoladder.config import GPT2
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
-from nanoladder.data.tokenizer import END_OF_TEXT, RANKS, end_of_text
+from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
-# In the order in which they are moved into place: a folder with config.json is whole.
-WRITTEN = [WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, GENERATION, CONFIG]
-TEMPORARY = ".convert-"  # folder of files that are being written
 FOLDER = f"a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
 HUB_FILES = [CONFIG, WEIGHTS, "model-*-of-*.safetensors", INDEX, TOKENIZER, "vocab.json", "merges.txt"]
 
@@ -122,7 +117,7 @@ def our_config(theirs):
 def read_config(path):
     """Returns the dict of a config.json. Raises BadInput if its model computes something else than ours."""
     try:
-        config = parse(files.read(path))
+        config = json.loads(files.read(path))
         n_embd = config.get("n_embd")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -143,7 +138,7 @@ def read_tensors(folder):
         paths = [path]
         if not path.exists() and (folder / INDEX).exists():
             path = folder / INDEX
-            shards = parse(files.read(path, limit=2**24))["weight_map"].values()
+            shards = json.loads(files.read(path, limit=2**24))["weight_map"].values()
             paths = [folder / Path(shard).name for shard in sorted(set(shards))]
         for path in paths:
             with safe_open(path, framework="pt") as file:
@@ -162,12 +157,11 @@ def read_tensors(folder):
 # -- writing
 
 
-def write(folder, state, encoding=None, overwrite=False):
+def write(folder, state, encoding=None):
     """Writes a model and its tokenizer into a folder that transformers loads. Returns the paths of its files.
 
     state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. A model without biases
-    gets biases of zero. All or nothing: config.json, without which nothing loads a folder, comes last.
-    Raises BadInput if the folder holds a run or a dataset, or anything and overwrite is False, or cannot be written.
+    gets biases of zero. Raises BadInput if the folder holds anything, or cannot be written.
     """
     folder, config = Path(folder), config_of(state)
     eot = encoding and end_of_text(encoding)
@@ -179,7 +173,7 @@ def write(folder, state, encoding=None, overwrite=False):
     if encoding:
         contents[TOKENIZER] = to_json(to_huggingface(encoding))
         contents[TOKENIZER_CONFIG] = to_json(tokenizer_config(config, eot))
-    replace_files(folder, contents, overwrite)
+    write_folder(folder, contents)
     return [folder / name for name in contents]
 
 
@@ -221,27 +215,18 @@ def their_tensors(config, weights):
     return tensors
 
 
-def replace_files(folder, contents, overwrite):
-    """Writes {name: content} into a folder, in which only WRITTEN are replaced, and only if overwrite is True."""
+def write_folder(folder, contents):
+    """Writes {name: content} into a folder that is new or empty: all of them or, if killed, none."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if found(folder) or (folder / RANKS).exists():
-            raise BadInput(f"{folder} holds a run or a dataset, with a {TOKENIZER} of its own; choose another folder")
-        for left in folder.glob(f"{TEMPORARY}*"):  # by a killed process
-            shutil.rmtree(left)
-        if not overwrite and (others := sorted(path.name for path in folder.iterdir())):
-            raise BadInput(
-                f"{folder} holds {others[0]}; --overwrite replaces the model in it, or choose another folder"
-            )
-        with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
-            for name, content in contents.items():
-                files.write(Path(temporary, name), content)
-            for pattern in (*HUB_FILES, *WRITTEN):  # config.json first
-                for path in folder.glob(pattern):
-                    path.unlink()
-            for name in WRITTEN:
-                if name in contents:
-                    os.replace(Path(temporary, name), folder / name)
-            files.sync_folder(folder)
+        if folder.exists() and (held := sorted(path.name for path in folder.iterdir())):
+            raise BadInput(f"{folder} holds {held[0]}; delete it, or choose another folder")
+        temporary.mkdir(parents=True)
+        for name, content in contents.items():
+            files.write(temporary / name, content)
+        os.replace(temporary, folder)
+        files.sync_folder(folder.parent)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error.strerror or error}); choose another folder") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

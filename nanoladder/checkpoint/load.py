@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from nanoladder import machine, parallel
-from nanoladder.checkpoint.check import PROGRESS, Damaged, check_contents, check_like, check_shape, config_of, damage
+from nanoladder.checkpoint import format
+from nanoladder.checkpoint.check import Damaged, check_shape, damage
 from nanoladder.checkpoint.folder import LAST, found
-from nanoladder.checkpoint.format import FORMAT_VERSION, opened, parse, read, unflatten
 from nanoladder.checkpoint.generators import set_generator_states
 from nanoladder.checkpoint.optimizer import load_optimizer
 from nanoladder.config import DEFAULTS, GPT2
@@ -29,51 +29,31 @@ def newest(folder):
         for line in damaged:
             print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
         return path, state
-    raise BadInput("; ".join([*damaged, "--init_from=scratch --overwrite=True starts over"]))
+    raise BadInput("; ".join([*damaged, f"a new run needs another --out_dir, or that {folder} is deleted"]))
 
 
 def load(path):
-    """Returns the checkpoint's dict. Its tensors are memory-mapped.
-
-    Raises Damaged if the file is not a complete nanoladder checkpoint, BadInput if it has another format version.
-    """
-    path = Path(path)
-    check_file(path)
-    try:
-        metadata, tensors = read(path)
-        version = parse(metadata.get("format_version", "null"))
-        if type(version) is not int:
-            raise ValueError("it has no format_version")
-        if version == FORMAT_VERSION:
-            state = unflatten(metadata, tensors)
-            check_contents(state)
-    except Exception as error:  # a damaged file fails in many ways
-        raise damage(path, error) from None
-    if version != FORMAT_VERSION:
-        raise BadInput(f"{path} has format {version}; this version reads format {FORMAT_VERSION}")
-    return state
+    """Returns a checkpoint's dict, whose tensors are memory-mapped. Raises Damaged unless the file is a whole one."""
+    return reading(format.read, Path(path))
 
 
 def read_config(path):
-    """Returns the config of a checkpoint's model, a dict, without reading its tensors. Raises BadInput."""
-    check_file(path)
-    try:
-        with opened(path) as (_, metadata):
-            state = {"config": parse(metadata["config"])}
-        config_of(state)
-    except Exception as error:  # a damaged file fails in many ways
-        raise damage(path, error) from None
-    return state["config"]
+    """Returns the config of a checkpoint, a dict, without reading its tensors. Raises BadInput."""
+    return reading(format.read_config, Path(path))
 
 
-def check_file(path):
-    """Raises BadInput if path is a folder or a name of OpenAI's, Damaged if it does not exist."""
+def reading(read, path):
+    """Returns read(path). Raises BadInput for a folder or a name of OpenAI's, Damaged for anything else that fails."""
     if path.is_dir():
         raise BadInput(f"no checkpoint at {path}, which is a folder; expected a file such as out/x/{LAST}")
     if not path.is_file() and str(path) in GPT2:
         raise BadInput(f"no checkpoint at {path}; expected, for OpenAI's model of that name, hf:{path}")
     if not path.is_file():
         raise Damaged(f"no checkpoint at {path}")
+    try:
+        return read(path)
+    except Exception as error:  # a damaged file fails in many ways
+        raise damage(path, error) from None
 
 
 def load_weights(model, state, path):
@@ -95,7 +75,7 @@ def load_weights(model, state, path):
 def resume(model, optimizer, state, path):
     """Restores model, optimizer, loss scale and generators from a checkpoint. Returns the progress dict.
 
-    Raises BadInput if the run's config does not match the checkpoint's, Damaged if its state is invalid.
+    Raises BadInput if the run's config does not match the checkpoint's.
     """
     for key in ("context_length", "pad_vocab_to", "optimizer", "freeze"):
         if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
@@ -104,18 +84,10 @@ def resume(model, optimizer, state, path):
                 f"to start a new run from its weights: --init_from={path}"
             )
     check_shape(model.config, state["config"], path)
-    try:
-        load_optimizer(model, optimizer, state["optimizer"])
-        load_scaler(machine.scaler_of(model), state["scaler"])
-        load_weights(model, state, path)
-        set_generator_states(state["generators"], next(model.parameters()).device)
-    except ValueError as error:
-        raise damage(path, error) from None
-    return {key: state["progress"][key] for key in PROGRESS}
-
-
-def load_scaler(scaler, state):
-    """Restores the loss scale if both the run and the checkpoint have one. Raises ValueError if it is invalid."""
-    if scaler.is_enabled() and state:
-        check_like(scaler.state_dict(), state, "scaler")
-        scaler.load_state_dict(state)
+    load_optimizer(model, optimizer, state["optimizer"])
+    scaler = machine.scaler_of(model)
+    if scaler.is_enabled() and state["scaler"]:
+        scaler.load_state_dict(state["scaler"])
+    load_weights(model, state, path)
+    set_generator_states(state["generators"], next(model.parameters()).device)
+    return state["progress"]

@@ -1,13 +1,11 @@
 """Configuration: the keys, config files and the command line.
 
-Config files contain plain assignments. They apply from left to right, then the stages up to `--stage`, then
+Config files are Python, and set keys. They apply from left to right, then the stages up to `--stage`, then
 `--key=value`.
 
 - keys: the dataclass Config, each key with its type, default and meaning
 - load: the command line, config files, `--help`
 - check: validation of names, types, ranges and combinations, with one-line errors
-- expressions: arithmetic in config files
-- nanogpt: names of nanoGPT's, refused with the keys that mean the same
 - stages: the ladder's stages: names, files, fields, reasons
 
 Not here: the presets and stages themselves (config/), what a run takes from its start (nanoladder/run), and checks that
@@ -24,33 +22,6 @@ from nanoladder.config.check import (
     replays_graphs,
     typed,
 )
-from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, RETIRED, TYPES, Config, differences
-from nanoladder.config.load import apply, help_text, parse_arguments, read_assignments
-from nanoladder.config.stages import STAGES_DIR, ladder_table, stage_files, stage_names, stage_path
-
-__all__ = [
-    "DEFAULTS",
-    "GPT2",
-    "HEADINGS",
-    "MEANINGS",
-    "RETIRED",
-    "STAGES_DIR",
-    "TYPES",
-    "Config",
-    "apply",
-    "check",
-    "compiles_blocks",
-    "count_frozen_blocks",
-    "differences",
-    "gathers_keys",
-    "help_text",
-    "known",
-    "ladder_table",
-    "parse_arguments",
-    "read_assignments",
-    "replays_graphs",
-    "stage_files",
-    "stage_names",
-    "stage_path",
-    "typed",
-]
+from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config, differences
+from nanoladder.config.load import apply, help_text, parse_arguments, read_file
+from nanoladder.config.stages import STAGES_DIR, stage_files, stage_names, stage_path

@@ -13,7 +13,6 @@ class Config:
     out_dir: Annotated[str, "folder for checkpoints, config.json, metrics.jsonl and loss.png"] = "out"
     dataset: Annotated[str, "prepared dataset: the name of a folder in data/, or a path"] = "python_stdlib"
     init_from: Annotated[str, "scratch | resume | auto (resume if there is a run) | PATH | hf:NAME"] = "scratch"
-    overwrite: Annotated[bool, "let a run from scratch replace the run in out_dir"] = False
     seed: Annotated[int, "random seed of initial weights, batches and dropout"] = 1337
     device: Annotated[str, "auto (a GPU if there is one) | cpu | cuda | cuda:N | mps"] = "auto"
     memory_gb: Annotated[float, "memory budget of each process, in 1e9 bytes; 0: all that is free"] = 0.0
@@ -31,7 +30,6 @@ class Config:
 
     # -- optimization
     batch_size: Annotated[int, "sequences per optimizer step, over all micro-batches and processes"] = 32
-    batch_warmup_steps: Annotated[int, "steps in which batches grow to batch_size, by micro-batches; 0: none"] = 0
     max_steps: Annotated[int, "optimizer steps of the whole run (nanoGPT: max_iters)"] = 10_000
     learning_rate: Annotated[float, "peak learning rate, after the warmup"] = 6e-4
     min_lr: Annotated[float, "final learning rate, after the cosine decay"] = 6e-5
@@ -95,9 +93,9 @@ class Config:
     tensor_parallel: Annotated[int, "processes that share every matrix, by heads and columns"] = 1
     context_parallel: Annotated[int, "processes that share each sequence"] = 1
     pipeline_parallel: Annotated[int, "processes that share the blocks, in stages"] = 1
-    pipeline_schedule: Annotated[
-        Literal["1f1b", "interleaved", "zero_bubble"], "order of the pipeline's forwards and backwards"
-    ] = "1f1b"
+    pipeline_schedule: Annotated[Literal["1f1b", "interleaved"], "order of the pipeline's forwards and backwards"] = (
+        "1f1b"
+    )
 
     # -- logging and checkpoints
     log_interval: Annotated[int, "steps between rows of metrics.jsonl"] = 10
@@ -105,10 +103,8 @@ class Config:
     eval_windows: Annotated[int, "validation sequences per evaluation, always the same ones; 0: all"] = 256
     sample_interval: Annotated[int, "steps between samples of what the model writes, a line each; 0: none"] = 0
     save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
-    save_every_minutes: Annotated[float, "save a checkpoint every so many minutes as well; 0: never"] = 0.0
     keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2
-    track: Annotated[str, "dashboards to feed: off | wandb | tensorboard | wandb,tensorboard"] = "off"
-    wandb_project: Annotated[str, "project name in Weights & Biases"] = "nanoladder"
+    track: Annotated[Literal["off", "wandb"], "dashboard to feed"] = "off"
 
     @property
     def padded_vocab_size(self):
@@ -123,8 +119,21 @@ HEADINGS = {  # of --help, by the first key under each
     "set_to_none": "ladder (`python ladder.py` explains its stages)",
     "log_interval": "logging and checkpoints (intervals in steps; 0: never)",
 }
-RETIRED = {  # key of older versions, which their checkpoints have: what is in its place
-    "wandb": "--track=wandb, with WANDB_MODE=offline in the environment to record offline",
+INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to write instead
+    "max_iters": "max_steps",
+    "block_size": "context_length",
+    "gradient_accumulation_steps": "batch_size, of a whole step (480), and micro_batch_size, of one forward (12)",
+    "eval_iters": "eval_windows, which counts sequences",
+    "eval_only": "`python evaluate.py`",
+    "always_save_checkpoint": "save_interval",
+    "decay_lr": "warmup_steps=0 and min_lr equal to learning_rate, for a constant rate",
+    "warmup_iters": "warmup_steps",
+    "lr_decay_iters": "lr_decay_steps",
+    "backend": "no such key: nccl is chosen on GPUs, gloo on CPUs",
+    "wandb_log": "track=wandb",
+    "wandb_project": "WANDB_PROJECT in the environment",
+    "wandb_run_name": "out_dir, whose name the run has",
+    "data_parallel": "no such key: it is what tensor, context and pipeline_parallel leave of torchrun's processes",
 }
 NOT_EMPTY = ("out_dir", "dataset", "init_from", "device")  # texts
 DEFAULTS = dataclasses.asdict(Config())

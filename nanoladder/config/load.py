@@ -1,14 +1,13 @@
 """Loading: config files, then a stage of the ladder, then the command line set the values of keys."""
 
-import ast
-import contextlib
-from collections import ChainMap
+import inspect
+import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.check import expected, known, typed
-from nanoladder.config.expressions import evaluate, short
+from nanoladder.config.check import expected, known, short, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
 from nanoladder.config.stages import stage_files
 from nanoladder.errors import BadInput, nearest
@@ -27,81 +26,20 @@ def parse_arguments(argv, options=()):
 
     options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
     """
-    paths, texts, given = [], [], {}
+    paths, given = [], {}
     rest = iter(argv)
     for word in rest:
-        if not word.startswith("--"):
-            if word.startswith("-"):
-                raise BadInput(f"{short(word)}: one dash; expected -{short(word)}, or --help")
+        if not word.startswith("-"):
             paths.append(word)
             continue
+        if not word.startswith("--"):
+            raise BadInput(f"{short(word)}: one dash; expected -{short(word)}, or --help")
         key, equals, text = word[2:].partition("=")
+        known(key, "command line", options)
         if not equals and (text := next(rest, "--")).startswith("--"):
-            text = None
-        texts.append((key, text))
-    for key, text in texts:
-        known(key, "command line", dict(texts), options)
-        if text is None:
             raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
         given[key] = typed(key, from_text(key, text), "command line")
     return paths, given
-
-
-def apply(paths, given, base):
-    """Returns base, a dict of all keys, changed by config files, then by the stages, then by the given keys."""
-    values = dict(base)
-    for path in paths:
-        read_assignments(Path(path), values, given)
-    if (stage := given.get("stage", values["stage"])) != base["stage"]:
-        for file in stage_files(stage):
-            read_assignments(file, values, given)
-    return values | given
-
-
-def read_assignments(path, values, given):
-    """Applies a file of `key = expression` lines to values, a dict of all keys; raises BadInput.
-
-    Expressions see the keys set before, and of those on the command line (given) the final values.
-    """
-    try:
-        source = files.read(path).decode()
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise BadInput(f"{path} line {error.lineno or 1}: {error.msg}; expected lines like n_layer = 12") from None
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "nested too deeply"
-        question = ""
-        if isinstance(error, FileNotFoundError):
-            reason, others = f"no such file in {path.absolute().parent}", sorted(map(str, path.parent.glob("*.py")))
-            question = nearest(str(path), others, key=lambda name: Path(name).stem)
-        question = question or "; expected one such as config/gpt2.py"
-        raise BadInput(f"config file {short(str(path))} cannot be read ({reason}){question}") from None
-    together = constants(tree)
-    for statement in tree.body:
-        where = f"{path} line {statement.lineno}"
-        match statement:
-            case ast.Expr(value=ast.Constant(value=str())):  # a docstring
-                continue
-            case ast.Assign(targets=[ast.Name(id=key)], value=expression):
-                known(key, where, together)
-            case _:
-                raise BadInput(f"{where}: only plain assignments are allowed; expected a line like n_layer = 12")
-        try:
-            value = evaluate(expression, ChainMap(given, values))
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            text = short(ast.get_source_segment(source, expression))
-            raise BadInput(f"{where}: `{text}`: {error}; expected a value or arithmetic on keys") from None
-        values[key] = typed(key, value, where)
-
-
-def constants(tree):
-    """{key: value} of the assignments of a config file whose values do not depend on other keys."""
-    found = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            with contextlib.suppress(ValueError, TypeError, ArithmeticError, RecursionError):
-                found[statement.targets[0].id] = evaluate(statement.value, {})
-    return found
 
 
 def from_text(key, text):
@@ -115,6 +53,66 @@ def from_text(key, text):
         except ValueError:
             return text
     return text
+
+
+def apply(paths, given, base):
+    """Returns base, a dict of all keys, changed by config files, then by the stages, then by the given keys."""
+    values = dict(base)
+    for path in paths:
+        read_file(Path(path), values, given)
+    if (stage := given.get("stage", values["stage"])) != base["stage"]:
+        for file in stage_files(stage):
+            read_file(file, values, given)
+    return values | given
+
+
+class Names(dict):
+    """Names in a config file: all keys, and what the file defines. Keys from the command line keep their values."""
+
+    def __init__(self, path, values, given):
+        super().__init__(values | given)
+        self.path, self.given = path, given
+
+    def __setitem__(self, name, value):
+        if name not in DEFAULTS and (name.startswith("_") or callable(value) or isinstance(value, ModuleType)):
+            super().__setitem__(name, value)
+            return
+        where = f"{self.path} line {inspect.currentframe().f_back.f_lineno}"
+        known(name, where)
+        value = typed(name, value, where)
+        if name not in self.given:
+            super().__setitem__(name, value)
+
+
+def read_file(path, values, given):
+    """Runs a config file, which is Python, and updates values, a dict of all keys. Raises BadInput.
+
+    The file sees the keys set before it, and of those on the command line (given) the final values:
+
+        learning_rate = 6e-4 * (batch_size / 480) ** 0.5  # square-root scaling, for AdamW (Malladi et al. 2022)
+
+    So a batch_size from the command line counts in this line. runpy cannot do that: it runs a file in a plain dict.
+    """
+    try:
+        source = files.read(path)
+    except (OSError, ValueError) as error:
+        reason, question = getattr(error, "strerror", None) or error, ""
+        if isinstance(error, FileNotFoundError):
+            reason, others = f"no such file in {path.absolute().parent}", sorted(map(str, path.parent.glob("*.py")))
+            question = nearest(str(path), others, key=lambda name: Path(name).stem)
+        question = question or "; expected one such as config/gpt2.py"
+        raise BadInput(f"config file {short(str(path))} cannot be read ({reason}){question}") from None
+    names = Names(path, values, given)
+    try:
+        exec(compile(source, path, "exec"), names)
+    except SyntaxError as error:
+        raise BadInput(f"{path} line {error.lineno or 1}: {error.msg}; expected lines like n_layer = 12") from None
+    except BadInput:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        raise BadInput(f"{path} line {lines[-1] if lines else 1}: {type(error).__name__}: {error}") from None
+    values.update({key: names[key] for key in names if key in DEFAULTS})
 
 
 def help_text():

@@ -84,14 +84,3 @@ def tree():
                 yield from climb(other, ahead + ("└ " if last else "├ "), ahead + ("  " if last else "│ "))
 
     return climb(stage_names()[0], "", "")
-
-
-def ladder_table(config):
-    """Returns the ladder as a Markdown table: each stage's field with its value in naive, the stage and a config."""
-    naive, *names = stage_names()
-    lines = ["| stage | field | naive | the stage | this run | |", "| --- | --- | --- | --- | --- | --- |"]
-    for name in names:
-        for field, value in fields(name).items():
-            values = fields(naive)[field], value, repr(getattr(config, field))
-            lines.append(f"| {name} | {field} | {' | '.join(values)} | {reason(name)} |")
-    return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ nanoGPT's, checks.py verifies a folder, datasets.py opens it, batches.py cuts ba
 (data/*/prepare.py) and moving batches to a device (train.py).
 """
 
-from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead, tokens_seen
+from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead
 from nanoladder.data.datasets import Dataset, Split, find_folder, open_dataset
 from nanoladder.data.meta import read_meta
 
@@ -22,5 +22,4 @@ __all__ = [
     "one_ahead",
     "open_dataset",
     "read_meta",
-    "tokens_seen",
 ]

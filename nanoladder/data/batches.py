@@ -75,12 +75,11 @@ class TrainingBatches(Batches):
 
     Training reads an endless stream of sequences: each epoch visits every window once, in a new order and cut at a new
     phase. A batch is the next stretch of that stream, and the processes share it in order, so that neither their number
-    nor the micro-batch size changes the data. While the batch grows (batch_warmup_steps), every process has the same
-    number of whole micro-batches, so that shapes stay the same; the last rows may be padding.
+    nor the micro-batch size changes the data.
     """
 
     def __getitem__(self, step):
-        return self.read(*self.cuts(step), self.sequences(step)[1])
+        return self.read(*self.cuts(step), len(self.sequences(step)))
 
     def windows(self, step):
         """List of (window, phase), one for each sequence of the step."""
@@ -89,7 +88,7 @@ class TrainingBatches(Batches):
     def cuts(self, step):
         """Two int64 arrays (n,), for the n sequences of the step: their windows, and the phase at which each is cut."""
         n = self.split.n_windows
-        sequences, _ = self.sequences(step)
+        sequences = self.sequences(step)
         windows, phases = np.empty((2, len(sequences)), dtype=np.int64)
         done = 0
         while done < len(sequences):  # once, or more often if the batch straddles epochs or blocks
@@ -102,12 +101,10 @@ class TrainingBatches(Batches):
         return windows, phases
 
     def sequences(self, step):
-        """The range of sequences that a step takes from the stream, and its number of rows, padding included."""
-        schedule = self.config.batch_size, self.config.batch_warmup_steps
-        first, end = n_sequences(step - 1, *schedule), n_sequences(step, *schedule)
-        n_rows = math.ceil((end - first) / (self.world_size * self.micro_batch_size)) * self.micro_batch_size
-        first += self.rank * n_rows
-        return range(first, min(first + n_rows, end)), n_rows
+        """The range of sequences that a step takes from the stream."""
+        n_rows = self.config.batch_size // self.world_size
+        first = (step - 1) * self.config.batch_size + self.rank * n_rows
+        return range(first, first + n_rows)
 
 
 class ValidationBatches(Batches):
@@ -162,22 +159,6 @@ def add(half, other, key, size):
     hashed = (hashed ^ hashed >> np.uint64(27)) >> np.uint64(32)
     total = half + (hashed * np.uint64(size) >> np.uint64(32))  # a number below 2^32, scaled to one below size
     return np.where(total < size, total, total - np.uint64(size))
-
-
-def n_sequences(steps, batch_size, warmup_steps):
-    """Number of sequences in the first `steps` batches, which grow to batch_size over the first warmup_steps.
-
-    They grow linearly, as in GPT-3 (Brown et al. 2020): the batch gets its r-th row (from 0) after
-    r · warmup_steps // batch_size steps and keeps it.
-    """
-    if not warmup_steps:
-        return steps * batch_size
-    return sum(max(0, steps - row * warmup_steps // batch_size) for row in range(batch_size))
-
-
-def tokens_seen(step, config):
-    """Training tokens in the first `step` steps."""
-    return n_sequences(step, config.batch_size, config.batch_warmup_steps) * config.context_length
 
 
 def one_ahead(items):

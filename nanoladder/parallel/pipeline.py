@@ -1,8 +1,8 @@
 """Pipeline parallelism: every process has some of the blocks, and micro-batches pass through the processes in turn.
 
 A stage is a run of consecutive blocks. The first stage embeds; the last has the final norm, the head and the loss. With
-the schedule 1f1b every process has one stage; with interleaved and zero_bubble it has two, and stage s is on process
-s % p. The schedules are torch.distributed.pipelining's.
+the schedule 1f1b every process has one stage; with interleaved it has two, and stage s is on process s % p. The
+schedules are torch.distributed.pipelining's.
 """
 
 import functools
@@ -18,7 +18,7 @@ from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import mesh
 
-STAGES = {"1f1b": 1, "interleaved": 2, "zero_bubble": 2}  # of a process
+STAGES = {"1f1b": 1, "interleaved": 2}  # of a process
 TIED, COPY = "token_embedding.weight", "head.weight"  # one weight on the first stage, its copy on the last
 
 
@@ -186,23 +186,16 @@ def make_schedule(name, stages, n_micro_batches, loss_fn):
 
     options = {"n_microbatches": n_micro_batches, "loss_fn": loss_fn, "scale_grads": False}
     if name == "1f1b":
-        # Schedule1F1B refuses fewer micro-batches than stages, as growing batches have; GPipe is then the same
-        full = n_micro_batches >= stages[0].num_stages
-        return (pipelining.Schedule1F1B if full else pipelining.ScheduleGPipe)(stages[0], **options)
-    if name == "interleaved":
-        return pipelining.ScheduleInterleaved1F1B(stages, **options)
-    return pipelining.ScheduleInterleavedZeroBubble(stages, **options)
+        return pipelining.Schedule1F1B(stages[0], **options)
+    return pipelining.ScheduleInterleaved1F1B(stages, **options)
 
 
 def predict_bubble(name, n_processes, n_micro_batches):
     """Share of a step in which a process waits, if all stages take equally long and sending takes no time.
 
     p - 1 of the m + p - 1 turns for 1f1b, of v·m + p - 1 with v stages a process (Narayanan et al. 2021, section 2.2).
-    Zero bubble fills two of three turns with gradients of weights, if those take as long as the forward and as
-    gradients of activations (Qi et al. 2023, ZB-H1, table 2).
     """
-    turns = STAGES[name] * n_micro_batches * (3 if name == "zero_bubble" else 1)
-    return (n_processes - 1) / (turns + n_processes - 1)
+    return (n_processes - 1) / (STAGES[name] * n_micro_batches + n_processes - 1)
 
 
 def cut_blocks(config, n_processes):
@@ -259,31 +252,15 @@ def check_pipeline(config, grid, device):
             f"{cut} does not scale the loss, as float16 needs, which dtype={config.dtype} is here; expected "
             "--dtype=bfloat16 or float32"
         )
-    if config.compile and schedule == "zero_bubble":
-        raise BadInput(
-            "pipeline_schedule=zero_bubble splits the backward of a block, which compile=True fuses; expected "
-            "--compile=False, or --pipeline_schedule=interleaved"
-        )
     if config.optimizer in ("adafactor", "galore") and grid.data * grid.context > 1:
         raise BadInput(
             f"optimizer={config.optimizer} needs plain tensors, and data parallelism beside {cut} makes DTensors of "
             f"them; expected --optimizer=adamw8bit, or {n} processes"
         )
-    if config.loss_chunks and schedule == "zero_bubble" and torch.__version__ < (2, 13):
-        raise BadInput(
-            f"pipeline_schedule=zero_bubble with loss_chunks={config.loss_chunks} needs torch 2.13, and this is "
-            f"{torch.__version__}; expected --loss_chunks=0, or --pipeline_schedule=interleaved"
-        )
     if config.compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
         raise BadInput(
             f"compile_mode={config.compile_mode} replays CUDA graphs, whose memory the next micro-batch of "
             f"{cut} overwrites; expected --compile_mode=default"
-        )
-    if config.batch_warmup_steps and schedule != "1f1b":
-        raise BadInput(
-            f"pipeline_schedule={schedule} takes multiples of {n} micro-batches, and batches that grow "
-            f"(batch_warmup_steps={config.batch_warmup_steps}) have any number; expected --pipeline_schedule=1f1b, or "
-            "--batch_warmup_steps=0"
         )
     check_micro_batches(config, grid)
 

@@ -1,21 +1,10 @@
-"""Explanations of machine failures that end a program: running out of memory, and torch.compile errors."""
+"""Errors of torch.compile, as one line, and of memory, for programs that train without a Run."""
 
 import contextlib
 import sys
 
 from nanoladder import machine
 from nanoladder.run import memory
-
-
-def explain_failure(error, config, device, available):
-    """Explains and exits if memory ran out (exit code 3) or torch.compile failed (1); returns for any other error.
-
-    available: bytes available to the run before it allocated any; 0 for the bytes free now.
-    """
-    if memory.is_out_of_memory(error):
-        memory.explain(config, device, available, error)
-        sys.exit(3)
-    explain_compiler_failure(error, config)
 
 
 def explain_compiler_failure(error, config):
@@ -32,11 +21,12 @@ def is_compiler_failure(error):
 
 @contextlib.contextmanager
 def explained(config):
-    """Explains failures inside the `with` block, for programs that train without a Run."""
-    device = machine.choose_device(config.device)
-    available = memory.available_bytes(config, device) if device.type == "cpu" else 0
+    """Explains failures inside the `with` block."""
     try:
         yield
     except Exception as error:
-        explain_failure(error, config, device, available)
+        if memory.is_out_of_memory(error):
+            memory.explain(memory.summary(error), config, machine.choose_device(config.device))
+            sys.exit(3)
+        explain_compiler_failure(error, config)
         raise

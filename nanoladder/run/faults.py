@@ -52,22 +52,21 @@ class Watch:
         parallel.gather_objects(step)  # none ends, and so ends the others, before all have seen the fault
         if parallel.rank() > 0:
             sys.exit(1)  # the first process prints the line
-        batch = list(data.TrainingBatches(self.split, self.config).windows(step))
         path = Path(self.config.out_dir, "fault.json")
         values = {"step": step, "loss": loss, "grad_norm": grad_norm, "lr": lr, "scale": scale}
-        text = json.dumps({**values, "dataset": self.config.dataset, "windows_and_phases": batch})
+        values |= {"dataset": self.config.dataset}
+        values |= {"windows_and_phases": data.TrainingBatches(self.split, self.config).windows(step)}
         with contextlib.suppress(OSError):
-            files.write(path, text + "\n")
-        named = ", ".join(str(window) for window, _ in batch[:4]) + (", ..." if len(batch) > 4 else "")
+            files.write(path, json.dumps(values) + "\n")
         fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
         if scale is not None:
-            fault += f", loss scale {scale:.3g}" + ", which collapsed" * (scale < SMALLEST_SCALE)
+            fault += f", loss scale {scale:.3g}{', which collapsed' if scale < SMALLEST_SCALE else ''}"
         causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
         if grad_norm == 0:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         sys.exit(
-            f"error: stopped at step {step}: {fault}; batch of windows {named} (all of them in {path}). Nothing was "
-            f"saved since: {self.last_good()}. Likely causes: {causes}. To find its origin: {replay_command(step)}"
+            f"error: stopped at step {step}: {fault}; its batch is in {path}. Nothing was saved since: "
+            f"{self.last_good()}. Likely causes: {causes}. To find its origin: {replay_command(step)}"
         )
 
     def last_good(self):

@@ -7,14 +7,13 @@ import math
 import sys
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from nanoladder import files
 from nanoladder.config import count_frozen_blocks
 from nanoladder.errors import BadInput
 from nanoladder.run.plot import plot
-from nanoladder.run.trackers import start_trackers
+from nanoladder.run.tracker import NoTracker, WandB
 
 COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("step", "step", "5d"),
@@ -80,7 +79,7 @@ def read_metrics(path):
 
 
 class Metrics:
-    """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the trackers.
+    """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the tracker.
 
     Raises BadInput if out_dir cannot be written, or if its metrics.jsonl is another program's.
     """
@@ -98,27 +97,20 @@ class Metrics:
             raise BadInput(f"out_dir={self.folder} cannot be written ({error}); choose another --out_dir") from None
         except (KeyError, TypeError) as error:
             raise BadInput(f"{self.path} has a line that is no row ({error!r}); expected what train.py wrote") from None
-        self.trackers = start_trackers(config, start_step)
+        self.tracker = NoTracker() if config.track == "off" else WandB(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
     def first_step(self, seconds):
         """Prints the time of the first step, which is excluded from the metrics: it touches new memory and compiles."""
-        text = f"first step: {seconds:.1f} s"
-        if self.config.compile:
-            cache = torch._dynamo.utils.counters["inductor"]
-            warm = cache["fxgraph_cache_hit"] > 0 == cache["fxgraph_cache_miss"]
-            text += f", with compilation {'from the cache' if warm else '(its cache makes the next start shorter)'}"
-        tqdm.write(text)
+        compiled = ", with compilation (its cache makes the next start shorter)" if self.config.compile else ""
+        tqdm.write(f"first step: {seconds:.1f} s{compiled}")
 
     def write(self, row):
         """Stores one row of metrics and shows it: in the progress bar on a terminal, else as a line."""
-        row = {  # without inf, of a skipped float16 step
-            key: value for key, value in row.items() if isinstance(value, str) or math.isfinite(value)
-        }
+        row = {key: value for key, value in row.items() if isinstance(value, str) or math.isfinite(value)}  # no inf
         self.rows.append(row)
         self.append(row)
-        for tracker in self.trackers:
-            tracker.log(row)
+        self.tracker.log(row)
         shown = dict(row)
         if self.bar.disable and "step_ms" in row:
             shown["minutes_left"] = (self.config.max_steps - row["step"]) * row["step_ms"] / 60e3
@@ -129,7 +121,7 @@ class Metrics:
         if postfix := line.partition("  ")[2]:
             self.bar.set_postfix_str(postfix)
         if "sample" in row:
-            tqdm.write(f"step {row['step']:5d}  sample {printable(row['sample'])}")
+            tqdm.write(f"step {row['step']:5d}  sample {row['sample']!r}")  # on one line
 
     def append(self, row):
         """Appends a row to the file. If that fails, training continues and the next call writes all missing rows."""
@@ -154,23 +146,14 @@ class Metrics:
     def __exit__(self, failure, *_):
         self.bar.close()
         crashed = failure and issubclass(failure, Exception)  # possibly out of memory, which plotting needs
-        picture = None
         if self.rows and not crashed:
             try:
                 plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
-                picture = self.folder / "loss.png"
             except OSError as error:
                 print(f"warning: cannot write loss.png: {error}", file=sys.stderr)
-        for tracker in self.trackers:
-            tracker.finish(picture, failed=failure is not None)
+        self.tracker.finish(failed=failure is not None)
         if self.behind and failure is None:
             sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
-
-
-def printable(text):
-    """A text in quotes, on one line: line breaks, control characters and what stdout cannot encode as escapes."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return repr(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 class NoMetrics:

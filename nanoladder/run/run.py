@@ -11,36 +11,32 @@ from nanoladder.entry import outlast_output
 
 import torch
 
-from nanoladder import checkpoint, data, files, machine, parallel
-from nanoladder.data.tokenizer import DESCRIPTION, RANKS
+from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.clock import StepClock
-from nanoladder.run.failures import explain_failure, is_compiler_failure
+from nanoladder.run.failures import explain_compiler_failure, is_compiler_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
 from nanoladder.run.sample import write_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.start import begin
-from nanoladder.run.trackers import require_trackers
+from nanoladder.run.tracker import require_tracker
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
-REPLACED = (DESCRIPTION, RANKS, "fault.json", "loss.png")  # are deleted with the checkpoints of a run that is replaced
 
 
 class Run:
     """Housekeeping of a training run: resumes, logs, saves, watches for faults, stops on a signal.
 
     Call order: `with Run(config)`, `resolve`, `begin`, `steps`; in every step `log_step`, `log_evaluation` if `due`,
-    `save_if_due`. Leaving the `with` block explains running out of memory and torch.compile errors.
+    `save_if_due`. Leaving the `with` block explains torch.compile errors; fit_micro_batch those of memory.
     """
 
     def __init__(self, config):
-        require_trackers(config)
+        require_tracker(config)
         self.config, self.device = config, machine.choose_device(config.device)
-        self.available = 0  # bytes available to the run, set by resolve
-        self.load = machine.Load()
         self.contexts = contextlib.ExitStack()  # opened by begin
         self.watch = None
 
@@ -58,7 +54,6 @@ class Run:
         parallel.require_agreement(dataset.fingerprint(), "data")
         self.dataset, self.device = dataset, device
         self.tokenizer = load_tokenizer(dataset) if config.sample_interval else None
-        self.available = memory.available_bytes(config, device)
         self.config = memory.resolve_micro_batch(config, device)
         return self.config
 
@@ -74,9 +69,9 @@ class Run:
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
         self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
         print(said, end="")
-        print_header(config, model, self.dataset, self.device, self.load)
+        print_header(config, model, self.dataset, self.device)
         self.first_step = self.progress["step"] + 1
-        self.signals = self.contexts.enter_context(Signals(config.save_every_minutes))
+        self.signals = self.contexts.enter_context(Signals())
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
         metrics = NoMetrics() if parallel.rank() else Metrics(config, self.progress["step"])
         self.metrics = self.contexts.enter_context(metrics)
@@ -114,7 +109,7 @@ class Run:
         if step == self.first_step:
             self.metrics.first_step(self.clock.lap())
             self.lap_began = step
-        self.saving = self.signals.save_due() or self.due(config.save_interval)
+        self.saving = self.signals.arrived() or self.due(config.save_interval)
         sampling = self.due(config.sample_interval)
         pausing = self.saving or sampling or self.due(config.log_interval) or self.due(config.eval_interval)
         self.watch.add(step, lr, loss, grad_norm)
@@ -135,8 +130,8 @@ class Run:
 
     def throughput(self, step):
         """Returns the throughput metrics of the lap that ends with this step."""
-        tokens = data.tokens_seen(step, self.config) - data.tokens_seen(self.lap_began, self.config)
         n_steps, self.lap_began = step - self.lap_began, step
+        tokens = n_steps * self.config.batch_size * self.config.context_length
         peak = machine.peak_flops(self.device)
         peak_flops = peak and peak * parallel.world_size()
         return throughput(self.clock.lap(), n_steps, tokens, flops_per_token(self.model), peak_flops)
@@ -152,7 +147,7 @@ class Run:
         if best:
             progress["best_val_loss"] = self.row["val_loss"]
         if self.row:
-            tokens = data.tokens_seen(progress["step"], self.config)
+            tokens = progress["step"] * self.config.batch_size * self.config.context_length
             self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
         if self.config.save_interval and (self.saving or best):
             self.writer.save(self.model, self.optimizer, progress, best)
@@ -176,17 +171,13 @@ class Run:
             self.explain(error)
 
     def explain(self, error):
-        """Ends the program if memory ran out, or if the compiler failed or was interrupted.
-
-        The model goes first: explaining takes memory.
-        """
-        if memory.is_out_of_memory(error) and self.watch:
-            memory.release(self.model, self.optimizer)
-            self.watch.steps.clear()
+        """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed or was interrupted."""
+        if memory.is_out_of_memory(error):
+            raise memory.OutOfMemory(error, self.config, self.device) from None
         if self.watch and self.signals.number and is_compiler_failure(error):  # it may end the C++ compiler too
             print(f"ended in step {self.progress['step']}, while it was compiled")
             sys.exit(128 + self.signals.number)
-        explain_failure(error, self.config, self.device, self.available)
+        explain_compiler_failure(error, self.config)
 
     def end_on_signal(self):
         """Exits with code 128 + n if signal n ended the run before its last step."""
@@ -206,7 +197,7 @@ def load_tokenizer(dataset):
 
 
 def prepare_out_dir(config, start_step, dataset):
-    """Creates out_dir and copies the dataset's tokenizer; removes checkpoints, or a whole run, that the run replaces.
+    """Creates out_dir and copies the dataset's tokenizer; removes checkpoints later than start_step.
 
     Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written,
     is in use or holds a dataset.
@@ -219,9 +210,6 @@ def prepare_out_dir(config, start_step, dataset):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = keep_others_out(folder)
-        if not start_step and checkpoint.found(folder):
-            for name in REPLACED:
-                (folder / name).unlink(missing_ok=True)
         checkpoint.clear(folder, start_step)
         dataset.save_tokenizer(folder)
     except OSError as error:
@@ -230,23 +218,15 @@ def prepare_out_dir(config, start_step, dataset):
 
 
 def keep_others_out(folder):
-    """Keeps other runs out of a folder, inside the returned context manager.
-
-    Raises BadInput if a process of this machine trains there, and OSError. If another machine holds the lock, it only
-    warns: on a network file system, the lock of a lost node can outlive it.
-    """
-    here = f" on {platform.node()}"
+    """Keeps other runs out of a folder, inside the returned context manager. Raises BadInput if one trains there."""
     try:
         lock = files.hold(folder / LOCK)
     except BlockingIOError:
         holder = (folder / LOCK).read_text(encoding="utf-8")
-        if holder.endswith(here):
-            raise BadInput(
-                f"out_dir={folder} is in use: {holder} trains there; expected that it ends first, or another --out_dir"
-            ) from None
-        print(f"warning: {holder} trains in out_dir={folder}, or its machine is lost", file=sys.stderr)
-        return contextlib.nullcontext()
+        raise BadInput(
+            f"out_dir={folder} is in use: {holder} trains there; expected that it ends first, or another --out_dir"
+        ) from None
     lock.truncate(0)
-    lock.write(f"process {os.getpid()}{here}")
+    lock.write(f"process {os.getpid()} on {platform.node()}")
     lock.flush()
     return lock

@@ -1,9 +1,8 @@
-"""Triggers to save, or to save and end: a timer and signals."""
+"""Signals that save and end a run."""
 
 import contextlib
 import os
 import signal
-import time
 
 from nanoladder import parallel
 
@@ -18,9 +17,8 @@ class Signals:
     received: the signal that ends the run, None until all processes agree on one.
     """
 
-    def __init__(self, save_every_minutes):
-        self.seconds = 60 * save_every_minutes or float("inf")
-        self.number, self.received, self.due_since = 0, None, time.monotonic()
+    def __init__(self):
+        self.number, self.received = 0, None
         self.agreed = parallel.LaggedMax()
 
     def __enter__(self):
@@ -40,12 +38,8 @@ class Signals:
             with contextlib.suppress(OSError):  # stderr's reader may be gone, as in entry.outlast_output()
                 os.write(2, text.encode())  # print is not reentrant
 
-    def save_due(self):
-        """True if the run should save after this step: the timer expired or a signal arrived. Call it every step."""
-        now = time.monotonic()
-        due = parallel.rank() == 0 and now - self.due_since >= self.seconds
-        if due:
-            self.due_since = now
-        number, due = self.agreed(self.number, int(due))
+    def arrived(self):
+        """True once a signal has arrived that ends the run. Collective: call it every step."""
+        (number,) = self.agreed(self.number)
         self.received = signal.Signals(number) if number else None
-        return bool(number or due)
+        return bool(number)

@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput
 
 CONFIG = "config.json"  # in out_dir, written by Metrics
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
-OF_A_COMMAND = ("out_dir", "init_from", "overwrite")  # keys that say nothing about the training
+OF_A_COMMAND = ("out_dir", "init_from")  # keys that say nothing about the training
 
 
 # -- the config
@@ -66,7 +66,7 @@ def read_config(path):
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"{path} cannot be read ({reason}); expected what train.py wrote") from None
     for key in values:
-        known(key, path, values)
+        known(key, path)
     return {key: typed(key, value, path) for key, value in values.items()}
 
 
@@ -77,8 +77,8 @@ def begin(config, dataset, model, optimizer):
     """Loads model and optimizer according to init_from.
 
     Returns the progress dict and what is known of the tokenizer, as checkpoint.snapshot takes them, and what to say of
-    it. Raises BadInput if there is nothing to resume, out_dir holds a run and neither init_from nor overwrite allows
-    it, or the dataset has another tokenizer than the model.
+    it. Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if the
+    dataset has another tokenizer than the model.
     """
     saved = checkpoint.found(Path(config.out_dir))
     if config.init_from == "resume" or (config.init_from == "auto" and saved):
@@ -89,10 +89,10 @@ def begin(config, dataset, model, optimizer):
         if progress["step"] >= config.max_steps:
             said += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
         return progress, tokenizer, said
-    if not config.overwrite and saved:
+    if saved:
         raise BadInput(
-            f"{config.out_dir} holds a run: --init_from=resume continues it, --overwrite=True replaces it, "
-            "or choose another --out_dir"
+            f"{config.out_dir} holds a run: --init_from=resume continues it; for a new one delete the folder, or "
+            "choose another --out_dir"
         )
     progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
     return progress, begin_new(config, dataset, model), ""

@@ -116,7 +116,7 @@ def test_training_goes_on_when_the_disk_is_full_and_saves_when_there_is_room(den
     assert names(ours) == ["best", "last", "step_00000006", "step_00000008"]
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, 250_000])  # metrics.jsonl cannot grow either below its size
+@pytest.mark.parametrize("size", [0, 250_000])  # metrics.jsonl cannot grow either if it is 0
 def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, tmp_path, limit, run_main):
     ours = saving(dense, tmp_path / "full")
     arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
@@ -135,45 +135,6 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, 
     equal(ours, theirs)
 
 
-def test_a_disk_that_is_full_at_the_start_is_refused(dense, tmp_path, limit, monkeypatch, run_main):
-    ours = saving(dense, tmp_path / "full")
-    arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
-    Path(ours.out_dir).mkdir()
-    monkeypatch.setattr("nanoladder.run.run.prepare_out_dir", lambda *_: contextlib.nullcontext())
-    limit(0)
-    result = run_main(train.main, *arguments)
-    limit(None)
-    assert result.code == 2 and result.err.count("\n") == 1
-    assert f"out_dir={ours.out_dir} cannot be written" in result.err
-
-
-def test_a_best_checkpoint_that_was_never_written_is_missing_at_the_end(dense, tmp_path, limit, monkeypatch):
-    losses = iter([1.0, 2.0])
-    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
-    with before_step({4: lambda: limit(50_000), 6: lambda: limit(None)}), pytest.raises(SystemExit) as stop:
-        train.train(saving(dense, tmp_path))
-    assert stop.value.code == f"error: {tmp_path} lacks best.safetensors of step 4, which could not be written"
-
-
-def test_training_goes_on_where_the_folder_is_gone(dense, tmp_path, capsys):
-    whole, ours = saving(dense, tmp_path / "whole"), saving(dense, tmp_path / "gone" / "run")
-    train.train(whole)
-
-    def take_away():
-        os.rename(tmp_path / "gone", tmp_path / "elsewhere")
-        (tmp_path / "gone").write_text("a file in its place")
-
-    def bring_back():
-        (tmp_path / "gone").unlink()
-        os.rename(tmp_path / "elsewhere", tmp_path / "gone")
-
-    with before_step({4: take_away, 7: bring_back}):
-        train.train(ours)
-    err = capsys.readouterr().err
-    assert "the checkpoint of step 4 is not saved: [Errno 20]" in err and "metrics.jsonl is behind: [Errno 20]" in err
-    equal(ours, whole)
-
-
 def test_a_file_system_without_links_holds_copies(dense, tmp_path, monkeypatch):
     def no_links(*arguments):
         raise PermissionError(1, "Operation not permitted")
@@ -185,17 +146,10 @@ def test_a_file_system_without_links_holds_copies(dense, tmp_path, monkeypatch):
     assert (tmp_path / "last.safetensors").read_bytes() == (tmp_path / "step_00000008.safetensors").read_bytes()
 
 
-def test_what_goes_wrong_in_the_writing_thread_stops_the_run(dense, tmp_path, monkeypatch):
-    """Only a disk that fails is put up with."""
-    monkeypatch.setattr(checkpoint.save, "serialize", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train.train(saving(dense, tmp_path))
-
-
 # -- which checkpoints there are
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("keep", [1, 3])
 def test_as_many_of_the_recent_checkpoints_are_kept_as_asked_for(keep, dense, tmp_path):
     config = saving(dense, tmp_path, eval_interval=0, keep_checkpoints=keep)
     train.train(config)

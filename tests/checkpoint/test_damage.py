@@ -1,11 +1,15 @@
 """Damaged and swapped checkpoints: refused with one line, or skipped for an older one."""
 
 import collections
+import os
+import pickle
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import flags, replace, rows, same, saved, tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -149,47 +153,19 @@ def test_each_damaged_one_is_named_in_a_line(runs, tmp_path, run_main):
     assert all(name in line for name, line in zip(FILES, lines, strict=False))
 
 
-def test_where_none_is_whole_all_are_named(runs, tmp_path, refused):
-    whole, six, _ = runs
-    shutil.copytree(six.out_dir, tmp_path / "run")
-    for name in FILES:
-        (tmp_path / "run" / name).write_bytes(b"")
-    config = replace(whole, out_dir=str(tmp_path / "run"), init_from="auto")
-    line = refused(train.main, *(f"--{key}={value}" for key, value in vars(config).items()))
-    assert all(name in line for name in FILES)
+class Call:
+    """Unpickled, it would make a folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
 
 
-def test_a_whole_checkpoint_of_another_run_is_what_is_continued(runs, tmp_path):
-    whole, six, _ = runs
-    other, mixed = (replace(six, seed=2, init_from="auto", out_dir=str(tmp_path / name)) for name in ("other", "mixed"))
-    train.train(other)
-    shutil.copytree(six.out_dir, mixed.out_dir)
-    shutil.copy(Path(other.out_dir, "last.safetensors"), mixed.out_dir)
-    for config in (other, mixed):
-        train.train(replace(config, max_steps=8))
-    assert same(saved(mixed)["model"], saved(other)["model"])
-    assert not same(saved(mixed)["model"], saved(whole)["model"])
-
-
-def test_a_run_of_which_only_the_history_is_left_is_not_replaced(runs, tmp_path, refused):
+@pytest.mark.parametrize("save", [lambda path: path.write_bytes(pickle.dumps(Call())), partial(torch.save, Call())])
+def test_a_pickle_is_refused_and_not_executed(save, runs, tmp_path, monkeypatch, refused):
     _, six, _ = runs
-    (tmp_path / "run").mkdir()
-    shutil.copy(Path(six.out_dir, FILES[1]), tmp_path / "run")
-    line = refused(train.main, *flags(dataset=six.dataset, out_dir=tmp_path / "run"))
-    assert "--overwrite=True" in line and (tmp_path / "run" / FILES[1]).exists()
-
-
-def test_a_checkpoint_that_cannot_be_read_is_fallen_back_from(runs, tmp_path, monkeypatch, capsys):
-    _, six, _ = runs
-    shutil.copytree(six.out_dir, tmp_path / "run")
-    last, opened = tmp_path / "run" / FILES[0], open
-
-    def refusing(path, *arguments, **options):
-        if Path(path) == last:
-            raise PermissionError(13, "Permission denied")
-        return opened(path, *arguments, **options)
-
-    monkeypatch.setattr("builtins.open", refusing)
-    path, state = checkpoint.newest(tmp_path / "run")
-    assert path.name == FILES[1] and state["progress"]["step"] == 6
-    assert "Permission denied" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "last.safetensors")
+    for init_from in ("resume", str(tmp_path / "last.safetensors")):
+        config = replace(six, out_dir=str(tmp_path), init_from=init_from)
+        assert "last.safetensors is damaged or not" in refused(train.main, *flags(**vars(config)))
+    assert not (tmp_path / "executed").exists()

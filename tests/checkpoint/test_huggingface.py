@@ -140,15 +140,6 @@ def test_a_model_of_ours_is_written(pad_vocab_to, bias, tmp_path):
         assert torch.equal(weight, state["model"][name][: len(weight)]), name
 
 
-def test_biases_that_were_zero_and_have_been_trained_count(tmp_path):
-    config = tiny(vocab_size=57)
-    huggingface.write(tmp_path, {"config": vars(config), "model": dict(GPT(config).named_parameters())})
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["transformer.ln_f.bias"][0] = 1
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert huggingface.read(str(tmp_path))["config"]["bias"] is True
-
-
 # -- variants of the format
 
 
@@ -179,11 +170,6 @@ def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
     assert_equal_logits(load(copy), saved[1])
 
 
-def test_the_other_name_of_the_same_gelu_and_the_width_spelled_out(copy, saved):
-    edit(copy, activation_function="gelu_pytorch_tanh", n_inner=64)
-    assert_equal_logits(load(copy), saved[1])
-
-
 # -- refusals
 
 
@@ -197,26 +183,15 @@ def edit(folder, **changes):
     "changes, named",
     [
         ({"model_type": "llama"}, ['model_type="llama"', 'expected "gpt2"']),
-        ({"model_type": None}, ["model_type=null"]),
         ({"activation_function": "gelu"}, ['activation_function="gelu"', '"gelu_new" or "gelu_pytorch_tanh"']),
-        ({"activation_function": "relu"}, ['"relu"']),
         ({"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx=true", "expected false"]),
-        ({"reorder_and_upcast_attn": True}, ["reorder_and_upcast_attn=true"]),
-        ({"scale_attn_weights": False}, ["scale_attn_weights=false"]),
-        ({"add_cross_attention": True}, ["add_cross_attention=true"]),
         ({"layer_norm_epsilon": 1e-6}, ["layer_norm_epsilon=1e-06", "expected 1e-05"]),
         ({"n_inner": 48}, ["n_inner=48", "expected null or 64"]),
         ({"n_layer": 3}, ["it has no h.2.ln_1.weight"]),
         ({"n_layer": 1}, ["does not have", "h.1."]),
         ({"n_head": 3}, ["n_head=3"]),
         ({"n_embd": 18}, ["wte.weight is torch.float32 (57, 16)", "(57, 18)"]),
-        ({"vocab_size": 58}, ["wte.weight", "(58, 16)"]),
-        ({"n_positions": 8}, ["wpe.weight", "(8, 16)"]),
         ({"n_layer": "2"}, ["n_layer='2'", "a whole number"]),
-        ({"n_embd": "16"}, ["n_embd='16'"]),
-        ({"n_embd": 2**62}, ["cannot be read as a GPT-2"]),
-        ({"n_embd": [1]}, ["n_embd"]),
-        ({"n_layer": -1}, ["n_layer=-1"]),
     ],
     ids=str,
 )
@@ -232,27 +207,16 @@ def tiny_data(folder):
     return write_folder(folder / "data", [i % 57 for i in range(200)], [1] * 50, 57)
 
 
-def test_sizes_that_are_missing(copy):
-    config = json.loads((copy / "config.json").read_text())
-    del config["n_head"], config["n_positions"]
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match=r"config\.json has no n_head and no n_positions"):
-        huggingface.read(str(copy))
-
-
 BLOCK = "transformer.h.1."
 
 
 @pytest.mark.parametrize(
     "change, named",
     [
-        (lambda t: t.pop(f"{BLOCK}mlp.c_fc.weight"), "it has no h.1.mlp.c_fc.weight"),
         (lambda t: t.pop("transformer.ln_f.bias"), "it has no ln_f.bias"),
         (lambda t: t.update({f"{BLOCK}mlp.c_fc.weight": torch.zeros(64, 16)}), "h.1.mlp.c_fc.weight is torch.float32"),
-        (lambda t: t.update({f"{BLOCK}ln_1.weight": torch.zeros(16, dtype=torch.int64)}), "torch.int64"),
         (lambda t: t.update({"score.weight": torch.zeros(2, 16)}), "does not have, such as score.weight"),
         (lambda t: t.update({"lm_head.weight": torch.zeros(57, 16)}), "lm_head.weight differs"),
-        (lambda t: t.update({"lm_head.weight": torch.zeros(58, 16)}), "lm_head.weight differs"),
         (lambda t: t.update({"wte.weight": torch.zeros(57, 16)}), "wte.weight comes twice"),
     ],
 )
@@ -265,21 +229,12 @@ def test_wrong_tensors_are_refused_in_one_line(change, named, copy):
     assert named in str(refusal.value) and str(copy) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_an_untied_head_that_is_missing(copy):
-    edit(copy, tie_word_embeddings=False)
-    with pytest.raises(BadInput, match=r"no lm_head\.weight"):
-        huggingface.read(str(copy))
-
-
 @pytest.mark.parametrize(
     "file, content, named",
     [
         ("config.json", None, "config.json cannot be read (No such file or directory)"),
-        ("config.json", "{", "config.json cannot be read"),
         ("config.json", "[]", "config.json cannot be read"),
-        ("config.json", "[" * 100_000, "config.json cannot be read"),
         ("model.safetensors", None, "model.safetensors cannot be read"),
-        ("model.safetensors", "", "model.safetensors cannot be read"),
         ("model.safetensors", "x" * 1000, "model.safetensors cannot be read"),
     ],
 )
@@ -292,13 +247,6 @@ def test_missing_and_damaged_files(file, content, named, copy):
     line = str(refusal.value)
     assert named in line and "expected a folder of config.json, model.safetensors and tokenizer.json" in line
     assert str(copy) in line
-
-
-def test_a_cut_file(copy):
-    path = copy / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(BadInput, match=r"model\.safetensors cannot be read"):
-        huggingface.read(str(copy))
 
 
 def test_a_pickle_is_not_read(copy):
@@ -316,9 +264,6 @@ def test_damaged_shards(saved, tmp_path):
         huggingface.read(str(tmp_path))
     index.write_text(json.dumps({"weight_map": {"a": 3}}))
     with pytest.raises(BadInput, match=r"index\.json cannot be read"):
-        huggingface.read(str(tmp_path))
-    index.write_text(json.dumps({"weight_map": {"a": "/etc/passwd"}}))  # files of the folder only
-    with pytest.raises(BadInput, match=f"{tmp_path}/passwd"):
         huggingface.read(str(tmp_path))
 
 
@@ -345,24 +290,6 @@ def test_without_a_network_one_line_says_which_files_to_put_where(tmp_path, monk
     assert "pip install huggingface_hub" in refused(sample.main, "--model=hf:gpt2")
 
 
-def test_the_cache_may_have_either_name_of_gpt2(saved, monkeypatch):
-    import huggingface_hub
-
-    asked = []
-
-    def download(name, allow_patterns):
-        asked.append(name)
-        if "/" in name:
-            raise ConnectionError
-        return str(saved[0])
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert huggingface.find_folder("gpt2-medium") == saved[0]
-    assert asked == ["openai-community/gpt2-medium", "gpt2-medium"]
-    with pytest.raises(BadInput):
-        huggingface.find_folder("someone/gpt2")
-
-
 # -- starting from one
 
 
@@ -375,13 +302,6 @@ def test_another_shape_is_refused_with_every_key_to_set(saved, tmp_path, refused
     assert run_main(train.main, *flags(**given), *expected, "--max_steps=1").code == 0  # as pasted
 
 
-def test_more_tokens_than_the_model_has(saved, tmp_path, refused):
-    shape = {"n_head": 2, "n_embd": 16, "bias": True, "context_length": 7, "vocab_size": 99}
-    given = {"init_from": f"hf:{saved[0]}", "out_dir": tmp_path / "new", "dataset": tiny_data(tmp_path)}
-    line = refused(train.main, *flags(**given, **shape))
-    assert "vocab_size=99" in line and "--vocab_size=57" in line
-
-
 # -- writing
 
 
@@ -390,33 +310,17 @@ def state_of(seed=0):
     return {"config": vars(config), "model": dict(GPT(config).named_parameters())}
 
 
-def test_a_folder_with_something_in_it_is_left_alone_unless_told(tmp_path):
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "tokenizer.json").write_text("of another model")
-    with pytest.raises(BadInput, match=r"holds notes\.txt; --overwrite"):
+    with pytest.raises(BadInput, match=r"holds notes\.txt; delete it, or choose another folder"):
         huggingface.write(tmp_path, state_of())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "tokenizer.json"]
-    huggingface.write(tmp_path, state_of(), overwrite=True)
-    names = ["config.json", "generation_config.json", "model.safetensors", "notes.txt"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names and (tmp_path / "notes.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_shards_of_an_older_model_do_not_stay(saved, tmp_path):
-    saved[1].save_pretrained(tmp_path, max_shard_size="5KB")
-    huggingface.write(tmp_path, state_of(), overwrite=True)
-    assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be written"):
-        huggingface.write(tmp_path / "file", state_of())
-    with pytest.raises(BadInput, match="cannot be written"):
-        huggingface.write(tmp_path / "file" / "inside", state_of())
-
-
-def killed(function, times, *arguments, **options):
-    """Writes in a fork of this process, which SIGKILL ends at the n-th call of os.FUNCTION."""
+@pytest.mark.parametrize("function, times", [("fsync", 1), ("replace", 5), ("replace", 6), ("fsync", 11)])
+def test_a_killed_process_leaves_no_half_of_a_model(function, times, tmp_path):
+    """The whole folder, or none; the same command then writes it."""
+    out, byte = tmp_path / "out", build_tokenizer("byte")
     if (child := os.fork()) == 0:
         try:
             original, calls = getattr(os, function), []
@@ -428,27 +332,12 @@ def killed(function, times, *arguments, **options):
                 return original(*arguments)
 
             setattr(os, function, call)
-            huggingface.write(*arguments, **options)
+            huggingface.write(out, state_of(), byte)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("before", [False, True], ids=["new", "overwrite"])
-@pytest.mark.parametrize("function, times", [("fsync", 1), ("fsync", 11), *(("replace", n) for n in range(1, 11))])
-def test_a_killed_process_leaves_no_half_of_a_model(function, times, before, tmp_path):
-    """Whole, or without the config.json that loading needs; the same command then writes it."""
-    out, byte = tmp_path / "out", build_tokenizer("byte")
-    if before:
-        huggingface.write(out, state_of(0), byte)
-    killed(function, times, out, state_of(1), byte, overwrite=before)
-    seen = {path.name for path in out.iterdir() if not path.name.startswith(".")}
-    whole = set(huggingface.WRITTEN)
-    if (out / "config.json").exists():
-        assert seen == whole
-        found = huggingface.read(str(out))["model"]["token_embedding.weight"]
-        seed = int(function == "fsync" and times == 11)  # the last thing that is done
-        assert torch.equal(found, state_of(seed)["model"]["token_embedding.weight"])
-    huggingface.write(out, state_of(1), build_tokenizer("byte"), overwrite=before or bool(seen))
-    assert {path.name for path in out.iterdir()} == whole and huggingface.read(str(out))
+    assert out.exists() == (times == 11)  # the last thing that is done
+    if not out.exists():
+        huggingface.write(out, state_of(), byte)
+    assert len(list(out.iterdir())) == 5 and huggingface.read(str(out))
     assert Path(out, "config.json").stat().st_mode & 0o044 == 0o044

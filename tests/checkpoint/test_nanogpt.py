@@ -108,14 +108,6 @@ def test_training_starts_from_it_with_a_shorter_context(saved, dense, tmp_path):
     assert torch.equal(kept["blocks.0.attention.qkv.weight"], state["model"]["transformer.h.0.attn.c_attn.weight"])
 
 
-def test_a_run_of_another_shape_is_told_all_of_its_differences(saved, dense, tmp_path, refused):
-    state, path = saved
-    torch.save(state, path)
-    line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", init_from=path, n_layer=1, n_head=4))
-    assert "n_layer=1 n_head=4" in line and "--n_layer=2 --n_head=2" in line
-    assert not (tmp_path / "run").exists()
-
-
 # -- bad input
 
 
@@ -149,24 +141,15 @@ def with_value(name, value, part="model"):
 WPE = "transformer.wpe.weight"
 DAMAGE = {
     "no model": (lambda state: state.pop("model"), "it has no 'model'"),
-    "no weights": (lambda state: state.update(model=3), "damaged or not a ckpt.pt of nanoGPT"),
     "a weight missing": (without(WPE), "it has no wpe.weight"),
     "misshapen": (
         with_value(WPE, torch.zeros(32, 16)),
         "its wpe.weight is torch.float32 (32, 16); expected",
     ),
-    "whole numbers": (with_value(WPE, torch.zeros(16, 32, dtype=torch.int64)), "its wpe.weight is torch.int64"),
-    "a text": (with_value(WPE, "text"), "its wpe.weight is <class 'str'>"),
-    "fewer numbers than its shape": (with_value(WPE, torch.zeros(1).expand(16, 32)), "contiguous floats (16, 32)"),
-    "another layer": (with_value("transformer.h.2.ln_1.weight", torch.ones(32)), "h.2.ln_1.weight"),
     "another name": (with_value("classifier.weight", torch.ones(32)), "classifier.weight"),
     "untied": (with_value("lm_head.weight", torch.zeros(V, 32)), "here the two are tied"),
     "no argument": (without("block_size", "model_args"), "it has no 'block_size'"),
-    "a wrong type": (with_value("n_layer", "2", "model_args"), "n_layer"),
     "impossible": (with_value("n_head", 5, "model_args"), "n_head=5"),
-    "none": (with_value("n_embd", None, "model_args"), "n_embd"),
-    "huge": (with_value("n_embd", 2**61, "model_args"), "overflowed"),
-    "more layers": (with_value("n_layer", 10**12, "model_args"), "it has no h.2.ln_1.weight"),
 }
 
 
@@ -180,28 +163,11 @@ def test_damage_is_named(kind, saved):
     assert reason in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
-def test_a_truncated_file(kept, saved):
-    state, path = saved
-    torch.save(state, path)
-    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    with pytest.raises(BadInput, match=r"damaged or not a ckpt.pt of nanoGPT"):
-        checkpoint.load_model(str(path))
-
-
-def test_another_archive_is_not_nanogpts(tmp_path):
-    torch.save({"format_version": 1, "model": {}}, tmp_path / "last.pt")
-    with pytest.raises(BadInput, match="does not begin as a safetensors file does"):
-        checkpoint.load_model(str(tmp_path / "last.pt"))
-
-
-@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
-@pytest.mark.parametrize("content", [b"", b"hello", bytes(range(256)), {"state_dict": {"weight": torch.ones(3)}}])
-def test_a_file_that_is_no_checkpoint_is_refused_with_what_is_expected(content, name, tmp_path):
-    path = tmp_path / name
+@pytest.mark.parametrize("content", [b"", b"hello", {"state_dict": {"weight": torch.ones(3)}}])
+def test_a_file_that_is_no_checkpoint_is_refused_with_what_is_expected(content, tmp_path):
+    path = tmp_path / "x.pt"
     torch.save(content, path) if isinstance(content, dict) else path.write_bytes(content)
-    reason = "is damaged or not a checkpoint of nanoladder (it does not begin as a safetensors file does)"
-    expected = "expected a file such as out/x/last.safetensors, a ckpt.pt of nanoGPT, or hf:NAME"
     with pytest.raises(BadInput) as error:
         checkpoint.load_model(path)
-    assert str(error.value) == f"{path} {reason}; {expected}"
+    assert str(error.value).startswith(f"{path} is damaged or not a checkpoint of nanoladder (")
+    assert "; expected a file such as out/x/last.safetensors, a ckpt.pt of nanoGPT, or hf:NAME" in str(error.value)

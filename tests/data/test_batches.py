@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from model import IGNORE
-from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset, tokens_seen
+from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset
 from nanoladder.data import batches as batches_module
-from nanoladder.data.batches import ROUNDS, n_sequences, permuted, shuffle
+from nanoladder.data.batches import ROUNDS, permuted, shuffle
 from nanoladder.data.corpus import Texts
 from nanoladder.data.writer import write_corpus
 
@@ -236,34 +236,6 @@ def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, ki
         assert all(len(share.inputs) == 8 // world_size for share in shares)
         assert equal(together(shares), whole[step])
         assert [pair for batches in ranks for pair in batches.windows(step)] == whole.windows(step)
-
-
-@given(batch_size=st.integers(1, 50), warmup_steps=st.integers(0, 80))
-def test_the_batch_grows_in_a_straight_line_to_its_size(batch_size, warmup_steps):
-    totals = [n_sequences(steps, batch_size, warmup_steps) for steps in range(warmup_steps + 4)]
-    sizes = [end - start for start, end in pairwise(totals)]
-    line = [-(-batch_size * step // warmup_steps) for step in range(1, warmup_steps + 1)]  # rounded up: never 0
-    assert totals[0] == 0 and sizes == line + 3 * [batch_size]
-
-
-@pytest.mark.parametrize("world_size, micro_batch_size", [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 2), (2, 8)])
-def test_while_the_batch_grows_every_sequence_comes_once_and_in_order(folder, world_size, micro_batch_size):
-    split = open_ids(folder, list(range(500))).train
-    keys = {"batch_size": 8, "seed": 3, "micro_batch_size": micro_batch_size}
-    whole, growing = (TrainingBatches(split, tiny(**keys, batch_warmup_steps=steps)) for steps in (0, 5))
-    seen, n_tokens = [], 0
-    for step, size in enumerate([2, 4, 5, 7, 8, 8, 8], 1):
-        shares = [growing.share(rank, world_size)[step] for rank in range(world_size)]
-        rows = {len(share.inputs) for share in shares}
-        most = min(micro_batch_size, 8 // world_size)
-        assert len(rows) == 1 and rows.pop() == -(-size // (most * world_size)) * most  # whole micro-batches
-        inputs, targets = together(shares)
-        assert (targets[:size] != IGNORE).all() and (targets[size:] == IGNORE).all()
-        seen.append((inputs[:size], targets[:size]))
-        n_tokens += sum(int(share.n_tokens) for share in shares)
-        assert n_tokens == tokens_seen(step, tiny(**keys, batch_warmup_steps=5, context_length=T))
-    expected = [tensor[:42] for tensor in together(whole[step] for step in range(1, 7))]
-    assert equal(together(seen), expected)
 
 
 @given(lengths=document_lengths, batch_size=batch_sizes, seed=seeds)

@@ -80,7 +80,7 @@ def test_a_change_that_the_other_keys_exclude_is_not_advised(config):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_the_parts_add_up_to_the_peak(set_to_none, config):
     """Gradients that are dropped between steps are no part of their own: they are within the temporary one."""
-    found = advise.answer("peak", replace(config, set_to_none=set_to_none), 0)
+    found = advise.answer("savings", replace(config, set_to_none=set_to_none), 0)
     assert sum(found["parts"].values()) == pytest.approx(found["peak"], rel=1e-3)
     assert ("gradients" in found["parts"]) != set_to_none
 
@@ -90,7 +90,7 @@ def test_the_command_prints_one_line_of_json(config, run_main):
     given = vars(config) | {"vocab_size": 0, "batch_size": 24}
     vocab_size = json.loads(Path(config.dataset, "meta.json").read_text())["vocab_size"]
     resolved = replace(config, vocab_size=vocab_size, batch_size=24)
-    for question in ("peak", "savings", "micro_batch_size"):
+    for question in ("savings", "micro_batch_size"):
         options = [question, "--available_bytes=40000000", "--world_size=2"]
         result = run_main(advise.main, *options, *flags(**given))
         expected = advise.answer(question, resolved, 40_000_000, 2)
@@ -107,7 +107,7 @@ def test_an_optimizer_whose_package_is_missing_is_not_advised(config):
     traced.clear()
     assert "optimizer" not in savings(replace(config, n_embd=256))
     with pytest.raises(BadInput, match="needs torchao"):
-        advise.answer("peak", replace(config, optimizer="adamw8bit"), 0)
+        advise.answer("savings", replace(config, optimizer="adamw8bit"), 0)
 
 
 def test_advice_on_a_compiled_step_is_that_on_an_eager_one(config):

@@ -116,7 +116,7 @@ def test_every_dimension_sharding_and_schedule_is_listed():
     names = [layout.name for layout in layouts(config, 4)]
     assert len(set(names)) == len(names)
     assert {"4 data, shard=full, shard_within=2", "2 data × 2 tensor, shard=full"} <= set(names)
-    assert {"4 data", "4 tensor", "4 context", "4 pipeline, zero_bubble", "2 pipeline × 2 context"} <= set(names)
+    assert {"4 data", "4 tensor", "4 context", "4 pipeline, interleaved", "2 pipeline × 2 context"} <= set(names)
     for layout in layouts(config, 4):
         load_config(flags(**keys) + layout.words)  # is a config
     alone = layouts(config, 1)

@@ -344,7 +344,7 @@ def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense):
 
 
 @pytest.mark.parametrize(
-    "program, part, words", [(measure, "trial", ["trial"]), (task, "measure", ["time", "--peer=ours"])]
+    "program, part, words", [(measure, "curve", ["curve"]), (task, "measure", ["time", "--peer=ours"])]
 )
 def test_memory_that_runs_out_is_one_line(program, part, words, monkeypatch, dense):
     def fail(*_):

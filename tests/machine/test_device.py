@@ -21,7 +21,7 @@ from nanoladder.errors import BadInput
 from nanoladder.kernels import loss
 from nanoladder.machine import memory, precision
 from nanoladder.run import clock, header
-from nanoladder.run.failures import explain_failure
+from nanoladder.run.memory import OutOfMemory, fit_micro_batch
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
@@ -181,9 +181,14 @@ def test_out_of_memory_on_mps_is_explained(dense, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append(1))
     monkeypatch.setattr("nanoladder.run.memory.ask", lambda *_: {})  # no prediction, which takes a process
     error = RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB, max allowed: 9.07 GiB).")
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path), vocab_size=17, device="mps")
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path), vocab_size=17, device="mps", memory_gb=8.0)
+
+    @fit_micro_batch
+    def train(config):
+        raise OutOfMemory(error, config, MPS)
+
     with pytest.raises(SystemExit) as stop:
-        explain_failure(error, config, MPS, 8e9)
+        train(config)
     assert stop.value.code == 3 and "out of memory" in capsys.readouterr().err and emptied
 
 

@@ -23,9 +23,7 @@ BASE = {"data": "documents", "batch_size": 8, "micro_batch_size": 2, "eval_inter
 CURVES = {  # 2 processes
     "1f1b": {"max_steps": 12, "adamw_impl": "fused", "lazy_metrics": True, "set_to_none": True},
     "interleaved": {"pipeline_schedule": "interleaved", "n_layer": 5, "data": "dense", "checkpointing": "sqrt"},
-    "zero_bubble": {"pipeline_schedule": "zero_bubble", "n_layer": 4, "checkpointing": "every:1", "loss_chunks": 3},
     "shapes": {"n_layer": 3, "batch_size": 6, "pad_vocab_to": 48, "bias": True, "context_length": 15},
-    "growing": {"micro_batch_size": 1, "batch_warmup_steps": 5, "num_workers": 1},
     "bfloat16": {"dtype": "bfloat16", "max_steps": 3},
     "muon": {"optimizer": "muon"},
     "adamw8bit": {"optimizer": "adamw8bit", "n_embd": 64, "context_length": 64},
@@ -188,14 +186,9 @@ def test_a_fault_on_one_stage_ends_every_process(dense, documents, folder):
             "takes a multiple of 2 micro-batches, and micro_batch_size=2 makes 3; expected --micro_batch_size=1 or 3",
         ),
         ({"n_layer": 1}, "has 2 stages of a block or more, and n_layer=1; expected n_layer=2 at least"),
-        ({"pipeline_schedule": "zero_bubble", "n_layer": 3}, "has 4 stages of a block or more, and n_layer=3"),
-        ({"pipeline_schedule": "zero_bubble", "n_layer": 4, "compile": True}, "expected --compile=False"),
+        ({"pipeline_schedule": "interleaved", "n_layer": 3}, "has 4 stages of a block or more, and n_layer=3"),
         ({"dtype": "float16"}, "float16 needs, which dtype=float16 is here; expected --dtype=bfloat16 or float32"),
         ({"compile": True, "compile_mode": "reduce-overhead"}, "replays CUDA graphs"),
-        (
-            {"pipeline_schedule": "interleaved", "n_layer": 4, "batch_warmup_steps": 3},
-            "have any number; expected --pipeline_schedule=1f1b, or --batch_warmup_steps=0",
-        ),
     ],
 )
 def test_a_pipeline_that_cannot_run_is_refused(keys, expected):
@@ -220,7 +213,6 @@ def test_the_bubble_is_that_of_the_papers():
     bubbles = {name: [parallel.predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in pipeline.STAGES}
     assert bubbles["1f1b"] == [1 / 5, 3 / 11]
     assert bubbles["interleaved"] == [1 / 9, 3 / 19]
-    assert bubbles["zero_bubble"] == [1 / 25, 3 / 51]
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())

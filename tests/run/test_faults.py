@@ -100,16 +100,6 @@ def test_a_gpu_s_results_are_read_only_when_they_are_due(dense):
         watch.look(due=True)
 
 
-def test_a_gpu_s_results_are_read_now_and_then_without_intervals(dense):
-    split = data.open_dataset(tiny(dataset=str(dense))).train
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny(), {}))
-    with pytest.raises(SystemExit, match="stopped at step 1:"):
-        for step in range(1, faults.LOOK + 1):
-            watch.add(step, 1e-3, math.nan, 1.0)
-            watch.look(due=False)
-    assert step == faults.LOOK
-
-
 # -- whole runs
 
 
@@ -155,11 +145,6 @@ def test_a_fault_is_reported_in_one_line_with_its_batch_and_the_last_checkpoint(
     inputs = torch.cat([torch.from_numpy(split.read([w], p)[0]) for w, p in fault["windows_and_phases"]])
     expected = next(train.training_batches(split, config, 7, torch.device("cpu")))[0]
     assert torch.equal(inputs, expected)
-
-
-def test_without_a_checkpoint_the_fault_says_so(config, run_main, monkeypatch):
-    monkeypatch.setattr(train, "train_step", poisoned(1, spoil_positions))
-    assert "there is no checkpoint" in run_main(train.main, *words(config)).code
 
 
 def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):

@@ -88,40 +88,13 @@ def test_a_run_in_the_current_folder_has_a_name(config, monkeypatch):
     assert titles == [Path(config.out_dir).name]
 
 
-def test_a_plot_of_one_row_without_measurements(tmp_path):
-    plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", "title")
-    assert (tmp_path / "loss.png").stat().st_size > 1000
-
-
-def test_the_title_of_a_plot_is_no_formula(tmp_path):
-    plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", r"a$\fra{$")
-    assert (tmp_path / "loss.png").stat().st_size > 1000
-
-
-def test_a_title_that_the_font_lacks_is_drawn_without_a_warning(tmp_path, recwarn):
-    plot([{"step": 1, "tokens": 1, "val_loss": 1.0}], tmp_path / "loss.png", "运行 🚀")
-    assert (tmp_path / "loss.png").exists() and not recwarn.list
-
-
 @pytest.mark.parametrize(
     "name, tflops",
     [
         ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989),
         ("NVIDIA A100-SXM4-40GB", 312),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362),
-        ("Tesla T4", 65),
-        ("Tesla V100-SXM2-16GB", 125),
-        ("NVIDIA GeForce RTX 4090", 165.2),
-        ("NVIDIA GeForce GTX 1080", None),
         ("NVIDIA L40", None),
-        ("NVIDIA RTX A1000", None),
-        ("NVIDIA T400 4GB", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
@@ -144,34 +117,12 @@ def test_flops_per_token_are_those_of_the_paper():
     assert metrics.flops_per_token(model) == 6 * (model.n_params - 16 * 32) + 12 * 2 * 32 * 16
 
 
-def test_no_step_has_no_throughput():
-    assert metrics.throughput(0.0, 0, 0, 1e9, 1e12) == {}
-
-
 @pytest.fixture
 def time(monkeypatch):
     """A clock that stands still but for time.now += seconds."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock.now)
     return clock
-
-
-def test_the_clock_stands_still_between_stop_and_start(time):
-    clock = clocks.StepClock(torch.device("cpu"))
-    assert clock.lap() == 0.0
-    clock.start()
-    time.now += 6
-    clock.stop()
-    time.now += 1000
-    clock.start()
-    time.now += 1
-    clock.start()  # it runs already
-    time.now += 1
-    assert clock.lap() == 8.0
-    time.now += 1000
-    clock.start()
-    time.now += 3
-    assert clock.lap() == 3.0
 
 
 def test_evaluating_sampling_and_saving_do_not_count_as_training(config, time, monkeypatch):

@@ -1,9 +1,7 @@
 """sample_interval: a line of text on the way, which changes nothing of the training."""
 
 import ast
-import io
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from processes import configuration, words, work
 import sample
 import train
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
-from nanoladder.run.metrics import printable
 from nanoladder.run.sample import LENGTH, write_line
 
 CURVE = "train_loss", "val_loss", "lr", "grad_norm"
@@ -57,28 +54,6 @@ def test_a_sample_is_one_line_with_line_breaks_as_escapes(config, run_main):
     assert "\n" in samples(config)[60]  # the model knows its line, which ends
     (line,) = [line for line in lines if "  sample " in line]
     assert ast.literal_eval(re.fullmatch(r"step    60  sample (.*)", line)[1]) == samples(config)[60]
-
-
-def test_a_terminal_that_lacks_characters_shows_their_escapes(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
-    assert printable("café\n☕\x1b[2J") == r"'café\n\u2615\x1b[2J'"
-
-
-def test_half_characters_and_the_end_of_a_document(config, documents):
-    config = replace(config, dataset=str(documents), sample_interval=1)  # of random bytes
-    train.train(config)
-    texts = "".join(samples(config).values())
-    assert len(samples(config)) == 7 and "\ufffd" in texts
-    texts.encode()  # no surrogates
-
-
-def test_a_resumed_run_writes_the_same_texts(config, tmp_path):
-    train.train(config)
-    halves = replace(config, out_dir=str(tmp_path / "halves"))
-    train.train(replace(halves, max_steps=4, lr_decay_steps=7))
-    train.train(replace(halves, init_from="resume"))
-    assert samples(config).keys() == {3, 6, 7}
-    assert samples(halves) == {**samples(config), 4: samples(halves)[4]}  # the last step ends every interval
 
 
 @pytest.mark.parametrize(
@@ -132,7 +107,3 @@ def test_a_dataset_without_tokenizer_is_refused(config, tmp_path, refused):
     line = refused(train.main, *words(replace(config, dataset=str(folder))))
     assert all(part in line for part in ("bare", "tokenizer.json", "--sample_interval=0")), line
     assert not Path(config.out_dir).exists()
-
-
-def test_a_negative_interval_is_refused(config, refused):
-    assert "sample_interval=-1: expected 0 or more" in refused(train.main, *words(replace(config, sample_interval=-1)))

@@ -6,15 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights
 
 import train
-from nanoladder import checkpoint
-from nanoladder.run import signals
 
 LOGGED = "step", "tokens", "train_loss", "grad_norm", "lr"
 NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
@@ -73,21 +70,6 @@ def test_a_run_that_never_saves_says_so(config, monkeypatch, run_main):
     result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
     assert result.code == 143 and "ended after step 3, not saved, as save_interval=0" in result.out
     assert not list(Path(config.out_dir).glob("*.safetensors"))
-
-
-@pytest.mark.parametrize("minutes, steps", [(0.0, [9]), (2.0, [3, 6, 9]), (3.0, [4, 8, 9])])
-def test_minutes_between_checkpoints(minutes, steps, config, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    original = train.train_step
-
-    def step(*args):
-        clock[0] += 50.0  # seconds
-        return original(*args)
-
-    monkeypatch.setattr(train, "train_step", step)
-    train.train(replace(config, save_every_minutes=minutes, keep_checkpoints=9))
-    assert sorted(checkpoint.history(Path(config.out_dir))) == steps
 
 
 def test_a_signal_that_ends_the_compiler_too_is_no_failure_of_the_compiler(config, run_main, monkeypatch):
