@@ -2,11 +2,12 @@
 
 import bisect
 import dataclasses
+import multiprocessing
 import os
 import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -199,7 +200,7 @@ def predict_rows(rows, *conditions):
     if n < 2:
         yield from (predict_row(*row, *conditions) for row in rows)
         return
-    with ProcessPoolExecutor(n, get_context("spawn"), initializer=prepare_process) as pool:
+    with ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), initializer=prepare_process) as pool:
         futures = {key: pool.submit(predict_group, group, conditions) for key, group in groups.items()}
         for key, row in zip(keys, rows, strict=True):
             try:
@@ -217,9 +218,15 @@ def shared_traces(name, config, device_type="cpu", world_size=1):
 
 
 def prepare_process():
-    """Lets Ctrl-C end this process without a traceback, and libraries print to stderr."""
+    """Lets Ctrl-C end this process without a traceback, and its parent's end too; libraries print to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.dup2(2, 1)
+
+
+def end_with_parent():
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def predict_group(rows, conditions):

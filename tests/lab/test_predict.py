@@ -4,11 +4,14 @@ import dataclasses
 import gc
 import json
 import os
+import subprocess
+import sys
+import time
 from itertools import cycle
 
 import pytest
 import torch
-from conftest import build, needs_gpu, replace, state_bytes, tiny
+from conftest import ROOT, build, needs_gpu, replace, state_bytes, tiny
 from processes import script, words
 from torch.profiler import ProfilerActivity, profile
 
@@ -413,6 +416,27 @@ def test_rows_are_predicted_by_several_processes_as_by_one(killed, monkeypatch):
     if killed:
         monkeypatch.setattr(predict, "prepare_process", os.abort)
     assert list(predict.predict_rows(rows, H100, "cuda")) == expected
+
+
+POOL = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from lab import predict
+pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=predict.prepare_process)
+print(pool.submit(os.getpid).result(), flush=True)
+pool.submit(time.sleep, 600).result()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_the_one_that_started_it():
+    with subprocess.Popen([sys.executable, "-c", POOL], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("limit", ["cores", "memory", "rows"])
