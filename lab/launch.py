@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from nanoladder.entry import run_script
 
 import torch
@@ -61,7 +62,11 @@ class Child:
         self.argv = argv
         self.out, self.err = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115 finish() closes them
         self.process = context().Process(target=become, args=(module, argv, self.out.name, self.err.name))
-        self.process.start()
+        try:
+            self.process.start()
+        except ConnectionRefusedError:  # the fork server was killed, and is not gone yet
+            time.sleep(1)
+            self.process.start()
 
     def kill(self):
         self.process.kill()
@@ -92,6 +97,7 @@ def become(module, argv, out, err):
     """Turns a new process into `python -m module argv`, its output into two files."""
     for path, descriptor in ((os.devnull, 0), (out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_RDWR), descriptor)
+    multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
     if torch.cuda._is_in_bad_fork():
         os.execve(sys.executable, [sys.executable, "-m", module, *argv], child_environment())
     sys.argv = [module, *argv]

@@ -1,6 +1,7 @@
 """Processes that measure are as good as new ones, run side by side, and say why they fail."""
 
 import json
+import multiprocessing
 import os
 import signal
 import statistics
@@ -49,6 +50,11 @@ def test_a_fork_has_the_compiler_and_its_server_has_neither_touched_cuda_nor_com
         "round(float(torch.ones(10**6).exp().log().sum())))"  # hangs after a parallel region
     )
     assert found.stdout == f"True False {10**6}\n"
+
+
+def test_the_workers_of_a_loader_start_as_in_training(run):
+    [found] = run("import multiprocessing; print(multiprocessing.get_start_method())")
+    assert found.stdout == f"{multiprocessing.get_context().get_start_method()}\n"
 
 
 def test_processes_run_side_by_side_and_one_can_be_killed(dense):
