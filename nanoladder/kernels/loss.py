@@ -139,10 +139,7 @@ def keep_gradients(ctx, inputs, output):
 
 
 def backward(ctx, d_loss, *_):
-    """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak.
-
-    The zero-bubble schedule comes here twice: for the gradient of the hidden states, then for the weight's.
-    """
+    """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak."""
     d_hidden, d_weight = ctx.saved_tensors
     if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph=True
         return d_hidden * d_loss, d_weight * d_loss, *[None] * 8

@@ -152,7 +152,6 @@ def test_a_frozen_weight_has_no_gradient_and_the_hidden_states_the_same():
 
 
 def test_a_second_backward_gives_the_same_gradients():
-    """As in the zero-bubble schedule."""
     hidden, weight, targets = inputs()
     value = head_loss(hidden, weight, targets, 200, 3) / 7
     first = torch.autograd.grad(value, (hidden, weight), retain_graph=True)
