@@ -47,7 +47,7 @@ def definitions(path, names, program, values):
 
     Folded by values, {field: expression}. A class keeps the methods that it or the program calls.
     """
-    attributes = reads(cst.parse_module(program)).attributes
+    attributes = reads(ast.parse(program)).attributes
     roots = [*sorted(names), *(f"program.{name}" for name in sorted(attributes))]
     source = (FOLDER / path).read_text(encoding="utf-8")
     module = cst.parse_module(fold(f"{source}\n\n{', '.join(roots)}\n", values))

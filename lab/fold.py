@@ -3,7 +3,8 @@
 import ast
 import json
 import sys
-from types import SimpleNamespace
+from functools import partial
+from typing import NamedTuple
 
 import libcst as cst
 from libcst import matchers
@@ -24,11 +25,15 @@ NO_OPS = {
             "parallel.rank": "0",
             "parallel.share": "{0}",
             "parallel.start": "{1}",
+            "parallel.stop": None,
             "parallel.synchronize_last": "{1}",
         },
     ),
     "tensor_parallel": ((1,), {"parallel.apply_tensor_parallel": None, "mesh().sizes.tensor": "1"}),
-    "context_parallel": ((1,), {"parallel.apply_context_parallel": None, "mesh().sizes.context": "1"}),
+    "context_parallel": (
+        (1,),
+        {"parallel.apply_context_parallel": None, "mesh().sizes.context": "1", "positions": "None"},
+    ),
     "pipeline_parallel": (
         (1,),
         {
@@ -41,6 +46,39 @@ NO_OPS = {
     "freeze": (("none",), {"optim.freeze": None}),
     "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
 }
+# The same for programs that run alone: without refusals and kernels of other devices; and with a mesh of one dimension,
+# data, whose processes have all weights.
+ALONE = {
+    "standalone": (
+        (True,),
+        {
+            "machine.choose_device": 'torch.device("cuda" if torch.cuda.is_available() else "cpu")',
+            "torch.are_deterministic_algorithms_enabled": "False",
+            "check_processes": None,
+            "check_batch": None,
+            "check_pipeline": None,
+            "check_tensor_parallel": None,
+            "check_8_bits": None,
+            "machine.eight_bit_library": "'torchao'",
+            "fastest_softmax": "softmax.softmax_",
+        },
+    ),
+    "mesh": (
+        ("data",),
+        {
+            "mesh().is_cut": "False",
+            "mesh().averaging": "world_size()",
+            "mesh().place.data": "rank()",
+            "mesh().sizes.data": "world_size()",
+            "parallel.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})",
+            "start_mesh": None,
+            "divide": None,
+            "count_sharing": None,
+        },
+    ),
+}
+REFUSED = matchers.SimpleStatementLine(body=[matchers.Raise(matchers.Call(matchers.Name("BadInput")))])
+REFUSAL = matchers.If(body=matchers.IndentedBlock([matchers.ZeroOrMore(), REFUSED]), orelse=None)
 RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
 
 
@@ -71,16 +109,22 @@ def import_order(line):
     kind, name = line.split()[:2]
     package = name.partition(".")[0]
     entry = name == "nanoladder.entry"  # before torch loads, so that Ctrl-C is one line
-    section = 0 if entry or package in sys.stdlib_module_names else 1 if package == "torch" else 2
+    section = 0 if entry or package in sys.stdlib_module_names else 1 if package in ("numpy", "torch") else 2
     return section, entry, kind == "from", name, line
 
 
 def fold(source, values):
     """Replaces every `config.field` by its expression in values, {field: expression}, and simplifies the result."""
+    return settle(source, partial(Fold, values), lambda module: Prune(*usage(module.code)))
+
+
+def settle(source, *transformers):
+    """Transforms the source until nothing changes any more. A transformer is made of each module that it visits."""
     module, before = cst.parse_module(source), None
     while before is None or not module.deep_equals(before):
-        before, module = module, module.visit(Fold(values, module))
-        module = module.visit(Prune(module))
+        before = module
+        for transformer in transformers:
+            module = module.visit(transformer(module))
     return module.code
 
 
@@ -94,6 +138,7 @@ class Fold(cst.CSTTransformer):
     def __init__(self, values, module):
         self.values = values
         self.no_ops = no_ops(values)
+        self.last_names = {call.rstrip(")").rpartition(".")[2] for call in self.no_ops if "()" in call}
         self.functions = {node.name.value for node in module.body if isinstance(node, cst.FunctionDef)}
         self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
         self.dropped = set()  # variables whose assignment was dropped
@@ -105,10 +150,10 @@ class Fold(cst.CSTTransformer):
         return False  # quotes in quotes
 
     def leave_Attribute(self, original, updated):
-        if (known := self.no_ops.get(code(updated))) and "()" in code(updated):
+        field = original.attr.value
+        if field in self.last_names and (known := self.no_ops.get(code(updated))):
             return cst.parse_expression(known)
-        field, owner = original.attr.value, code(original.value)
-        if field not in self.values or owner.split(".")[-1] != "config":
+        if field not in self.values or (owner := code(original.value)).split(".")[-1] != "config":
             return updated
         tree = ast.parse(self.values[field], mode="eval").body
         keys = {node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in DEFAULTS}
@@ -130,8 +175,10 @@ class Fold(cst.CSTTransformer):
 
     def compute(self, original, updated):
         """Evaluates an expression that changed and now contains only constants; returns others unchanged."""
+        if updated.deep_equals(original):
+            return updated
         names = {node.id for node in ast.walk(ast.parse(code(updated), mode="eval")) if isinstance(node, ast.Name)}
-        if names - {"int"} or updated.deep_equals(original):
+        if names - {"int"}:
             return updated
         try:
             return literal(eval(code(updated), {"__builtins__": {"int": int}}))
@@ -143,16 +190,18 @@ class Fold(cst.CSTTransformer):
     def leave_Call(self, original, updated):
         """Replaces a no-op call. In other calls, drops arguments whose assignment was dropped."""
         name = code(updated.func)
-        if known := self.no_ops.get(code(updated).replace('"', "'")):
+        if name == "getattr" and (known := self.no_ops.get(code(updated).replace('"', "'"))):
             return cst.parse_expression(known)
         if name in self.no_ops:
             self.simplified = True
             form = self.no_ops[name]
             return cst.parse_expression(str(form).format(*(code(argument.value) for argument in updated.args)))
         if name in self.functions:  # Prune drops the argument with its parameter
-            return self.compute(original, updated)
-        dropped = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.dropped]
-        return self.compute(original, updated.with_changes(args=without(updated.args, dropped)))
+            return updated
+        if self.dropped:
+            dropped = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.dropped]
+            updated = updated.with_changes(args=without(updated.args, dropped))
+        return self.compute(original, updated) if name == "int" else updated
 
     def visit_SimpleStatementLine(self, node):
         self.simplified = False
@@ -197,6 +246,7 @@ class Fold(cst.CSTTransformer):
 
     def leave_IfExp(self, original, updated):
         known = self.truth(updated.test)
+        known = True if updated.body.deep_equals(updated.orelse) else known
         return updated if known is None else updated.body if known else updated.orelse
 
     def visit_If(self, node):
@@ -205,6 +255,8 @@ class Fold(cst.CSTTransformer):
 
     def leave_If(self, original, updated):
         known, orelse = self.truth(updated.test), updated.orelse
+        if "standalone" in self.values and matchers.matches(updated, REFUSAL):
+            return cst.RemoveFromParent()
         if known is None:
             alone = isinstance(updated.test, cst.NamedExpr)  # `a and (b := c)` needs its parentheses, `if b := c` none
             return updated.with_deep_changes(updated.test, lpar=[], rpar=[]) if alone else updated
@@ -255,7 +307,7 @@ class Fold(cst.CSTTransformer):
 def no_ops(values):
     """Returns {call: replacement} for every stage that values, {field: expression}, turn off."""
     found = {}
-    for field, (off, calls) in NO_OPS.items():
+    for field, (off, calls) in (NO_OPS | ALONE).items():
         if field in values and values[field] in map(repr, off):
             found |= calls
     return found
@@ -276,20 +328,17 @@ def splice(leading_lines, block):
 
 
 class Prune(cst.CSTTransformer):
-    """Drops unused functions, classes, methods, parameters, imports and assignments."""
+    """Drops unused functions, classes, methods, parameters, imports and assignments.
 
-    def __init__(self, module):
-        self.scopes = [reads(module)]  # of the module, then of the enclosing class and function
-        functions = [node for node in module.body if isinstance(node, cst.FunctionDef)]
-        passed = passed_on(module)  # to other functions, which call them with all of their parameters
-        self.unread = {
-            node.name.value: unread(node)
-            for node in functions
-            if not passed & {node.name.value} and not node.decorators
-        }
+    names, attributes: those that the whole program reads. unread: {function: positions of its unused parameters}.
+    """
+
+    def __init__(self, names, attributes, unread):
+        self.scopes = [Reads(names, attributes)]  # of the module, then of the enclosing class and function
+        self.unread = unread
 
     def enter(self, node):
-        self.scopes.append(reads(node))
+        self.scopes.append(reads(ast.parse(code(node))))
 
     visit_ClassDef = visit_FunctionDef = enter
 
@@ -332,24 +381,33 @@ class Prune(cst.CSTTransformer):
         return (alias.evaluated_alias or alias.evaluated_name.partition(".")[0]) in self.scopes[0].names
 
 
-def passed_on(module):
-    """Names that the code reads other than to call them."""
-    nodes = list(ast.walk(ast.parse(code(module))))
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called}
+def usage(source):
+    """Returns what Prune has to know of a program: the names and attributes that it reads, and unused parameters."""
+    tree = ast.parse(source)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    # Functions that are passed to others, which call them with all of their parameters
+    passed = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
+    unread = {function.name: unused(function) for function in functions if function.name not in passed}
+    return *reads(tree), unread
 
 
-def unread(function):
+def unused(function):
     """Positions of a function's unused parameters."""
     names = reads(function).names
-    return [n for n, parameter in enumerate(function.params.params) if parameter.name.value not in names]
+    return tuple(n for n, parameter in enumerate(function.args.args) if parameter.arg not in names)
 
 
-def reads(node):
+class Reads(NamedTuple):
+    names: set
+    attributes: set
+
+
+def reads(tree):
     """Names and attributes that the code reads."""
-    found = [part for part in ast.walk(ast.parse(code(node))) if isinstance(getattr(part, "ctx", None), ast.Load)]
+    found = [part for part in ast.walk(tree) if isinstance(getattr(part, "ctx", None), ast.Load)]
     names = {part.id for part in found if isinstance(part, ast.Name)}
-    return SimpleNamespace(names=names, attributes={part.attr for part in found if isinstance(part, ast.Attribute)})
+    return Reads(names, {part.attr for part in found if isinstance(part, ast.Attribute)})
 
 
 def without(items, positions):

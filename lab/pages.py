@@ -152,9 +152,10 @@ a model among them. `--stage=NAME` trains with the stages on the path from naive
 in `--stage=ddp --checkpointing=every:1`.
 
 Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. Below it stand the
-definitions in `nanoladder/` that the program newly calls, folded as the program is. The gain of a stage
-depends on the machine: the tables list what was measured, and `python profile.py config/reference.py` measures your
-machine.
+definitions in `nanoladder/` that the program newly calls, folded as the program is. `python ladder.py show NAME
+--standalone` prints a stage's whole program as one file that runs alone, with torch and numpy: by `python`, or from ddp
+on by `torchrun`. The gain of a stage depends on the machine: the tables list what was measured, and
+`python profile.py config/reference.py` measures your machine.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """

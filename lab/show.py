@@ -2,6 +2,9 @@
 
     python ladder.py [list]       draws the stages: a trunk, and the branches from its top
     python ladder.py show NAME    prints the training program with the stages from naive up to NAME and no others
+    python ladder.py show NAME --standalone
+                                  the same as one file that imports nothing but torch and numpy (torchao at
+                                  low_memory_optimizer): python FILE.py TOKENS.bin, or with torchrun, prints the losses
     python ladder.py diff NAME    prints the lines that a stage changes, and the definitions that they newly call;
                                   diff A B: between two stages; --program: the lines alone
     python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial, and the README's table
@@ -31,6 +34,11 @@ def main(argv):
             print(__doc__, end="")
         case ["show", name]:
             print(pages.script(name), end="")
+        case ["show", name, "--standalone"]:
+            pages.script(name)  # refuses what is no stage, and says if libcst is missing
+            from lab.standalone import standalone
+
+            print(standalone(name), end="")
         case ["diff", *names, "--program"]:
             print_diff(*stages(names))
         case ["diff", *names]:

@@ -1,5 +1,6 @@
 """What a fork does that is to be a program. It imports nothing that lab/workers.py has not loaded before the fork."""
 
+import multiprocessing
 import os
 import runpy
 import sys
@@ -16,6 +17,7 @@ def become(words, folder, environment, streams):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    fork_children()
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count())))
     option, *sys.argv = words if words[0] in ("-c", "-m") else ["", *words]
     sys.path.insert(0, str(folder) if option else str(Path(words[0]).resolve().parent))
@@ -28,6 +30,12 @@ def become(words, folder, environment, streams):
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def fork_children():
+    """Makes this process start others, as those of a DataLoader, as any program does: not by the server of its own."""
+    multiprocessing.set_start_method("fork", force=True)
+
+
 def run_script(*argv):
+    fork_children()
     sys.argv = list(argv)
     runpy.run_path(argv[0], run_name="__main__")

@@ -12,8 +12,9 @@ const make = (tag, properties = {}, ...children) => {
 const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
 // A stage: its name, the number of the stage that it stands on, the positions of its lines in the table of all, and
-// its functions [name, first line, last line]. changes: {a: {b: [from, to, from, to] of lines that differ}} for a < b.
-const { stages, changes } = JSON.parse(find("ladder").textContent);
+// its functions [name, first line, last line], and the positions of its file's lines in `alone`.
+// changes: {a: {b: [from, to, from, to] of lines that differ}} for a < b.
+const { stages, changes, alone } = JSON.parse(find("ladder").textContent);
 const numbers = new Map(stages.map(({ name }, n) => [name, n]));
 const lines = [...find("lines").content.children];
 const texts = lines.map((line) => line.textContent);
@@ -170,7 +171,8 @@ function show() {
   find("place").textContent = `${stage + 1} of ${stages.length}`;
   find("base").options[0].textContent = path[1] === undefined ? "no stage below" : `${stages[path[1]].name}, below`;
   find("base").value = view.base === null ? "" : stages[view.base].name;
-  find("command").textContent = `python ${stages[stage].name}.py config/quickstart.py --stage=${stages[stage].name}`;
+  const several = path.includes(numbers.get("ddp"));
+  find("command").textContent = `${several ? "torchrun --nproc_per_node=2" : "python"} ${stages[stage].name}.py train.bin`;
   find("said").textContent = `${stages[stage].name}, stage ${stage + 1} of ${stages.length}: ${draw()}`;
   center(links[stage]);
 }
@@ -202,7 +204,8 @@ function onKey(event) {
 
 // -- the program, to take along
 
-const source = () => stages[view.stage].lines.map((n) => `${texts[n]}\n`).join("");
+/** The stage as one file that imports nothing of nanoladder. */
+const source = () => stages[view.stage].alone.map((n) => `${alone[n]}\n`).join("");
 
 async function copy() {
   let answer = "Copied";

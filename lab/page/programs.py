@@ -7,6 +7,7 @@ import re
 from functools import cache
 
 from lab import pages
+from lab.standalone import standalone
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
@@ -64,10 +65,11 @@ def indentation(line):
 def table():
     """Returns the distinct lines of all programs as HTML, by first use, and what climb.js needs to know of the stages.
 
-    stages: [{name, on: the number of the stage that it stands on, lines: positions among the distinct ones, parts}].
+    stages: [{name, on: the number of the stage that it stands on, lines: positions among the distinct ones, parts,
+    alone: positions of the standalone program's lines among all `alone`}].
     changes: {a: {b: [first and last line in a, and in b, of each change]}} for the stages' numbers, a < b.
     """
-    positions, stages, names = {}, [], stage_names()
+    positions, alone, stages, names = {}, {}, [], stage_names()
     for name in names:
         below = pages.below(name)
         stages.append(
@@ -76,10 +78,11 @@ def table():
                 "on": names.index(below[-1]) if below else None,
                 "lines": [positions.setdefault(line, len(positions)) for line in highlight(name)],
                 "parts": parts(pages.script(name)),
+                "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
             }
         )
     changes = {a: {b: changed(names[a], names[b]) for b in range(a + 1, len(names))} for a in range(len(names))}
-    return list(positions), {"stages": stages, "changes": changes}
+    return list(positions), {"stages": stages, "changes": changes, "alone": list(alone)}
 
 
 def changed(a, b):

@@ -104,9 +104,9 @@ def compiles_blocks(c):
     return c.compile and (c.compile_scope == "block" or c.shard != "none" or c.tensor_parallel > 1)
 
 
-def gathers_keys(c):
+def gathers_keys(config):
     """True if context parallelism gathers keys and values: if its processes do not divide the heads that each has."""
-    return c.n_head // c.tensor_parallel % c.context_parallel > 0
+    return config.n_head // config.tensor_parallel % config.context_parallel > 0
 
 
 def count_frozen_blocks(c):

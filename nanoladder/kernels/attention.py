@@ -22,7 +22,7 @@ def uses_blocks(config, device_type, dtype):
     """True for attention="blocks", and for "auto" if blocks take less time than SDPA: on a CPU, without dropout, in
     bfloat16, or in float32 with a context of 256 to 1024 tokens.
     """
-    if config.attention != "auto" or device_type != "cpu" or config.dropout:
+    if config.attention != "auto" or device_type != "cpu" or config.dropout > 0:
         return config.attention == "blocks"
     return dtype == torch.bfloat16 or (dtype == torch.float32 and 256 <= config.context_length <= 1024)
 

@@ -11,7 +11,6 @@ Sources: Wijmans et al. 2024, "Cut Your Losses" (https://arxiv.org/abs/2411.0900
 (https://arxiv.org/abs/2410.10989).
 """
 
-import functools
 import importlib.util
 import math
 
@@ -65,7 +64,7 @@ def compute(
     frozen: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad, or if frozen."""
-    softmax_ = (hidden.is_cuda and triton_softmax()) or softmax.softmax_
+    softmax_pass = fastest_softmax(hidden.is_cuda)
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
     columns = softmax.target_columns(targets, ignore_index, first_row, n_real)
     products_weight = weight.to(hidden.dtype)
@@ -79,11 +78,11 @@ def compute(
         h, column = hidden[chunk], columns[chunk]
         logits = torch.mm(h, products_weight.T, out=buffer[: len(h)])  # (n, V)
         logits[:, n_real:] = -math.inf
-        log_sum, picked = softmax_(logits, column, overwrite=needs_grad and not group)
+        log_sum, picked = softmax_pass(logits, column, overwrite=needs_grad and not group)
         if group:
             log_sum, picked = over_shards(log_sum, picked, group)
             if needs_grad:
-                softmax_(logits, column, log_sum)
+                softmax_pass(logits, column, log_sum)
         else:
             picked = torch.where(column == softmax.ELSEWHERE, -math.inf, picked)
         losses[chunk] = torch.where(column == softmax.IGNORED, 0.0, log_sum - picked)
@@ -112,11 +111,10 @@ def add_product(total, a, b):
             rows += part @ b
 
 
-@functools.cache
-def triton_softmax():
-    """softmax.softmax_ as one kernel, or None if Triton is not installed or the GPU is older than Volta."""
-    if not importlib.util.find_spec("triton") or torch.cuda.get_device_capability() < (7, 0):
-        return None
+def fastest_softmax(is_cuda):
+    """softmax.softmax_, as one kernel on a GPU from Volta on if Triton is installed."""
+    if not is_cuda or not importlib.util.find_spec("triton") or torch.cuda.get_device_capability() < (7, 0):
+        return softmax.softmax_
     from nanoladder.kernels import softmax_triton
 
     return softmax_triton.softmax_

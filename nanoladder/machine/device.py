@@ -186,7 +186,7 @@ def configure(config, device):
         compile_tanh_fast()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if config.attention in ATTENTION_KERNELS:
+    if config.attention in ("flash", "cudnn", "efficient"):
         for name, enable in ATTENTION_KERNELS.items():
             enable(name == config.attention)
 

@@ -75,7 +75,7 @@ def scaler_of(model):
 
 
 def unscale_gradients(model, optimizer):
-    """Undoes the scale of float16's gradients in place, and adapts it. One that overflowed makes their norm infinite.
+    """Undoes the scale of float16's gradients in place, and adapts it. One that overflowed makes the norm infinite.
 
     Nothing to do for another dtype, whose scaler is disabled.
     """

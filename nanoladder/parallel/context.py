@@ -13,8 +13,8 @@ itself. Attention exchanges in one of two ways:
 from functools import partial
 
 import torch
+import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
-from torch.distributed import _functional_collectives as collectives
 
 from nanoladder.config import gathers_keys
 from nanoladder.parallel.mesh import mesh

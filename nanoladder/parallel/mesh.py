@@ -4,7 +4,6 @@ Ranks count the processes of a tensor group first, then those of a context group
 groups that exchange most have neighboring ranks, within a node.
 """
 
-import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -85,16 +84,16 @@ def start_mesh(sizes, rank, n_sharing, device_type):
 
 def divide(config, n):
     """The Grid of n processes: data is what the other dimensions leave. Raises BadInput if they do not divide n."""
-    parts = {key: getattr(config, key) for key in CUTS}
-    product = math.prod(parts.values())
+    pipeline, context, tensor = config.pipeline_parallel, config.context_parallel, config.tensor_parallel
+    product = pipeline * context * tensor
     if n == 1:
         return Grid()  # one process has every part
     if n % product:
-        keys = " × ".join(f"{key}={size}" for key, size in parts.items() if size > 1)
+        keys = " × ".join(f"{key}={getattr(config, key)}" for key in CUTS if getattr(config, key) > 1)
         below = n // product * product
         nearest = " or ".join(str(size) for size in (below, below + product) if size)
         raise BadInput(f"{keys} does not divide {n} processes; expected {nearest} of them (--nproc_per_node)")
-    return Grid(parts["pipeline_parallel"], n // product, parts["context_parallel"], parts["tensor_parallel"])
+    return Grid(pipeline, n // product, context, tensor)
 
 
 def count_sharing(config, sizes, n_per_node):

@@ -19,17 +19,16 @@ def fully_shard(model):
         return
     from torch.distributed import fsdp  # imported here, as DTensor is below: it takes a second that other runs save
 
-    config, device_type = model.config, mesh().device_type
-    if config.optimizer == "adamw8bit":
+    device_type, weights = mesh().device_type, mesh().weights
+    if model.config.optimizer == "adamw8bit":
         check_8_bits(model, torch.device(device_type))
-    weights = mesh().weights
     where = weights["shard"] if mesh().n_sharing == mesh().averaging else weights["replicate", "shard"]
-    dtype = choose_dtype(config.dtype, torch.device(device_type))
+    dtype = choose_dtype(model.config.dtype, torch.device(device_type))
     # On a GPU, weights are gathered in autocast's dtype; on a CPU, LayerNorm does not support half-precision weights.
     half = dtype if device_type == "cuda" and dtype != torch.float32 else None
     policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     # In a pipeline, a block's weights stay gathered for all micro-batches of a step
-    reshard = config.shard == "full" and mesh().sizes.pipeline == 1
+    reshard = model.config.shard == "full" and mesh().sizes.pipeline == 1
     for part in getattr(model, "parts", [model]):
         for block in part.blocks:
             fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)

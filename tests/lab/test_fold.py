@@ -11,6 +11,7 @@ from lab.fold import NO_OPS, fold, merge, no_ops
 from model import GPT
 from nanoladder import machine, optim, parallel
 from nanoladder.config import DEFAULTS
+from nanoladder.parallel import context
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
@@ -202,6 +203,8 @@ MADE = {
     "optim.freeze": lambda: (
         optim.freeze(gpt, tiny()) is None and untouched(gpt) and all(p.requires_grad for p in gpt.parameters())
     ),
+    "positions": lambda: context.positions(tiny()) is None,
+    "parallel.stop": lambda: parallel.stop() is None,
     "optim.scale_lr": lambda: [optim.scale_lr(0.3, tiny(optimizer=n)) for n in ("adamw", "adamw8bit")] == [0.3, 0.3],
 }
 

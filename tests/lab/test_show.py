@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
@@ -10,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, rows, same, saved
-from processes import work
+from processes import python, script, work
 
 import train
 from lab import pages, show
+from lab.standalone import standalone
 from nanoladder.config import stage_names
 from nanoladder.config.stages import needs_several, stage_below
 from nanoladder.errors import BadInput
@@ -60,6 +63,15 @@ CHANGES = {
     "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 4),
 }
 NAIVE_LINES, DDP_HUNKS = 250, 7
+# The most lines of each stage's standalone program: the model, the data and the loop take 330, and what a stage adds
+# to the program stays in it above, such as 125 lines of attention in blocks and 150 of the loss in chunks.
+STANDALONE = {
+    **dict.fromkeys(("naive", "set_to_none", "lazy_metrics"), 350),
+    **dict.fromkeys(("loader", "allocator", "tf32", "amp", "flash"), 445),
+    **dict.fromkeys(("blocks", "fused_adamw", "pad_vocab", "compile"), 590),
+    **dict.fromkeys(("chunked_loss", "checkpointing", "grad_accumulation", "low_memory_optimizer"), 765),
+    **{"ddp": 855, "shard": 970, "tensor_parallel": 1110, "context_parallel": 1080, "pipeline_parallel": 1220},
+}
 
 
 def write(stage, folder):
@@ -102,8 +114,25 @@ def compare(ours, shown, naive):
         assert row == pytest.approx(expected, abs=0.02)
 
 
+def losses(text):
+    return [float(line.partition("loss ")[2]) for line in text.splitlines() if line.startswith("step ")]
+
+
+TRACED = "import torch\ntorch.compiler.set_stance(force_backend='aot_eager').__enter__()\n"  # as the others compile
+
+
+def take_along(stage, folder, dense):
+    """Writes the standalone program of a stage into a folder. Returns its path, and its command line."""
+    path = folder / f"{stage}_alone.py"
+    path.write_text(TRACED + standalone(stage), encoding="utf-8")
+    vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
+    own = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "max_steps", "warmup_steps", "learning_rate")
+    return path, [dense / "train.bin", f"--vocab_size={vocab_size}", *(f"--{key}={TINY[key]}" for key in own)]
+
+
 @pytest.mark.parametrize("stage", ALONE)
-def test_train_and_the_shown_program_of_a_stage_train_alike_and_as_naive_does(dense, naive, tmp_path, stage):
+def test_all_programs_of_a_stage_train_alike_and_as_naive_does(dense, naive, tmp_path, stage):
+    """train.py, the program shown, and the one that runs alone: bit for bit."""
     commands = []
     for program in (train, load(write(stage, tmp_path))):
         torch._dynamo.reset()
@@ -111,6 +140,10 @@ def test_train_and_the_shown_program_of_a_stage_train_alike_and_as_naive_does(de
         with torch.compiler.set_stance(force_backend="aot_eager"):
             program.main(commands[-1])
     compare(*commands, naive)
+    path, words = take_along(stage, tmp_path, dense)
+    result = python(path, *words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == [row["train_loss"] for row in figures(commands[0])]
 
 
 @pytest.mark.slow
@@ -127,6 +160,28 @@ def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_p
     commands = [job["argv"] for job in jobs.values()]
     for ours, shown in zip(commands[::2], commands[1::2], strict=True):
         compare(ours, shown, naive)
+    for stage, ours in zip(STAGES[len(ALONE) :], commands[::2], strict=True):
+        path, words = take_along(stage, tmp_path, dense)
+        result = script(path, *words, n=2, folder=tmp_path / stage)
+        assert result.returncode == 0, result.stderr
+        assert losses(result.stdout) == [row["train_loss"] for row in figures(ours)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_need_be(stage):
+    program = standalone(stage)
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(program))
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [])
+        + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+    }
+    with_8_bits = {"torchao"} if stage == "low_memory_optimizer" else set()
+    assert imported - set(sys.stdlib_module_names) == {"numpy", "torch"} | with_8_bits
+    assert len(program.splitlines()) <= STANDALONE[stage]
+    assert "BadInput(" not in program and "nanoladder." not in program
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F", "-"]  # no name is missing or too many
+    assert subprocess.run(ruff, input=program, text=True, capture_output=True).stdout == "All checks passed!\n"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -240,22 +295,15 @@ def test_what_is_no_stage_is_refused(refused, words, answer):
     assert answer in refused(show.main, *words)
 
 
-def test_the_page_is_that_of_this_code():
-    """If it is not: python ladder.py docs."""
-    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
-
-
-def test_the_readme_links_every_stage_to_its_section():
-    readme, page = (ROOT / "README.md").read_text(encoding="utf-8"), pages.page()
-    for stage in STAGES:
-        assert f"| [{stage}](docs/ladder.md#{stage}) |" in readme
-        assert f"\n## {stage}\n" in page
-
-
-def test_docs_writes_the_page(run_main, monkeypatch, tmp_path):
+@pytest.mark.slow
+def test_the_page_is_that_of_this_code(run_main, monkeypatch, tmp_path):
+    """If it is not: python ladder.py docs. The README links every stage to its section."""
+    committed, readme = pages.PAGE.read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.setattr(pages, "PAGE", tmp_path / "docs" / "ladder.md")
     assert run_main(show.main, "docs").code == 0
-    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
+    assert pages.PAGE.read_text(encoding="utf-8") == committed
+    for stage in STAGES:
+        assert f"| [{stage}](docs/ladder.md#{stage}) |" in readme and f"\n## {stage}\n" in committed
 
 
 @pytest.mark.parametrize("stage", STAGES)

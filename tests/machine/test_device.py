@@ -18,7 +18,7 @@ import sample
 import train
 from nanoladder import checkpoint, files, machine, optim, parallel
 from nanoladder.errors import BadInput
-from nanoladder.kernels import loss
+from nanoladder.kernels import loss, softmax
 from nanoladder.machine import memory, precision
 from nanoladder.run import clock, header
 from nanoladder.run.memory import OutOfMemory, fit_micro_batch
@@ -256,9 +256,7 @@ def test_a_gpu_before_volta_does_not_compile(gpu):
     gpu("NVIDIA GeForce GTX 1080", (6, 1))
     with pytest.raises(BadInput, match=r"needs compute capability 7.0 \(Volta\).* has 6.1; expected --compile=False"):
         machine.find_compiler(CUDA)
-    loss.triton_softmax.cache_clear()
-    assert loss.triton_softmax() is None
-    loss.triton_softmax.cache_clear()
+    assert loss.fastest_softmax(is_cuda=True) is softmax.softmax_
 
 
 def test_a_gpu_from_ampere_on_lacks_nothing(gpu):

@@ -1,0 +1,95 @@
+"""The loop of a program that runs alone, in place of train.py's: `ladder.py show NAME --standalone`.
+
+Batches are those of train.py on one stream of tokens: the same windows in the same order.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nanoladder import parallel
+from nanoladder.data.batches import SHUFFLED, Batch, shuffle
+from train import build_model, build_optimizer, learning_rate, set_up, train_step, training_batches
+
+# -- 6. The loop
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the command line may set."""
+
+    n_layer: int = 4
+    n_head: int = 4
+    n_embd: int = 256
+    context_length: int = 512
+    vocab_size: int = 50257
+    batch_size: int = 32
+    max_steps: int = 100
+    learning_rate: float = 6e-4
+    min_lr: float = 6e-5
+    warmup_steps: int = 20
+    seed: int = 1337
+
+
+# Workers draw from a generator of their own: else dropout would depend on how many there are.
+WORKERS = {"batch_size": None, "generator": torch.Generator()}
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """batches[step] is the Batch of that step, counted from 1. Each epoch has a new order and phase."""
+
+    path: str  # of a file of uint16 token ids
+    config: Config
+
+    def __getitem__(self, step):
+        tokens, T = np.memmap(self.path, np.uint16, mode="r"), self.config.context_length
+        n = max(1, (len(tokens) - T) // T)  # windows, as many at every phase
+        n_phases, last, windows = min(T, len(tokens) - n * T), step * self.config.batch_size, []
+        for sequence in range(last - self.config.batch_size, last):
+            epoch, place = divmod(sequence, n)
+            order, phase = shuffle(self.config.seed, epoch, n, n_phases, place // SHUFFLED)
+            start = phase + int(order[place % SHUFFLED]) * T
+            windows.append(tokens[start : start + T + 1])
+        windows = torch.from_numpy(np.stack(windows).astype(np.int64))  # (B, T + 1)
+        return Batch(windows[:, :-1], windows[:, 1:])
+
+    def share(self, rank, world_size, positions):
+        return Share(self, rank, world_size, positions)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of each batch that a process has: some of its sequences, and some of their positions."""
+
+    batches: TrainingBatches
+    rank: int
+    world_size: int
+    positions: torch.Tensor | None  # (T / n,); None: all
+
+    def __getitem__(self, step):
+        share = (tensor.chunk(self.world_size)[self.rank] for tensor in self.batches[step])
+        return Batch(*(part if self.positions is None else part[:, self.positions] for part in share))
+
+
+def train(path, config):
+    """Prints the loss of each step, in nats per token."""
+    device = set_up(config)
+    model = build_model(config, device)
+    optimizer = build_optimizer(model, config)
+    for step, batch in enumerate(training_batches(path, config, 1, device), 1):
+        loss, _ = train_step(model, optimizer, batch, learning_rate(step, config), config)
+        print(f"step {step}: loss {float(loss)}")
+    parallel.stop()
+
+
+def main(argv):
+    path, *words = argv
+    given = dict(word.removeprefix("--").split("=") for word in words)
+    train(path, Config(**{key: type(getattr(Config, key))(value) for key, value in given.items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
