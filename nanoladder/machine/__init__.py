@@ -12,6 +12,7 @@ from nanoladder.machine.device import (
     lacks,
     peak_flops,
 )
+from nanoladder.machine.load import Load
 from nanoladder.machine.memory import (
     GLIBC,
     free_memory,
@@ -26,6 +27,7 @@ from nanoladder.machine.precision import autocast, choose_dtype, double, eight_b
 __all__ = [
     "ATTENTION_KERNELS",
     "GLIBC",
+    "Load",
     "attention_kernel",
     "autocast",
     "check",
