@@ -134,7 +134,15 @@ def test_several_processes_give_the_same_figures(trained, tasks, dense, tmp_path
         assert result.stdout.count("accuracy per token") == 1
         reports.append(json.loads((tmp_path / "report.json").read_text()))
     assert reports[1]["settings"].pop("processes") == 2 and reports[0]["settings"].pop("processes") == 1
-    assert reports[0] == reports[1]
+    assert agree(*reports)  # not to the last bit, which may depend on the rows of a batch
+
+
+def agree(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(agree(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(agree, a, b))
+    return a == pytest.approx(b, rel=1e-5) if isinstance(a, float) else a == b
 
 
 @pytest.mark.slow

@@ -241,7 +241,7 @@ def matrix(documents, tmp_path_factory):
 def test_every_layout_equals_one_process(matrix):
     resumed = [row for row in matrix if row["resumed"]]
     assert {row["verdict"] for row in matrix} == {"equal"}
-    assert len(matrix) == 36 and len(resumed) == 15 and resumed[-1]["name"] == "1 process"
+    assert len(matrix) == 34 and len(resumed) == 14 and resumed[-1]["name"] == "1 process"
     for row in matrix:
         assert len(row["losses"]) == (2 if row["resumed"] else 4), row["name"]
         assert max(row["weights"].values()) < 1e-4

@@ -299,7 +299,7 @@ def test_a_failed_test_is_named(finished):
     assert wrong == ["tests/a.py::new failed"] and "  1 failed in 2.0s" in lines
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rehearsal_is_killed_and_goes_on_to_the_end(dense, tmp_path):
     for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab", "tests"))]:
         ignored = {"ignore": shutil.ignore_patterns("*.bin", "meta.json")} if source.is_dir() else {}

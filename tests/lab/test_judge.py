@@ -408,7 +408,7 @@ def plant(root, line):
     (root / "train.py").write_text(code.replace(START, line + START))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_planted_wrong_update_and_an_old_version_are_named(checkout, command):
     plant(checkout, "    lr *= 2\n")
     wrong = command("--against=HEAD")

@@ -66,6 +66,7 @@ def test_processes_run_side_by_side_and_one_can_be_killed(dense):
     assert child.finish().returncode == -9
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_is_out_of_memory_and_the_next_measurement_starts_another(dense):
     words = ["--device=cpu", f"--dataset={dense}"]
     child = launch.Child(["time", *flags(dataset=dense), "--steps=1000000"])

@@ -690,7 +690,7 @@ def test_a_failing_process_says_why():
         climb.run_alone("time", ["--dataset=nowhere"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, copied):
     code = (copied / "train.py").read_text()
     start = "    optimizer.zero_grad(set_to_none=config.set_to_none)\n"

@@ -303,7 +303,7 @@ def test_libraries_that_a_killed_linker_left_are_deleted_from_the_cache(tmp_path
     assert [path.name for path in tmp_path.glob("*/*.so")] == ["whole.main.so"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_code_is_reused_that_is_cut_off_or_for_other_vectors(dense, tmp_path):
     """The cache of a run whose linkers were killed, then one that machines share: used with shorter vectors."""
     capability = torch.backends.cpu.get_cpu_capability()

@@ -296,6 +296,7 @@ def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been
     assert same(weights(killed), weights(undisturbed))
 
 
+@pytest.mark.nightly
 def test_a_killed_process_that_has_a_part_of_the_model_restarts_exactly(dense, documents, folder):
     keys = {"tensor_parallel": 2, "pipeline_parallel": 2, "micro_batch_size": 1, "dropout": 0.2, "save_interval": 2}
     undisturbed = configuration(dense, documents, folder / "parts", **keys)
