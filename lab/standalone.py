@@ -64,7 +64,7 @@ def link(known):
     def load(path):
         if path not in units:
             source = read(path)
-            units[path] = unit(path, tuple((key, known[key]) for key in sorted(known) if concerns(key, source)))
+            units[path] = cached_unit(path, tuple((key, known[key]) for key in sorted(known) if concerns(key, source)))
             needed[path] = set()
 
     load(PLAIN)
@@ -107,12 +107,6 @@ def concerns(key, source):
     """True if folding by the key may change the source."""
     _, calls = (NO_OPS | ALONE).get(key, ((), ()))
     return key in source or key == "standalone" or any(call in source.replace('"', "'") for call in calls)
-
-
-@cache
-def unit(path, known):
-    """The Unit of a file, as it is with the keys that concern it."""
-    return Unit(path, known)
 
 
 def in_order(units, needed):
@@ -223,6 +217,9 @@ class Unit:
             return ""
         banner = f"\n# -- {self.path}\n\n" if self.path.parts[0] == "nanoladder" else ""
         return banner + "".join(self.module.code_for_node(node) for node in body)
+
+
+cached_unit = cache(Unit)  # many stages share the values of the keys that concern a file
 
 
 def is_module(module, name):

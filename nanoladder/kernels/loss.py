@@ -11,6 +11,7 @@ Sources: Wijmans et al. 2024, "Cut Your Losses" (https://arxiv.org/abs/2411.0900
 (https://arxiv.org/abs/2410.10989).
 """
 
+import functools
 import importlib.util
 import math
 
@@ -113,11 +114,16 @@ def add_product(total, a, b):
 
 def fastest_softmax(is_cuda):
     """softmax.softmax_, as one kernel on a GPU from Volta on if Triton is installed."""
-    if not is_cuda or not importlib.util.find_spec("triton") or torch.cuda.get_device_capability() < (7, 0):
+    if not (is_cuda and runs_triton()):
         return softmax.softmax_
     from nanoladder.kernels import softmax_triton
 
     return softmax_triton.softmax_
+
+
+@functools.cache
+def runs_triton():
+    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability() >= (7, 0)
 
 
 operator = torch.library.custom_op("nanoladder::head_loss", compute, mutates_args=())

@@ -256,7 +256,9 @@ def test_a_gpu_before_volta_does_not_compile(gpu):
     gpu("NVIDIA GeForce GTX 1080", (6, 1))
     with pytest.raises(BadInput, match=r"needs compute capability 7.0 \(Volta\).* has 6.1; expected --compile=False"):
         machine.find_compiler(CUDA)
+    loss.runs_triton.cache_clear()
     assert loss.fastest_softmax(is_cuda=True) is softmax.softmax_
+    loss.runs_triton.cache_clear()
 
 
 def test_a_gpu_from_ampere_on_lacks_nothing(gpu):
