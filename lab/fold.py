@@ -1,9 +1,11 @@
 """Partial evaluation of a program: replaces config fields by their values and removes the code that becomes unused."""
 
 import ast
+import itertools
 import json
+import re
 import sys
-from functools import partial
+from functools import cache
 from typing import NamedTuple
 
 import libcst as cst
@@ -115,17 +117,77 @@ def import_order(line):
 
 def fold(source, values):
     """Replaces every `config.field` by its expression in values, {field: expression}, and simplifies the result."""
-    return settle(source, partial(Fold, values), lambda module: Prune(*usage(module.code)))
+    before = None
+    while source != before:
+        before, (source,) = source, prune([settle(source, values)])
+    return source
 
 
-def settle(source, *transformers):
-    """Transforms the source until nothing changes any more. A transformer is made of each module that it visits."""
-    module, before = cst.parse_module(source), None
-    while before is None or not module.deep_equals(before):
-        before = module
-        for transformer in transformers:
-            module = module.visit(transformer(module))
-    return module.code
+def settle(source, values):
+    """Replaces fields, and simplifies each statement until nothing changes any more."""
+    functions = frozenset(node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+
+    def settled(statement):
+        before = None
+        while statement != before:
+            known = tuple(item for item in sorted(values.items()) if concerns(item[0], statement))
+            before, statement = statement, fold_once(statement, known, functions)
+        return statement
+
+    header, *statements = split(source)
+    return header + "".join(map(settled, statements))
+
+
+def prune(sources):
+    """Drops from each file of a program what no file reads, until nothing changes any more."""
+    before = None
+    while sources != before:
+        before, (names, attributes, unread) = sources, usage("\n".join(sources))
+
+        def pruned(statement, names=names, attributes=attributes, unread=unread):
+            words = set(re.findall(r"\w+", statement))
+            concern = tuple((name, positions) for name, positions in unread.items() if name in words)
+            return prune_once(statement, frozenset(names & words), frozenset(attributes & words), concern)
+
+        sources = []
+        for source in before:
+            header, *statements = split(source)
+            kept = "".join(map(pruned, statements))
+            sources.append(header + kept if kept else "")
+    return sources
+
+
+def split(source):
+    """The comments above a file, and each of its statements with the lines between it and the one before."""
+    lines, body = source.splitlines(keepends=True), ast.parse(source).body
+    if not body:
+        return [source]
+    first = min(node.lineno for node in (body[0], *getattr(body[0], "decorator_list", []))) - 1
+    while first and lines[first - 1].strip():  # its own comment
+        first -= 1
+    ends = [node.end_lineno for node in body[:-1]]
+    return ["".join(lines[start:end]) for start, end in itertools.pairwise([0, first, *ends, len(lines)])]
+
+
+def concerns(key, source):
+    """True if folding by the key may change the source."""
+    _, calls = (NO_OPS | ALONE).get(key, ((), ()))
+    return key in source or key == "standalone" or any(call in source.replace('"', "'") for call in calls)
+
+
+@cache  # stages have most statements in common
+def fold_once(statement, known, functions):
+    return visited(statement, Fold(dict(known), functions))
+
+
+@cache
+def prune_once(statement, names, attributes, unread):
+    return visited(statement, Prune(names, attributes, dict(unread)))
+
+
+def visited(statement, transformer):
+    module = cst.parse_module(statement).visit(transformer)
+    return module.code if module.body else ""
 
 
 def code(node):
@@ -135,11 +197,10 @@ def code(node):
 class Fold(cst.CSTTransformer):
     """Substitutes values, drops no-op calls, folds constants and resolves branches."""
 
-    def __init__(self, values, module):
-        self.values = values
+    def __init__(self, values, functions):
+        self.values, self.functions = values, functions  # functions: names of those of the module
         self.no_ops = no_ops(values)
         self.last_names = {call.rstrip(")").rpartition(".")[2] for call in self.no_ops if "()" in call}
-        self.functions = {node.name.value for node in module.body if isinstance(node, cst.FunctionDef)}
         self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
         self.dropped = set()  # variables whose assignment was dropped
         self.simplified = False  # True if a no-op call was replaced in this statement

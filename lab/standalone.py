@@ -7,7 +7,7 @@ loop of lab/plain.py takes the place of the housekeeping, and all keys but its o
 import ast
 import re
 from collections import Counter
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import libcst as cst
@@ -15,7 +15,7 @@ from libcst import matchers
 from libcst.metadata import GlobalScope, MetadataWrapper, ScopeProvider
 
 from lab.called import FOLDER, locate
-from lab.fold import ALONE, NO_OPS, Fold, Prune, import_order, settle, usage
+from lab.fold import concerns, import_order, prune, settle
 from lab.pages import values
 from nanoladder.config import DEFAULTS
 from nanoladder.parallel import CUTS
@@ -40,7 +40,7 @@ def standalone(name):
     known["padded_vocab_size"] = f"vocab_size + -vocab_size % {known['pad_vocab_to']}"
     if known["shard"] == "'none'" and all(known[key] == "1" for key in CUTS):
         known["mesh"] = "'data'"
-    program = "\n".join(pruned(link(known)))
+    program = "\n".join(prune(link(known)))
     program = program.replace("nanoladder::", "standalone::")  # its operators, beside those of an installed nanoladder
     return TITLE + re.sub(r"\n{4,}", "\n\n\n", program)
 
@@ -85,30 +85,6 @@ def link(known):
     return [part for part in parts if part.strip()]
 
 
-def pruned(parts):
-    """Drops from each part of a program what no part reads, until nothing changes any more."""
-    before = None
-    while parts != before:
-        before, (names, attributes, unread) = parts, usage("\n".join(parts))
-        parts = []
-        for part in before:
-            words = set(re.findall(r"\w+", part))
-            concern = tuple((name, positions) for name, positions in unread.items() if name in words)
-            parts.append(prune(part, frozenset(names & words), frozenset(attributes & words), concern))
-    return parts
-
-
-@cache
-def prune(part, names, attributes, unread):
-    return cst.parse_module(part).visit(Prune(names, attributes, dict(unread))).code
-
-
-def concerns(key, source):
-    """True if folding by the key may change the source."""
-    _, calls = (NO_OPS | ALONE).get(key, ((), ()))
-    return key in source or key == "standalone" or any(call in source.replace('"', "'") for call in calls)
-
-
 def in_order(units, needed):
     """The paths of files, each after those that it reads."""
     order, seen = [], set()
@@ -129,7 +105,7 @@ class Unit:
 
     def __init__(self, path, known):
         self.path = path
-        module = cst.parse_module(settle(read(path), partial(Fold, dict(known))))
+        module = cst.parse_module(settle(read(path), dict(known)))
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         self.module = wrapper.module
         scopes = wrapper.resolve(ScopeProvider).values()
