@@ -1,9 +1,8 @@
 """The figures beside the program: for each stage and machine a card with the time and memory of a step, as HTML.
 
-A set is a ladder on a machine: a mode of a results.json, or a predict.md.
+A set is a ladder that was measured on a machine: --mode=ladder of a results.json.
 """
 
-import re
 from functools import cache
 from typing import NamedTuple
 
@@ -15,8 +14,6 @@ from lab.summary import UNCHANGED, speedup, summarize
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
-MODES = {"ladder": "", "each": ", each stage alone"}  # modes with a row per stage: what to add to the config's name
-LEAST = "least"  # the kind of a predicted time, of which only the whole is known
 SCALED = ("ms/step", "tokens/s", "efficiency", "sent by a process MB", "tensors GB")
 
 
@@ -26,7 +23,6 @@ class Set(NamedTuple):
     name: str
     conditions: list  # (heading, text)
     rows: dict  # {name: figures of summary.summarize, with kinds {kind: seconds} and parts {part: bytes}}
-    alone: bool = False  # each row is a stage on its own, not with those below it
 
 
 # -- reading
@@ -41,15 +37,12 @@ def sets(own=()):
     found = {}
     for path in (*own, *ours()):
         results = read_results(path)
-        if path in own and not results["modes"].keys() & {*MODES, *pages.SCALING.values()}:
+        if path in own and not results["modes"].keys() & {"ladder", *pages.SCALING.values()}:
             raise BadInput(f"{path} holds no stages; expected a results.json of --mode=ladder or scaling")
         machine, name = path.resolve().parts[-3:-1]
-        for mode in (mode for mode in MODES if mode in results["modes"]):
-            key = f"{machine}/{name}/{mode}"
-            found.setdefault(key, measured(key, name + MODES[mode], results, mode))
-    for path in sorted(pages.RESULTS.glob("*/*/predict.md")):
-        key = "/".join([*path.parts[-3:-1], "predict"])
-        found[key] = predicted(key, path.parent.name, path.read_text(encoding="utf-8"))
+        if "ladder" in results["modes"]:
+            key = f"{machine}/{name}"
+            found.setdefault(key, measured(key, name, results))
     return found
 
 
@@ -58,8 +51,8 @@ def ours():
     return sorted(pages.RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != pages.MEASURED, path))
 
 
-def measured(key, name, results, mode):
-    rows = summarize(results, mode)
+def measured(key, name, results):
+    rows = summarize(results, "ladder")
     for row in rows:
         if "memory" in row:
             row["parts"] = parts_of_peak(row["memory"])
@@ -75,40 +68,7 @@ def measured(key, name, results, mode):
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
         ("code", ", commit ".join(filter(None, [results["code"], results.get("commit")]))),
     ]
-    return Set(key, tables.device(results), name, conditions, {row["name"]: row for row in rows}, mode == "each")
-
-
-def predicted(key, name, text):
-    """The Set of a predict.md: the least time of a step, all of one kind, and the memory by part."""
-    memory = by_name(re.split(" {2,}", line) for line in re.findall("^[a-z].*? {2,}.*", text, re.MULTILINE))
-    steps = by_name(re.split(" *[|] *", line)[1:-1] for line in re.findall("^[|].*", text, re.MULTILINE))
-    machine, step = re.search("least time of a step on (.*?), every.* steps of (.*? tokens):", text, re.DOTALL).groups()
-    said = "least times by the limits of the datasheet, and predicted memory: nothing of this was measured"
-    conditions = [("config", text.splitlines()[0].strip("`")), ("a step", step), ("figures", said)]
-    rows = {stage: predicted_row(stage, memory[stage], steps[stage]) for stage in memory if stage in steps}
-    return Set(key, f"{machine}, predicted", name, conditions, rows)
-
-
-def by_name(lines):
-    """{name: {heading: text}} of the lines of a table, the headings first; * marks a name."""
-    _, *headings = next(lines)
-    return {name.rstrip("*"): dict(zip(headings, line, strict=True)) for name, *line in lines}
-
-
-def predicted_row(name, memory, step):
-    size = {part: 1e9 * float(memory[part]) for part in ("weights", "gradients", "optimizer", "activations", "peak")}
-    size["rest"] = 1e9 * float(memory["temporary"])
-    kept = size["gradients"] if 2 * parts_of_peak(size)["kept gradients"] > size["gradients"] else 0  # else rounding
-    seconds = float(step["least ms"].replace(",", "")) / 1e3
-    return {
-        "name": name,
-        "note": None,
-        "seconds": seconds,
-        "kinds": {LEAST: seconds},
-        "bound": step["bound by"],
-        "parts": size | {"kept gradients": kept},
-        "peak": size["peak"],
-    }
+    return Set(key, tables.device(results), name, conditions, {row["name"]: row for row in rows})
 
 
 # -- a card: a machine's figures at a stage
@@ -123,7 +83,7 @@ class Chart(NamedTuple):
     unit: str
 
 
-TIME = Chart("Time of a step", "seconds", "kinds", tables.KINDS | {LEAST: "least time"}, tables.milliseconds, "ms")
+TIME = Chart("Time of a step", "seconds", "kinds", tables.KINDS, tables.milliseconds, "ms")
 MEMORY = Chart(
     "Memory of a step",
     "peak",
@@ -165,7 +125,7 @@ def chart_section(chart, found, row):
     if row is first:
         before, verdicts, shown = None, together(chart, found), drawn
     else:
-        below = set(pages.below(row["name"])) if not found.alone else ()
+        below = pages.below(row["name"])
         before = next((other for other in reversed(drawn) if other["name"] in below), first)
         compared = list({other["name"]: other for other in (before, first)}.values())
         verdicts, shown = [verdict(chart, row, other) for other in compared], [*reversed(compared), row]
@@ -181,8 +141,6 @@ def chart_section(chart, found, row):
 
 def together(chart, found):
     """The verdicts on all stages together: on the loop as it is by default, and with the memory stages."""
-    if found.alone:
-        return [("same", f"Each stage alone, against {next(iter(found.rows))}")]
     first, *rows = (row for name, row in found.rows.items() if name in stage_names() and chart.total in row)
     tops = {pages.group(row["name"]): row for row in rows if "seconds" in row}
     return [(*verdict(chart, row, first), f", with all stages up to {row['name']}") for row in tops.values()]
@@ -196,7 +154,7 @@ def verdict(chart, row, other):
             return "same", f"as much memory as {other['name']}"
         kind, more = ("good", "less") if row["peak"] < other["peak"] else ("bad", "more")
         return kind, tag("strong", ratio), f" {more} memory than {other['name']}"
-    text = speedup(other, row) if "rounds" in row else times(other["seconds"], row["seconds"])
+    text = speedup(other, row)
     if text == UNCHANGED:
         return "same", f"{UNCHANGED} against {other['name']}"
     if not text:
@@ -238,8 +196,7 @@ def bar(parts, scale, mark=None):
 
 
 def of_limit(row):
-    bound = row.get("bound") or (tables.bound(row["limit_bounds"]) if row.get("limit_bounds") else "")
-    said = [f"bound by {bound}"] if bound else []
+    said = [f"bound by {tables.bound(row['limit_bounds'])}"] if row.get("limit_bounds") else []
     if "limit" in row:
         share, least = row["limit"] / row["seconds"], tables.milliseconds(row["limit"], row["seconds"])
         said.insert(0, f"{share:.0%} of the limit: {least} ms by roofline")

@@ -22,10 +22,9 @@ SIGNS = {"ins": "+", "del": "-", "div": " "}
 FILES = sorted((ROOT / "results").glob("*/*/results.json"))
 RESULTS = {path: json.loads(path.read_text()) for path in FILES}
 MEASURED = {
-    f"{path.parent.parent.name}/{path.parent.name}/{mode}": (path, results, mode)
+    f"{path.parent.parent.name}/{path.parent.name}": (path, results)
     for path, results in RESULTS.items()
-    for mode in figures.MODES
-    if mode in results["modes"]
+    if "ladder" in results["modes"]
 }
 
 
@@ -162,22 +161,21 @@ def markdown_rows(text):
 
 
 def test_every_machine_is_there_and_that_of_the_readme_is_first():
-    predicted = [f"{p.parent.parent.name}/{p.parent.name}/predict" for p in (ROOT / "results").glob("*/*/predict.md")]
-    assert predicted and {*MEASURED, *predicted} == set(figures.sets())
+    assert MEASURED.keys() == figures.sets().keys()
     assert re.findall(r"data-set=(\S+?)>", figures.section("amp")) == list(figures.sets())
-    assert next(iter(figures.sets())) == "/".join([*pages.MEASURED.parts[-2:], "ladder"])
+    assert next(iter(figures.sets())) == "/".join(pages.MEASURED.parts[-2:])
     assert re.findall(r"value=(\S+?)>", figures.options()) == list(figures.sets())
 
 
 @pytest.mark.parametrize("key", MEASURED)
 def test_cards_say_what_the_tables_say(key):
-    path, results, mode = MEASURED[key]
-    heading = rf"## {mode}: .*?(?=\n## |\Z)"
+    path, results = MEASURED[key]
+    heading = r"## ladder: .*?(?=\n## |\Z)"
     table = markdown_rows(re.search(heading, path.with_name("table.md").read_text(), re.DOTALL)[0])
     first = next(iter(table))
     for stage in STAGES:
         said = words(card(key, stage))
-        measured = results["modes"][mode]["rows"].get(stage, {"note": "not measured here", "time": []})
+        measured = results["modes"]["ladder"]["rows"].get(stage, {"note": "not measured here", "time": []})
         if not measured["time"]:
             assert f"{stage}: {measured['note']}." in said
             continue
@@ -186,16 +184,15 @@ def test_cards_say_what_the_tables_say(key):
         assert f"Memory of a step {measured['examine'][0]['memory']['peak'] / 1e9:.3f} GB" in said
         loss, gap = f"Loss {cells['last loss']}", cells.get("losses against naive", "")
         assert (f"{loss} · {gap}" if gap else loss) in said
-        speeds = {"ladder": ("against the stage before", "against naive"), "each": ("speed",)}[mode]
-        for text in (cells.get(column, "") for column in speeds if stage != first):
+        for text in (cells[f"against {other}"] for other in ("the stage before", "naive") if stage != first):
             ratio, _, spread = text.partition(" (")
             assert ratio in said and spread in said
 
 
 @pytest.mark.parametrize("key", MEASURED)
 def test_bars_and_parts_are_those_of_results_json(key):
-    _, results, mode = MEASURED[key]
-    rows = {name: row for name, row in results["modes"][mode]["rows"].items() if row["time"]}
+    _, results = MEASURED[key]
+    rows = {name: row for name, row in results["modes"]["ladder"]["rows"].items() if row["time"]}
     median = {name: statistics.median(process["seconds"] for process in row["time"]) for name, row in rows.items()}
     for stage in (stage for stage in STAGES if stage in rows):
         found, raw = figures.sets()[key].rows[stage], rows[stage]["examine"][0]
@@ -217,19 +214,6 @@ def test_bars_and_parts_are_those_of_results_json(key):
         assert f"attention {shown}" in words(
             re.sub(r"<td>[\d.]+(?=<td>[\d.]+<td>\d+%)", "", time)  # without the column of the row before
         )
-
-
-def test_predicted_figures_are_those_of_predict_md():
-    rows = figures.sets()["h100-predicted/gpt2/predict"].rows
-    text = (ROOT / "results/h100-predicted/gpt2/predict.md").read_text()
-    for name, _, peak in re.findall(r"^(\w+)\*? +((?:[\d.]+ +){5})([\d.]+)", text, re.MULTILINE):
-        least = re.search(rf"^\| {name} +\| ([\d,]+) ", text, re.MULTILINE)[1]
-        assert rows[name]["peak"] == pytest.approx(1e9 * float(peak))
-        assert rows[name]["kinds"] == {"least": float(least.replace(",", "")) / 1e3}
-        parts = sum(rows[name]["parts"][part] for part in figures.MEMORY.names)
-        assert parts == pytest.approx(rows[name]["peak"], rel=0.003)
-    assert "2.68× the speed of naive" in words(card("h100-predicted/gpt2/predict", "tf32"))
-    assert "bound by memory 75%" in words(card("h100-predicted/gpt2/predict", "tf32"))
 
 
 @pytest.mark.parametrize("stage", pages.SCALING)
@@ -257,7 +241,7 @@ def test_the_first_stage_says_what_all_gain():
 def planted(**row):
     rows = {"naive": {"name": "naive", "note": None, "seconds": 2.0, "kinds": {"gemm": 1.5}, "rounds": [2.0, 2.0]}}
     rows["amp"] = {**rows["naive"], "name": "amp", **row}
-    return figures.Set("a/b/ladder", "A", "b", [], rows)
+    return figures.Set("a/b", "A", "b", [], rows)
 
 
 @pytest.mark.parametrize(
