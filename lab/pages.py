@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
 # The README, the page's first view and its picture show these figures. To show others, change this line, then run
 # python ladder.py docs; python ladder.py html; python -m lab.page.picture
-MEASURED = RESULTS / "intel-xeon-2-threads-amx" / "reference"
+MEASURED = RESULTS / "amd-epyc-2-threads-bf16" / "reference"
 MODULES = {"model": "model.py", "train": "train.py"}
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
@@ -25,6 +25,7 @@ A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py
 The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward", "freeze")  # shown programs use their defaults
+LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",
@@ -36,9 +37,9 @@ SCALING = {  # stages of several processes: the mode that measures them
 
 
 def explanation(name):
-    """Returns the rest of a stage's docstring as Markdown: what, why, cost, and sources as titled links."""
-    text = ast.get_docstring(parse(name)).partition("\n")[2].strip()
-    text = re.sub(r"\s+^(Stands on|What|Why|Cost|Source):", r"\n\n**\1:**", "\n" + text, flags=re.MULTILINE).strip()
+    """Returns the rest of a stage's docstring as Markdown: what, why, cost, what was tried, and sources as links."""
+    text = "\n" + ast.get_docstring(parse(name)).partition("\n")[2].strip()
+    text = re.sub(rf"\s+^({LABELS}):", r"\n\n**\1:**", text, flags=re.MULTILINE).strip()
     return re.sub(r"^- (.*):\s+(https://\S+)$", r"- [\1](\2)", text, flags=re.MULTILINE)
 
 

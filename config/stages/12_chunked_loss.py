@@ -8,6 +8,8 @@ operator is opaque to the compiler, which would otherwise defer the products and
 Cost: the gradient of the head is kept from forward to backward, and the matrix products are smaller. A small
 vocabulary gains nothing. `F.linear_cross_entropy` of PyTorch 2.13 works in chunks, too, but cannot be compiled, and
 took ten times as long on two cores of an EPYC (results/amd-epyc-2-threads-bf16/reference/losses.md).
+Tried: at first we left the chunks to the compiler, which unrolled them and kept all logits until their products: 464
+MB, where the same code took 156 eagerly.
 Source:
 - Wijmans et al. 2024, "Cut Your Losses": https://arxiv.org/abs/2411.09009
 - Hsu et al. 2024, "Liger Kernel": https://arxiv.org/abs/2410.10989

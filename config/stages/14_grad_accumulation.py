@@ -3,7 +3,8 @@
 What: forward and backward for one part of the batch at a time, then one update for all of it. The summed loss of
 each part is divided by the number of valid tokens in the whole batch, so that padding and cuts change nothing.
 Why: activations grow with the sequences that run at once, not with the batch of the update.
-Cost: smaller matrix products, which use a large GPU less well; on a CPU they fit the caches better and can be faster.
+Cost: smaller matrix products, which use a large GPU less well.
+Tried: we hoped that smaller products would fit a CPU's caches and be faster, and could measure no change.
 Source:
 - Ott et al. 2018, "Scaling Neural Machine Translation": https://arxiv.org/abs/1806.00187
 - Hugging Face 2024, "Fixing Gradient Accumulation", the error of averaging means:

@@ -9,6 +9,8 @@ one sequence takes. It is the way to train a layer that does not fit one device,
 Cost: eight exchanges of a block's activations in each step, two all-gathers and two reduce-scatters in the forward and
 as many in the backward, which nothing hides: it needs the links within a node. Every process keeps the inputs of qkv
 and fc, which are gathered, whole for the backward.
+Tried: on the two cores of an EPYC we got 1.2 times the speed of one process, where context_parallel got 1.5: without
+fast links it is for models that do not fit.
 Source:
 - Shoeybi et al. 2019, "Megatron-LM": https://arxiv.org/abs/1909.08053
 - Korthikanti et al. 2022, on the sequence: https://arxiv.org/abs/2205.05198

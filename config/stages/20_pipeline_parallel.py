@@ -9,6 +9,8 @@ Why: weights and their state are divided by depth, and only the activations betw
 all ways to divide a model, so that it works between nodes.
 Cost: the bubble, when stages wait for the first micro-batch or the last one: (p - 1) / (m + p - 1) of a step for p
 stages and m micro-batches. The interleaved schedule halves it.
+Tried: we had the zero-bubble schedule, too, and took it out: it ran every operator's backward in two parts, which the
+loss in chunks could do only from PyTorch 2.13 on.
 Source:
 - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters":
   https://arxiv.org/abs/2104.04473

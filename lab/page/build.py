@@ -98,7 +98,7 @@ def opening():
 
 
 def text(markdown):
-    """Returns a stage's explanation as HTML: paragraphs, then a list of its What, Why, Cost and Source."""
+    """Returns a stage's explanation as HTML: paragraphs, then a list of its labeled ones."""
     free, labeled = [], []
     for block in re.split(r"\n\s*\n", markdown):
         label, rest = re.fullmatch(r"(?:\*\*([\w ]+):\*\*\s*)?(.*)", block, flags=re.DOTALL).groups()

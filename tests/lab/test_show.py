@@ -309,7 +309,8 @@ def test_the_page_is_that_of_this_code(run_main, monkeypatch, tmp_path):
 def test_a_stage_says_why_and_names_its_sources_with_links(stage):
     text = pages.explanation(stage)
     labels = re.findall(r"^\*\*(\w+):\*\*", text, re.MULTILINE)
-    assert labels == (["Source"] if stage == "naive" else ["What", "Why", "Cost", "Source"])
+    assert labels == (["Tried", "Source"] if stage == "naive" else ["What", "Why", "Cost", "Tried", "Source"])
+    assert " we " in text.partition("**Tried:**")[2].partition("**Source:**")[0]
     sources = text.partition("**Source:**\n")[2].splitlines()
     assert sources and all(re.fullmatch(r"- \[.+\]\(https://\S+\)", line) for line in sources)
 
