@@ -29,7 +29,7 @@ def main(argv):
 def parse(argv):
     parser = Parser(prog="convert.py", description="Converts a run's model for other programs.", allow_abbrev=False)
     parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
-    parser.add_argument("--checkpoint", default="best", help="best or last (default: %(default)s)")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of the run (default: best)")
     parser.add_argument("--to", choices=["hf"], default="hf", help="hf: a GPT-2 that Hugging Face's transformers loads")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder to write")
     return parser.parse_args(argv)

@@ -89,22 +89,9 @@ def read(path, limit=2**20):
 
     Reading a pipe or a device could block.
     """
-    require_regular(path, limit)
-    return path.read_bytes()
-
-
-def read_parts(path, limit, size=2**22):
-    """Yields the bytes of a regular file, `size` at a time. Raises as read() does."""
-    require_regular(path, limit)
-    with open(path, "rb") as file:
-        while part := file.read(size):
-            yield part
-
-
-def require_regular(path, limit):
-    """Raises OSError, or ValueError, unless the path is a regular file of at most `limit` bytes."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path.name} is not a regular file")
     if status.st_size > limit:
         raise ValueError(f"{path.name} has {status.st_size:,} bytes, more than {limit:,}")
+    return path.read_bytes()

@@ -159,7 +159,7 @@ def test_several_processes_refuse_in_one_line(trained, tmp_path):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (["--checkpoint=first"], "expected best or last"),
+        (["--checkpoint=first"], "invalid choice"),
         (["--batch_tokens=0"], "batch_tokens: expected at least 1"),
         (["--context_length=-1"], "context_length: expected"),
         (["--context_length=17"], "context_length"),
@@ -171,7 +171,7 @@ def test_several_processes_refuse_in_one_line(trained, tmp_path):
         (["--tasks", "missing.jsonl"], f"no file missing.jsonl in {Path.cwd()}; expected a JSONL file, hellaswag or"),
         (["--tasks", "hellaswagg"], "did you mean 'hellaswag'?"),
         (["--download", "lamda"], "did you mean 'lambada'?"),
-        (["--model=hf:gpt2"], "model: expected neither --out_dir nor --checkpoint"),
+        (["--model=hf:gpt2"], "not allowed with argument --out_dir"),
         (["--out_dir=missing"], "no such folder"),
         (["--split=test"], "invalid choice"),
         (["--device=tpu"], "expected auto"),

@@ -308,7 +308,7 @@ def test_a_pipe_that_is_closed_ends_the_program(trained):
     "word, named",
     [
         ("--out_dir=nowhere", ["out_dir=nowhere", "no such folder"]),
-        ("--checkpoint=newest", ["checkpoint=newest", "best or last"]),
+        ("--checkpoint=newest", ["checkpoint", "invalid choice"]),
         ("--num_samples=0", ["num_samples", "at least 1"]),
         ("--max_new_tokens=0", ["max_new_tokens", "at least 1"]),
         ("--temperature=-1", ["temperature", "0 or more"]),
@@ -317,7 +317,7 @@ def test_a_pipe_that_is_closed_ends_the_program(trained):
         ("--top_p=0", ["top_p", "up to 1"]),
         ("--top_p=1.1", ["top_p", "up to 1"]),
         ("--device=tpu", ["device=tpu", "auto, cpu, cuda"]),
-        ("--model=hf:gpt2", ["model", "neither --out_dir nor --checkpoint"]),
+        ("--model=hf:gpt2", ["model", "not allowed with argument --out_dir"]),
         ("--seed=-1", ["seed", "0 or more"]),
         ("--seed=9223372036854775808", ["seed", "below 2**63"]),
         ("--compile=maybe", ["compile", "True", "False"]),

@@ -21,8 +21,8 @@ last.safetensors (the newest), best.safetensors (the lowest validation loss) and
 step_00000250.safetensors and so on. These are hard links: one file may have up to three names.
 
 Files: save.py writes, load.py reads, format.py defines the layout, check.py validates, folder.py lists a run's files,
-optimizer.py and generators.py convert their state to plain tensors and back; formats.py reads models in the formats of
-others, huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic writes (nanoladder/files.py) and gathering
+optimizer.py and generators.py convert their state to plain tensors and back. formats.py reads models in other formats
+too, of huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic writes (nanoladder/files.py) and gathering
 shards (nanoladder/parallel).
 """
 

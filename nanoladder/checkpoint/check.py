@@ -1,10 +1,7 @@
-"""Validation of a checkpoint's config, by itself and against the run's."""
+"""Validation of a model's file, of its config by itself, and of both against the run's."""
 
-import dataclasses
+import contextlib
 
-import torch
-
-from model import GPT
 from nanoladder.config import Config, check, typed
 from nanoladder.errors import BadInput
 
@@ -13,13 +10,17 @@ MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
 
 
 class Damaged(BadInput):
-    """Raised for a file that is not a complete nanoladder checkpoint."""
+    """Raised for a file that is not a complete nanoladder checkpoint, or not a complete model of another format."""
 
 
-def damage(path, error, kind="a checkpoint of nanoladder"):
-    """Returns a Damaged exception, of one line, for an error while reading the file."""
-    reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-    return Damaged(f"{path} is damaged or not {kind} ({reason})")
+@contextlib.contextmanager
+def reading(path, kind="a checkpoint of nanoladder"):
+    """Turns whatever fails while a file is read, as a damaged one does in many ways, into Damaged, of one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise Damaged(f"{path} is damaged or not {kind} ({reason.splitlines()[0]:.300})") from None
 
 
 def config_of(state):
@@ -29,22 +30,6 @@ def config_of(state):
     config = Config(**{key: typed(key, state["config"][key], "its config") for key in MODEL})
     check(config)
     return config
-
-
-class Undrawn(GPT):
-    """A GPT whose weights are not initialized: to draw numbers on the meta device, PyTorch loads its compiler."""
-
-    def init_weights(self):
-        pass
-
-
-def shapes(config):
-    """Yields (name, shape) of every weight in a file. Builds one block on the meta device, which takes no memory."""
-    with torch.device("meta"):
-        model = Undrawn(dataclasses.replace(config, n_layer=1))
-    for name, parameter in model.named_parameters():  # a tied weight once
-        for n in range(config.n_layer) if name.startswith("blocks.0.") else [0]:
-            yield name.replace("blocks.0.", f"blocks.{n}."), parameter.shape
 
 
 def check_shape(ours, theirs, path):

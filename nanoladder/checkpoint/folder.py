@@ -19,8 +19,6 @@ def best_or_last(folder, name):
     Raises BadInput if there is no such folder. The file may not exist either: loading says so.
     """
     folder = Path(folder)
-    if name not in ("best", "last"):
-        raise BadInput(f"checkpoint={name}: expected best or last")
     if not folder.is_dir():
         raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
     return folder / (BEST if name == "best" and (folder / BEST).exists() else LAST)

@@ -62,12 +62,6 @@ def read(path):
     return unflatten(metadata, tensors)
 
 
-def read_config(path):
-    """Returns the config in a checkpoint, a dict, without reading its tensors. Raises as read() does, or KeyError."""
-    with safe_open(path, framework="pt") as file:
-        return json.loads((file.metadata() or {})["config"])
-
-
 def digest(metadata, tensors):
     """Hexadecimal SHA-256 of a file's contents: metadata, then the tensors' names, dtypes, shapes and bytes.
 

@@ -9,29 +9,26 @@ from pathlib import Path
 
 from model import GPT
 from nanoladder.checkpoint import huggingface, load, nanogpt
-from nanoladder.checkpoint.check import SHAPE, Damaged, config_of
-from nanoladder.checkpoint.folder import LAST, best_or_last
+from nanoladder.checkpoint.check import SHAPE, config_of
+from nanoladder.checkpoint.folder import best_or_last
 from nanoladder.data.huggingface_tokenizer import from_huggingface
 from nanoladder.data.tokenizer import identify, load_tokenizer
 from nanoladder.errors import BadInput
 
 HUB = "hf:"
-RUN = {"out_dir": "out/quickstart", "checkpoint": "best"}  # the model that a script takes unless told otherwise
 
 
 def add_source(parser):
     """Adds the options that name a script's model: --out_dir and --checkpoint, or --model."""
-    parser.add_argument("--out_dir", default=RUN["out_dir"], help="run folder (default: %(default)s)")
-    parser.add_argument("--checkpoint", default=RUN["checkpoint"], help="best or last (default: %(default)s)")
-    parser.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
+    group.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of the run (default: best)")
 
 
 def source_of(options):
-    """Returns the source that the options of add_source() name. Raises BadInput if they name two, or no run."""
-    run = {key: getattr(options, key) for key in RUN}
-    if options.model and run != RUN:
-        raise BadInput("model: expected neither --out_dir nor --checkpoint, which name another one")
-    return options.model or str(best_or_last(*run.values()))
+    """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
+    return options.model or str(best_or_last(options.out_dir, options.checkpoint))
 
 
 def load_model(source):
@@ -42,34 +39,16 @@ def load_model(source):
     source = str(source)
     if source.startswith(HUB):
         return huggingface.read(source.removeprefix(HUB))
-    if nanogpt.wrote(Path(source)):
-        return nanogpt.read(Path(source))
-    with naming_sources():
-        return load.load(source)
+    return (nanogpt.read if source.endswith(".pt") else load.load)(source)
 
 
 def shape_of(source):
-    """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput.
-
-    Downloads a model of the hub; reads no weights.
-    """
+    """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
     if source.startswith(HUB):
-        config = huggingface.read_shape(source.removeprefix(HUB))
-    elif nanogpt.wrote(Path(source)):
-        config = nanogpt.read(Path(source))["config"]  # its weights stay in the mapped file
+        config = huggingface.read_config(huggingface.find_folder(source.removeprefix(HUB)))
     else:
-        with naming_sources():
-            config = load.read_config(Path(source))
+        config = load_model(source)["config"]  # the weights stay in the mapped file
     return {key: config[key] for key in SHAPE}
-
-
-@contextlib.contextmanager
-def naming_sources():
-    """Adds to the refusal of a file which sources are expected instead."""
-    try:
-        yield
-    except Damaged as error:
-        raise Damaged(f"{error}; expected a file such as out/x/{LAST}, a ckpt.pt of nanoGPT, or hf:NAME") from None
 
 
 def load_gpt(source):

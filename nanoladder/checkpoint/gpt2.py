@@ -2,7 +2,8 @@
 
 import torch
 
-from nanoladder.checkpoint.check import config_of, shapes
+from model import GPT
+from nanoladder.checkpoint.check import config_of
 
 PARTS = {  # of a weight's name
     "token_embedding": "wte",
@@ -25,25 +26,34 @@ def gpt2_name(name):
     return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
+class Undrawn(GPT):
+    """A GPT whose weights are not initialized: to draw numbers on the meta device, PyTorch loads its compiler."""
+
+    def init_weights(self):
+        pass
+
+
+def shapes(config):
+    """Returns {name: shape} of a model's weights, a tied one once."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in Undrawn(config).named_parameters()}
+
+
 def our_weights(tensors, config, transposed=()):
     """Returns {our name: float32 tensor} of {GPT-2's name without prefix: tensor}, which it empties to save memory.
 
     config: the dict of the model's config. transposed: ends of our names of the weights that the file has as (in, out).
-    Raises ValueError if a tensor is missing, unknown, of another shape or not of floats, or if the head is not tied.
+    Raises KeyError if a tensor is missing, ValueError if one is unknown, of another shape, or if the head is not tied.
     """
     weights = {}
-    for name, shape in shapes(config_of({"config": config})):
-        theirs, turned = gpt2_name(name), name.endswith(transposed)
-        if theirs not in tensors:
-            raise ValueError(f"it has no {theirs}")
-        tensor, expected = tensors.pop(theirs), tuple(reversed(shape) if turned else shape)
-        usual = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.is_contiguous()
-        if not usual or tensor.shape != expected:
-            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor)
-            raise ValueError(f"its {theirs} is {found}; expected contiguous floats {expected}, as its config says")
-        weights[name] = (tensor.t() if turned else tensor).float().contiguous()
+    for name, shape in shapes(config_of({"config": config})).items():
+        tensor = tensors.pop(gpt2_name(name))
+        tensor = tensor.t() if name.endswith(transposed) else tensor
+        if tensor.shape != shape:
+            raise ValueError(f"its {gpt2_name(name)} is {tuple(tensor.shape)}, unlike what its config says")
+        weights[name] = tensor.float().contiguous()
     head, tokens = tensors.pop(HEAD, None), weights["token_embedding.weight"]
-    if head is not None and not (head.shape == tokens.shape and torch.equal(head.float(), tokens)):
+    if head is not None and not torch.equal(head.float(), tokens):
         raise ValueError(f"its {HEAD} differs from the token embedding; here the two are tied")
     if unknown := [name for name in tensors if not name.endswith(MASKS)]:
         raise ValueError(f"it has tensors that GPT-2 does not have, such as {min(unknown)}")

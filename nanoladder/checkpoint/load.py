@@ -6,11 +6,11 @@ import torch
 
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format
-from nanoladder.checkpoint.check import Damaged, check_shape, damage
+from nanoladder.checkpoint.check import Damaged, check_shape, reading
 from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.generators import set_generator_states
 from nanoladder.checkpoint.optimizer import load_optimizer
-from nanoladder.config import DEFAULTS, GPT2
+from nanoladder.config import DEFAULTS
 from nanoladder.errors import BadInput
 
 
@@ -34,26 +34,10 @@ def newest(folder):
 
 def load(path):
     """Returns a checkpoint's dict, whose tensors are memory-mapped. Raises Damaged unless the file is a whole one."""
-    return reading(format.read, Path(path))
-
-
-def read_config(path):
-    """Returns the config of a checkpoint, a dict, without reading its tensors. Raises BadInput."""
-    return reading(format.read_config, Path(path))
-
-
-def reading(read, path):
-    """Returns read(path). Raises BadInput for a folder or a name of OpenAI's, Damaged for anything else that fails."""
-    if path.is_dir():
-        raise BadInput(f"no checkpoint at {path}, which is a folder; expected a file such as out/x/{LAST}")
-    if not path.is_file() and str(path) in GPT2:
-        raise BadInput(f"no checkpoint at {path}; expected, for OpenAI's model of that name, hf:{path}")
-    if not path.is_file():
-        raise Damaged(f"no checkpoint at {path}")
-    try:
-        return read(path)
-    except Exception as error:  # a damaged file fails in many ways
-        raise damage(path, error) from None
+    if not Path(path).is_file():
+        raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
+    with reading(path):
+        return format.read(path)
 
 
 def load_weights(model, state, path):

@@ -1,6 +1,7 @@
 """Conversion of optimizer state to and from its form in a file: whole, plain tensors and values by parameter name."""
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from nanoladder import machine, parallel
 
@@ -28,15 +29,9 @@ def load_optimizer(model, optimizer, state):
     for index, parameter in enumerate(parameters(optimizer)):
         name = name_of[parameter]
         if name in state:
-            numbered[index] = {key: from_plain(own(value), parameter, name) for key, value in state[name].items()}
+            values = tree_map_only(torch.Tensor, torch.clone, state[name])  # out of the mapped file
+            numbered[index] = {key: from_plain(value, parameter, name) for key, value in values.items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def own(value):
-    """Copies a tensor, or a dict of tensors, out of the mapped file; returns any other value unchanged."""
-    if isinstance(value, dict):
-        return {name: own(part) for name, part in value.items()}
-    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
 
 
 # -- 8 bits

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import os
 import resource
 import shutil
 import signal
@@ -22,16 +21,8 @@ pytestmark = pytest.mark.slow
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 KILLS = [("step", 4), ("serialize", 1), ("fsync", 1), ("fsync", 3), ("fsync", 5), ("replace", 2), ("replace", 3)]
-KILLS += [
-    ("link", 1),
-    ("link", 2),
-    ("unlink", 5),
-    ("serialize", 2),
-    ("step", 6),
-    ("fsync", 8),
-    ("replace", 6),
-    ("link", 5),
-]
+KILLS += [("link", 1), ("link", 2), ("unlink", 5), ("serialize", 2), ("step", 6), ("fsync", 8), ("replace", 6)]
+KILLS += [("link", 5)]
 
 
 def equal(ours, theirs, names=("last", "best")):
@@ -116,18 +107,15 @@ def test_training_goes_on_when_the_disk_is_full_and_saves_when_there_is_room(den
     assert names(ours) == ["best", "last", "step_00000006", "step_00000008"]
 
 
-@pytest.mark.parametrize("size", [0, 250_000])  # metrics.jsonl cannot grow either if it is 0
-def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, tmp_path, limit, run_main):
+def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(dense, tmp_path, limit, run_main):
     ours = saving(dense, tmp_path / "full")
-    arguments = [f"--{key}={value}" for key, value in vars(ours).items()]
-    with before_step({4: lambda: limit(size)}):
-        result = run_main(train.main, *arguments)
+    with before_step({4: lambda: limit(250_000)}):
+        result = run_main(train.main, *words(ours))
     limit(None)
     assert result.code != 0 and "Traceback" not in result.err
     assert result.err.count("warning: the checkpoint of step") == 3
     missing = f"error: {ours.out_dir} lacks last.safetensors of step 8 and best.safetensors of step 8"
     assert missing in f"{result.err}{result.code}"
-    assert ("lacks rows" in f"{result.err}{result.code}") == (size <= 1000)
     assert saved(ours)["progress"]["step"] == 2 and names(ours) == ["last", "step_00000002"]
     theirs = saving(dense, tmp_path / "whole")
     train.train(theirs)
@@ -135,29 +123,7 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(size, dense, 
     equal(ours, theirs)
 
 
-def test_a_file_system_without_links_holds_copies(dense, tmp_path, monkeypatch):
-    def no_links(*arguments):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    config = saving(dense, tmp_path)
-    train.train(config)
-    assert names(config) == ["best", "last", "step_00000006", "step_00000008"]
-    assert (tmp_path / "last.safetensors").read_bytes() == (tmp_path / "step_00000008.safetensors").read_bytes()
-
-
 # -- which checkpoints there are
-
-
-@pytest.mark.parametrize("keep", [1, 3])
-def test_as_many_of_the_recent_checkpoints_are_kept_as_asked_for(keep, dense, tmp_path):
-    config = saving(dense, tmp_path, eval_interval=0, keep_checkpoints=keep)
-    train.train(config)
-    kept = [f"step_{step:08}" for step in (2, 4, 6, 8)[-keep:]]
-    assert names(config) == ["last", *kept]
-    assert [checkpoint.load(tmp_path / f"{name}.safetensors")["progress"]["step"] for name in kept] == [2, 4, 6, 8][
-        -keep:
-    ]
 
 
 def test_a_state_that_is_last_and_best_is_written_once(dense, tmp_path, monkeypatch):
@@ -171,7 +137,7 @@ def test_a_state_that_is_last_and_best_is_written_once(dense, tmp_path, monkeypa
     config = saving(dense, tmp_path)
     train.train(config)
     assert written == ["last.safetensors"] * 4
-    assert names(config) == ["best", "last", "step_00000006", "step_00000008"]
+    assert names(config) == ["best", "last", "step_00000006", "step_00000008"]  # the two most recent
     assert len({(tmp_path / f"{name}.safetensors").stat().st_ino for name in ("last", "best", "step_00000008")}) == 1
 
 

@@ -18,7 +18,7 @@ import train
 from nanoladder import checkpoint
 
 LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
-CASES = 60
+CASES = 30
 FILES = ["last.safetensors", "step_00000006.safetensors", "step_00000004.safetensors", "best.safetensors"]
 
 
@@ -58,30 +58,22 @@ DAMAGES = st.one_of(
     st.tuples(st.just(truncated), anywhere),
     st.tuples(st.just(flipped), anywhere, st.integers(0, 7)),
     st.tuples(st.just(overwritten), anywhere, st.binary(min_size=1, max_size=40)),
-    st.tuples(st.sampled_from(["empty", "json", "another model's", "symlink", "folder", *FILES[2:]])),
+    st.tuples(st.sampled_from(["empty", "missing", "another model's", *FILES[2:]])),
 )
 
 
 def damage(folder, name, other, how, *arguments):
     """Damages one file of a run."""
     path = folder / name
-    content = path.read_bytes() if path.is_file() else b" "
-    swapped = folder / str(how)
+    sources = {"another model's": Path(other.out_dir, name)} | {file: folder / file for file in FILES}
+    content = path.read_bytes() if path.exists() else b" "
+    path.unlink(missing_ok=True)
     if callable(how):
-        content = how(content, *arguments)
-    elif how in FILES:
-        content = swapped.read_bytes() if swapped.is_file() else b""
-    elif how != "another model's":
-        content = b"" if how == "empty" else b'{"step": 6}'
-    else:
-        content = Path(other.out_dir, name).read_bytes() if Path(other.out_dir, name).exists() else b""
-    path.unlink()
-    if how == "symlink":
-        path.symlink_to("nowhere")
-    elif how == "folder" and name == "last.safetensors":
-        path.mkdir()
-    else:
-        path.write_bytes(content)
+        path.write_bytes(how(content, *arguments))
+    elif how in sources and sources[how].exists():
+        path.write_bytes(sources[how].read_bytes())
+    elif how != "missing":
+        path.write_bytes(b"")
 
 
 @pytest.mark.slow
@@ -109,7 +101,7 @@ def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_
             assert rows(config, *LOGGED) == rows(whole, *LOGGED)
             found = saved(config)
             assert all(same(found[part], expected[part]) for part in ("model", "optimizer", "generators", "progress"))
-            outcomes["fallen back" if "is damaged" in result.out or "no checkpoint at" in result.out else "loaded"] += 1
+            outcomes["fallen back" if "is damaged" in result.out else "loaded"] += 1
         shutil.rmtree(folder)
 
     attack()
@@ -121,24 +113,16 @@ def test_every_flipped_bit_that_means_something_is_found(runs, tmp_path):
     """Bits anywhere in a file, then one of every 25th byte of its header."""
     _, six, _ = runs
     content, expected = Path(six.out_dir, "last.safetensors").read_bytes(), saved(six)
-    path, found = tmp_path / "x.safetensors", collections.Counter()
-
-    def flip(where, bit):
-        path.write_bytes(flipped(content, where, bit))
+    path, rng, n_refused = tmp_path / "x.safetensors", random.Random(0), 0
+    header = range(0, 8 + int.from_bytes(content[:8], "little"), 25)
+    for where in [*header, *(rng.randrange(len(content)) for _ in range(50))]:
+        path.write_bytes(flipped(content, where, rng.randrange(8)))
         try:
-            state = checkpoint.load(path)
+            assert same(checkpoint.load(path), expected)  # spaces, or the order of entries
         except checkpoint.Damaged as error:
             assert str(path) in str(error) and "\n" not in str(error)
-            found["refused"] += 1
-        else:
-            assert same(state, expected)
-            found["harmless"] += 1
-
-    settings(max_examples=100)(given(anywhere, st.integers(0, 7))(flip))()
-    for where in range(0, 8 + int.from_bytes(content[:8], "little"), 25):
-        flip(where, random.Random(where).randrange(8))
-    print(dict(found))
-    assert found["refused"] >= 300
+            n_refused += 1
+    assert n_refused >= 250
 
 
 def test_each_damaged_one_is_named_in_a_line(runs, tmp_path, run_main):
@@ -160,12 +144,12 @@ class Call:
         return os.mkdir, ("executed",)
 
 
-@pytest.mark.parametrize("save", [lambda path: path.write_bytes(pickle.dumps(Call())), partial(torch.save, Call())])
-def test_a_pickle_is_refused_and_not_executed(save, runs, tmp_path, monkeypatch, refused):
+@pytest.mark.parametrize("name", ["last.safetensors", "x.pt"])
+def test_a_pickle_is_refused_and_not_executed(name, runs, tmp_path, monkeypatch, refused):
     _, six, _ = runs
     monkeypatch.chdir(tmp_path)
-    save(tmp_path / "last.safetensors")
-    for init_from in ("resume", str(tmp_path / "last.safetensors")):
-        config = replace(six, out_dir=str(tmp_path), init_from=init_from)
-        assert "last.safetensors is damaged or not" in refused(train.main, *flags(**vars(config)))
-    assert not (tmp_path / "executed").exists()
+    for save in (lambda path: path.write_bytes(pickle.dumps(Call())), partial(torch.save, Call())):
+        save(tmp_path / name)
+        config = replace(six, out_dir=str(tmp_path), init_from=str(tmp_path / name))
+        assert f"{name} is damaged or not" in refused(train.main, *flags(**vars(config)))
+        assert not (tmp_path / "executed").exists()

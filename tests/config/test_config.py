@@ -113,7 +113,7 @@ BAD_INPUT = [
     # names of nanoGPT's and others
     (["--block_size=256"], ["command line", "block_size", "expected context_length", "docs/from-nanogpt.md"]),
     ("batch_size = 8\ngradient_accumulation_steps = 5 * 8", ["x.py line 2", "micro_batch_size, of one forward"]),
-    (["--init_from=gpt2-xl"], ["expected, for OpenAI's model of that name, hf:gpt2-xl"]),
+    (["--init_from=gpt2-xl"], ["no checkpoint at gpt2-xl", "or hf:gpt2"]),
     (["--data_parallel=2"], ["it is what tensor, context and pipeline_parallel leave"]),
     # types
     (["--n_layer=abc"], ["n_layer='abc'", "command line", "a whole number"]),
