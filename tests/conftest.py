@@ -19,7 +19,7 @@ import train
 from nanoladder import checkpoint, config, entry, machine
 from nanoladder.checkpoint.optimizer import to_plain
 from nanoladder.config import Config
-from nanoladder.data.meta import FORMAT_VERSION, checksum, sample_digest
+from nanoladder.data.meta import FORMAT_VERSION, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
 from nanoladder.errors import BadInput
 from nanoladder.run import metrics
@@ -102,13 +102,8 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
         "documents": documents,
         **meta,
     }
-    write_meta(folder, meta)
-    return folder
-
-
-def write_meta(folder, meta):
-    meta["checksum"] = checksum(meta)
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="session")

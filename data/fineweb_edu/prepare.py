@@ -1,9 +1,9 @@
 """Prepares FineWeb-Edu, educational web pages: the sample of 10 billion tokens, streamed from the Hugging Face hub.
 
-    python data/fineweb_edu/prepare.py [--limit_tokens=1B] [--val_fraction=0.001] [--tokenizer=gpt2] [--out_dir=DIR]
+    python data/fineweb_edu/prepare.py [--limit_tokens=1e9] [--val_fraction=0.001] [--tokenizer=gpt2] [--out_dir=DIR]
 
 Nothing but the tokens is stored: 20 GB for all of it. Interrupted, the same command goes on.
-The pages whose SHA-256 is lowest, 0.001 of them, are val.
+The pages whose SHA-256 is lowest, about 0.001 of them, are val.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Prepares OpenWebText, 8 million web pages, 9 billion of GPT-2's tokens, streamed from the Hugging Face hub.
 
-    python data/openwebtext/prepare.py [--limit_tokens=1B] [--val_fraction=0.0005] [--tokenizer=gpt2] [--out_dir=DIR]
+    python data/openwebtext/prepare.py [--limit_tokens=1e9] [--val_fraction=0.0005] [--tokenizer=gpt2] [--out_dir=DIR]
 
 Nothing but the tokens is stored: 18 GB for all of it. Interrupted, the same command goes on.
-The pages whose SHA-256 is lowest, 0.0005 of them, are val.
+The pages whose SHA-256 is lowest, about 0.0005 of them, are val.
 """
 
 import sys
@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.entry import run_script
 
-from nanoladder.data.corpus import HEAD
 from nanoladder.data.sources import Records
 from nanoladder.data.writer import PrepareParser, fraction, summary, whole_number, write_corpus
 from nanoladder.errors import BadInput
@@ -29,7 +28,7 @@ def prepare(argv, script, description, arguments, val_fraction):
         "--limit_tokens",
         type=whole_number,
         metavar="N",
-        help="stop after the document that reaches so many tokens, such as 500M or 10B (default: all)",
+        help="stop after the document that reaches so many tokens, such as 1e9 (default: all)",
     )
     parser.add_argument(
         "--val_fraction",
@@ -41,8 +40,7 @@ def prepare(argv, script, description, arguments, val_fraction):
     args = parser.parse_args(argv)
     if args.tokenizer == "char":
         raise BadInput("--tokenizer=char has to read everything first; expected gpt2, byte or bpe:N")
-    head = min(HEAD, args.limit_tokens // 2) if args.limit_tokens else HEAD  # bytes: val is not beyond the limit
-    corpus = Records([arguments], val_fraction=args.val_fraction, head=head)
+    corpus = Records([arguments], val_fraction=args.val_fraction)
     folder = parser.out_dir(args, script)
     meta = write_corpus(folder, corpus, args.tokenizer, {"source": arguments}, limit_tokens=args.limit_tokens)
     print(summary(folder, meta))

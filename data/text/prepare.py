@@ -4,7 +4,7 @@
                                 [--val_fraction=0.1] [--tokenizer=bpe:4096] [--out_dir=DIR]
 
 A .jsonl file holds a document in the field `text` of each line, a .parquet file one in the column `text` of each row;
-any other file is text. Text and .jsonl may be compressed, .gz.
+any other file is text.
 
 --documents=none: one stream, cut into windows anywhere. lines: each line of a text file is a document, such as a name,
 and so is each line of a .jsonl and each row of a .parquet file. files: each text file is a document.

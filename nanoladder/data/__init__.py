@@ -2,24 +2,11 @@
 
 writer.py writes a prepared folder and is called by every data/*/prepare.py. A corpus.py of documents, which sources.py
 reads from files or the Hugging Face hub, passes through encode.py into the token files of unfinished.py. tokenizer.py
-handles the tokenizer, huggingface_tokenizer.py that of others, meta.py reads meta.json and nanogpt.py a meta.pkl of
-nanoGPT's, checks.py verifies a folder, datasets.py opens it, batches.py cuts batches. Not here: which texts
+handles the tokenizer, huggingface_tokenizer.py that of others. meta.py reads meta.json and checks a folder against it,
+nanogpt.py reads a meta.pkl of nanoGPT's, datasets.py opens the folder, batches.py cuts batches. Not here: which texts
 (data/*/prepare.py) and moving batches to a device (train.py).
 """
 
 from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead
 from nanoladder.data.datasets import Dataset, Split, find_folder, open_dataset
 from nanoladder.data.meta import read_meta
-
-__all__ = [
-    "WORKERS",
-    "Batch",
-    "Dataset",
-    "Split",
-    "TrainingBatches",
-    "ValidationBatches",
-    "find_folder",
-    "one_ahead",
-    "open_dataset",
-    "read_meta",
-]

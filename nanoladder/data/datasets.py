@@ -5,7 +5,6 @@ folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read t
 """
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
-from nanoladder.data import checks, nanogpt
-from nanoladder.data.meta import SPLITS, read_meta, sample_digest
+from nanoladder.data import nanogpt
+from nanoladder.data.meta import SPLITS, check, read_meta, sample_digest
 from nanoladder.data.tokenizer import DESCRIPTION, load_tokenizer, save_tokenizer
 from nanoladder.errors import BadInput, nearest
 
@@ -49,10 +48,6 @@ class Split:
     def n_targets(self):
         """Number of tokens that can be predicted: all but the first of the stream, or of each document."""
         return len(self.tokens) - (len(self.offsets) - 1 if self.documents else 1)
-
-    def fingerprint(self):
-        """The number of tokens and a digest of a sample of them."""
-        return f"{len(self.tokens)} tokens, digest {sample_digest(self.path)[:8]}"
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file itself
@@ -127,15 +122,16 @@ class Dataset:
         return self.load_tokenizer() if found else None
 
     def save_tokenizer(self, out_dir):
-        """Copies the tokenizer's files to a run's folder, for sample.py; writes them if it is that of a meta.pkl."""
-        for file in self.folder.glob("tokenizer.*"):
-            shutil.copyfile(file, out_dir / file.name)
-        if nanogpt.has_vocabulary(self.folder):
-            save_tokenizer(nanogpt.read_tokenizer(self.folder), out_dir)
+        """Writes the tokenizer, if there is one, to a run's folder, for sample.py."""
+        if encoding := self.find_tokenizer():
+            save_tokenizer(encoding, out_dir)
 
     def fingerprint(self):
         """{name of its file: size and digest} of both splits, to compare with the data of another machine."""
-        return {split.path.name: split.fingerprint() for split in (self.train, self.val)}
+        return {
+            split.path.name: f"{len(split.tokens)} tokens, digest {sample_digest(split.path)[:8]}"
+            for split in (self.train, self.val)
+        }
 
 
 def open_dataset(config):
@@ -146,7 +142,7 @@ def open_dataset(config):
     """
     folder = find_folder(config.dataset)
     meta = read_meta(folder, config.vocab_size)
-    checks.check(folder, meta, config.context_length)
+    check(folder, meta, config.context_length)
     return Dataset(folder, meta, *(Split(folder, name, meta, config.context_length) for name in SPLITS))
 
 
@@ -156,12 +152,10 @@ def find_folder(dataset):
         if os.path.lexists(folder / "train.bin"):
             return folder
     names = sorted(path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json"))
-    script = next((name for name in reversed(names) if f"{dataset}_".startswith(f"{name}_")), None)
-    if script:
-        tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1).replace("=bpe", "=bpe:")
-        how = f"; prepare it with `python data/{script}/prepare.py{' --input FILES' * (script == 'text')}{tokenizer}`"
-    else:
-        out_dir = dataset if "/" in dataset else f"data/{dataset}"
-        own_text = f"; for a text of yours, `python data/text/prepare.py --input FILES --out_dir={out_dir}`"
-        how = nearest(dataset, names) or own_text
+    how = nearest(dataset, names)
+    if script := next((name for name in reversed(names) if f"{dataset}_".startswith(f"{name}_")), None):
+        tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1)
+        how = f"; prepare it with `python data/{script}/prepare.py{tokenizer}`"
+    elif not how:
+        how = "; for a text of yours, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"
     raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}{how}")

@@ -13,19 +13,25 @@ from nanoladder.data.tokenizer import check_characters
 MOST_THREADS = 16  # reading and writing, on one core, keep up with no more
 
 
-def encoded(corpus, place, encoding, dtype, n_threads=None):
+def encoded(corpus, place, encoding, dtype):
     """Yields (pieces, encodings, place after them) for each chunk of a corpus from a place on, in order.
 
     encodings: for each piece its ids, an array (n,) of the dtype, and its number of UTF-8 bytes. The place is None
-    within a document. n_threads: default one a core.
+    within a document. Holds at most two chunks a thread, and one.
     Raises BadInput: a character that a char tokenizer does not know.
     """
 
-    def encode(chunk):
-        pieces, following = chunk
+    def encode(pieces, following):
         return pieces, [encode_text(encoding, dtype, piece.text) for piece in pieces], following
 
-    return in_parallel(encode, chunks(corpus, place), n_threads or min(n_cores(), MOST_THREADS))
+    n_threads, pending = min(n_cores(), MOST_THREADS), deque()
+    with ThreadPoolExecutor(n_threads) as pool:
+        for chunk in chunks(corpus, place):
+            pending.append(pool.submit(encode, *chunk))
+            if len(pending) > 2 * n_threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def chunks(corpus, place):
@@ -45,22 +51,6 @@ def encode_text(encoding, dtype, text):
     check_characters(encoding, text)
     ids = encoding.encode_to_numpy(text, disallowed_special=()).astype(dtype)
     return ids, len(text.encode(errors="replace"))
-
-
-def in_parallel(function, items, n_threads):
-    """Yields function(item) for each item, in order, computed in threads, holding at most 2 · n_threads + 1 of them."""
-    pending = deque()
-    with ThreadPoolExecutor(n_threads) as pool:
-        try:
-            for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) > 2 * n_threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
 
 
 def n_cores():

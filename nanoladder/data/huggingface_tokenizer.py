@@ -19,7 +19,7 @@ from nanoladder import files
 from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN
 from nanoladder.errors import BadInput
 
-TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+TOKENIZER = "tokenizer.json"
 
 # To Oniguruma, Hugging Face's regex engine, {1,3}+ is a repeated group, to tiktoken's a possessive one, whose + has no
 # effect here.
@@ -129,89 +129,63 @@ def special_token(content, number):
 
 
 def from_huggingface(folder):
-    """Reads tokenizer.json, or vocab.json and merges.txt, into a tiktoken.Encoding, whose name is char or huggingface.
+    """Reads a tokenizer.json into a tiktoken.Encoding, whose name is char or huggingface.
 
     Raises BadInput if there is none, it is damaged, or tiktoken cannot encode every text to the same ids.
     """
-    folder = Path(folder)
-    path = folder / TOKENIZER
+    path = Path(folder) / TOKENIZER
     try:
-        if path.exists() or not (folder / VOCAB).exists():
-            return parse(json.loads(files.read(path, limit=2**27)))
-        path = folder / VOCAB
-        lines = files.read(folder / MERGES, limit=2**27).decode().split("\n")
-        merges = [line for line in lines if line and not line.startswith("#version")]
-        return byte_level_bpe(json.loads(files.read(path, limit=2**27)), merges, GPT2_PATTERNS[0])
-    except OSError as error:
-        problem = f"{error.strerror or error}; expected {TOKENIZER}, or {VOCAB} and {MERGES}"
-        path = Path(error.filename or path)
-    except Unlike as error:
-        problem = f"{error}; expected the byte-level BPE of a GPT-2"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = f"damaged, {type(error).__name__}: {error}"
-    raise BadInput(f"tokenizer {path}: {problem}")
-
-
-class Unlike(Exception):
-    """Raised for a tokenizer that no tiktoken.Encoding equals."""
+        return parse(json.loads(files.read(path, limit=2**27)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"tokenizer {path}: {reason}; expected the byte-level BPE of a GPT-2") from None
 
 
 def parse(content):
-    """Makes an Encoding of the contents of a tokenizer.json."""
-    model, special = content["model"], {}
-    if content.get("normalizer"):
-        raise Unlike(f"it changes a text first (normalizer {content['normalizer']['type']})")
-    for token in content.get("added_tokens") or []:
-        if not token["special"] or token["lstrip"] or token["rstrip"] or token["single_word"]:
-            raise Unlike(f"its added token {token['content']!r} is found in ordinary text")
-        special[token["content"]] = token["id"]
-    if content["pre_tokenizer"] == CHARACTERS and model["type"] == "WordLevel":
-        ranks = {token.encode(): number for token, number in model["vocab"].items()}
-        return make("char", EVERY_CHARACTER, ranks, special)
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
-        if model.get(option):
-            raise Unlike(f"it has {option}={model[option]!r}")
-    if model.get("type", "BPE") != "BPE":
-        raise Unlike(f"its model is {model['type']}")
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    vocab = {token: number for token, number in model["vocab"].items() if token not in special}
-    pattern = pattern_of(content["pre_tokenizer"], merges)
-    return byte_level_bpe(vocab, merges, pattern, special, model.get("ignore_merges", False))
-
-
-def pattern_of(pre_tokenizer, merges):
-    """tiktoken's pattern that cuts a text as the pre_tokenizer does."""
-    if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("type") == "ByteLevel":
-        pre_tokenizer = {"use_regex": True, **pre_tokenizer, "trim_offsets": True}  # offsets are not used here
-    for pattern, known in PRE_TOKENIZERS.items():
-        if pre_tokenizer == known and not (pattern == EVERY_CHARACTER and merges):
-            return pattern
-    raise Unlike(f"it cuts a text in another way (pre_tokenizer {json.dumps(pre_tokenizer):.200})")
-
-
-def byte_level_bpe(vocab, merges, pattern, special=None, ignore_merges=False):
-    """Makes an Encoding of {token: id} and merges, ["left right"], both in characters of the byte alphabet.
-
-    Without ignore_merges, a token that no merge makes occurs in no text, so it counts as special.
-    """
-    special, ranks = dict(special or {}), {}
-    made = {merge.replace(" ", "", 1) for merge in merges} | BYTES.keys()
-    for token, number in vocab.items():
-        if token not in made and not ignore_merges:
-            special[token] = number
-        elif set(token) <= BYTES.keys():
-            ranks[bytes(BYTES[character] for character in token)] = number
-        else:
-            raise Unlike(f"its token {token!r} is not spelled in bytes")
-    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
-        raise Unlike(f"it has no token for byte {missing[0]}")
-    if [" ".join(map(spell, pair)) for pair in merges_of(ranks)] != merges:
-        raise Unlike("its merges are not in the order of its ids")
-    return make("huggingface", pattern, ranks, special)
-
-
-def make(name, pattern, ranks, special):
-    ids = sorted([*ranks.values(), *special.values()])
-    if ids != list(range(len(ids))):
+    """Makes an Encoding of the contents of a tokenizer.json. Raises ValueError if they encode as no Encoding does."""
+    found = essence(content)
+    special = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
+    vocab = {token: number for token, number in content["model"]["vocab"].items() if token not in special}
+    if found["type"] == "WordLevel":
+        name, pattern, ranks = "char", EVERY_CHARACTER, {token.encode(): number for token, number in vocab.items()}
+    else:
+        name, pattern = "huggingface", pattern_of(found)
+        made = {merge.replace(" ", "", 1) for merge in found["merges"]} | BYTES.keys()
+        if not content["model"].get("ignore_merges"):  # then a token that no merge makes occurs in no text
+            special |= {token: number for token, number in vocab.items() if token not in made}
+        spelled = {token: number for token, number in vocab.items() if token not in special}
+        ranks = {bytes(BYTES[character] for character in token): number for token, number in spelled.items()}
+        if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+            raise ValueError(f"it has no token for byte {missing[0]}")
+    if sorted([*ranks.values(), *special.values()]) != list(range(len(ranks) + len(special))):
         raise ValueError("its ids have gaps, or one comes twice")
-    return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    for part, expected in essence(to_huggingface(encoding)).items():
+        if found[part] != expected:
+            raise ValueError(f"its {part}: {json.dumps(found[part]):.100}; expected {json.dumps(expected):.100}")
+    return encoding
+
+
+def essence(content):
+    """{part: value} of what decides, beside the vocabulary, to which ids a tokenizer.json encodes a text."""
+    model, cut, added = content["model"], content["pre_tokenizer"], content.get("added_tokens", [])
+    if cut and cut["type"] == "ByteLevel":
+        cut = {**byte_level(use_regex=True), **cut, "trim_offsets": True}  # offsets are not used here
+    ways = ("lstrip", "rstrip", "single_word")
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    return {
+        "type": model.get("type", "BPE"),
+        "normalizer": content.get("normalizer"),
+        "pre_tokenizer": cut,
+        "ordinary added_tokens": [t["content"] for t in added if not t["special"] or any(t[way] for way in ways)],
+        "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])],
+        **{option: model.get(option) or None for option in options},
+    }
+
+
+def pattern_of(found):
+    """tiktoken's pattern that cuts a text as a tokenizer.json of this essence does."""
+    for pattern, cut in PRE_TOKENIZERS.items():
+        if cut == found["pre_tokenizer"] and not (pattern == EVERY_CHARACTER and found["merges"]):
+            return pattern
+    raise ValueError(f"its pre_tokenizer: {json.dumps(found['pre_tokenizer']):.200}")

@@ -4,7 +4,6 @@ Now and then a journal says how far the work is. After a kill at any instant the
 says, and the work goes on from there: the result is the same, bit for bit.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -72,8 +71,7 @@ class Unfinished:
     """The folder inside a dataset's own in which it is written. A context manager.
 
     job: a JSON value that tells this work from any other. journal: what the last call of save() was given, if that was
-    for the same job, else None. Without a journal nothing is worth keeping, and leaving removes the folder, and the
-    dataset's if it was made for it.
+    for the same job, else None. Without a journal nothing is worth keeping, and leaving removes the folder.
     Raises BadInput if the dataset's folder holds a run, or another process prepares it.
     """
 
@@ -84,7 +82,6 @@ class Unfinished:
     def __enter__(self):
         if (self.target / "metrics.jsonl").exists():  # of a run
             raise BadInput(f"{self.target} holds a run, with a tokenizer of its own; expected another --out_dir")
-        self.is_new = not self.target.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self.lock = files.hold(self.path / LOCK)
@@ -102,9 +99,6 @@ class Unfinished:
         self.lock.close()
         if not (self.path / JOURNAL).exists():
             shutil.rmtree(self.path)
-            if self.is_new:
-                with contextlib.suppress(OSError):  # not empty
-                    self.target.rmdir()
 
     def load(self):
         """The journal, if it is of this job."""

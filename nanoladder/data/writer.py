@@ -4,8 +4,8 @@ train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uin
 train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place among the ids at which
 each document begins, and last the number of tokens: documents + 1 entries.
 tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
-meta.json: a description, with a digest of every file and of itself. It is written last: if it is there, the other files
-are whole and belong to it.
+meta.json: a description, with a digest of every file. It is written last: if it is there, the other files are whole and
+belong to it.
 
 Neither the memory that it takes nor the result depends on the size of the corpus or on the number of cores.
 unfinished.py says how an interrupted preparation goes on.
@@ -14,7 +14,6 @@ unfinished.py says how an interrupted preparation goes on.
 import argparse
 import contextlib
 import json
-import re
 from pathlib import Path
 from nanoladder.entry import Parser
 
@@ -24,7 +23,7 @@ from tqdm import tqdm
 from nanoladder import files
 from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
-from nanoladder.data.meta import FORMAT_VERSION, SPLITS, checksum, sample_digest
+from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
 from nanoladder.data.tokenizer import (
     build_tokenizer,
     check_name,
@@ -81,15 +80,14 @@ def fraction(text):
 
 
 def whole_number(text):
-    """Converts an option's text such as 1000, 1_000_000, 500M or 10B to a number of at least 1."""
-    found = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([KMBT]?)", text.upper())
-    value = float(found[1]) * 1000 ** " KMBT".index(found[2] or " ") if found else 0
-    if value < 1 or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number such as 1_000_000, 500M or 10B")
-    return int(value)
+    """Converts an option's text such as 1000, 1_000_000 or 1e9 to a number of at least 1."""
+    value = int(float(text))
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number such as 1_000_000 or 1e9")
+    return value
 
 
-def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_tokens=None, n_threads=None):
+def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_tokens=None):
     """Builds the tokenizer, encodes both splits and writes them, all or nothing. Returns the entries of meta.json.
 
     folder: made if needed; an older dataset in it is replaced only once the new one is complete. Interrupted, the next
@@ -99,7 +97,6 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
     documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it. True: separate
         documents and their .idx, each with a separator before and after, `<|endoftext|>`, or "\n" without it.
     limit_tokens: stop after the document that reaches so many, train and val together (None: never).
-    n_threads: threads that encode (None: one a core).
     Raises BadInput: an empty split, a folder that cannot be written, a corpus that cannot be read.
     """
     folder = Path(folder)
@@ -108,7 +105,7 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
         with Unfinished(folder, job) as work:
             if "meta" not in (work.journal or {}):
                 encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
-                counts = write_tokens(work, corpus, encoding, documents, limit_tokens, n_threads)
+                counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
                 meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
                 if work.journal:
                     work.save({"meta": meta})
@@ -142,7 +139,7 @@ def texts_to_learn(corpus, tokenizer, documents, limit_tokens):
         yield "\n"
 
 
-def write_tokens(work, corpus, encoding, documents, limit_tokens, n_threads):
+def write_tokens(work, corpus, encoding, documents, limit_tokens):
     """Encodes the corpus, or what is left of it, into token files. Returns the counts of each split."""
     dtype = np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
     eot = end_of_text(encoding)
@@ -155,22 +152,21 @@ def write_tokens(work, corpus, encoding, documents, limit_tokens, n_threads):
             split = SplitFiles(work.path, name, dtype.itemsize, documents, journal["counts"].get(name))
             splits[name] = stack.enter_context(contextlib.closing(split))
 
-        def done(unit):
-            return sum(split.counts[unit] for split in splits.values())
+        def n_tokens():
+            return sum(split.counts["tokens"] for split in splits.values())
 
-        total, unit = (limit_tokens, "tokens") if limit_tokens else (corpus.n_bytes, "bytes")
-        bar = {"unit": f" {unit}", "unit_scale": True, "disable": None}  # with the rate and the time left
-        progress = stack.enter_context(tqdm(desc="encoding", total=total, initial=done(unit), **bar))
-        chunks = stack.enter_context(contextlib.closing(encoded(corpus, journal["place"], encoding, dtype, n_threads)))
-        last_journal = done("tokens")
+        bar = {"unit": " tokens", "unit_scale": True, "disable": None}  # with the rate and, of a limit, the time left
+        progress = stack.enter_context(tqdm(desc="encoding", total=limit_tokens, initial=n_tokens(), **bar))
+        chunks = stack.enter_context(contextlib.closing(encoded(corpus, journal["place"], encoding, dtype)))
+        last_journal = n_tokens()
         for pieces, encodings, place in chunks:
             for piece, (ids, n_bytes) in zip(pieces, encodings, strict=True):
                 splits[piece.split].append(piece, ids, n_bytes, before, after)
-                if limit_tokens and piece.last and done("tokens") >= limit_tokens:
+                if limit_tokens and piece.last and n_tokens() >= limit_tokens:
                     return {name: split.sync() for name, split in splits.items()}
-            progress.update(done(unit) - progress.n)
-            if place is not None and done("tokens") - last_journal >= JOURNAL_TOKENS:
-                last_journal = done("tokens")
+            progress.update(n_tokens() - progress.n)
+            if place is not None and n_tokens() - last_journal >= JOURNAL_TOKENS:
+                last_journal = n_tokens()
                 work.save({"counts": {name: split.sync() for name, split in splits.items()}, "place": place})
         return {name: split.sync() for name, split in splits.items()}
 
@@ -179,7 +175,7 @@ def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
     """Writes meta.json. Returns its entries."""
     for name, count in counts.items():
         if not count["bytes"] or count["tokens"] < 2:
-            raise BadInput(f"too little text for {name}, not even two tokens; give more text or another val_fraction")
+            raise BadInput(f"too little text for {name}, not even two tokens; give more text or another --val_fraction")
     paths = sorted(path for path in folder.iterdir() if path.name not in ("meta.json", JOURNAL, LOCK))
     meta = {
         "format_version": FORMAT_VERSION,
@@ -193,7 +189,6 @@ def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
         **({"validation": corpus.validation} if corpus.validation else {}),
         **extra,
     }
-    meta["checksum"] = checksum(meta)
     files.write(folder / "meta.json", json.dumps(meta, indent=2) + "\n")
     return meta
 

@@ -18,8 +18,6 @@ from model import IGNORE
 from nanoladder.data import WORKERS, Batch, TrainingBatches, ValidationBatches, open_dataset
 from nanoladder.data import batches as batches_module
 from nanoladder.data.batches import ROUNDS, permuted, shuffle
-from nanoladder.data.corpus import Texts
-from nanoladder.data.writer import write_corpus
 
 T = 8
 VOCAB = 60_000
@@ -83,12 +81,12 @@ def test_a_batch_counts_splits_and_moves():
     assert type(moved) is Batch and moved.inputs.is_meta and moved.targets.is_meta
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_is_a_batch_behind_a_loader(num_workers, dense):
+@pytest.mark.slow
+def test_a_batch_is_a_batch_behind_a_loader(dense):
     config = config_of(dense)
     batches = TrainingBatches(open_dataset(config).train, config)
-    loader = DataLoader(batches, sampler=range(1, 6), num_workers=num_workers, **WORKERS)
-    for step, batch in enumerate(loader, 1):
+    assert len(pickle.dumps(batches)) < 5000  # a worker maps the file itself
+    for step, batch in enumerate(DataLoader(batches, sampler=range(1, 6), num_workers=2, **WORKERS), 1):
         assert type(batch) is Batch and equal(batch, batches[step])
 
 
@@ -153,13 +151,6 @@ def test_a_batch_is_what_its_windows_hold_one_by_one(folder, n_tokens, batch_siz
         assert batches[step].targets.tolist() == [row[1:] for row in expected]
 
 
-def test_batches_travel_to_a_worker_process_by_the_path_of_their_file(dense):
-    config = config_of(dense)
-    batches = TrainingBatches(open_dataset(config).train, config)
-    text = pickle.dumps(batches)
-    assert len(text) < 5000 and equal(pickle.loads(text)[7], batches[7])
-
-
 @given(n_tokens=sizes, batch_size=batch_sizes, seed=seeds)
 def test_an_epoch_visits_every_window_once_and_targets_are_the_next_tokens(folder, n_tokens, batch_size, seed):
     split = open_ids(folder, list(range(n_tokens))).train
@@ -196,8 +187,8 @@ def test_an_order_is_a_permutation_and_can_be_asked_in_any_part(n, seed):
     assert (order(n, seed, range(n // 3, n)) == whole[n // 3 :]).all()
 
 
-@pytest.mark.parametrize("n", [10**12, 2**40 + 1, 2**52 - 1])
-def test_an_order_of_any_length_takes_no_memory(n):
+def test_an_order_of_any_length_takes_no_memory():
+    n = 2**52 - 1
     found = order(n, 1, [*range(2**15), *range(n - 2**15, n)])
     assert len(set(found.tolist())) == 2**16 and found.max() < n
     assert abs(found.mean() / n - 0.5) < 0.01 and abs(found.std() / n - 12**-0.5) < 0.01
@@ -218,14 +209,13 @@ def test_an_order_is_as_random_as_numpys():
 def test_batches_do_not_depend_on_the_size_of_the_blocks_of_an_order(folder, monkeypatch):
     batches = TrainingBatches(open_ids(folder, list(range(500))).train, tiny(batch_size=7, seed=3))
     expected = [batches[step] for step in range(1, 30)]
-    for size in (1, 5, 64):
-        monkeypatch.setattr(batches_module, "SHUFFLED", size)
-        shuffle.cache_clear()
-        assert all(equal(batches[step], expected[step - 1]) for step in range(1, 30))
+    monkeypatch.setattr(batches_module, "SHUFFLED", 5)
+    shuffle.cache_clear()
+    assert all(equal(batches[step], expected[step - 1]) for step in range(1, 30))
     shuffle.cache_clear()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", ["dense", "documents"])
 def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, kind):
     ids = list(range(500)) if kind == "dense" else counted([3, 40, 2, 17, 9])
@@ -284,7 +274,7 @@ def test_validation_counts_every_target_once(folder, n_tokens, lengths, dense, b
     assert all(equal(a, b) for a, b in zip(batches, validation(split, batch_size), strict=True))
 
 
-@pytest.mark.parametrize("n_windows, expected", [(1, 1), (7, 7), (40, 40), (999, 49)])
+@pytest.mark.parametrize("n_windows, expected", [(1, 1), (7, 7), (999, 49)])
 def test_validation_windows_are_evenly_spaced(folder, n_windows, expected):
     split = open_ids(folder, list(range(50 * T))).val
     inputs, targets = together(validation(split, 4, n_windows))
@@ -294,19 +284,8 @@ def test_validation_windows_are_evenly_spaced(folder, n_windows, expected):
     assert expected == 1 or (gaps.min() > 0 and gaps.max() - gaps.min() <= T)
 
 
-def test_the_validation_windows_do_not_depend_on_the_batch_size(folder):
-    split = open_ids(folder, list(range(50 * T))).val
-    rows = []
-    for batch_size in (1, 3, 10):
-        _, targets = together(validation(split, batch_size, 10))
-        rows.append(targets[(targets != IGNORE).any(dim=1)])
-    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
-
-
-@pytest.mark.parametrize(
-    "world_size, micro_batch_size, n_rows", [(1, 0, 8), (1, 2, 2), (2, 0, 4), (2, 8, 4), (4, 1, 1), (4, 2, 2)]
-)
-@pytest.mark.parametrize("n_windows", [1, 3, 8, 37])
+@pytest.mark.parametrize("world_size, micro_batch_size, n_rows", [(1, 2, 2), (2, 0, 4), (4, 1, 1)])
+@pytest.mark.parametrize("n_windows", [1, 37])
 def test_every_process_validates_as_many_batches(folder, world_size, micro_batch_size, n_rows, n_windows):
     """Every process needs the same number of batches: one without a batch would leave the others waiting."""
     split = open_ids(folder, list(range(50 * T))).val
@@ -329,22 +308,3 @@ def test_uint32_ids(folder):
     dataset = open_dataset(config_of(folder))
     inputs, targets = stream(dataset.train, dataset.train.n_windows, 4)
     assert dataset.vocab_size == 100_000 and inputs.min() >= 70_000 and (targets == inputs + 1).all()
-
-
-def test_a_larger_vocab_size_than_the_dataset_has_is_taken(dense):
-    own, larger = (open_dataset(config_of(dense, vocab_size=size)).vocab_size for size in (0, 500))
-    assert own < larger == 500
-
-
-@pytest.mark.parametrize("documents", [False, True])
-def test_reads_what_the_writer_writes(tmp_path, documents):
-    texts = [f"{number} bottles of beer on the wall" for number in range(20)]
-    write_corpus(tmp_path, Texts(texts, texts[:3]), "byte", documents=documents)
-    dataset = open_dataset(config_of(tmp_path, context_length=64))
-    split = dataset.train
-    assert dataset.vocab_size == 256 and split.documents is documents
-    inputs, targets = stream(split, split.n_windows, 4)
-    if documents:
-        assert split.n_windows == 20
-        read = {bytes(row[row != IGNORE].tolist()).decode() for row in targets}
-        assert read == {text + "\n" for text in texts} and (inputs[:, 0] == ord("\n")).all()

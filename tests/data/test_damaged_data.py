@@ -1,38 +1,18 @@
 """A damaged folder is refused with one line and exit code 2, before anything is written."""
 
-import json
-import os
 import shutil
 
 import numpy as np
 import pytest
-from conftest import LINE, flags, tiny, write_folder, write_meta
-from hypothesis import assume, given, settings
+from conftest import flags, tiny
+from hypothesis import given
 from hypothesis import strategies as st
 
 import train
 from nanoladder.data import open_dataset
 from nanoladder.data.meta import BLOCK, BLOCKS, sample_digest
-from nanoladder.data.tokenizer import build_tokenizer, encode
 
-FILES = ["meta.json", "train.bin", "val.bin", "tokenizer.json", "tokenizer.tiktoken"]
-INDEX = ["train.idx", "val.idx"]
-
-
-@pytest.fixture(scope="session")
-def twins(dense, documents, tmp_path_factory):
-    """Two datasets of each kind, of the same sizes: {kind: (folder, its twin)}."""
-    root = tmp_path_factory.mktemp("twins")
-    tokenizer = build_tokenizer("char", [LINE])
-    train_ids, val_ids = (encode(tokenizer, LINE * times)[::-1] for times in (30, 8))
-    write_folder(root / "dense", train_ids, val_ids, tokenizer.n_vocab, encoding=tokenizer, tokenizer="char")
-    splits = []
-    for name in ("train", "val"):
-        edges = np.fromfile(documents / f"{name}.idx", "<u8").astype(int)
-        ids = np.split(np.fromfile(documents / f"{name}.bin", "<u2"), edges[1:-1])
-        splits.append([document.tolist() for document in ids[::-1]])
-    write_folder(root / "documents", *splits, 256, encoding=build_tokenizer("byte"))
-    return {"dense": (dense, root / "dense"), "documents": (documents, root / "documents")}
+FILES = ["train.bin", "val.bin", "train.idx", "val.idx", "tokenizer.json", "tokenizer.tiktoken"]
 
 
 def truncate(path, place):
@@ -47,83 +27,37 @@ def flip(path, place):
     path.write_bytes(content)
 
 
-# Ways to replace a file: {name: function of its path}.
-KINDS = {
-    "nothing": lambda path: None,
-    "an empty file": lambda path: path.touch(),
-    "a folder": lambda path: path.mkdir(),
-    "a pipe": os.mkfifo,
-    "a broken link": lambda path: path.symlink_to("nowhere"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "zeros without end": lambda path: path.symlink_to("/dev/zero"),
-}
-places = st.integers(0, 2**30)
+def replace(path, place):
+    """By another file of the same size."""
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
-def attacks(kind, names):
-    """Strategy of attacks: (kind of dataset, kind of attack, its arguments)."""
-    names = st.sampled_from(names)
-    return st.one_of(
-        st.tuples(st.just(kind), st.just("truncate"), names, places),
-        st.tuples(st.just(kind), st.just("flip"), names, places),
-        st.tuples(st.just(kind), st.just("transplant"), names, st.none()),
-        st.tuples(st.just(kind), st.just("put"), names, st.sampled_from(sorted(KINDS))),
-    )
+def remove(path, place):
+    path.unlink()
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def test_100_attacks_on_the_files_are_refused_and_nothing_is_written(twins, tmp_path, refused):
-    seen = set()
-
-    @settings(max_examples=100)
-    @given(attacks("dense", FILES) | attacks("documents", FILES + INDEX))
-    def try_one(attack):
-        (whole, twin), how, name, detail = twins[attack[0]], *attack[1:]
+def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, documents, tmp_path, refused):
+    @given(st.sampled_from(FILES), st.sampled_from([truncate, flip, replace, remove]), st.integers(0, 2**30))
+    def attack(name, how, place):
         folder, out_dir = tmp_path / "attacked", tmp_path / "out"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(whole, folder)
-        open_dataset(tiny(dataset=str(folder)))
-        if how == "transplant":
-            shutil.copy(twin / name, folder / name)
-        elif how == "put":
-            (folder / name).unlink()
-            KINDS[detail](folder / name)
-        else:
-            {"truncate": truncate, "flip": flip}[how](folder / name, detail)
-        assume(contents(folder) != contents(whole))  # both may have the same tokenizer
+        shutil.copytree(documents if name.endswith("idx") else dense, folder)
+        how(folder / name, place)
         line = refused(train.main, *flags(dataset=folder, out_dir=out_dir))
         assert str(folder) in line and len(line) < 500 and not out_dir.exists()
-        seen.add(how)
 
-    try_one()
-    assert seen == {"truncate", "flip", "transplant", "put"}
-
-
-def rewrite_meta(folder, **changes):
-    """Changes entries and corrects the checksum."""
-    write_meta(folder, {**json.loads((folder / "meta.json").read_text()), **changes})
+    attack()
 
 
 @pytest.mark.parametrize(
     "damage, words",
     [
         (lambda f: (f / "train.bin").unlink(), ["no train.bin", "prepare"]),
-        (lambda f: (f / "val.bin").unlink(), ["val.bin", "missing"]),
-        (lambda f: truncate(f / "train.bin", -1), ["train.bin", "truncated"]),
-        (lambda f: truncate(f / "val.bin", -10), ["val.bin", "truncated"]),
+        (lambda f: (f / "val.bin").unlink(), ["val.bin", "cannot be read"]),
         (lambda f: flip(f / "val.bin", 9), ["val.bin", "is not the file that meta.json"]),
-        (lambda f: (f / "val.bin").write_bytes(b""), ["val.bin", "truncated"]),
-        (lambda f: rewrite_meta(f, dtype="uint32"), ["train.bin"]),
-        (lambda f: rewrite_meta(f, format_version=4), ["meta.json", "format 4", "expected 3"]),
-        (lambda f: flip(f / "meta.json", 999), ["meta.json", "prepare it again"]),
+        (lambda f: (f / "meta.json").write_text('{"format_version": 4}'), ["meta.json", "format 4", "expected 3"]),
         (lambda f: (f / "meta.json").write_text("[1]"), ["meta.json", "prepare it again"]),
-        (lambda f: (f / "meta.json").write_text("{}"), ["meta.json", "prepare it again"]),
         (lambda f: (f / "meta.json").unlink(), ["no meta.json", "--vocab_size"]),
-        (lambda f: (f / "train.idx").unlink(), ["train.idx", "prepare"]),
-        (lambda f: shutil.copy(f / "train.idx", f / "val.idx"), ["val.idx", "is not the file that meta.json"]),
     ],
 )
 def test_a_broken_folder_is_bad_input_and_nothing_is_written(damage, words, documents, tmp_path, refused):
@@ -137,13 +71,9 @@ def test_a_broken_folder_is_bad_input_and_nothing_is_written(damage, words, docu
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({"dataset": "nowhere"}, ["dataset=nowhere", "/prepare.py --input FILES --out_dir=data/nowhere`"]),
+        ({"dataset": "nowhere"}, ["dataset=nowhere", "python data/text/prepare.py --input FILES"]),
         ({"dataset": "python_stdlb"}, ["dataset=python_stdlb: no train.bin", "did you mean 'python_stdlib'?"]),
-        ({"dataset": "text_bpe99999"}, ["python data/text/prepare.py --input FILES --tokenizer=bpe:99999`"]),
-        ({"dataset": "python_stdlib_bpe99999"}, ["python data/python_stdlib/prepare.py --tokenizer=bpe:99999"]),
-        ({"dataset": "shakespeare_bpe99999"}, ["python data/shakespeare/prepare.py --tokenizer=bpe:99999"]),
-        ({"dataset": "x" * 999}, ["no train.bin"]),
-        ({"dataset": "/dev/null"}, ["no train.bin"]),
+        ({"dataset": "fineweb_edu_char"}, ["python data/fineweb_edu/prepare.py --tokenizer=char`"]),
         ({"vocab_size": 3}, ["vocab_size=3"]),
         ({"context_length": 100_000}, ["context_length=100000", "train.bin"]),
         ({"context_length": 400}, ["context_length=400", "val.bin", "at least 401"]),
@@ -164,7 +94,7 @@ def test_ids_of_nanogpts_beyond_a_given_vocab_size(tmp_path, refused):
     assert "token id 99" in line and "--vocab_size=100" in line
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK, BLOCK + 1, 2**22 - 1, 2**22])
+@pytest.mark.parametrize("size", [1, BLOCK + 1, 2**22])
 def test_a_sample_of_a_small_file_is_all_of_it(size, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(size))

