@@ -218,6 +218,29 @@ def refused(run_main):
     return refuse
 
 
+def refusal(function, *args, **kwargs):
+    """The message of the BadInput that a call raises, one line."""
+    with pytest.raises(BadInput) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def contents(folder):
+    """{path within the folder: bytes} of all files."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Call:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
 def rows(config, *keys):
     """The rows of a run's metrics.jsonl; with keys, of each row only those, which no clock can change."""
     lines = (Path(config.out_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nanoladder.entry import run_script
 
 from nanoladder.data.sources import Records
-from nanoladder.data.writer import PrepareParser, fraction, summary, whole_number, write_corpus
+from nanoladder.data.writer import PrepareParser, fraction, summary, write_corpus
 from nanoladder.errors import BadInput
 
 
@@ -26,7 +26,7 @@ def prepare(argv, script, description, arguments, val_fraction):
     parser = PrepareParser(description, tokenizer="gpt2")
     parser.add_argument(
         "--limit_tokens",
-        type=whole_number,
+        type=float,
         metavar="N",
         help="stop after the document that reaches so many tokens, such as 1e9 (default: all)",
     )

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.entry import run_script
 
-from nanoladder.data.corpus import Texts, split_text
+from nanoladder.data.corpus import Texts
 from nanoladder.data.writer import PrepareParser, summary, write_corpus
 from nanoladder.errors import BadInput
 
@@ -45,9 +45,9 @@ def prepare(argv, script, tokenizer):
         text = (Path(args.input).read_bytes() if args.input else download()).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--input {args.input}: {getattr(error, 'strerror', 'not text in UTF-8')}") from None
-    train, val = split_text(text, val_fraction=0.1)
+    cut = int(len(text) * 0.9)
     folder = parser.out_dir(args, script)
-    meta = write_corpus(folder, Texts(train, val), args.tokenizer)
+    meta = write_corpus(folder, Texts([text[:cut]], [text[cut:]]), args.tokenizer)
     print(summary(folder, meta))
 
 

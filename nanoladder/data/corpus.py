@@ -114,9 +114,3 @@ def split_documents(documents, val_fraction, keys=None):
     val = lowest([sha256_of(key) for key in keys or documents], val_fraction)
     train = [document for number, document in enumerate(documents) if number not in val]
     return train, [document for number, document in enumerate(documents) if number in val]
-
-
-def split_text(text, val_fraction):
-    """Splits a text into ([train], [val]); val is the last val_fraction of its characters."""
-    cut = int(len(text) * (1 - val_fraction))
-    return [text[:cut]], [text[cut:]]

@@ -84,13 +84,10 @@ class Split:
         return inputs, targets
 
 
-def first_windows(offsets, context_length, chunk=2**20):
+def first_windows(offsets, context_length):
     """The number of windows before each document, and last before the end: (documents + 1,) int64."""
-    first = np.zeros(len(offsets), np.int64)
-    for start in range(0, len(offsets) - 1, chunk):
-        targets = np.diff(offsets[start : start + chunk + 1].astype(np.int64)) - 1  # the first token is never predicted
-        first[start + 1 : start + chunk + 1] = -(-targets // context_length)
-    return np.cumsum(first, out=first)
+    targets = np.diff(offsets.astype(np.int64)) - 1  # the first token is never predicted
+    return np.concatenate([[0], np.cumsum(-(-targets // context_length))])
 
 
 @dataclass(frozen=True)
@@ -110,16 +107,11 @@ class Dataset:
         """Number of token ids: the folder's own, or a larger number that the config asks for."""
         return self.meta["vocab_size"]
 
-    def load_tokenizer(self):
-        """Returns the tokenizer, a tiktoken.Encoding. Raises BadInput if the folder has none, or a damaged one."""
+    def find_tokenizer(self):
+        """Returns the tokenizer, a tiktoken.Encoding, or None if there is none. Raises BadInput for a damaged one."""
         if nanogpt.has_vocabulary(self.folder):
             return nanogpt.read_tokenizer(self.folder)
-        return load_tokenizer(self.folder)
-
-    def find_tokenizer(self):
-        """Returns the tokenizer, or None if the folder has none. Raises BadInput for a damaged one."""
-        found = os.path.lexists(self.folder / DESCRIPTION) or nanogpt.has_vocabulary(self.folder)
-        return self.load_tokenizer() if found else None
+        return load_tokenizer(self.folder) if os.path.lexists(self.folder / DESCRIPTION) else None
 
     def save_tokenizer(self, out_dir):
         """Writes the tokenizer, if there is one, to a run's folder, for sample.py."""

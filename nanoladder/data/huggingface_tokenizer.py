@@ -41,6 +41,7 @@ PRE_TOKENIZERS = {  # by tiktoken's pattern
     **dict.fromkeys(GPT2_PATTERNS, byte_level(use_regex=True)),
 }
 CHARACTERS = split(EVERY_CHARACTER)  # for a char tokenizer
+SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}  # a token
 
 
 def byte_alphabet():
@@ -91,12 +92,6 @@ def to_huggingface(encoding):
     else:
         model = {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
             "ignore_merges": True,  # a piece of text that is a token becomes it, as in tiktoken
             "vocab": {spell(token): rank for token, rank in ranks.items()},
             "merges": [" ".join(map(spell, pair)) for pair in merges_of(ranks)],
@@ -104,9 +99,9 @@ def to_huggingface(encoding):
         pre_tokenizer, decoder = PRE_TOKENIZERS[encoding._pat_str], byte_level(use_regex=True)
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [special_token(*item) for item in encoding._special_tokens.items()],
+        "added_tokens": [
+            {"id": number, "content": content, **SPECIAL} for content, number in encoding._special_tokens.items()
+        ],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
@@ -118,11 +113,6 @@ def to_huggingface(encoding):
 def spell(token):
     """Bytes in the characters of the byte alphabet."""
     return "".join(ALPHABET[byte] for byte in token)
-
-
-def special_token(content, number):
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": number, "content": content, **flags}
 
 
 # -- reading

@@ -39,9 +39,9 @@ def read_meta(folder, vocab_size):
     For a folder made by nanoGPT, which has no meta.json: vocab_size, dtype and documents, and tokenizer if meta.pkl has
     it. Raises BadInput: damaged, of another format, or more token ids than vocab_size.
     """
-    path, foreign = folder / "meta.json", {"dtype": "uint16", "documents": False}
-    if os.path.lexists(path):
-        meta = read_own(path)
+    foreign = {"dtype": "uint16", "documents": False}
+    if os.path.lexists(folder / "meta.json"):
+        meta = read_own(folder / "meta.json")
     elif nanogpt.has_vocabulary(folder):
         meta = {**foreign, "vocab_size": nanogpt.read_tokenizer(folder).n_vocab, "tokenizer": "char"}
     elif vocab_size:

@@ -37,21 +37,21 @@ class TextFile(NamedTuple):
     def characters(self, start, end):
         """Yields parts of the text: its characters from start to end."""
         place = 0
-        with reading(self.path), opened(self.path) as file:
+        with opened(self.path) as file:
             while place < end and (part := file.read(PART)):
                 yield part[max(0, start - place) : max(0, end - place)]
                 place += len(part)
 
     def lines(self):
         """Yields the lines that are more than space, without their ends."""
-        with reading(self.path), opened(self.path) as file:
+        with opened(self.path) as file:
             yield from (line.rstrip("\r\n") for line in file if line.strip())
 
 
 def find_text(path):
     """The TextFile at a path; None if it has other bytes than UTF-8, or zero bytes. Raises BadInput."""
     digest, n_characters = hashlib.sha256(), 0
-    with reading(path), opened(path) as file, contextlib.suppress(UnicodeDecodeError):
+    with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
         while part := file.read(PART):
             if "\0" in part:
                 return None
@@ -61,9 +61,11 @@ def find_text(path):
     return None
 
 
+@contextlib.contextmanager
 def opened(path):
-    """A text file, its line ends as they are, without a byte order mark."""
-    return open(path, encoding="utf-8-sig", newline="\n")
+    """Yields a text file, its line ends as they are, without a byte order mark. Raises BadInput as reading() does."""
+    with reading(path), open(path, encoding="utf-8-sig", newline="\n") as file:
+        yield file
 
 
 class Files(Corpus):

@@ -59,10 +59,7 @@ def open_cut_back(path, size):
     file = open(path, "ab", buffering=2**20)  # noqa: SIM115 SplitFiles closes it
     if file.tell() < size:
         file.close()
-        raise BadInput(
-            f"{path} is shorter than the journal of the unfinished work says; remove the folder {path.parent} and "
-            "prepare the dataset from the start"
-        )
+        raise BadInput(f"{path} is shorter than the journal says; remove the folder {path.parent} and start over")
     file.truncate(size)
     return file
 

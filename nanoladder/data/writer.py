@@ -24,14 +24,7 @@ from nanoladder import files
 from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
-from nanoladder.data.tokenizer import (
-    build_tokenizer,
-    check_name,
-    encode,
-    end_of_text,
-    load_tokenizer,
-    save_tokenizer,
-)
+from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, load_tokenizer, save_tokenizer
 from nanoladder.data.unfinished import JOURNAL, LOCK, SplitFiles, Unfinished
 from nanoladder.errors import BadInput
 
@@ -46,6 +39,7 @@ class PrepareParser(Parser):
         super().__init__(description=description, allow_abbrev=False)
         self.add_argument(
             "--tokenizer",
+            type=check_name,
             default=tokenizer,
             metavar="NAME",
             help="gpt2, char, byte, or bpe:N, trained on this text to N tokens (default: %(default)s)",
@@ -55,11 +49,6 @@ class PrepareParser(Parser):
             metavar="DIR",
             help="folder to write to (default: this script's own; with another tokenizer, one beside it)",
         )
-
-    def parse_args(self, argv):
-        args = super().parse_args(argv)
-        check_name(args.tokenizer)
-        return args
 
     def out_dir(self, args, script):
         """The folder to write to: data/<dataset>, or data/<dataset>_<tokenizer> if the tokenizer is not the default."""
@@ -76,14 +65,6 @@ def fraction(text):
     value = float(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a number between 0 and 1, such as 0.1")
-    return value
-
-
-def whole_number(text):
-    """Converts an option's text such as 1000, 1_000_000 or 1e9 to a number of at least 1."""
-    value = int(float(text))
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number such as 1_000_000 or 1e9")
     return value
 
 
@@ -197,9 +178,6 @@ def summary(folder, meta):
     """One line that says what was written and how to train on it."""
     folder = Path(folder).resolve()
     dataset = folder.name if folder.parent == DATA_DIR else folder
-    splits = ", ".join(
-        f"{split} {n_tokens:,} tokens ({meta['bytes'][split] / 1e6:.2f} MB of text)"
-        for split, n_tokens in meta["tokens"].items()
-    )
+    splits = ", ".join(f"{split} {n_tokens:,} tokens" for split, n_tokens in meta["tokens"].items())
     vocabulary = f"{meta['tokenizer']} vocabulary of {meta['vocab_size']:,}"
     return f"wrote {folder}: {splits}, {vocabulary}; train on it with --dataset={dataset}"

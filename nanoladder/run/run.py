@@ -191,10 +191,9 @@ class Run:
 
 def load_tokenizer(dataset):
     """Returns the tokenizer of a dataset, for samples. Raises BadInput if it has none."""
-    try:
-        return dataset.load_tokenizer()
-    except BadInput as error:
-        raise BadInput(f"samples need a tokenizer: {error}, or train without: --sample_interval=0") from None
+    if not (tokenizer := dataset.find_tokenizer()):
+        raise BadInput(f"samples need a tokenizer.json in {dataset.folder}; train without: --sample_interval=0")
+    return tokenizer
 
 
 def prepare_out_dir(config, start_step, dataset):

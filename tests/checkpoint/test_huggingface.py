@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import flags, tiny, write_folder
+from conftest import flags, refusal, tiny, write_folder
 from safetensors.torch import load_file, save_file
 
 import sample
@@ -16,7 +16,6 @@ from model import GPT
 from nanoladder import checkpoint, infer
 from nanoladder.checkpoint import huggingface
 from nanoladder.data.tokenizer import build_tokenizer
-from nanoladder.errors import BadInput
 
 
 def random_gpt2(n_layer=2, n_head=2, n_embd=16, vocab_size=57, n_positions=7):
@@ -137,8 +136,7 @@ def test_shards_and_other_float_dtypes(saved, tmp_path):
     read = huggingface.read(str(tmp_path))["model"]
     assert torch.equal(read["token_embedding.weight"], saved[1].transformer.wte.weight.to(torch.bfloat16).float())
     path.unlink()
-    with pytest.raises(BadInput, match="it has no "):
-        huggingface.read(str(tmp_path))
+    assert "it has no " in refusal(huggingface.read, str(tmp_path))
 
 
 def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
@@ -241,8 +239,7 @@ def state_of(config):
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match=r"holds notes\.txt; delete it, or choose another folder"):
-        huggingface.write(tmp_path, state_of(tiny(vocab_size=57)))
+    assert "holds notes.txt; delete it" in refusal(huggingface.write, tmp_path, state_of(tiny(vocab_size=57)))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -266,5 +263,4 @@ def test_a_killed_process_leaves_nothing_that_looks_like_a_model(times, tmp_path
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (out / "config.json").exists()
-    with pytest.raises(BadInput, match=r"config\.json"):
-        huggingface.read(str(out))
+    assert "config.json" in refusal(huggingface.read, str(out))

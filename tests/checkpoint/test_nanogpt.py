@@ -1,16 +1,13 @@
 """nanoGPT's ckpt.pt: the same logits, and nothing in the file is executed. transformers is the reference."""
 
-import os
-
 import pytest
 import torch
-from conftest import flags, rows, tiny, weights
+from conftest import Call, flags, refusal, rows, tiny, weights
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from model import GPT
 from nanoladder import checkpoint
-from nanoladder.errors import BadInput
 
 V = 17  # as in the folder `dense`
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16}
@@ -110,16 +107,6 @@ def test_training_starts_from_it_with_a_shorter_context(saved, dense, tmp_path):
 # -- bad input
 
 
-class Call:
-    """Unpickled, it would make a folder."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
-
-
 def test_an_object_is_refused_and_not_made(saved, tmp_path, dense, refused):
     state, path = saved
     torch.save(state | {"config": Call(tmp_path / "made")}, path)
@@ -145,6 +132,5 @@ def test_damage_is_named(change, reason, saved):
     state, path = saved
     change(state)
     torch.save(state, path)
-    with pytest.raises(BadInput) as error:
-        checkpoint.load_model(str(path))
-    assert reason in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+    line = refusal(checkpoint.load_model, str(path))
+    assert reason in line and str(path) in line

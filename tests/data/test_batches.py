@@ -70,17 +70,6 @@ document_lengths = st.lists(st.integers(2, 4 * T), min_size=1, max_size=9)
 # -- a batch
 
 
-def test_a_batch_counts_splits_and_moves():
-    tokens = torch.arange(24).view(6, 4)
-    batch = Batch(tokens, tokens.masked_fill(tokens > 20, IGNORE))
-    assert batch.n_tokens.item() == 21 and batch.n_tokens.shape == ()
-    parts = batch.split(2)
-    assert [type(part) for part in parts] == 3 * [Batch] and [len(part.inputs) for part in parts] == [2, 2, 2]
-    assert equal(together(parts), batch) and sum(part.n_tokens for part in parts) == batch.n_tokens
-    moved = batch.to("meta", non_blocking=True)
-    assert type(moved) is Batch and moved.inputs.is_meta and moved.targets.is_meta
-
-
 @pytest.mark.slow
 def test_a_batch_is_a_batch_behind_a_loader(dense):
     config = config_of(dense)
@@ -134,21 +123,6 @@ def test_a_batch_depends_on_seed_and_step_alone(folder):
         assert equal(TrainingBatches(split, tiny(seed=1))[step], first[step - 1])
     assert not equal(TrainingBatches(split, tiny(seed=2))[1], first[0])
     assert not equal(first[0], first[1])
-
-
-@given(n_tokens=sizes, batch_size=st.integers(1, 70), seed=seeds)
-def test_a_batch_is_what_its_windows_hold_one_by_one(folder, n_tokens, batch_size, seed):
-    """A large batch takes several epochs of a small file."""
-    split = open_ids(folder, list(range(n_tokens))).train
-    batches = TrainingBatches(split, tiny(batch_size=batch_size, seed=seed))
-    for step in (1, 2, 7):
-        expected = []
-        for sequence in range((step - 1) * batch_size, step * batch_size):
-            order, phase = shuffle(seed, sequence // split.n_windows, split.n_windows, split.n_phases, block=0)
-            start = phase + int(order[sequence % split.n_windows]) * T
-            expected.append(list(range(start, start + T + 1)))
-        assert batches[step].inputs.tolist() == [row[:-1] for row in expected]
-        assert batches[step].targets.tolist() == [row[1:] for row in expected]
 
 
 @given(n_tokens=sizes, batch_size=batch_sizes, seed=seeds)

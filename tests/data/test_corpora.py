@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from conftest import contents, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from nanoladder.data.tokenizer import (
     make_encoding,
 )
 from nanoladder.data.writer import write_corpus
-from nanoladder.errors import BadInput
 
 RNG = random.Random(0)
 WORDS = ["the", "cat", "sat", "on a mat,", "and", "hat\nwas", "naïve", "café", "☕.", "\n\n", ""]
@@ -37,18 +37,6 @@ def small_blocks(monkeypatch):
     """Makes blocks and chunks so small that the texts here have many."""
     for module in (corpus, encode):
         monkeypatch.setattr(module, "BLOCK", 100)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def refusal(function, *args, **kwargs):
-    """The message of the BadInput that the call raises, one line."""
-    with pytest.raises(BadInput) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def read_text(folder, split):

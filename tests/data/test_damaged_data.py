@@ -94,16 +94,6 @@ def test_ids_of_nanogpts_beyond_a_given_vocab_size(tmp_path, refused):
     assert "token id 99" in line and "--vocab_size=100" in line
 
 
-@pytest.mark.parametrize("size", [1, BLOCK + 1, 2**22])
-def test_a_sample_of_a_small_file_is_all_of_it(size, tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(bytes(size))
-    whole = sample_digest(path)
-    for place in {0, 1, size // 3, size - 2, size - 1} & set(range(size)):
-        path.write_bytes(bytes(place) + b"\1" + bytes(size - place - 1))
-        assert sample_digest(path) != whole
-
-
 def test_a_sample_of_a_large_file_has_its_ends_and_any_stretch_as_long_as_the_gaps(tmp_path):
     size = 2**25
     gap = (size - BLOCK) // (BLOCKS - 1)  # from one sampled block to the next

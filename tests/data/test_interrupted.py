@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from conftest import contents
 from processes import holding
 from tqdm import tqdm
 
@@ -22,10 +23,6 @@ from nanoladder.errors import BadInput
 RNG = random.Random(0)
 TEXTS = ["".join(RNG.choices("abcde ", k=RNG.choice([2, 9, 50, 400]))) for _ in range(90)]  # of a block, and several
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes to kill them")
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def killed_at(event, function, *arguments):

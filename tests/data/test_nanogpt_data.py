@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import LINE, flags, tiny
+from conftest import LINE, Call, flags, tiny
 
 import sample
 import train
@@ -58,16 +58,6 @@ def test_what_an_interrupted_prepare_left_is_not_nanogpts(tmp_path, refused):
 
 
 # -- bad input
-
-
-class Call:
-    """Unpickled, it would make a folder."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
 
 
 @pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])

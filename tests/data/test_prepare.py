@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import needs_rustbpe
+from conftest import contents, needs_rustbpe, refusal
 from processes import python
 
 from data.openwebtext import prepare as openwebtext
@@ -41,10 +41,6 @@ def read_offsets(folder, split):
     return np.fromfile(folder / f"{split}.idx", "<u8").tolist()
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def assert_whole(folder):
     """Asserts that the folder holds the files that meta.json describes, and no others."""
     meta = read_meta(folder)
@@ -55,14 +51,6 @@ def assert_whole(folder):
 
 def write_dataset(folder, train, val, *args, **kwargs):
     return write_corpus(folder, Texts(train, val), *args, **kwargs)
-
-
-def refusal(function, *args, **kwargs):
-    """The message of the BadInput that the call raises, one line."""
-    with pytest.raises(BadInput) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # -- the writer
@@ -278,7 +266,7 @@ def test_shakespeare_is_downloaded_checked_or_a_copy(tmp_path, monkeypatch):
         (shakespeare_char, ["--input=no/such/file"], "no/such/file"),
         (shakespeare_char, ["--input", "EMPTY"], "the text is empty"),
         (openwebtext, ["--tokenizer=char"], "--tokenizer=char"),
-        (openwebtext, ["--limit_tokens=0"], "expected a whole number such as"),
+        (openwebtext, ["--limit_tokens=1B"], "invalid float value: '1B'"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_exit_code_2(dataset, options, fragment, folder, tmp_path, refused):

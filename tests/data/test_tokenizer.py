@@ -1,7 +1,6 @@
 """Every tokenizer inverts its encoding, is built deterministically, and refuses invalid input."""
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -10,10 +9,9 @@ import pytest
 import requests
 import tiktoken.load
 import tiktoken.registry
-from conftest import needs_rustbpe
+from conftest import needs_rustbpe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import python
 
 from nanoladder.data.tokenizer import (
     GPT4_PATTERN,
@@ -24,21 +22,12 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
-from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ["the cat sat on the mat, the hat and that.\n", "naïve café: 1234 + 5678 = 6912\n\n  return None\n"]
 OTHER = ["zig zag zig zag zoo zoom zooms zooming, quick quack quock, which witch is which?\n"]
 NAMES = [pytest.param("bpe:280", marks=needs_rustbpe), "char", "byte"]
 BYTE = build_tokenizer("byte")
-
-
-def refusal(function, *args):
-    """The message of the BadInput that function(*args) raises, one line."""
-    with pytest.raises(BadInput) as caught:
-        function(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +61,6 @@ def test_the_end_of_text_spelled_out_is_ordinary_text(name):
     encoding = build_tokenizer(name, [*CORPUS, text])
     ids = encode(encoding, text)
     assert end_of_text(encoding) not in ids and encoding.decode(ids) == text
-
-
-@pytest.mark.slow
-@needs_rustbpe
-def test_bpe_is_the_same_for_any_number_of_threads():
-    code = (
-        "import hashlib, pathlib; from nanoladder.data.tokenizer import build_tokenizer;"
-        "texts = [path.read_text('utf-8') for path in sorted(pathlib.Path('data').rglob('*.py'))];"
-        "ranks = build_tokenizer('bpe:600', texts * 3)._mergeable_ranks;"
-        "print(hashlib.sha256(repr(ranks).encode()).hexdigest())"
-    )
-    hashes = [python("-c", code, env=os.environ | {"RAYON_NUM_THREADS": threads}).stdout for threads in ("1", "4")]
-    assert hashes[0] == hashes[1] != ""
 
 
 @needs_rustbpe
