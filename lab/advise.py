@@ -18,7 +18,6 @@ from nanoladder.config import check
 from nanoladder.data import find_folder, read_meta
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
-from nanoladder.run.memory import share_of_process
 
 PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
 
@@ -47,37 +46,34 @@ def answer(question, config, available, world_size=1):
     """
     config = dataclasses.replace(config, compile=False)
     device_type = machine.choose_device("auto").type if config.device == "auto" else config.device.partition(":")[0]
+    fitting = predict.largest_micro_batch(config, available, device_type, world_size)
     if question == "micro_batch_size":
-        return {question: predict.largest_micro_batch(config, available, device_type, world_size)}
+        return {question: fitting}
     if config.micro_batch_size == "auto":
         config = dataclasses.replace(config, micro_batch_size=1)
     memory = predict.predict_memory(config, device_type, world_size)
-    changes = list(savings(config, memory, available, device_type, world_size))
-    return {"peak": memory.peak, "parts": parts(memory), "savings": changes}
+    parts = {part: getattr(memory, part) for part in PARTS}
+    if sum(parts.values()) > 1.001 * memory.peak:
+        del parts["gradients"]  # dropped between steps: within the temporary part
+    changes = list(savings(config, memory.peak, fitting or 1, device_type, world_size))
+    return {"peak": memory.peak, "parts": parts, "savings": changes}
 
 
-def parts(memory):
-    """{name: bytes} of a predicted peak. Gradients that are dropped between steps are within its temporary part."""
-    sizes = {part: getattr(memory, part) for part in PARTS}
-    if sum(sizes.values()) > 1.001 * memory.peak:
-        del sizes["gradients"]
-    return sizes
-
-
-def savings(config, memory, available, device_type, world_size):
-    """Yields (key, value, predicted peak) of each change that saves a hundredth of the predicted memory's peak or more.
+def savings(config, peak, fitting, device_type, world_size):
+    """Yields (key, value, predicted peak) of each change that saves a hundredth of the predicted peak or more.
 
     The cheapest come first: those that cost nothing, then those that cost time, then those that train otherwise.
+    fitting: the micro-batch to propose.
     """
     grid = parallel.divide(config, world_size)
     half_is_native = device_type == "cuda" or machine.choose_dtype("auto", torch.device("cpu")) != torch.float32
     changes = {
-        ("set_to_none", True): not config.set_to_none,
+        ("set_to_none", True): True,
         ("attention", "sdpa"): config.attention in ("matmul", "blocks", "auto"),
         ("dtype", "auto"): config.dtype == "float32" and half_is_native,
         ("loss_chunks", 8): config.loss_chunks in (0, "auto"),
-        ("micro_batch_size", smaller_micro_batch(config, available, device_type, world_size)): True,
-        ("shard", "full"): grid.data * grid.context > 1 and config.shard != "full",
+        ("micro_batch_size", fitting): True,
+        ("shard", "full"): grid.data * grid.context > 1,
         ("checkpointing", "every:1"): config.checkpointing == "none",
         ("optimizer", "adamw8bit"): config.optimizer == "adamw" and grid.tensor == 1,
     }
@@ -87,17 +83,8 @@ def savings(config, memory, available, device_type, world_size):
             with contextlib.suppress(BadInput):  # the keys do not work together, or the optimizer's package is missing
                 check(changed)
                 less = predict.predict_memory(changed, device_type, world_size).peak
-                if less < 0.99 * memory.peak:
+                if less < 0.99 * peak:
                     yield key, value, less
-
-
-def smaller_micro_batch(config, available, device_type, world_size):
-    """The largest micro-batch below the present one that is predicted to fit; 1 if none is."""
-    present = share_of_process(config, world_size).micro_batch_size
-    fitting = max(1, predict.largest_micro_batch(config, available, device_type, world_size))
-    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, world_size))
-    sizes = [size for size in sizes if size < present and size <= fitting]
-    return max(sizes, default=config.micro_batch_size)
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ def predict_all(options, config_words):
     if memory_gb:
         header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
     print(f"{header}\n")
-    conditions, found, width = (device, kind, n, memory_gb), [], max(map(len, rows))
-    for row in tqdm(predict.predict_rows(rows.items(), *conditions), total=len(rows), unit="stage", leave=False):
-        found.append(row)
+    found, width = [], max(map(len, rows))
+    for name, row_config in tqdm(rows.items(), unit="stage", leave=False):
+        found.append(predict.predict_row(name, row_config, device, kind, n, memory_gb))
         columns = tables.predicted_columns(found[0], n, memory_gb, price)
         headings = [tables.line(columns, None, width)] * (len(found) == 1)
         tqdm.write("\n".join([*headings, tables.line(columns, found[-1], width)]))

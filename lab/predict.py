@@ -2,12 +2,6 @@
 
 import bisect
 import dataclasses
-import multiprocessing
-import os
-import signal
-import threading
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,15 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lab import roofline
 from lab.trace import trace
 from model import GPT
-from nanoladder import machine, parallel
+from nanoladder import parallel
 from nanoladder.config import compiles_blocks
-from nanoladder.data.encode import n_cores
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run.memory import product_dtype, share_of_process
 from nanoladder.run.metrics import flops_per_token
-
-PROCESS_BYTES = 1e9  # of memory: a process that predicts GPT-2's blocks, compiled, takes 0.6 GB
 
 
 def predict_memory(config, device_type="cpu", world_size=1):
@@ -93,18 +84,13 @@ def needed_traces(config, device_type, world_size):
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
         **{"compile_mode": "default", "ddp": False},
     )
-    if is_whole(config, grid):
+    if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
         alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
         scope = "block" if compiles_blocks(config) else "model"
         whole = dataclasses.replace(traced, compile_scope=scope, **alone)
         return config, traced, [(whole, device_type, 1, 0)]
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
     return config, traced, [(traced, device_type, world_size, rank) for rank in places]
-
-
-def is_whole(config, grid):
-    """True if a process has the whole model and whole sequences, and gradients that DDP averages, if anything does."""
-    return grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1)
 
 
 def traced_micro_batches(config, grid):
@@ -126,22 +112,14 @@ def traced_micro_batches(config, grid):
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     """The largest micro_batch_size whose predicted peak fits, of those that divide its batch; 0 if none does."""
 
-    def predict(size):
-        return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size)
+    def peak(size):
+        return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size).peak
 
-    sizes = [0, *parallel.micro_batch_sizes(config, parallel.divide(config, world_size))]
-    low, high = 0, len(sizes) - 1
-    most = predict(sizes[high])
-    if most.peak <= memory_bytes:
-        return sizes[high]
-    peaks = {low: most.weights + most.gradients + most.optimizer, high: most.peak}
-    while high - low > 1:  # sizes[low] fits, sizes[high] does not; between them the peak is nearly a straight line
-        share = (memory_bytes - peaks[low]) / (peaks[high] - peaks[low])
-        guess = bisect.bisect(sizes, sizes[low] + share * (sizes[high] - sizes[low])) - 1
-        middle = min(max(guess, low + 1), high - 1)
-        peaks[middle] = predict(sizes[middle]).peak
-        low, high = (middle, high) if peaks[middle] <= memory_bytes else (low, middle)
-    return sizes[low]
+    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, world_size)) or [0]  # 0: says why there is none
+    if peak(sizes[-1]) <= memory_bytes:
+        return sizes[-1]
+    n_fitting = bisect.bisect_right(sizes[:-1], memory_bytes, key=peak)
+    return sizes[n_fitting - 1] if n_fitting else 0
 
 
 def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
@@ -184,51 +162,3 @@ def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb
     except BadInput as error:
         row["note"] = str(error)
     return row
-
-
-def predict_rows(rows, *conditions):
-    """Yields predict_row(name, config, *conditions) of each (name, config), in order.
-
-    Nearly all of a prediction is the compiler's work, on one core. So as many processes as there are cores and memory
-    for share the rows; those that need the same traces go to the same process.
-    """
-    keys, groups = [shared_traces(name, config, *conditions[1:3]) for name, config in rows], {}
-    for key, row in zip(keys, rows, strict=True):
-        groups.setdefault(key, []).append(row)
-    n_compiled = sum(getattr(group[0][1], "compile", False) for group in groups.values())
-    n = min(n_cores(), int(machine.free_memory(torch.device("cpu")) // PROCESS_BYTES), n_compiled)
-    if n < 2:
-        yield from (predict_row(*row, *conditions) for row in rows)
-        return
-    with ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), initializer=prepare_process) as pool:
-        futures = {key: pool.submit(predict_group, group, conditions) for key, group in groups.items()}
-        for key, row in zip(keys, rows, strict=True):
-            try:
-                yield futures[key].result()[row[0]]
-            except BrokenProcessPool:  # a process was killed
-                yield predict_row(*row, *conditions)
-
-
-def shared_traces(name, config, device_type="cpu", world_size=1):
-    """A key that rows have in common whose memory is predicted from the same traces."""
-    try:
-        return name if isinstance(config, BadInput) else tuple(needed_traces(config, device_type, world_size)[2])
-    except BadInput:
-        return name
-
-
-def prepare_process():
-    """Lets Ctrl-C end this process without a traceback, and its parent's end too; libraries print to stderr."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    os.dup2(2, 1)
-
-
-def end_with_parent():
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-def predict_group(rows, conditions):
-    """{name: predict_row(name, config, *conditions)}"""
-    return {name: predict_row(name, config, *conditions) for name, config in rows}

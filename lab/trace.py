@@ -40,10 +40,9 @@ class Memory:
 
     weights: those that the process keeps, and those gathered from others at the end of the forward. activations: all
     that the forward of one micro-batch, or in a pipeline of all that are in flight, keeps for the backward, with
-    autocast's half-precision copies of the weights. block: the part of them that one transformer block keeps.
-    temporary: the peak less all that is alive at the end of the forward. The parts add up to the peak if gradients are
-    kept between steps; if they are dropped, they grow while activations are freed, and are within temporary. block is 0
-    if the model is compiled as a whole, because its blocks are not apart then.
+    autocast's half-precision copies of the weights. temporary: the peak less all that is alive at the end of the
+    forward. The parts add up to the peak if gradients are kept between steps; if they are dropped, they grow while
+    activations are freed, and are within temporary.
     """
 
     weights: int
@@ -51,7 +50,6 @@ class Memory:
     optimizer: int
     inputs: int
     activations: int
-    block: int
     temporary: int
     peak: int
 
@@ -274,14 +272,13 @@ def take_trace(config, device_type, world_size, rank, counted):
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
 
         step = functools.partial(train.train_step, model, optimizer, batch, config.learning_rate, config)
-        whole, block = [], [(0, [])] * 2
+        ends = []
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
-            record_forwards(part, ledger, whole)
-        if not model._compiled_call_impl:  # compiled as a whole
-            block = record_forwards(next(iter(model.blocks)), ledger, [])
+            record_forwards(part, ledger, ends)
         work = take_step(step, ledger, counted)
-        end = max(whole, key=itemgetter(0)) if config.pipeline_parallel > 1 else whole[1]  # later forwards recompute
-        gathered, *gathered_by_block = [gathered_bytes(moment) for moment in (end, *block[:2])]
+        end, sizes = max(ends, key=itemgetter(0)) if config.pipeline_parallel > 1 else ends[0]  # later ones recompute
+        # Weights gathered from others: storages that FSDP2 has emptied since
+        gathered = sum(size for storage, size in sizes if storage() is not None and storage().nbytes() == 0)
         kept = 0 if config.set_to_none or config.optimizer_in_backward else gradients
     inputs = sum(part.nbytes for part in batch)
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
@@ -290,9 +287,8 @@ def take_trace(config, device_type, world_size, rank, counted):
         gradients=gradients,
         optimizer=state,
         inputs=inputs,
-        activations=end[0] - weights - gathered - kept - state - inputs,
-        block=block[1][0] - block[0][0] - (gathered_by_block[1] - gathered_by_block[0]),
-        temporary=ledger.peak - end[0] + workspaces,
+        activations=end - weights - gathered - kept - state - inputs,
+        temporary=ledger.peak - end + workspaces,
         peak=ledger.peak + workspaces,
     )
     return memory, work
@@ -315,16 +311,15 @@ def build_8bit_tables():
         OptimState8bit.zeros(256, signed)
 
 
-def record_forwards(module, ledger, moments):
-    """Lets every forward append (bytes alive, [(storage, bytes)]) to the moments, before and after. Returns them."""
+def record_forwards(module, ledger, ends):
+    """Lets the end of every forward append (bytes alive, [(storage, bytes)]) to the ends."""
     compiled = module._compiled_call_impl
 
     def record(*_):
         sizes = [(weakref.ref(storage), size[0]) for storage, size in ledger.alive.items()]
-        moments.append((ledger.now, sizes))
+        ends.append((ledger.now, sizes))
 
     def call(*args):
-        record()
         result = compiled(*args)
         record()
         return result
@@ -332,11 +327,4 @@ def record_forwards(module, ledger, moments):
     if compiled:
         module._compiled_call_impl = call
     else:
-        module.register_forward_pre_hook(record)
         module.register_forward_hook(record)
-    return moments
-
-
-def gathered_bytes(moment):
-    """Bytes of gathered weights at a recorded moment, after the step: of storages that FSDP2 has emptied since."""
-    return sum(size for storage, size in moment[1] if storage() is not None and storage().nbytes() == 0)

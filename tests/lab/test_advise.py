@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import flags, replace, tiny
 
 from lab import advise, predict
@@ -51,13 +50,6 @@ def test_the_cheapest_changes_come_first_and_only_those_that_are_not_made(config
     assert not set(savings(applied, 10**12, "cuda")) - {"micro_batch_size"}
 
 
-@pytest.mark.parametrize("dtype, advised", [(torch.bfloat16, True), (torch.float32, False)])
-def test_a_cpu_is_advised_half_precision_only_if_it_is_native(dtype, advised, config, monkeypatch):
-    monkeypatch.setattr(machine, "choose_dtype", lambda name, device: dtype)
-    assert ("dtype" in savings(config)) == advised
-    assert "dtype" in savings(config, device="cuda")
-
-
 def test_the_micro_batch_that_is_advised_is_the_largest_that_fits(config):
     peaks = {size: predict.predict_memory(replace(config, micro_batch_size=size)).peak for size in (1, 2, 4)}
     assert savings(config, peaks[4])["micro_batch_size"] == (4, peaks[4])
@@ -70,11 +62,6 @@ def test_the_micro_batch_that_is_advised_is_the_largest_that_fits(config):
 def test_sharding_is_advised_to_several_processes_only(config):
     large = replace(config, n_embd=512)
     assert "shard" not in savings(large) and "shard" in savings(large, world_size=4)
-
-
-def test_a_change_that_the_other_keys_exclude_is_not_advised(config):
-    refused = replace(config, optimizer_in_backward=True, grad_clip=0.0)
-    assert {"micro_batch_size"} == {"micro_batch_size", "checkpointing"} & set(savings(config)) - set(savings(refused))
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -97,19 +84,8 @@ def test_the_command_prints_one_line_of_json(config, run_main):
         assert result.code == 0 and result.out == json.dumps(expected) + "\n" and result.err == ""
 
 
-@pytest.mark.slow
-def test_state_in_8_bits_is_advised(config):
-    pytest.importorskip("torchao")
-    assert "optimizer" in savings(replace(config, n_embd=256))
-
-
 def test_an_optimizer_whose_package_is_missing_is_not_advised(config):
     traced.clear()
     assert "optimizer" not in savings(replace(config, n_embd=256))
     with pytest.raises(BadInput, match="needs torchao"):
         advise.answer("savings", replace(config, optimizer="adamw8bit"), 0)
-
-
-def test_advice_on_a_compiled_step_is_that_on_an_eager_one(config):
-    compiled, eager = (savings(replace(config, compile=there)) for there in (True, False))
-    assert compiled == eager
