@@ -1,18 +1,12 @@
 """Search space of --mode=tune: the settings that it may change, and the values to try from a config on.
 
-Each setting has directions: lists of changes {key: value}. If a change costs a lot, those after it in its list are left
-out: they go further in the same direction. Values are those that Config declares; numbers go in steps of two or more.
-No setting changes the model, the batch of an update, or the optimizer: a step stays the same but for its time and
-memory.
+Values are those that Config declares; numbers go in steps of two or more. No setting changes the model, the batch of an
+update, or the optimizer: a step stays the same but for its time and memory.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple, get_args
+import math
+from typing import get_args
 
-import torch
-
-from lab.plan import in_one_process
 from nanoladder.config import TYPES
 from nanoladder.kernels import count_chunks
 from nanoladder.machine.device import ATTENTION_KERNELS
@@ -22,26 +16,48 @@ GRAPHS = ("reduce-overhead", "max-autotune")  # modes of the compiler that need 
 CHUNKS = (0, 2, 8, 32)
 WORKERS = (0, 1, 2, 4, 8)
 PADDING = (1, 8, 64, 128)
+INTERACTING = ("attention", "compile", "micro_batch_size", "loss_chunks")  # the best value depends on the others
 
 
-class Machine(NamedTuple):
-    """The facts of a machine that the search space depends on."""
+def directions(config, machine):
+    """{setting: its directions from a config on}, in the order of what they are likely to gain.
 
-    on_gpu: bool
-    native_bfloat16: bool
-    threads: int
-
-    @property
-    def device_type(self):
-        return "cuda" if self.on_gpu else "cpu"
-
-
-class Setting(NamedTuple):
-    """directions: a function of the present config and the machine. interacts: its best value depends on others."""
-
-    name: str
-    directions: Callable
-    interacts: bool = False
+    A direction is a list of changes {key: value}. If one costs a lot, those after it are left out: they go further the
+    same way. machine: as of limits.describe().
+    """
+    on_gpu = bool(machine["gpu"])
+    rows = config.micro_batch_size or config.batch_size
+    sizes = [size for size in divisors(config.batch_size) if size in (2 ** (size.bit_length() - 1), config.batch_size)]
+    chunks = count_chunks(config.loss_chunks, rows * config.context_length, config.padded_vocab_size)
+    workers = [n for n in WORKERS if n <= max(2, machine["threads"])]
+    padding = [n for n in PADDING if n * math.ceil(config.vocab_size / n) != config.padded_vocab_size]
+    has = {"bfloat16": machine["native_bfloat16"], "float16": on_gpu, "float32": True}  # the others are emulated
+    dtypes = [name for name, fast in has.items() if fast]
+    now = dtypes[0] if config.dtype == "auto" else config.dtype
+    modes = [mode for mode in values("compile_mode") if on_gpu or mode not in GRAPHS]
+    # CUDA graphs launch all kernels of a pass at once: the most that a small model has to gain on a GPU
+    graphs = [[{"compile": True, "compile_mode": GRAPHS[0]}]] if on_gpu else []
+    scopes = [[{"compile": True, "compile_scope": scope}] for scope in values("compile_scope")]
+    return {
+        "graphs": graphs,
+        "attention": each("attention", attention_kernels(on_gpu)),
+        "compile": [[{"compile": False}], *scopes],
+        "micro_batch_size": [
+            [{"micro_batch_size": change["micro_batch_size"] % config.batch_size} for change in way]
+            for way in down_and_up("micro_batch_size", sizes, rows)
+        ],
+        "checkpointing": each("checkpointing", ["none"]),
+        "dtype": each("dtype", [name for name in dtypes if name != now]),
+        "keep_memory": each("keep_memory", values("keep_memory")),
+        "adamw_impl": each("adamw_impl", values("adamw_impl") if config.optimizer == "adamw" else ()),
+        "num_workers": down_and_up("num_workers", workers, config.num_workers),
+        "loss_chunks": down_and_up("loss_chunks", CHUNKS, chunks),
+        "set_to_none": each("set_to_none", values("set_to_none")),
+        "lazy_metrics": each("lazy_metrics", values("lazy_metrics")),
+        "matmul_precision": each("matmul_precision", values("matmul_precision")),
+        "pad_vocab_to": down_and_up("pad_vocab_to", padding, config.pad_vocab_to),
+        "compile_mode": [[{"compile": True, "compile_mode": mode}] for mode in modes],  # takes minutes, so last
+    }
 
 
 def values(key):
@@ -49,9 +65,9 @@ def values(key):
     return get_args(TYPES[key]) or (True, False)
 
 
-def every(key):
-    """A setting of one key whose values have no order."""
-    return Setting(key, lambda config, machine: [[{key: value}] for value in values(key)])
+def each(key, numbers):
+    """A direction for each value of a key: they have no order."""
+    return [[{key: value}] for value in numbers]
 
 
 def down_and_up(key, numbers, now):
@@ -60,92 +76,11 @@ def down_and_up(key, numbers, now):
     return [[{key: number} for number in way] for way in (below, [n for n in numbers if n > now])]
 
 
-def attention(config, machine):
+def attention_kernels(on_gpu):
     """Kernels of this machine: blocks are for CPUs; a CPU has one fused kernel, and naming it changes nothing.
 
     On a GPU those that write the (T, T) matrix to memory come last: they hardly ever win, and compile anew.
     """
-    others = ["auto"] if machine.on_gpu else ["auto", *ATTENTION_KERNELS]
-    if machine.on_gpu or config.dropout:
-        others.append("blocks")
-    last = ("matmul", "math") if machine.on_gpu else ()
-    found = sorted(values("attention"), key=last.__contains__)
-    return [[{"attention": value}] for value in found if value not in others]
-
-
-def compiling(config, machine):
-    scopes = [{"compile": True, "compile_scope": scope} for scope in values("compile_scope")]
-    return [[change] for change in [{"compile": False}, *scopes]]
-
-
-def graphs(config, machine):
-    """CUDA graphs launch all kernels of a pass at once, the most that a small model has to gain on a GPU."""
-    return [[{"compile": True, "compile_mode": GRAPHS[0]}]] if machine.on_gpu else []
-
-
-def compile_modes(config, machine):
-    """A search among kernels takes minutes, so it comes last."""
-    modes = [mode for mode in values("compile_mode") if machine.on_gpu or mode not in GRAPHS]
-    return [[{"compile": True, "compile_mode": mode}] for mode in modes]
-
-
-def micro_batches(config, machine):
-    """From the present micro-batch, each at most half or at least twice as large as the one before."""
-    total = config.batch_size
-    now = config.micro_batch_size or total
-    down, up, sizes = [now], [now], divisors(total)
-    for size in reversed(sizes):
-        down += [size] * (2 * size <= down[-1])
-    for size in sizes:
-        up += [size] * (size >= 2 * up[-1])
-    return [[{"micro_batch_size": size % total} for size in way[1:]] for way in (down, up)]
-
-
-def dtypes(config, machine):
-    """Those that are not emulated: a hundred times slower than float32 on a CPU."""
-    fast = ["float32"] + ["bfloat16"] * machine.native_bfloat16 + ["float16"] * machine.on_gpu
-    return [[{"dtype": value}] for value in values("dtype") if value in fast]
-
-
-def loss_chunks(config, machine):
-    n_tokens = (config.micro_batch_size or config.batch_size) * config.context_length
-    return down_and_up("loss_chunks", CHUNKS, count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size))
-
-
-def workers(config, machine):
-    return down_and_up("num_workers", [n for n in WORKERS if n <= max(2, machine.threads)], config.num_workers)
-
-
-SETTINGS = [  # in the order of what they are likely to gain
-    Setting("graphs", graphs),
-    Setting("attention", attention, interacts=True),
-    Setting("compile", compiling, interacts=True),
-    Setting("micro_batch_size", micro_batches, interacts=True),
-    Setting("checkpointing", lambda config, machine: [[{"checkpointing": "none"}]]),
-    Setting("dtype", dtypes),
-    every("keep_memory"),
-    every("adamw_impl"),
-    Setting("num_workers", workers),
-    Setting("loss_chunks", loss_chunks, interacts=True),
-    every("set_to_none"),
-    every("lazy_metrics"),
-    every("matmul_precision"),
-    Setting("pad_vocab_to", lambda config, machine: down_and_up("pad_vocab_to", PADDING, config.pad_vocab_to)),
-    Setting("compile_mode", compile_modes),
-]
-
-
-def normal(config, machine):
-    """A normal form of a config whose vocab_size is known: two that take the same step here have the same."""
-    auto = "bfloat16" if machine.native_bfloat16 else "float16" if machine.on_gpu else "float32"
-    dtype = auto if config.dtype == "auto" else config.dtype
-    plain = {"compile_scope": "model", "compile_mode": "default"} if not config.compile else {}
-    config = in_one_process(config, machine.device_type, getattr(torch, dtype))
-    return dataclasses.replace(
-        config,
-        dtype=dtype,
-        adamw_impl=config.adamw_impl if config.optimizer == "adamw" else "",
-        vocab_size=config.padded_vocab_size,
-        pad_vocab_to=1,
-        **plain,
-    )
+    others = ("auto", "blocks") if on_gpu else ("auto", *ATTENTION_KERNELS)
+    kernels = [name for name in values("attention") if name not in others]
+    return sorted(kernels, key=("matmul", "math").__contains__) if on_gpu else kernels

@@ -4,26 +4,21 @@ A search by measurement. It begins with the finished loop, the config as it is, 
 (search_space.py) at a time. The first losses must stay the finished loop's. Then the change races against the best
 config so far: both train in processes of their own (turns.py) and step in turns, in rounds (rounds.py). A change that
 falls behind is dropped at once; one that is seen to be faster takes the place of the best. Settings that depend on
-others are then tried again. At the end the best config races against the finished loop; unless it is seen to be faster,
-the finished loop wins.
+others are then tried again. In the last quarter of the time the best config races against the finished loop; unless it
+is seen to be faster, the finished loop wins.
 
 tune.json holds every race. The same command repeats the search, and reads the outcome of a race that is in the file.
 """
 
 import contextlib
 import json
-import math
-import statistics
 from pathlib import Path
 from time import monotonic
 
-from tqdm import tqdm
-
 from lab import plan, predict, tables, tuned
-from lab.measure import WINDOW
 from lab.results import default_folder, write
 from lab.rounds import CLEAR, SIDES, decide, order
-from lab.search_space import SETTINGS, Machine, normal
+from lab.search_space import INTERACTING, directions
 from lab.tuned import CONFIRMATION, SEARCH
 from lab.turns import TimeUp, WorkerPool
 from nanoladder import machine
@@ -33,8 +28,8 @@ CODE = [f"lab/{name}.py" for name in ("tune", "search_space", "rounds", "turns")
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
 SHORT = 0.1  # seconds; the first of steps that take less show nothing
 FAR = 0.15  # a change of time that is not tried again beside other changes
-LEAST_ROUNDS = 3  # that there must be time for when a race starts
-PATIENCE = 0.15  # share of the whole time within which a process must be ready, unless that is less than
+SEARCHING = 0.75  # share of the time; the rest is for the confirmation
+PATIENCE = 0.15  # share of the time within which a process must be ready, unless that is less than
 LEAST_PATIENCE = 60  # seconds, in which a GPU's compiler has done all but autotuning
 
 
@@ -43,17 +38,18 @@ def tune(options, config, conditions):
 
     config: with its vocab_size. conditions: function that returns those of the results.
     """
-    start = monotonic()
     if config.stage:
         raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
-    conditions = {**conditions(), "config": options.given}
+    if config.dropout:  # its random numbers depend on the kernels
+        raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
+    start, conditions = monotonic(), {**conditions(), "config": options.given}
     folder = Path(options.out_dir or default_folder(conditions))
     search = Search(tuned.open_results(folder, conditions), config, folder, options.minutes, start)
     try:
         verdict = search.run()
     finally:
         search.pool.end()
-    tuned.report(search.results, verdict, search.untried, folder, options.tuned_dir)
+    tuned.report(search.results, verdict, folder, options.tuned_dir)
 
 
 class Unfit(Exception):
@@ -64,54 +60,26 @@ class Search:
     """A search: what was measured (results), the best changes so far, and the processes that run (pool)."""
 
     def __init__(self, results, config, folder, minutes, start):
-        self.results, self.config, self.folder = results, config, folder
+        self.results, self.config, self.folder, self.machine = results, config, folder, results["machine"]
         self.total, self.start = 60 * minutes, start - results["spent"]
-        on = results["machine"]
-        self.free = None if on["gpu"] else machine.free_memory(machine.choose_device("cpu"))
-        self.machine = Machine(bool(on["gpu"]), on["native_bfloat16"], on["threads"])
-        self.best, self.pool, self.costs, self.tried, self.untried = {}, WorkerPool(), {}, {}, []
+        self.free = None if self.machine["gpu"] else machine.free_memory(machine.choose_device("cpu"))
+        self.best, self.pool, self.costs, self.tried = {}, WorkerPool(), {}, {}
 
     def run(self):
         """Searches and confirms. Returns the verdict."""
-        bar_format = "{l_bar}{bar}| {n_fmt} of {total_fmt} s{postfix}"
-        with tqdm(total=round(self.total), bar_format=bar_format, disable=None) as self.bar:
-            self.measure_finished()
-            self.tried[normal(self.config, self.machine)] = 0.0
-            self.sweep(SETTINGS)
+        self.measure_finished()
+        self.tried[plan.here(self.config)] = 0.0
+        with contextlib.suppress(TimeUp):
+            self.sweep(directions(self.config, self.machine))
             before = None
             while self.best != before:
                 before = self.best
-                self.sweep([setting for setting in SETTINGS if setting.interacts])
-            return tuned.verdict(self.best, self.confirm())
+                self.sweep(INTERACTING)
+        return tuned.verdict(self.best, self.confirm())
 
-    # -- time and configs
-
-    def left(self):
-        """Seconds that are left of the search."""
-        return self.total - (monotonic() - self.start)
-
-    def turn_seconds(self):
-        """Seconds of a turn: as many whole steps as last for WINDOW."""
-        seconds = self.results["seconds"]
-        return 1.2 * seconds * math.ceil(WINDOW / seconds)
-
-    def round_seconds(self):
-        return 2 * (self.turn_seconds() + (self.start_seconds() if self.pool.apart else 0.0))
-
-    def start_seconds(self):
-        return statistics.median(self.pool.starts or [self.results["start_seconds"]])
-
-    def reserve(self):
-        """Seconds that the confirmation takes, up to its first look."""
-        return 2 * self.start_seconds() + min(CONFIRMATION) * self.round_seconds()
-
-    def race_seconds(self):
-        """Seconds that a race needs to be worth its start."""
-        return self.start_seconds() + LEAST_ROUNDS * self.round_seconds()
-
-    def reduced(self, changes):
-        """The changes without those that leave the config's values."""
-        return {field: value for field, value in changes.items() if value != getattr(self.config, field)}
+    def left(self, share=SEARCHING):
+        """Seconds that are left of a share of the time."""
+        return share * self.total - (monotonic() - self.start)
 
     def changed(self, changes):
         """The config with these changes. Raises BadInput if they do not work together."""
@@ -120,72 +88,47 @@ class Search:
             raise config
         return config
 
-    def patience(self):
-        """Seconds to wait for a process during the search."""
-        return min(self.left() - self.reserve(), max(PATIENCE * self.total, LEAST_PATIENCE))
+    def worker(self, changes):
+        """The process that trains with these changes. Raises RuntimeError, and TimeUp if it is not ready in time."""
+        patience = max(PATIENCE * self.total, LEAST_PATIENCE)
+        return self.pool.worker(self.changed(changes), min(self.left(), patience))
 
-    def worker(self, changes, limit):
-        """The process that trains with these changes. Raises RuntimeError, and TimeUp after `limit` seconds."""
-        return self.pool.worker(self.changed(changes), limit)
-
-    def losses(self, changes, limit):
-        """The first losses with these changes: without dropout, whose random numbers depend on the kernels."""
-        if not self.config.dropout:
-            return self.worker(changes, limit).losses
-        changes = changes | {"dropout": 0.0}
-        losses = self.worker(changes, limit).losses
-        self.pool.end(self.changed(changes))
-        return losses
-
-    def write(self, doing=None):
-        """Writes tune.json and shows the time."""
+    def write(self):
         self.results["spent"] = monotonic() - self.start
-        self.bar.update(round(min(self.results["spent"], self.total)) - self.bar.n)
-        if doing:
-            self.bar.set_postfix_str(doing)
         write(self.folder, {"tune.json": self.results})
 
-    # -- the search
-
     def measure_finished(self):
-        """Measures losses and time of the finished loop, unless they are known. Raises BadInput."""
-        if "losses" not in self.results:
-            self.write("the finished loop")
-            start = monotonic()
-            try:
-                self.results["seconds"] = self.worker({}, self.left()).seconds
-                self.results["losses"] = self.losses({}, self.left())
-            except RuntimeError as error:
-                raise BadInput(f"the finished loop cannot be measured: {error}") from None
-            except TimeUp:
-                raise BadInput(
-                    f"minutes={self.total / 60:g}: the first steps of the finished loop take longer than "
-                    f"{monotonic() - start:.0f} s; expected more minutes, or a smaller model or batch_size"
-                ) from None
-            self.results["start_seconds"] = monotonic() - start
-            self.write()
-        needed = self.race_seconds() + self.reserve()
-        if not self.results["races"] and self.left() < needed:
+        """Measures the losses of the finished loop, unless they are known. Raises BadInput."""
+        if "losses" in self.results:
+            return
+        start = monotonic()
+        try:
+            losses = self.worker({}).losses
+        except RuntimeError as error:
+            raise BadInput(f"the finished loop cannot be measured: {error}") from None
+        except TimeUp:
+            losses = None
+        if not losses or self.left() < monotonic() - start:  # not even one race
             raise BadInput(
-                f"minutes={self.total / 60:g}: a step of the finished loop takes {self.results['seconds']:.2g} s, and "
-                f"a process {self.start_seconds():.0f} s to start; expected at least "
-                f"--minutes={math.ceil((self.total - self.left() + 2 * needed) / 60)}"
+                f"minutes={self.total / 60:g}: the first steps of the finished loop take {monotonic() - start:.0f} s; "
+                "expected more minutes, or a smaller model or batch_size"
             )
+        self.results["losses"] = losses
+        self.write()
 
     def sweep(self, settings):
-        """Tries the values of some settings, from the best config so far."""
+        """Tries the values of some settings, from the best config so far. Raises TimeUp."""
         for setting in settings:
-            for direction in setting.directions(self.changed(self.best), self.machine):
+            for direction in directions(self.changed(self.best), self.machine)[setting]:
                 for change in direction:
                     if self.challenge(change) > CLEAR:
                         break
 
     def challenge(self, change):
         """Races the best config with a change against the best. Returns the change of time; infinite if it failed."""
-        key, changes = json.dumps(change), self.reduced({**self.best, **change})
-        form = json.dumps(changes, sort_keys=True)
-        with contextlib.suppress(BadInput):
-            form = normal(self.changed(changes), self.machine)
+        key, changes = json.dumps(change), {**self.best, **change}
+        changes = {field: value for field, value in changes.items() if value != getattr(self.config, field)}
+        form = plan.here(plan.changed(self.config, changes))
         if form in self.tried or self.costs.get(key, 0.0) > FAR:
             return self.tried.get(form, self.costs.get(key))
         race = tuned.find(self.results["races"], changes, self.best)
@@ -193,73 +136,62 @@ class Search:
             race["change"] = change
             self.race(race)
         self.costs[key] = self.tried[form] = tuned.cost(race)
-        loser = plan.changed(self.config, self.best if race["outcome"] == "kept" else changes)
-        self.pool.end(loser)
-        self.best = changes if race["outcome"] == "kept" else self.best
+        kept = race["outcome"] == "kept"
+        self.pool.end(plan.changed(self.config, self.best if kept else changes))
+        self.best = changes if kept else self.best
         return self.costs[key]
 
     def race(self, race):
-        """Takes a race's rounds until there is an outcome, or no time."""
-        name = tuned.name(race)
-        if self.left() < self.race_seconds() + self.reserve():
-            self.untried.append(name)
-            return
-        race.setdefault("minute", (monotonic() - self.start) / 60)
+        """Takes a race's rounds until there is an outcome. Raises TimeUp if the time of the search is over."""
+        if self.left() <= 0:
+            raise TimeUp
         if race not in self.results["races"]:
             self.results["races"].append(race)
-        self.write(name)
         start = monotonic()
         try:
             self.require_memory(race)
-            other = self.worker(race["against"], self.patience())
-            self.require_losses(race)
-            this = self.worker(race["changes"], self.patience())
+            other = self.worker(race["against"])
+            this = self.worker(race["changes"])
+            if wrong := tables.difference(this.losses, self.results["losses"]):
+                raise Unfit(f"WRONG: {wrong}")
             race["first"] = this.seconds / other.seconds - 1
             if race["first"] > HOPELESS and this.seconds > SHORT:
                 race["outcome"] = "slower"
-            self.take_rounds(race, SEARCH, self.reserve(), drops=True)
+            self.take_rounds(race, SEARCH, SEARCHING, drops=True)
         except TimeUp:
-            if self.left() > self.race_seconds() + self.reserve():
-                race |= {"outcome": "failed", "note": f"not ready after {monotonic() - start:.0f} s"}
-            else:
-                self.untried.append(name)
+            if self.left() < 1:
+                raise
+            race |= {"outcome": "failed", "note": f"not ready after {monotonic() - start:.0f} s"}
         except (BadInput, Unfit) as error:
             race |= {"outcome": "failed", "note": str(error)}
         except RuntimeError as error:
             race |= {"outcome": "failed", "note": str(error)}
             self.pool.end()  # either may have failed
         self.write()
-        self.bar.write(f"{self.results['spent'] / 60:5.1f} min  {name}: {tuned.outcome(race)}")
+        print(f"{self.results['spent'] / 60:5.1f} min  {tuned.name(race)}: {tuned.outcome(race)}", flush=True)
 
     def require_memory(self, race):
-        """Raises BadInput for a refused config, Unfit for one too large. Decides if two processes fit at a time."""
-        configs, peaks = [self.changed(changes) for changes in (race["changes"], race["against"])], []
-        if not self.free:  # a process on a GPU says so itself if memory runs out, and a prediction takes seconds
-            return
-        for config in configs:
-            with contextlib.suppress(BadInput):  # not predictable
-                peaks.append(predict.predict_memory(config, self.machine.device_type).peak)
-        if len(peaks) < 2:
-            return
-        race["predicted"] = peaks[0]
-        if peaks[0] > self.free:
-            raise Unfit(f"{peaks[0] / 1e9:.2f} GB predicted, of {self.free / 1e9:.2f} GB")
-        self.pool.apart = self.pool.apart or sum(peaks) > 0.8 * self.free
+        """Raises Unfit for a config that is too large. Decides if two processes fit at a time.
 
-    def require_losses(self, race):
-        """Raises Unfit unless the first losses are the finished loop's."""
-        race["losses"] = self.losses(race["changes"], self.patience())
-        if wrong := tables.difference(race["losses"], self.results["losses"]):
-            raise Unfit(f"WRONG: {wrong}")
+        A GPU's process says so itself if memory runs out; a CPU's may be killed, and others with it.
+        """
+        if not self.free:
+            return
+        with contextlib.suppress(BadInput):  # not predictable, or no valid config
+            this, other = (predict.predict_memory(self.changed(race[side])).peak for side in ("changes", "against"))
+            if this > self.free:
+                raise Unfit(f"{this / 1e9:.2f} GB predicted, of {self.free / 1e9:.2f} GB")
+            self.pool.apart = self.pool.apart or this + other > 0.8 * self.free
 
-    def take_rounds(self, race, looks, reserve=0.0, drops=False):
-        """Adds rounds until there is an outcome (decide) or only the reserve of time is left."""
+    def take_rounds(self, race, looks, share, drops=False):
+        """Adds rounds until there is an outcome (decide). Raises TimeUp if the share of the time is over."""
         sides = {"other": race["against"], "this": race["changes"]}
-        while race["outcome"] is None and self.left() - reserve > self.round_seconds():
-            found = {}
+        while race["outcome"] is None:
+            seconds = {}
             for side in order(len(race["rounds"]) + 1):
-                found[side] = self.worker(sides[side], self.left() - reserve).turn(self.left() - reserve)
-            race["rounds"].append({side: found[side] for side in SIDES})
+                worker = self.pool.worker(self.changed(sides[side]), self.left(share))
+                seconds[side] = worker.turn(self.left(share))
+            race["rounds"].append({side: seconds[side] for side in SIDES})
             race["outcome"] = decide(tuned.changes_of_time(race), looks, drops)
             self.write()
 
@@ -271,7 +203,8 @@ class Search:
         race = tuned.find(self.results["confirmations"], self.best, {})
         if race not in self.results["confirmations"]:
             self.results["confirmations"].append(race)
-        self.write("the tuned loop beside the finished one")
+        print("the tuned loop beside the finished one", flush=True)
         with contextlib.suppress(RuntimeError, TimeUp):
-            self.take_rounds(race, CONFIRMATION)
+            self.take_rounds(race, CONFIRMATION, 1.0)
+        self.write()
         return race
