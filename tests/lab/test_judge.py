@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY, flags
+from conftest import ROOT, flags
 
-from lab import climb, judge, plan, rounds, versions
+from lab import climb, judge, rounds, versions
 from nanoladder.errors import BadInput
 
 MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
 EXAMINED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
-START = "    for group in optimizer.param_groups:\n"  # the first line of train_step
 
 
 class Clock:
@@ -65,35 +64,11 @@ def timed(clock, this=1.0, other=1.0):
     return answer
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Neither draws nor writes, for hundreds of judgments."""
-    monkeypatch.setattr(judge.pictures, "draw_rounds", lambda *_: None)
-    monkeypatch.setattr("nanoladder.files.write", lambda path, text: path.write_text(text))
-
-
-MACHINES = {
-    "quiet": {"noise": 0.003, "outliers": 0.0},
-    "usual": {},
-    "noisy": {"noise": 0.03, "outliers": 0.2},
-    "drifting": {"drift": 0.03},
-}
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("machine", MACHINES)
-def test_an_empty_change_is_no_change_at_least_19_times_of_20(machine, planted, quick):
-    found = [planted(timed(Clock(seed, **MACHINES[machine]))) for seed in range(100)]
-    kinds = [(code, results["verdict"]["kind"]) for code, results in found]
-    assert kinds.count((0, "unchanged")) >= 95
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("change", [1.02, 1 / 1.02])
-def test_a_planted_2_percent_is_found(change, planted, quick):
-    found = [planted(timed(Clock(seed), this=change)) for seed in range(50)]
-    expected = (1, "worse") if change > 1 else (0, "better")
-    assert sum((code, results["verdict"]["kind"]) == expected for code, results in found) >= 45
+@pytest.mark.parametrize("this, kind", [(1.0, "unchanged"), (1.02, "worse"), (1 / 1.02, "better")])
+def test_equal_versions_are_unchanged_and_2_percent_are_found_19_times_of_20(this, kind, planted):
+    found = [planted(timed(Clock(seed), this=this))[1]["verdict"]["kind"] for seed in range(60)]
+    assert found.count(kind) >= (57 if this == 1.0 else 54)
 
 
 # -- the statistics
@@ -130,33 +105,27 @@ def test_every_second_round_begins_with_the_other_version_and_equal_versions_are
     assert found.changes == pytest.approx(turns * 3)
     assert found.equal == pytest.approx((turns * 3)[:5])
     assert found.noise == pytest.approx(0.01)
-    assert (code, results["verdict"]["text"]) == (0, "no change larger than 1.0 % can be seen")
+    assert (code, results["verdict"]["text"]) == (0, "no change larger than 1.00 % can be seen")
 
 
 # -- the verdict
 
 
-def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, drawn, tmp_path, capsys):
+def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, capsys):
     def answer(side, measurement, _):
         if measurement == "examine":
             return EXAMINED | {"memory": {"peak": {"other": 2e9, "this": 1.5e9}[side]}}
-        seconds = {"other": [1.00, 1.01], "this": [0.960, 0.975]}[side][next(number) // 2 % 2]
-        return {"seconds": seconds, "resident_bytes": 3e9}
+        return {"seconds": {"other": [1.00, 1.01], "this": [0.960, 0.975]}[side][next(number) // 2 % 2]}
 
     number = itertools.count()
     code, results = planted(answer)
     out = capsys.readouterr().out
     assert code == 0 and len(results["rounds"]) == 8  # clear at the first look
-    assert out.splitlines()[-1] == results["verdict"]["text"] == "faster by 3.7 % ± 0.3"
+    assert out.splitlines()[-1] == results["verdict"]["text"] == "faster by 3.73 % ± 0.27 %"
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
     assert table[0] == ["", "1234567", "this: 7654321", "change", "95% interval", "noise floor"]
-    assert table[2] == ["ms/step", "1005", "967.5", "-3.7 %", "-4.0 % to -3.5 %", "± 1.6 %"]
-    assert table[3] == ["tensors GB", "2", "1.5", "-25.0 %", "counted", ""]
-    assert table[4][:4] == ["resident GB", "3", "3", "0.0 %"]
-    assert (tmp_path / "judge-speed.png").read_bytes().startswith(b"\x89PNG")
-    title = " ".join(drawn["judge-speed.png"].get_suptitle().split())
-    assert title.startswith(f"judge: {' '.join(results['config'])} a CPU, ")
-    assert title.endswith(" 7654321 against 1234567: faster by 3.7 % ± 0.3")
+    assert table[2] == ["ms/step", "1005", "967.5", "-3.73 %", "-4.00 % to -3.47 %", "± 1.56 %"]
+    assert table[3] == ["tensors GB", "2", "1.5", "-25.00 %", "counted", ""]
 
 
 def test_memory_is_counted_without_rounds(planted):
@@ -166,23 +135,12 @@ def test_memory_is_counted_without_rounds(planted):
 
     for this, expected in {
         2e9 + 4: (0, "no change of tensors GB"),
-        1.9e9: (0, "less memory by 5.0 %"),
+        1.9e9: (0, "less memory by 5.00 %"),
         2.1e9: (1, "more "),
     }.items():
         peaks = {"other": 2e9, "this": this}
         code, results = planted(answer, metric="memory")
         assert code == expected[0] and expected[1] in results["verdict"]["text"]
-
-
-def test_batches_that_wait_are_no_change_of_memory(planted):
-    """On a model so small that two batches of the loader are a share of its memory."""
-    batch = 2 * 8 * TINY["batch_size"] * TINY["context_length"]
-    for n_batches, kind in {2: "unchanged", 20: "worse"}.items():
-        peaks = {"other": 200_000, "this": 200_000 + n_batches * batch}
-        _, results = planted(
-            lambda side, *_, peaks=peaks: EXAMINED | {"memory": {"peak": peaks[side]}}, metric="memory"
-        )
-        assert results["verdict"]["kind"] == kind
 
 
 def test_other_losses_are_wrong_before_anything_is_timed(planted, capsys):
@@ -217,8 +175,8 @@ def trained(changes=(0.0,), **this):
 @pytest.mark.parametrize(
     "answer, code, text",
     [
-        (trained([-0.004, -0.006]), 0, "lower loss by 0.0050 nats ± 0.0010"),
-        (trained([0.004, 0.006]), 1, "higher loss by 0.0050 nats ± 0.0010"),
+        (trained([-0.004, -0.006]), 0, "lower loss by 0.0050 nats ± 0.0010 nats"),
+        (trained([0.004, 0.006]), 1, "higher loss by 0.0050 nats ± 0.0010 nats"),
         (trained([0.004, -0.006]), 0, "no change larger than 0.0060 nats can be seen"),
         (trained(), 0, "no change of validation loss"),
         (trained(val_data="abd"), 1, "WRONG: it validates on other data"),
@@ -241,10 +199,7 @@ def test_this_version_that_fails_is_wrong_and_the_other_is_bad_input(planted, re
     failing, reason = "this", "ZeroDivisionError: division by zero"
     assert planted(answer)[1]["verdict"]["text"] == f"WRONG: 7654321 fails: {reason}"
     failing = "other"
-    with pytest.raises(BadInput, match="1234567 cannot run this config: ZeroDivisionError"):
-        planted(answer)
-    reason = "ImportError: cannot import name 'fold' from 'nanoladder' (/tmp/x/__init__.py)"
-    with pytest.raises(BadInput, match=r"1234567 is too old for the lab/ of this version \(.*'nanoladder'\)"):
+    with pytest.raises(BadInput, match=r"1234567 cannot run this config, or .*: ZeroDivisionError"):
         planted(answer)
 
 
@@ -314,8 +269,7 @@ def contents(root):
 def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path):
     before = contents(repository)
     names = versions.check_out(tmp_path / "judge", "HEAD", None, ["config/x.py", "config/mine.py"])
-    head = git(repository, "rev-parse", "--short", "HEAD")
-    assert names == {"other": head, "this": f"{head} + changes"}
+    assert names == {"other": "HEAD", "this": f"{git(repository, 'rev-parse', '--short', 'HEAD')} + changes"}
     this, other = (tmp_path / "judge" / side for side in ("this", "other"))
     assert (this / "train.py").read_text() == "three\n"
     assert (other / "train.py").read_text() == "one\n"
@@ -340,10 +294,9 @@ def test_a_patch_is_judged_against_the_tree_without_it(repository, tmp_path):
 @pytest.mark.parametrize(
     "against, patch, message",
     [
-        ("nowhere", None, "--against=nowhere: no such commit; expected a commit, branch or tag"),
-        ("HEAD:train.py", None, "--against=HEAD:train.py: no such commit"),
+        ("nowhere", None, "--against=nowhere: expected a commit or branch"),
         (None, "x.patch", "--patch=x.patch does not apply to the working tree; .*patch failed: train.py:1"),
-        (None, "y.patch", "--patch=y.patch: no such file"),
+        (None, "y.patch", "--patch=y.patch does not apply"),
     ],
 )
 def test_a_version_that_cannot_be_had_is_named(against, patch, message, repository, tmp_path, monkeypatch):
@@ -351,89 +304,33 @@ def test_a_version_that_cannot_be_had_is_named(against, patch, message, reposito
     Path("x.patch").write_text("--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-nine\n+ten\n")
     with pytest.raises(BadInput, match=message):
         versions.check_out(tmp_path / "judge", against, patch, [])
-
-
-def test_without_git_there_is_one_version_only(repository, tmp_path, monkeypatch):
     shutil.rmtree(repository / ".git")
-    with pytest.raises(BadInput, match="checkout is not a git checkout"):
-        versions.check_out(tmp_path / "judge", "HEAD", None, [])
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(BadInput, match="needs git, which cannot be run"):
-        versions.check_out(tmp_path / "judge", "HEAD", None, [])
-
-
-def test_a_config_is_judged_with_all_its_micro_batches(dense):
-    words = flags(dataset=dense, batch_size=4, micro_batch_size=2)
-    assert plan.parse([*words, "--mode=judge", "--against=HEAD"])[1] == words
+    with pytest.raises(BadInput, match="--mode=judge takes two versions of a git checkout"):
+        versions.check_out(tmp_path / "judge", against, patch, [])
 
 
 # -- for real
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """A git checkout of this repository's code, with a commit."""
-    root = tmp_path / "checkout"
-    ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.idx", "*.txt", "*.jsonl")
-    for source in [*ROOT.glob("*.py"), ROOT / ".gitignore", *(ROOT / name for name in ("config", "nanoladder", "lab"))]:
-        root.mkdir(exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, root / source.name, ignore=ignored)
-        else:
-            shutil.copy(source, root / source.name)
+@pytest.mark.slow
+def test_an_interrupted_judgment_leaves_no_copy_behind(dense, tmp_path):
+    root, copies = tmp_path / "checkout", tmp_path / "temporary"
+    copies.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("config", "nanoladder", "lab"):
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    for source in [*ROOT.glob("*.py"), ROOT / ".gitignore"]:
+        shutil.copy(source, root)
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=one"]):
         git(root, *words)
-    return root
-
-
-@pytest.fixture
-def command(checkout, dense, tmp_path):
-    """command(*words): starts --mode=judge in the checkout; its temporary folder is tmp_path/temporary."""
-    (tmp_path / "temporary").mkdir()
-    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary"), "OMP_NUM_THREADS": "1"}
-    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-
-    def start(*words):
-        argv = ["profile.py", *flags(dataset=dense), "--mode=judge", f"--out_dir={tmp_path / 'out'}", *words]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, *argv], cwd=checkout, env=environment, text=True, **pipes)
-
-    return start
-
-
-def plant(root, line):
-    """Adds a line to the train_step of a checkout."""
-    code = (root / "train.py").read_text()
-    assert code.count(START) == 1
-    (root / "train.py").write_text(code.replace(START, line + START))
-
-
-@pytest.mark.nightly
-def test_a_planted_wrong_update_and_an_old_version_are_named(checkout, command):
-    plant(checkout, "    lr *= 2\n")
-    wrong = command("--against=HEAD")
-    out, err = wrong.communicate()
-    assert (wrong.returncode, out.splitlines()[-1][:32]) == (1, "WRONG: losses differ from step 2"), err
-    git(checkout, "rm", "--quiet", "nanoladder/run/clock.py", "--cached")
-    git(checkout, "commit", "--quiet", "--message=old")
-    old = command("--against=HEAD")
-    out, err = old.communicate()
-    assert (old.returncode, out) == (2, "")
-    assert "is too old for the lab/ of this version (ModuleNotFoundError: No module named" in err.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_judgment_leaves_no_copy_behind(ending, checkout, command, tmp_path):
-    before = contents(checkout)
-    judging = command("--against=HEAD", "--metric=memory")
+    before = contents(root)
+    words = ["--mode=judge", "--against=HEAD", "--metric=memory", f"--out_dir={tmp_path / 'out'}"]
+    command = [sys.executable, "-B", "profile.py", *flags(dataset=dense), *words]
+    judging = subprocess.Popen(command, cwd=root, env=os.environ | {"TMPDIR": str(copies)})
     while not (tmp_path / "out/judge-memory.json").exists():
         assert judging.poll() is None
         time.sleep(0.05)
-    assert list((tmp_path / "temporary").glob("judge-*/other/train.py"))
-    judging.send_signal(ending)
-    _, err = judging.communicate()
-    assert judging.returncode == 128 + ending
-    assert err.splitlines()[-1] == "interrupted; the same command continues"
-    assert list((tmp_path / "temporary").glob("judge-*")) == []
-    assert contents(checkout) == before
+    assert list(copies.glob("judge-*/other/train.py"))
+    judging.send_signal(signal.SIGTERM)
+    assert judging.wait() == 143
+    assert list(copies.glob("judge-*")) == [] and contents(root) == before
