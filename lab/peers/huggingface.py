@@ -3,6 +3,7 @@
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from lab.peers.task import Sequences
 from nanoladder.checkpoint.huggingface import their_config, their_tensors
 
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
@@ -31,7 +32,7 @@ def train(task):
         **OFF,
         **best,
     )
-    trainer = Recorder(build_model(task), arguments, train_dataset=task.sequences(), data_collator=collate)
+    trainer = Recorder(build_model(task), arguments, train_dataset=Sequences(task), data_collator=collate)
     trainer.add_callback(Stopper(trainer, task.clock))
     trainer.train()
     return ", ".join(f"{key}={value}" for key, value in best.items()), task.dtype if task.best else "float32"

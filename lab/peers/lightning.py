@@ -6,6 +6,7 @@ import lightning
 import torch
 from torch.utils.data import DataLoader
 
+from lab.peers.task import Sequences
 from model import IGNORE
 from train import build_optimizer
 
@@ -19,7 +20,7 @@ def train(task):
     pinned = task.best and task.device.type == "cuda"
     if pinned:
         torch.set_float32_matmul_precision("high")  # as it asks for on a GPU that has TF32
-    loader = DataLoader(task.sequences(), task.naive.batch_size, num_workers=workers, pin_memory=pinned)
+    loader = DataLoader(Sequences(task), task.naive.batch_size, num_workers=workers, pin_memory=pinned)
     trainer = lightning.Trainer(
         accelerator="cpu" if task.device.type == "cpu" else "gpu",
         devices=1,

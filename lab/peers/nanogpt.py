@@ -31,13 +31,12 @@ def train(task):
     Raises BadInput for data that its format cannot hold, or a script that does not do what nanoGPT's does.
     """
     dtype = "float32" if task.device.type == "cpu" else task.dtype  # on a CPU it has no autocast
-    words, clock = [f"--compile={task.best}", f"--dtype={dtype}"], task.clock
-    path = Path(task.checkout, "train.py").resolve()
+    words, path = [f"--compile={task.best}", f"--dtype={dtype}"], Path(task.checkout, "train.py").resolve()
     namespace = {"__name__": "__main__", "__file__": str(path)}
 
     def report(text="", *_, **__):
         step = re.match(r"iter \d+: loss ([^\s,]+)", str(text))
-        if step and clock.step(float(step[1])):
+        if step and task.clock.step(float(step[1])):
             raise Finished
 
     namespace["print"], places = report, batch_places(task, namespace, write_data(task))
@@ -47,12 +46,12 @@ def train(task):
     sys.dont_write_bytecode = True
     sys.modules.pop("model", None)  # ours; its own has the same name
     os.chdir(path.parent)
-    clock.start()
+    task.clock.start()
     try:
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), namespace)
     except Finished:
         return " ".join(words), dtype
-    raise BadInput(f"{path} ended before it had taken {len(clock.losses) + 1} steps; expected nanoGPT's train.py")
+    raise BadInput(f"{path} ended before it had taken {task.clock.last} steps; expected nanoGPT's train.py")
 
 
 def flags(task):
@@ -70,34 +69,28 @@ def write_data(task):
 
     meta.pkl holds the size of the vocabulary, unless it is GPT-2's, which nanoGPT knows and pads. Returns their number.
     """
-    config, n_steps = task.naive, task.clock.warmup + task.clock.steps
-    if task.batches.split.documents:
-        raise BadInput("nanoGPT reads one stream of tokens, no separate documents")
-    if config.vocab_size > 2**16:
-        raise BadInput(f"nanoGPT's token files have 16 bits: too few for a vocabulary of {config.vocab_size}")
-    batches = [task.batches[step] for step in range(1, 1 + n_steps)]
+    vocab_size = task.naive.vocab_size
+    if task.split.documents or vocab_size > 2**16:
+        raise BadInput("nanoGPT reads one stream of tokens of 16 bits, no separate documents or larger vocabularies")
+    batches = [task.batches[step] for step in range(1, 1 + task.clock.last)]
     rows = torch.cat([torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1) for batch in batches])
     rows.numpy().astype(np.uint16).tofile(task.folder / "train.bin")
-    if config.vocab_size != GPT2_VOCABULARY:
-        (task.folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": config.vocab_size}))
+    if vocab_size != GPT2_VOCABULARY:
+        (task.folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
     return len(rows)
 
 
 def batch_places(task, namespace, n_sequences):
     """Yields the places of the sequences of one step after the other in train.bin, then again from the first.
 
-    The script draws first when its model is built and no step is taken: then the model gets the task's weights.
+    The script draws first when its model is built and no step is taken: then the model gets the task's weights. Rows
+    that pad its vocabulary become zero.
     """
-    load_weights(namespace["model"], task.model())
-    places = torch.arange(n_sequences) * (task.naive.context_length + 1)
-    while True:
-        yield from places.split(task.naive.batch_size)
-
-
-def load_weights(model, ours):
-    """Copies weights into nanoGPT's model, whose vocabulary may have more rows: they become zero."""
-    theirs = {name.removeprefix(COMPILED): parameter for name, parameter in model.state_dict().items()}
-    for name, weight in ours.state_dict().items():
+    theirs = {name.removeprefix(COMPILED): weight for name, weight in namespace["model"].state_dict().items()}
+    for name, weight in task.model().state_dict().items():
         name = HEAD if name == "head.weight" else PREFIX + gpt2_name(name)
         if name in theirs:
             theirs[name].zero_()[: len(weight)].copy_(weight)
+    places = torch.arange(n_sequences) * (task.naive.context_length + 1)
+    while True:
+        yield from places.split(task.naive.batch_size)
