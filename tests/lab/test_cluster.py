@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from lab import cluster
-from lab.cluster import ADAPTER, NVLINK, Layout, gpt, predict_step, ring
+from lab.cluster import Layout, gpt, predict_step
 from lab.predict import predict_memory
 from model import GPT
 from nanoladder.config import Config
@@ -37,13 +37,6 @@ def test_memory_on_paper_is_near_that_of_the_traced_step(checkpointing):
     traced = predict_memory(config, "cuda")
     workspaces = 65 * 2**20  # of cuBLAS, which the formula leaves out
     assert predict_step(model_of(config), layout, 8).memory == pytest.approx(traced.peak - workspaces, rel=0.15)
-
-
-def test_a_ring_leaves_a_node_through_all_adapters_of_its_members_there():
-    assert ring(8, 1) == ring(2, 4) == NVLINK
-    assert ring(64, 1) == 8 * ADAPTER  # every GPU of every node
-    assert ring(8, 8) == ADAPTER  # one GPU of every node, as along data beside 8 tensor
-    assert ring(8, 2) == 4 * ADAPTER
 
 
 def test_every_part_of_a_step_is_cut_as_the_layout_says():
@@ -106,16 +99,9 @@ def test_the_docs_table_of_traffic_is_that_of_the_steps(monkeypatch):
         assert in_node[name] == pytest.approx(seconds, abs=1e-3), name
 
 
-def test_the_tables_of_the_docs_are_the_commands_output(capsys):
+def test_the_plans_of_the_docs_are_the_commands_output(capsys):
     cluster.main([])
-    plans, published = capsys.readouterr().out.strip().split("\n\n")
-    assert plans in PAGE and published in PAGE
-
-
-def test_a_published_row_that_gives_the_rate_is_predicted_as_measured():
-    for rows in cluster.PUBLISHED.values():
-        rate = cluster.rate_of(rows[0])
-        assert cluster.predicted(rows[0], rate, hidden=False) == pytest.approx(cluster.measured(rows[0]), rel=1e-3)
+    assert capsys.readouterr().out.strip() in PAGE
 
 
 def test_a_config_gets_its_fastest_layouts(capsys):
