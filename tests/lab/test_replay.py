@@ -13,7 +13,6 @@ from conftest import ROOT, flags, rows, saved, tiny
 import train
 from lab import replay, show
 from nanoladder import checkpoint
-from nanoladder.run import faults
 
 
 @pytest.fixture
@@ -88,17 +87,6 @@ def test_a_fault_of_a_shown_program_is_replayed_by_the_command_that_it_names(con
     check_replay(trained.stderr, replayed.stdout)
 
 
-@pytest.mark.slow
-def test_the_command_works_from_another_folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["train.py", "config/x y.py", "--n_layer=1"])
-    monkeypatch.chdir(ROOT)
-    assert faults.replay_command(7) == "python -m lab.replay --step=7 'config/x y.py' --n_layer=1"
-    monkeypatch.chdir(tmp_path)
-    command = f"{faults.replay_command(7)} --no_such_key=1".replace(" python ", f" {sys.executable} ")
-    result = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert result.returncode == 2 and "unknown key 'no_such_key'" in result.stderr
-
-
 @pytest.mark.parametrize("keys", [{}, {"compile": True, "n_layer": 1, "micro_batch_size": 2}], ids=str)
 def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config, run_main, monkeypatch, traced):
     monkeypatch.setattr(train, "train_step", spoiled(7))
@@ -129,19 +117,3 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(start
     result = run_main(replay.main, *given, "--step=3")
     assert "replaying steps 1 to 3, from the beginning" in result.out
     assert f"step 3: loss {rows(config)[2]['train_loss']}, " in result.out
-
-
-AS_A_MODULE = """
-import runpy, sys
-runpy.run_module("lab.replay", run_name="__main__")
-print([name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith("/train.py")])
-"""
-
-
-@pytest.mark.slow
-def test_a_replay_imports_train_once(config, run_main):
-    assert run_main(train.main, *words(config)).code == 0
-    command = [sys.executable, "-c", AS_A_MODULE, *words(config), "--step=8"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "step 8: loss" in result.stdout and result.stdout.endswith("\n['train']\n")
