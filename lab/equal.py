@@ -106,28 +106,32 @@ def compare(words, processes, explain, limits):
     config, counts = load_config(words), [2**k for k in range(processes.bit_length())]
     whole, *planned = [(n, layout) for n in counts for layout in layouts(config, n)]
     with tempfile.TemporaryDirectory() as folder:
-        [reference] = train_layout(*whole, [False], words, folder, explain)
+        folder = Path(folder)
+        [reference] = train_layout(*whole, [None], words, folder, explain)
         if reason := reference.get("refused") or reference.get("failed"):
             raise BadInput(f"one process cannot train this config: {reason}")
-        rows = []
+        rows, before = [], equal_worker.pass_on(folder, whole[1].name)
         for n, layout in tqdm(planned, unit="layout"):
-            kinds = [False, True] if layout.resumed and n > 1 else [False]
-            rows += train_layout(n, layout, kinds, words, folder, explain)
-        rows += train_layout(*whole, [True], words, folder, explain)
+            sources = [None, before] if layout.resumed and n > 1 else [None]
+            rows += train_layout(n, layout, sources, words, folder, explain)
+            before = equal_worker.pass_on(folder, layout.name) or before
+        rows += train_layout(*whole, [before], words, folder, explain)
     return [judge(row, reference, limits) for row in rows]
 
 
-def train_layout(n, layout, kinds, words, folder, explain):
-    """Trains a layout by n processes, whole or resumed, in the order of kinds. Returns a row for each run."""
-    path, failed = Path(folder, "rows.json"), []
+def train_layout(n, layout, sources, words, folder, explain):
+    """Trains a layout by n processes, for each source: resumed from this layout's checkpoint, or whole if it is None.
+
+    Returns a row for each run.
+    """
+    path, failed = folder / "rows.json", []
     path.write_text("[]")
     try:
-        workers.run(equal_worker.train_layout, layout, kinds, words, Path(folder), explain, n=n, folder=folder)
+        workers.run(equal_worker.train_layout, layout, sources, words, folder, explain, n=n, folder=folder)
     except (ProcessRaisedException, ProcessExitedException) as error:
         lines = str(error).strip().splitlines()
         reasons = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)] or lines[-1:]
-        failed = [{"name": layout.name, "failed": reasons[0]}]
-    equal_worker.pass_on(Path(folder), layout.name)
+        failed = [{"name": layout.name, "resumed_from": None, "failed": reasons[0]}]
     return json.loads(path.read_text()) + failed
 
 
@@ -162,7 +166,7 @@ def distance(one, other):
 
 
 def title(row):
-    return f"{row['name']}, resumed from {row['resumed_from']}" if row.get("resumed_from") else row["name"]
+    return f"{row['name']}, resumed from {row['resumed_from']}" if row["resumed_from"] else row["name"]
 
 
 def table(rows):

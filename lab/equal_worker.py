@@ -11,6 +11,7 @@ import math
 import os
 
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import train
 from lab import traffic
@@ -21,15 +22,13 @@ from nanoladder.run import load_config
 REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
 
 
-def train_layout(layout, kinds, words, folder, explain):
-    """Trains a layout, whole or resumed, in the order of kinds. Rank 0 writes a list of rows to rows.json."""
+def train_layout(layout, sources, words, folder, explain):
+    """Trains a layout for each source, as equal.train_layout says. Rank 0 writes a list of rows to rows.json."""
     rows = []
-    for resumed in kinds:
-        if resumed and not (folder / HALF).exists():  # no run has come so far
-            continue
-        row = {"name": layout.name, "resumed": resumed}
+    for source in sources:
+        row = {"name": layout.name, "resumed_from": source}
         try:
-            row |= follow([*words, *layout.words], folder, resumed, explain)
+            row |= follow([*words, *layout.words], folder, source is not None, explain)
         except BadInput as error:
             row["refused"] = str(error)
         rows.append(row)
@@ -39,10 +38,11 @@ def train_layout(layout, kinds, words, folder, explain):
 
 
 def pass_on(folder, name):
-    """Makes this layout's checkpoint the one that the next layout resumes."""
-    if (folder / NEW_HALF).exists():
-        os.replace(folder / NEW_HALF, folder / HALF)
-        (folder / HALF).with_suffix(".txt").write_text(name)
+    """Makes this layout's checkpoint, if it has written one, that which the next resumes. Returns its name, or None."""
+    if not (folder / NEW_HALF).exists():
+        return None
+    os.replace(folder / NEW_HALF, folder / HALF)
+    return name
 
 
 def follow(words, folder, resumed=False, explain=False):
@@ -75,15 +75,14 @@ def follow(words, folder, resumed=False, explain=False):
 
 
 def resume(config, model, optimizer, folder):
-    """Continues the run that the folder has half of. Returns its name, the next step and wrong tensors."""
+    """Continues the run that the folder has half of. Returns the next step and the names of wrong tensors."""
     state = checkpoint.load(folder / HALF)
     last = checkpoint.resume(model, optimizer, state, folder / HALF)["step"]
     again = snapshot(config, model, optimizer, last)
     changed = unequal(again["model"], state["model"]) if parallel.rank() == 0 else []
     if parallel.rank() == 0 and config.optimizer != "adamw8bit":  # codes of 8 bits depend on how they are cut
-        changed += [f"optimizer.{name}" for name in unequal(again["optimizer"], state["optimizer"])]
-    name = (folder / HALF).with_suffix(".txt").read_text()
-    return {"resumed_from": name, "first_step": last + 1, "changed": changed}
+        changed += unequal(again["optimizer"], state["optimizer"])
+    return {"first_step": last + 1, "changed": changed}
 
 
 def snapshot(config, model, optimizer, step):
@@ -97,16 +96,11 @@ def keep(path, state):
         checkpoint.write_file(path, state)
 
 
-def unequal(ours, theirs, prefix=""):
-    """Lists the names under which two nested dicts of tensors differ, as in a.b."""
-    found = []
-    for name in ours.keys() | theirs.keys():
-        one, other = ours.get(name), theirs.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            found += unequal(one, other, f"{prefix}{name}.")
-        elif not (torch.equal(one, other) if torch.is_tensor(one) and torch.is_tensor(other) else one == other):
-            found.append(f"{prefix}{name}")
-    return sorted(found)
+def unequal(ours, theirs):
+    """Lists the names under which two nested dicts of tensors differ, as in ['a']['b']."""
+    one, other = ({keystr(path): leaf for path, leaf in tree_flatten_with_path(state)[0]} for state in (ours, theirs))
+    same = {name for name in one.keys() & other.keys() if torch.equal(*map(torch.as_tensor, (one[name], other[name])))}
+    return sorted((one.keys() | other.keys()) - same)
 
 
 def distances(weights, reference):
