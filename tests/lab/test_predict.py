@@ -324,6 +324,7 @@ def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
     assert predict.predict_memory(config, "cuda").peak == pytest.approx(allocated, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_preset_of_least_memory_stays_below_a_gigabyte_and_a_half():
     preset, naive = (load_config(["config/gpt2_low_memory.py", *more]) for more in ([], ["--stage=naive"]))
     assert predict.predict_memory(preset, "cuda").peak < 1.5e9 < predict.predict_memory(naive, "cuda").peak / 5

@@ -3,15 +3,13 @@
 import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, flags, rows, saved, tiny
+from conftest import flags, rows, saved, tiny
 
 import train
-from lab import replay, show
+from lab import replay
 from nanoladder import checkpoint
 
 
@@ -69,22 +67,6 @@ def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(conf
     assert result.code == 0
     check_replay(fault, result.out)
     assert contents(config) == files
-
-
-@pytest.mark.slow
-def test_a_fault_of_a_shown_program_is_replayed_by_the_command_that_it_names(config, tmp_path, run_main):
-    """In processes of their own: a shown program trains with its own step, the replay with train.py's at its stage."""
-    program = tmp_path / "with a space" / "amp.py"
-    program.parent.mkdir()
-    program.write_text(run_main(show.main, "show", "amp").out, encoding="utf-8")
-    keys = {"dtype": "bfloat16", "out_dir": f"{config.out_dir} {{of}} 'amp'"}
-    given = [str(program), *words(config, **DIVERGING | keys), "--stage=amp"]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"}
-    trained = subprocess.run([sys.executable, *given], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert trained.returncode == 1, trained.stderr
-    command = [sys.executable, "-m", "lab.replay", *command_of(trained.stderr)]
-    replayed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    check_replay(trained.stderr, replayed.stdout)
 
 
 @pytest.mark.parametrize("keys", [{}, {"compile": True, "n_layer": 1, "micro_batch_size": 2}], ids=str)
