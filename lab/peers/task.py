@@ -35,18 +35,23 @@ def main(argv):
     options, words = parser.parse_known_args(argv)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer takes all that there are
     warnings.filterwarnings("ignore")
-    rate = load_config(words).learning_rate
-    constant = [f"--min_lr={rate}", "--warmup_steps=0", "--lr_decay_steps=0", "--max_steps=1000000"]
-    config, naive = (load_config([*words, *constant, *stage]) for stage in ([], ["--stage=naive"]))
     try:
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-            task = Task(config, naive, options.steps, options.best, folder, options.nanogpt)
-            setting, dtype = importlib.import_module(f"lab.peers.{options.peer}").train(task)
+            print(json.dumps(measure(options, words, folder)))
     except Exception as error:
         end_if_out_of_memory(error)
         raise
+
+
+def measure(options, words, folder):
+    """Lets a peer train at a constant learning rate until the clock ends it. Returns the figures."""
+    rate = load_config(words).learning_rate
+    constant = [f"--min_lr={rate}", "--warmup_steps=0", "--lr_decay_steps=0", "--max_steps=1000000"]
+    config, naive = (load_config([*words, *constant, *stage]) for stage in ([], ["--stage=naive"]))
+    task = Task(config, naive, options.steps, options.best, folder, options.nanogpt)
+    setting, dtype = importlib.import_module(f"lab.peers.{options.peer}").train(task)
     tokens = config.batch_size * config.context_length
-    print(json.dumps(task.clock.figures() | {"tokens": tokens, "setting": setting, "dtype": dtype}))
+    return task.clock.figures() | {"tokens": tokens, "setting": setting, "dtype": dtype}
 
 
 class Clock:
