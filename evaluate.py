@@ -74,7 +74,6 @@ def parse(argv):
     parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
     parser.add_argument("--details", action="store_true", help="with the scores of each item in it")
     options = parser.parse_args(argv)
-    output = Path(options.output or "report.json")
     for condition, message in [
         (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
         (options.context_length >= 0, "context_length: expected at least 1"),
@@ -84,11 +83,8 @@ def parse(argv):
             "split, stride: expected --dataset=NAME too, as --tasks alone evaluate on no split",
         ),
         (not options.quantize or not options.tasks, "quantize: expected no --tasks; it compares on a split"),
-        (
-            not options.quantize or int(os.environ.get("WORLD_SIZE", 1)) == 1,
-            "quantize: expected one process",
-        ),
-        (output.parent.is_dir() and not output.is_dir(), f"output={output}: expected a file in an existing folder"),
+        (not options.quantize or "WORLD_SIZE" not in os.environ, "quantize: expected one process"),
+        (not options.output or Path(options.output).parent.is_dir(), "output: expected a file in an existing folder"),
     ]:
         if not condition:
             raise BadInput(message)
@@ -134,26 +130,26 @@ def compare(options, model, state, source, part, result, device):
 
     dtype = machine.choose_dtype(options.dtype, device)
     rounded = evaluation.Scorer(quantized(torch.float32), options.dtype, device, options.batch_tokens)
-    results = {str(dtype).removeprefix("torch."): result, "int8": part.evaluate(rounded)}
-    found = {}
-    for name, result in results.items():
-        gpt = quantized(dtype) if name == "int8" else model.to(dtype)
-        found[name] = {
-            "weights_mb": sum(tensor.nbytes for tensor in [*gpt.parameters(), *gpt.buffers()]) / 1e6,
-            "tokens_per_s": generation_rate(gpt, device),
-            **{key: result[key] for key in ("loss", "bits_per_byte") if key in result},
-        }
-    return found
+    return {
+        str(dtype).removeprefix("torch."): size_and_speed(model.to(dtype), device) | losses(result),
+        "int8": size_and_speed(quantized(dtype), device) | losses(part.evaluate(rounded)),
+    }
 
 
-def generation_rate(gpt, device):
-    """Tokens per second of sample.py, the fastest way."""
+def losses(result):
+    return {key: result[key] for key in ("loss", "bits_per_byte") if key in result}
+
+
+def size_and_speed(gpt, device):
+    """Megabytes of a model's weights, and tokens per second of sample.py, compiled if there is a compiler."""
     try:
         compiles = bool(machine.find_compiler(device))
     except BadInput:
         compiles = False
     n_tokens = min(GENERATED + 1, gpt.config.context_length)
-    return infer.greedy_rate(infer.CachedGPT(gpt, 1, n_tokens, compiles), n_tokens - 1)
+    weights = sum(tensor.nbytes for tensor in [*gpt.parameters(), *gpt.buffers()])
+    rate = infer.greedy_rate(infer.CachedGPT(gpt, 1, n_tokens, compiles), n_tokens - 1)
+    return {"weights_mb": weights / 1e6, "tokens_per_s": rate}
 
 
 # -- the model, its tokenizer, and what to evaluate on
@@ -161,17 +157,15 @@ def generation_rate(gpt, device):
 
 def find_task(name):
     """Returns the path of a task file, given by its path or the name of a public one. Raises BadInput if missing."""
-    public = evaluation.PUBLIC.get(name)
-    if public is None:
-        path = Path(name)
-        if not path.exists():
-            known = " or ".join(evaluation.PUBLIC) + nearest(name, evaluation.PUBLIC)
-            raise BadInput(f"tasks: no file {name} in {path.absolute().parent}; expected a JSONL file, {known}")
-        return path
-    if not public.path.is_file():
+    if public := evaluation.PUBLIC.get(name):
+        if public.path.is_file():
+            return public.path
         command = f"python evaluate.py --download {name}"
         raise BadInput(f"tasks: no {public.path}; expected it from `{command}`, or a copy of {public.url}")
-    return public.path
+    if Path(name).exists():
+        return Path(name)
+    known = " or ".join(evaluation.PUBLIC) + nearest(name, evaluation.PUBLIC)
+    raise BadInput(f"tasks: no file {name} in {Path.cwd()}; expected a JSONL file, {known}")
 
 
 def find_tokenizer(source, config, needed):
@@ -186,10 +180,10 @@ def find_tokenizer(source, config, needed):
 
 def find_dataset(options, source, state, config):
     """Opens the dataset to evaluate on; None if only tasks are asked for. Raises BadInput if it does not fit."""
-    name = options.dataset or (None if options.tasks else state["config"].get("dataset"))
+    if options.tasks and not options.dataset:
+        return None
+    name = options.dataset or state["config"].get("dataset")
     if name is None:
-        if options.tasks:
-            return None
         raise BadInput(f"nothing to evaluate {source} on; expected --dataset=NAME or --tasks FILE")
     dataset = data.open_dataset(dataclasses.replace(config, dataset=name))
     checkpoint.check_tokenizer(dataset, name, state, source)
@@ -229,10 +223,10 @@ def print_result(name, result):
             print(f"  {label:<22}{result[key]:{form}}{error}")
 
 
-def print_comparison(found):
-    """Prints a table, a row for each way to hold the weights."""
+def print_comparison(rows):
+    """Prints a table, a row for each way to hold the weights: {name: figures}."""
     print(f"\n  {'weights':<10}{'size, MB':>12}{'tokens/s':>12}{'loss':>10}{'bits per byte':>16}")
-    for name, row in found.items():
+    for name, row in rows.items():
         bits = f"{row['bits_per_byte']:16.4f}" if "bits_per_byte" in row else ""
         print(f"  {name:<10}{row['weights_mb']:12,.1f}{row['tokens_per_s']:12,.1f}{row['loss']:10.4f}{bits}")
 

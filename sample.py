@@ -1,6 +1,5 @@
 """Generates text from a trained model: python sample.py --out_dir=out/x --prompt="def " """
 
-import codecs
 import contextlib
 import sys
 import time
@@ -9,14 +8,12 @@ from nanoladder.entry import Parser, run_script
 
 import torch
 
-from nanoladder import checkpoint, files, machine
+from nanoladder import checkpoint, machine
 from nanoladder.data.tokenizer import encode, first_token
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, generate, quantize, require_gain
 from nanoladder.run.failures import explain_compiler_failure
 from nanoladder.run.memory import is_out_of_memory
-
-LONGEST_PROMPT = 2**24  # bytes
 
 
 def main(argv):
@@ -88,7 +85,6 @@ def parse(argv):
         (options.top_k >= 0, "top_k: expected 0 or more"),
         (0 <= options.seed < 2**63, "seed: expected 0 or more, below 2**63"),
         (0 < options.top_p <= 1, "top_p: expected above 0, up to 1"),
-        (options.prompt.count("-") <= 1, "prompt=-: expected once, since stdin is read once"),
         (not options.interactive or not (options.prompt or options.prompt_file), "interactive: expected no prompts"),
     ]:
         if not condition:
@@ -101,33 +97,13 @@ def read_prompts(options):
 
     The last newline of a file, or of stdin, is no part of the text.
     """
-    if sys.stdin is None and (options.interactive or "-" in options.prompt):
-        raise BadInput("stdin is closed; expected --prompt=TEXT or --prompt_file=FILE")
-    found = []
-    for prompt in options.prompt:
-        if prompt != "-":
-            found.append(decode(prompt.encode(errors="surrogateescape"), "prompt"))
-        elif len(content := sys.stdin.buffer.read(LONGEST_PROMPT + 1)) > LONGEST_PROMPT:
-            raise BadInput(f"prompt=-: expected at most {LONGEST_PROMPT:,} bytes")
-        else:
-            found.append(decode(content, "prompt=-").removesuffix("\n"))
-    for path in options.prompt_file:
-        try:
-            content = files.read(Path(path), LONGEST_PROMPT)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise BadInput(f"prompt_file={path} cannot be read ({reason}); expected a text file") from None
-        text = decode(content.removeprefix(codecs.BOM_UTF8), f"prompt_file={path}")
-        found.append(text.removesuffix("\n").removesuffix("\r"))
-    return found or [""]
-
-
-def decode(content, name):
-    """UTF-8 bytes as text. Raises BadInput if they are not."""
     try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{name}: byte {error.start} is no UTF-8; expected text in UTF-8") from None
+        stdin = sys.stdin.buffer.read().decode().removesuffix("\n") if "-" in options.prompt else ""
+        texts = [stdin if prompt == "-" else prompt for prompt in options.prompt]
+        texts += [Path(path).read_text(encoding="utf-8-sig").removesuffix("\n") for path in options.prompt_file]
+    except (OSError, ValueError) as error:
+        raise BadInput(f"prompt: {error}; expected text in UTF-8") from None
+    return texts or [""]
 
 
 def to_tokens(prompt, tokenizer, size):
@@ -163,8 +139,9 @@ def write(model, tokenizer, prompts, starts, options):
         for j in range(options.num_samples):
             generator = torch.Generator(model.device).manual_seed(options.seed + j)
             texts.append(Text(tokenizer, start, generator, options.max_new_tokens, options.stop))
-            names = [f"prompt {i + 1}"] * (len(prompts) > 1) + [f"sample {j + 1}"] * (options.num_samples > 1)
-            headings.append(f"--- {', '.join(names)}\n{prompt}" if names else prompt)
+            names = {f"prompt {i + 1}": len(prompts) > 1, f"sample {j + 1}": options.num_samples > 1}
+            heading = ", ".join(name for name, several in names.items() if several)
+            headings.append(f"--- {heading}\n{prompt}" if heading else prompt)
     print(headings[0], end="", flush=True)
     begun = since = None
     shown = 0
@@ -191,12 +168,12 @@ def converse(model, tokenizer, options):
     with contextlib.suppress(ImportError):  # Windows has none, and its console keeps a history
         import readline  # noqa: F401  input() then edits lines and keeps a history
 
-    sys.stdin.reconfigure(errors="surrogateescape")  # decode() says what is wrong
+    sys.stdin.reconfigure(errors="replace")
     tell("a line is a prompt; Ctrl-C ends a sample, Ctrl-D the program", progress=True)
     mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
     while True:
         try:
-            prompt = decode(input(mark).encode(errors="surrogateescape"), "prompt")
+            prompt = input(mark)
             write(model, tokenizer, [prompt], [to_tokens(prompt, tokenizer, model.n_tokens)], options)
         except EOFError:
             return print(end="\n" if mark else "")

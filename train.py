@@ -48,13 +48,12 @@ def build_model(config, device):
     model = parallel.apply_pipeline_parallel(GPT(config)).to(device)
     parallel.apply_tensor_parallel(model)
     parallel.apply_context_parallel(model)
-    optim.freeze(model, config)
     model = machine.autocast(model, config.dtype, device)
-    if config.compile and config.compile_scope == "model" and config.shard == "none" and config.tensor_parallel == 1:
-        model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
-    elif config.compile:
+    if config.compiles_blocks:
         for block in model.blocks:  # between blocks, weights or activations are exchanged
             block.compile(mode=config.compile_mode, dynamic=False)
+    elif config.compile:
+        model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
     if config.shard == "none":
         model = parallel.distributed_data_parallel(model)
     else:
@@ -77,7 +76,7 @@ def build_optimizer(model, config):
         optimizer = torch.optim.AdamW(
             groups,
             lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
+            betas=(0.9, config.beta2),
             foreach=config.adamw_impl == "foreach",
             fused=config.adamw_impl == "fused",
         )

@@ -45,7 +45,6 @@ NO_OPS = {
         },
     ),
     "dtype": (("float32",), {"machine.autocast": "{0}", "machine.unscale_gradients": None}),
-    "freeze": (("none",), {"optim.freeze": None}),
     "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
 }
 # The same for programs that run alone: without refusals and kernels of other devices; and with a mesh of one dimension,

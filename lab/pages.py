@@ -9,7 +9,7 @@ from pathlib import Path
 from lab import summary, tables
 from lab.results import read_results
 from nanoladder import files
-from nanoladder.config import DEFAULTS, stage_names, stage_path
+from nanoladder.config import DEFAULTS, Config, stage_names, stage_path
 from nanoladder.config.stages import fields, fields_up_to, needs_several, parse, reason, stage_below, tree
 from nanoladder.errors import BadInput
 
@@ -24,8 +24,9 @@ A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE = FOLDER / "docs" / "ladder.md"
-OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward", "freeze")  # shown programs use their defaults
+OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
+COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel")  # the keys on which compiles_blocks depends
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",
@@ -87,7 +88,9 @@ def short(speedup):
 
 def values(name):
     """Returns {field: expression} of what a stage's program is folded by. Raises BadInput for an unknown stage."""
-    return {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
+    known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
+    compiled = {key: ast.literal_eval(known[key]) for key in COMPILED}
+    return known | {"compiles_blocks": repr(Config(**compiled).compiles_blocks)}
 
 
 @cache

@@ -10,7 +10,6 @@ from lab import roofline
 from lab.trace import trace
 from model import GPT
 from nanoladder import parallel
-from nanoladder.config import compiles_blocks
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run.memory import product_dtype, share_of_process
@@ -86,7 +85,7 @@ def needed_traces(config, device_type, world_size):
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
         alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
-        scope = "block" if compiles_blocks(config) else "model"
+        scope = "block" if config.compiles_blocks else "model"
         whole = dataclasses.replace(traced, compile_scope=scope, **alone)
         return config, traced, [(whole, device_type, 1, 0)]
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]

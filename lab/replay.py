@@ -18,7 +18,6 @@ import train
 from nanoladder import checkpoint, data, parallel
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config, memory
-from nanoladder.run.failures import explained
 from nanoladder.run.start import begin_new
 
 SHOWN_SEQUENCES, SHOWN_NAMES = 8, 4  # at most
@@ -32,8 +31,7 @@ def main(argv):
     config = load_config(config_argv, vars(options))
     if not 1 <= options.step <= config.max_steps:
         raise BadInput(f"--step={options.step}: not a step of this run; expected 1 to max_steps={config.max_steps}")
-    with explained(config):
-        replay(config, options.step)
+    replay(config, options.step)
     parallel.stop()
 
 

@@ -57,17 +57,6 @@ def pytest_runtest_setup(item):
         pytest.skip("needs a GPU")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Skips a test on a GPU for lack of torchao, the only package that a stage may lack there."""
-    try:
-        return (yield)
-    except BadInput as error:
-        if item.get_closest_marker("gpu") and "needs torchao" in str(error):
-            pytest.skip(str(error))
-        raise
-
-
 def tiny(**overrides):
     """A model and a run of milliseconds, the naive loop."""
     return Config(**{**TINY, **overrides})
@@ -244,14 +233,14 @@ class Call:
 def rows(config, *keys):
     """The rows of a run's metrics.jsonl; with keys, of each row only those, which no clock can change."""
     lines = (Path(config.out_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    return [{key: row[key] for key in keys if key in row} for row in found] if keys else found
+    logged = [json.loads(line) for line in lines]
+    return [{key: row[key] for key in keys if key in row} for row in logged] if keys else logged
 
 
 def weights(config, name="last"):
     """The weights in a run's checkpoint, as a model's load_state_dict takes them."""
-    found = saved(config, name)["model"]
-    return {**found, "head.weight": found["token_embedding.weight"]}  # tied: once in the file
+    state = saved(config, name)["model"]
+    return {**state, "head.weight": state["token_embedding.weight"]}  # tied: once in the file
 
 
 def saved(config, name="last"):

@@ -44,19 +44,15 @@ def finetuned(name, init_from, folder, dataset, **keys):
     return load_config(words)
 
 
-def test_the_preset_learns_and_keeps_what_is_frozen(source, folder, tmp_path):
+def test_the_preset_learns(source, folder, tmp_path):
     """From either source, on one stream of tokens and on padded documents."""
     start = finetuned("start", source, tmp_path, folder, learning_rate=0.0, max_steps=1)
-    whole = finetuned("whole", source, tmp_path, folder, eval_interval=1)
-    part = finetuned("part", source, tmp_path, folder, freeze="blocks:1")
+    tuned = finetuned("tuned", source, tmp_path, folder, eval_interval=1)
     if folder.name == "dense":  # the documents are random bytes
-        losses = [row["val_loss"] for row in rows(whole)]
+        losses = [row["val_loss"] for row in rows(tuned)]
         assert losses[-1] < losses[0] < rows(start)[-1]["val_loss"]
-        assert rows(part)[-1]["val_loss"] < rows(start)[-1]["val_loss"]
-    before, after, kept = weights(start), weights(whole), weights(part)
-    for name, weight in before.items():
-        frozen = name.startswith(("token_", "position_", "head.", "blocks.0."))
-        assert not torch.equal(after[name], weight) and torch.equal(kept[name], weight) == frozen, name
+    before, after = weights(start), weights(tuned)
+    assert not any(torch.equal(after[name], weight) for name, weight in before.items())
     assert before["position_embedding.weight"].shape == (8, 32)
 
 

@@ -67,18 +67,3 @@ def test_the_quickstart_clones_the_repository_that_it_is_given(tmp_path, monkeyp
         exec(cell("place"), parameters)
         assert (elsewhere / "nanoladder" / "train.py").samefile("train.py")
         monkeypatch.chdir(elsewhere)
-
-
-def test_the_quickstart_leaves_pytorch_alone_and_installs_what_is_missing(monkeypatch, capsys):
-    import importlib.util
-
-    installed = []
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "rustbpe" else found(name))
-    monkeypatch.setattr(subprocess, "run", lambda command, check: installed.append(command))
-    modules = {name: __import__(name) for name in ("importlib", "subprocess", "sys")}
-    exec(cell("packages"), dict(modules))
-    assert installed[0][-1] == "rustbpe" and installed[0][1:4] == ["-m", "pip", "install"]
-    monkeypatch.setattr("torch.__version__", "2.10.0+cu128")
-    with pytest.raises(SystemExit, match=r"PyTorch 2.10.0\+cu128 is too old"):
-        exec(cell("packages"), dict(modules))

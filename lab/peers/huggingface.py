@@ -9,7 +9,7 @@ from nanoladder.checkpoint.huggingface import their_config, their_tensors
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 SAME = {"max_steps": "max_steps", "learning_rate": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}
 SAME |= {"per_device_train_batch_size": "batch_size", "max_grad_norm": "grad_clip"}  # its name: ours
-SAME |= {"adam_beta1": "beta1", "adam_beta2": "beta2"}
+SAME |= {"adam_beta2": "beta2"}
 OFF = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 
 

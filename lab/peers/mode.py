@@ -24,7 +24,7 @@ NEEDED = {"huggingface": ["transformers", "accelerate"], "lightning": ["lightnin
 INSTALL = "pip install -r requirements-peers.txt"
 CODE = ["lab/peers/*.py"]  # the figures depend on it
 ALIKE = {  # key: its only value with which every peer trains the same
-    **{"stage": "", "optimizer": "adamw", "freeze": "none", "dropout": 0.0},
+    **{"stage": "", "optimizer": "adamw", "dropout": 0.0},
     **{"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "shard": "none"},
 }
 

@@ -61,7 +61,7 @@ def resume(model, optimizer, state, path):
 
     Raises BadInput if the run's config does not match the checkpoint's.
     """
-    for key in ("context_length", "pad_vocab_to", "optimizer", "freeze"):
+    for key in ("context_length", "pad_vocab_to", "optimizer"):
         if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
                 f"{path} was trained with {key}={theirs}; expected the same to resume; "

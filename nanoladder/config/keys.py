@@ -36,19 +36,15 @@ class Config:
     warmup_steps: Annotated[int, "steps of linear learning rate warmup (nanoGPT: warmup_iters)"] = 200
     lr_decay_steps: Annotated[int, "step at which the cosine decay reaches min_lr; 0: max_steps"] = 0
     weight_decay: Annotated[float, "weight decay of matrices; norms, biases and positions have none"] = 0.1
-    beta1: Annotated[float, "AdamW's decay rate of the mean gradient"] = 0.9
-    beta2: Annotated[float, "AdamW's decay rate of the mean squared gradient"] = 0.95
+    beta2: Annotated[float, "AdamW's decay rate of the mean squared gradient; the mean's is 0.9"] = 0.95
     grad_clip: Annotated[float, "clip gradients to this global norm; 0: no clipping"] = 1.0
-    freeze: Annotated[str, "do not train: none | embeddings | blocks:K (the lower K as well)"] = "none"
 
     # -- ladder: config/stages/00_naive.py turns all of it off
     set_to_none: Annotated[bool, "free gradients between steps instead of zeroing them"] = True
     lazy_metrics: Annotated[bool, "read the loss from the device when it is logged, not every step"] = True
     num_workers: Annotated[int, "DataLoader workers that prepare batches; 0: the training process does"] = 2
     keep_memory: Annotated[bool, "keep freed memory for reuse (CPU: glibc; CUDA: expandable segments)"] = True
-    matmul_precision: Annotated[
-        Literal["highest", "high", "medium"], "precision inside float32 matmuls: float32, TF32 or bfloat16"
-    ] = "high"
+    matmul_precision: Annotated[Literal["highest", "high", "medium"], "of float32: exact, TF32 or bfloat16"] = "high"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         "autocast dtype; auto: bfloat16 if native, else float16 or float32",
@@ -57,51 +53,34 @@ class Config:
         Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"],
         "matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa",
     ] = "auto"
-    adamw_impl: Annotated[
-        Literal["forloop", "foreach", "fused"], "AdamW: a loop over parameters, a kernel per operation, or one kernel"
-    ] = "fused"
+    adamw_impl: Annotated[Literal["forloop", "foreach", "fused"], "a loop, a kernel per operation, or one"] = "fused"
     pad_vocab_to: Annotated[int, "pad the vocabulary to a multiple of this; 1: no padding"] = 64
     compile: Annotated[bool, "compile the model with torch.compile"] = True
-    compile_scope: Annotated[
-        Literal["model", "block"], "compile the whole model, or one block for all (starts sooner)"
-    ] = "model"
+    compile_scope: Annotated[Literal["model", "block"], "the model, or one block for all: starts sooner"] = "model"
     compile_mode: Annotated[
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         "torch.compile's; reduce-overhead and max-autotune use CUDA graphs",
     ] = "default"
-    loss_chunks: Annotated[
-        int | Literal["auto"], "chunks of tokens for logits and loss; 0: all at once; auto: by size"
-    ] = "auto"
+    loss_chunks: Annotated[int | Literal["auto"], "chunks for the loss; 0: all at once; auto: by size"] = "auto"
     checkpointing: Annotated[str, "recompute activations: none | every:K blocks | sqrt | selective"] = "none"
-    micro_batch_size: Annotated[
-        int | Literal["auto"],
-        "sequences per forward; 0: all (fewer in a pipeline); auto: what fits",
-    ] = 0
+    micro_batch_size: Annotated[int | Literal["auto"], "sequences per forward; 0: all; auto: what fits"] = 0
     optimizer: Annotated[
         Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],
         "learning_rate suits adamw; the others scale it by their own factor",
     ] = "adamw"
     optimizer_in_backward: Annotated[bool, "update each parameter once its gradient is ready, then free it"] = False
     ddp: Annotated[bool, "split each batch among the processes that torchrun starts (DDP)"] = True
-    shard: Annotated[
-        Literal["none", "optimizer", "full"],
-        "FSDP2: shard optimizer state and gradients, or the weights too (full)",
-    ] = "none"
-    shard_within: Annotated[
-        int | Literal["node"], "processes that share one copy of the shards; 0: all; node: a node's"
-    ] = 0
+    shard: Annotated[Literal["none", "optimizer", "full"], "FSDP2: optimizer and gradients; full: weights too"] = "none"
+    shard_within: Annotated[int | Literal["node"], "processes that share one copy; 0: all; node: a node's"] = 0
     tensor_parallel: Annotated[int, "processes that share every matrix, by heads and columns"] = 1
     context_parallel: Annotated[int, "processes that share each sequence"] = 1
     pipeline_parallel: Annotated[int, "processes that share the blocks, in stages"] = 1
-    pipeline_schedule: Annotated[Literal["1f1b", "interleaved"], "order of the pipeline's forwards and backwards"] = (
-        "1f1b"
-    )
+    pipeline_schedule: Annotated[Literal["1f1b", "interleaved"], "order of the forwards and backwards"] = "1f1b"
 
     # -- logging and checkpoints
     log_interval: Annotated[int, "steps between rows of metrics.jsonl"] = 10
     eval_interval: Annotated[int, "steps between evaluations of the validation loss"] = 250
     eval_windows: Annotated[int, "validation sequences per evaluation, always the same ones; 0: all"] = 256
-    sample_interval: Annotated[int, "steps between samples of what the model writes, a line each; 0: none"] = 0
     save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
     keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2
     track: Annotated[Literal["off", "wandb"], "dashboard to feed"] = "off"
@@ -110,6 +89,11 @@ class Config:
     def padded_vocab_size(self):
         """Rows of the token embedding, and logits of a token."""
         return self.vocab_size + -self.vocab_size % self.pad_vocab_to
+
+    @property
+    def compiles_blocks(self):
+        """True if the blocks are compiled one by one: between them, weights or activations are exchanged."""
+        return self.compile and (self.compile_scope == "block" or self.shard != "none" or self.tensor_parallel > 1)
 
 
 HEADINGS = {  # of --help, by the first key under each
@@ -129,11 +113,11 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "decay_lr": "warmup_steps=0 and min_lr equal to learning_rate, for a constant rate",
     "warmup_iters": "warmup_steps",
     "lr_decay_iters": "lr_decay_steps",
+    "beta1": "no such key: it is 0.9",
     "backend": "no such key: nccl is chosen on GPUs, gloo on CPUs",
     "wandb_log": "track=wandb",
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, whose name the run has",
-    "data_parallel": "no such key: it is what tensor, context and pipeline_parallel leave of torchrun's processes",
 }
 NOT_EMPTY = ("out_dir", "dataset", "init_from", "device")  # texts
 DEFAULTS = dataclasses.asdict(Config())

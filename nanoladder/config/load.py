@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.check import expected, known, short, typed
+from nanoladder.config.check import expected, known, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
 from nanoladder.config.stages import stage_files
 from nanoladder.errors import BadInput, nearest
@@ -33,7 +33,7 @@ def parse_arguments(argv, options=()):
             paths.append(word)
             continue
         if not word.startswith("--"):
-            raise BadInput(f"{short(word)}: one dash; expected -{short(word)}, or --help")
+            raise BadInput(f"{word}: one dash; expected -{word}, or --help")
         key, equals, text = word[2:].partition("=")
         known(key, "command line", options)
         if not equals and (text := next(rest, "--")).startswith("--"):
@@ -74,14 +74,11 @@ class Names(dict):
         self.path, self.given = path, given
 
     def __setitem__(self, name, value):
-        if name not in DEFAULTS and (name.startswith("_") or callable(value) or isinstance(value, ModuleType)):
-            super().__setitem__(name, value)
-            return
-        where = f"{self.path} line {inspect.currentframe().f_back.f_lineno}"
-        known(name, where)
-        value = typed(name, value, where)
-        if name not in self.given:
-            super().__setitem__(name, value)
+        if name in DEFAULTS or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType)):
+            where = f"{self.path} line {inspect.currentframe().f_back.f_lineno}"
+            known(name, where)
+            value = self.given.get(name, typed(name, value, where))
+        super().__setitem__(name, value)
 
 
 def read_file(path, values, given):
@@ -96,12 +93,10 @@ def read_file(path, values, given):
     try:
         source = files.read(path)
     except (OSError, ValueError) as error:
-        reason, question = getattr(error, "strerror", None) or error, ""
-        if isinstance(error, FileNotFoundError):
-            reason, others = f"no such file in {path.absolute().parent}", sorted(map(str, path.parent.glob("*.py")))
-            question = nearest(str(path), others, key=lambda name: Path(name).stem)
-        question = question or "; expected one such as config/gpt2.py"
-        raise BadInput(f"config file {short(str(path))} cannot be read ({reason}){question}") from None
+        question = nearest(str(path), map(str, path.parent.glob("*.py")), key=lambda name: Path(name).stem)
+        reason = getattr(error, "strerror", None) or error
+        expected = question or "; expected one such as config/gpt2.py"
+        raise BadInput(f"config file {path} cannot be read in {Path.cwd()} ({reason}){expected}") from None
     names = Names(path, values, given)
     try:
         exec(compile(source, path, "exec"), names)

@@ -1,15 +1,12 @@
-"""Optimizers other than AdamW, and their choice by name; frozen weights. Not here: AdamW, which train.py builds."""
+"""Optimizers other than AdamW, and their choice by name. Not here: AdamW, which train.py builds."""
 
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
-from nanoladder.optim.freeze import count_frozen, freeze
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 from nanoladder.optim.skip import step_if_finite
 
 __all__ = [
     "RELATIVE_LR",
     "build",
-    "count_frozen",
-    "freeze",
     "norm_of_updates",
     "scale_lr",
     "step_if_finite",

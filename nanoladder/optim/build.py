@@ -6,6 +6,7 @@ from nanoladder import machine
 from nanoladder.optim import lion
 from nanoladder.optim.galore import GaLore
 
+BETA1 = 0.9  # decay rate of the mean gradient, as AdamW's in train.py
 # Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
 # `profile.py --mode=optimizers`, whose table in results/ shows a lower and a higher one as well.
 RELATIVE_LR = {
@@ -34,16 +35,15 @@ def build(groups, model, config):
     device = groups[0]["params"][0].device
     if config.optimizer == "sgd":
         for group in groups:
-            group["weight_decay"] *= 1 - config.beta1  # momentum accumulates the decay too
-        momentum = {"momentum": config.beta1, "nesterov": config.beta1 > 0}
+            group["weight_decay"] *= 1 - BETA1  # momentum accumulates the decay too
         # foreach=False, here and below, keeps only one update in memory at a time
-        return torch.optim.SGD(groups, lr=config.learning_rate, **momentum, foreach=False)
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=BETA1, nesterov=True, foreach=False)
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=config.learning_rate, foreach=False)
     if config.optimizer == "lion":
-        return lion.Lion(groups, config.learning_rate, (config.beta1, lion.BETA2))
+        return lion.Lion(groups, config.learning_rate, (BETA1, lion.BETA2))
     hidden, rest = hidden_and_rest(groups, model.blocks)
-    betas = config.beta1, config.beta2
+    betas = BETA1, config.beta2
     if config.optimizer == "muon":
         # Updates of AdamW's usual size (Liu et al. 2025), so that both optimizers share a learning rate
         kind = torch.optim.Muon if machine.choose_dtype(config.dtype, device) == torch.bfloat16 else Float32Muon
@@ -59,7 +59,7 @@ def adamw8bit(groups, config):
 
     groups: list of parameter groups. Raises BadInput if neither library is installed.
     """
-    options = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
+    options = {"lr": config.learning_rate, "betas": (BETA1, config.beta2)}
     if machine.eight_bit_library(groups[0]["params"][0].device) == "bitsandbytes":
         from bitsandbytes.optim import AdamW8bit
 

@@ -1,7 +1,5 @@
 """Numerical faults: a step with a non-finite loss or gradient is not applied, is reported, and ends the run."""
 
-import contextlib
-import json
 import math
 import shlex
 import sys
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, data, files, parallel
+from nanoladder import checkpoint, parallel
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
@@ -24,9 +22,8 @@ class Watch:
     loss: nothing is learned. The numbers may still be on a GPU; looking at them synchronizes with it.
     """
 
-    def __init__(self, config, split, device, scaler, writer):
-        self.config, self.split, self.device = config, split, device
-        self.scaler, self.writer = scaler, writer
+    def __init__(self, config, device, scaler, writer):
+        self.config, self.device, self.scaler, self.writer = config, device, scaler, writer
         self.steps = []
 
     def add(self, step, lr, loss, grad_norm):
@@ -42,31 +39,23 @@ class Watch:
             overflowed = scale is None and not math.isfinite(grad_norm)  # the scaler skips such a step
             nothing_learned = grad_norm == 0 and loss != 0
             if not math.isfinite(loss) or overflowed or nothing_learned:
-                self.stop(step, lr, loss, grad_norm, scale)
+                self.stop(step, lr, loss, grad_norm)
         if scale is not None and scale < SMALLEST_SCALE:
-            self.stop(step, lr, loss, grad_norm, scale)
+            self.stop(step, lr, loss, grad_norm, f", loss scale {scale:.3g}, which collapsed")
         self.steps.clear()
 
-    def stop(self, step, lr, loss, grad_norm, scale):
-        """Exits with one line: step, batch, last good checkpoint, likely causes, replay command. Collective."""
+    def stop(self, step, lr, loss, grad_norm, scale=""):
+        """Exits with one line: step, last good checkpoint, likely causes, replay command. Collective."""
         parallel.gather_objects(step)  # none ends, and so ends the others, before all have seen the fault
         if parallel.rank() > 0:
             sys.exit(1)  # the first process prints the line
-        path = Path(self.config.out_dir, "fault.json")
-        values = {"step": step, "loss": loss, "grad_norm": grad_norm, "lr": lr, "scale": scale}
-        values |= {"dataset": self.config.dataset}
-        values |= {"windows_and_phases": data.TrainingBatches(self.split, self.config).windows(step)}
-        with contextlib.suppress(OSError):
-            files.write(path, json.dumps(values) + "\n")
-        fault = f"loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}"
-        if scale is not None:
-            fault += f", loss scale {scale:.3g}{', which collapsed' if scale < SMALLEST_SCALE else ''}"
         causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
         if grad_norm == 0:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         sys.exit(
-            f"error: stopped at step {step}: {fault}; its batch is in {path}. Nothing was saved since: "
-            f"{self.last_good()}. Likely causes: {causes}. To find its origin: {replay_command(step)}"
+            f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{scale}. "
+            f"Nothing was saved since: {self.last_good()}. Likely causes: {causes}. To find its origin: "
+            f"{replay_command(step)}"
         )
 
     def last_good(self):

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from nanoladder import machine, optim, parallel
-from nanoladder.config import compiles_blocks, differences
+from nanoladder.config import differences
 from nanoladder.kernels import count_chunks
 from nanoladder.run.memory import count_micro_batches, count_tokens
 from nanoladder.run.metrics import flops_per_token
@@ -26,7 +26,7 @@ def print_header(config, model, dataset, device, load):
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
     changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
     lines = {
-        "model": f"{model.n_params:,} parameters{frozen(model)}; {config.vocab_size:,} token ids",
+        "model": f"{model.n_params:,} parameters; {config.vocab_size:,} token ids",
         "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
         "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}",
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
@@ -36,13 +36,6 @@ def print_header(config, model, dataset, device, load):
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
-
-
-def frozen(model):
-    if model.config.freeze == "none":
-        return ""
-    n_frozen = optim.count_frozen(model)
-    return f", of which {n_frozen:,} are frozen and {model.n_params - n_frozen:,} learn"
 
 
 def choices(config, device):
@@ -58,22 +51,27 @@ def choices(config, device):
     }
     if lacking := machine.lacks(device):
         chosen["no effect"] = lacking
-    mesh, cuts = parallel.mesh(), {key: getattr(config, key) for key in parallel.CUTS}
     if config.compile:
-        scope = "block" if compiles_blocks(config) or mesh.sizes.pipeline > 1 else "model"
+        scope = "block" if config.compiles_blocks or parallel.mesh().sizes.pipeline > 1 else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
-    if parallel.world_size() > 1:
-        cut = mesh.is_cut and config.shard == "none"
-        state = "each with its part of the model" if cut else SHARDED[config.shard]
-        chosen["processes"] = f"{parallel.world_size()} by {dist.get_backend()}, {state}"
-        if max(cuts.values()) > 1:
-            chosen["mesh"] = f"{parallel.world_size()} processes = {mesh.sizes}"
-        if mesh.sizes.pipeline > 1:
-            chosen["pipeline"] = pipeline(config)
-        if 1 < mesh.n_sharing < mesh.averaging:
-            chosen["shards"] = f"{mesh.averaging // mesh.n_sharing} copies × {mesh.n_sharing} shards"
-    elif idle := [key for key, size in cuts.items() if size > 1] + ["shard"] * (config.shard != "none"):
-        chosen["alone"] = f"{', '.join(idle)}: no effect with one process"
+    return chosen | processes(config)
+
+
+def processes(config):
+    """Returns {name: choice} of how the processes divide the work, or what has no effect in a single one."""
+    mesh, n = parallel.mesh(), parallel.world_size()
+    cuts = [key for key in parallel.CUTS if getattr(config, key) > 1]
+    if n == 1:
+        idle = [*cuts, "shard"] if config.shard != "none" else cuts
+        return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
+    state = "each with its part of the model" if mesh.is_cut and config.shard == "none" else SHARDED[config.shard]
+    chosen = {"processes": f"{n} by {dist.get_backend()}, {state}"}
+    if cuts:
+        chosen["mesh"] = f"{n} processes = {mesh.sizes}"
+    if mesh.sizes.pipeline > 1:
+        chosen["pipeline"] = pipeline(config)
+    if 1 < mesh.n_sharing < mesh.averaging:
+        chosen["shards"] = f"{mesh.averaging // mesh.n_sharing} copies × {mesh.n_sharing} shards"
     return chosen
 
 
@@ -107,9 +105,9 @@ def dtype(config, device):
 def loss(config):
     n_tokens = count_tokens(config, parallel.world_size())
     n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
-    n_chunks = count_chunks(config.loss_chunks, n_tokens, n_logits)
-    why = {0: "as requested", "auto": "the logits are small"}.get(config.loss_chunks)
-    return f"logits and loss in {n_chunks} chunks of tokens" if n_chunks else f"all logits at once ({why})"
+    if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits):
+        return f"logits and loss in {n_chunks} chunks of tokens"
+    return f"all logits at once ({'the logits are small' if config.loss_chunks == 'auto' else 'as requested'})"
 
 
 def pipeline(config):
@@ -126,8 +124,9 @@ def pipeline(config):
 def optimizer(config, device):
     if config.optimizer == "adamw":
         return f"AdamW, {config.adamw_impl}"
-    factor = optim.scale_lr(1.0, config)
-    text = config.optimizer + (f"; the lr logged is {factor:g} × learning_rate" if factor != 1 else "")
+    factor, text = optim.scale_lr(1.0, config), config.optimizer
+    if factor != 1:
+        text += f"; the lr logged is {factor:g} × learning_rate"
     if config.optimizer == "adamw8bit" and device.type == "cpu" and not config.compile:
         text += "; eager on a CPU, its update takes longer than the rest of a small model's step"
     return text

@@ -70,14 +70,13 @@ def warn_if_too_large(config, device):
     if bound_peak(config) < available:
         return
     advice = ask("savings", config, device, available)
-    if not advice or advice["peak"] <= available:
-        return
-    fits = (f"; --{key}={value} is predicted to fit" for key, value, less in advice["savings"] if less < available)
-    print(
-        f"warning: a step is predicted to take {gb(advice['peak'])}, and {gb(available)} are free: the system may kill "
-        f"this run without an error message{next(fits, '')}",
-        file=sys.stderr,
-    )
+    if advice and advice["peak"] > available:
+        fits = (f"; --{key}={value} is predicted to fit" for key, value, less in advice["savings"] if less < available)
+        print(
+            f"warning: a step is predicted to take {gb(advice['peak'])}, and {gb(available)} are free: the system may "
+            f"kill this run without an error message{next(fits, '')}",
+            file=sys.stderr,
+        )
 
 
 def bound_peak(config):
@@ -114,8 +113,8 @@ def fit_micro_batch(train):
                 return train(config)
             except OutOfMemory as error:
                 reason, tried, device = str(error), error.config, error.device
-            release_memory(tried, device)  # here, where no traceback refers to the model
-            size = smaller_size(tried) if auto and parallel.world_size() == 1 else 0
+            release_memory(device)  # here, where no traceback refers to the model
+            size = half_of_micro_batch(tried) if auto and parallel.world_size() == 1 else 0
             if not size:
                 explain(reason, tried, device)
                 sys.exit(3)
@@ -126,7 +125,7 @@ def fit_micro_batch(train):
     return fitting
 
 
-def smaller_size(config):
+def half_of_micro_batch(config):
     """The largest size of at most half of a config's micro-batches; 0 if there is none."""
     if config.micro_batch_size == "auto":  # memory ran out before there was a size
         return 0
@@ -134,10 +133,10 @@ def smaller_size(config):
     return max((size for size in divisors(config.batch_size) if size <= half), default=0)
 
 
-def release_memory(config, device):
+def release_memory(device):
     """Frees what an interrupted run leaves behind: reference cycles, compiled code and the allocator's cache."""
     gc.collect()
-    if config.compile:
+    if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     if device.type != "cpu":
         torch.get_device_module(device.type).empty_cache()
@@ -157,14 +156,14 @@ def explain(reason, config, device):
     """
     if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
         return
-    lines = [f"error: out of memory: {reason}"]
+    print(f"error: out of memory: {reason}", file=sys.stderr)
     try:
-        lines += advise(config, device, available_bytes(config, device))
-    except RuntimeError as another:
-        if not is_out_of_memory(another):
-            raise
-        lines[0] += "; not even the device's context fits: end other processes on the GPU, or choose another --device"
-    print("\n".join(lines), file=sys.stderr)
+        available = available_bytes(config, device)
+    except RuntimeError as error:  # not even CUDA's context fits
+        print(f"{summary(error)}: end other processes on the GPU, or choose another --device", file=sys.stderr)
+        return
+    for line in advise(config, device, available):
+        print(line, file=sys.stderr)
 
 
 def advise(config, device, available):
@@ -172,21 +171,14 @@ def advise(config, device, available):
 
     Omits the first two if the prediction fails for lack of memory or of the optimizer's package.
     """
-    advice = ask("savings", config, device, available)
-    if advice:
-        peak, savings = advice["peak"], [(f"--{key}={value}", less) for key, value, less in advice["savings"]]
+    if advice := ask("savings", config, device, available):
         parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
         eager = " if it is not compiled" if config.compile else ""
-        yield f"A step is predicted to take {gb(peak)}{eager}, of {gb(available)} available on {device}: {parts}."
-        if peak < available:
-            yield "That should fit: another process may have taken memory, or the free memory is fragmented."
-        if savings:
-            yield "What to change, cheapest first, each with the predicted peak of that change alone:"
-        fits = next((change for change, less in savings if less < (1 - MARGIN) * available), None)
-        for change, less in savings:
-            yield f"  {change:<26}{gb(less):>9}{'  the first that fits' if change == fits else ''}"
-        if savings and not fits:
-            yield "No single change is enough: combine several, or choose a smaller model or context_length."
+        yield f"A step is predicted to take {gb(advice['peak'])}{eager}, of {gb(available)} available: {parts}."
+        yield "What to change, cheapest first, each with the predicted peak of that change alone:"
+        for key, value, less in advice["savings"]:
+            fits = "  fits" if less < (1 - MARGIN) * available else ""
+            yield f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}"
     for path in checkpoint.found(Path(config.out_dir))[:1]:
         yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
 

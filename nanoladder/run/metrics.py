@@ -10,10 +10,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.config import count_frozen_blocks
 from nanoladder.errors import BadInput
 from nanoladder.run.plot import plot
-from nanoladder.run.tracker import NoTracker, WandB
+from nanoladder.run.tracker import Tracker
 
 COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("step", "step", "5d"),
@@ -34,16 +33,11 @@ def flops_per_token(model):
     """Floating-point operations to train a GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
     Follows Chowdhery et al. 2022 (PaLM), appendix B. Ignores recomputation and the causal mask, so every stage has the
-    same count. A frozen block has its forward alone, which is a third; the frozen head lacks its weight's gradient.
+    same count.
     """
     c = model.config
     multiplied = model.n_params - c.context_length * c.n_embd  # all but the position embedding
-    attention = 12 * c.n_embd * c.context_length  # of a block
-    flops = 6 * multiplied + c.n_layer * attention
-    if c.freeze != "none":
-        weights = sum(parameter.numel() for parameter in model.blocks[0].parameters())
-        flops -= count_frozen_blocks(c) * 2 * (6 * weights + attention) // 3 + 2 * c.vocab_size * c.n_embd
-    return flops
+    return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
 
 
 def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):
@@ -81,7 +75,7 @@ def read_metrics(path):
 class Metrics:
     """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the tracker.
 
-    Raises BadInput if out_dir cannot be written, or if its metrics.jsonl is another program's.
+    Only in the first process. Raises BadInput if out_dir cannot be written.
     """
 
     def __init__(self, config, start_step):
@@ -95,33 +89,22 @@ class Metrics:
             files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
         except OSError as error:
             raise BadInput(f"out_dir={self.folder} cannot be written ({error}); choose another --out_dir") from None
-        except (KeyError, TypeError) as error:
-            raise BadInput(f"{self.path} has a line that is no row ({error!r}); expected what train.py wrote") from None
-        self.tracker = NoTracker() if config.track == "off" else WandB(config)
+        self.tracker = Tracker(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
-
-    def first_step(self, seconds):
-        """Prints the time of the first step, which is excluded from the metrics: it touches new memory and compiles."""
-        compiled = ", with compilation (its cache makes the next start shorter)" if self.config.compile else ""
-        tqdm.write(f"first step: {seconds:.1f} s{compiled}")
 
     def write(self, row):
         """Stores one row of metrics and shows it: in the progress bar on a terminal, else as a line."""
-        row = {key: value for key, value in row.items() if isinstance(value, str) or math.isfinite(value)}  # no inf
+        row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self.append(row)
         self.tracker.log(row)
-        shown = dict(row)
-        if self.bar.disable and "step_ms" in row:
-            shown["minutes_left"] = (self.config.max_steps - row["step"]) * row["step_ms"] / 60e3
+        left = (self.config.max_steps - row["step"]) * row.get("step_ms", math.nan) / 60e3
+        shown = row | ({"minutes_left": left} if self.bar.disable and "step_ms" in row else {})
         line = "  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown)
-        if (self.bar.disable and row.keys() - {"step", "tokens", "sample"}) or "val_loss" in row:
+        if self.bar.disable or "val_loss" in row:
             tqdm.write(line)
         self.bar.n = row["step"]
-        if postfix := line.partition("  ")[2]:
-            self.bar.set_postfix_str(postfix)
-        if "sample" in row:
-            tqdm.write(f"step {row['step']:5d}  sample {row['sample']!r}")  # on one line
+        self.bar.set_postfix_str(line.partition("  ")[2])
 
     def append(self, row):
         """Appends a row to the file. If that fails, training continues and the next call writes all missing rows."""
@@ -133,8 +116,7 @@ class Metrics:
                     file.write(json.dumps(row) + "\n")
             self.behind = False
         except OSError as error:
-            if not self.behind:
-                tqdm.write(f"warning: {self.path.name} is behind: {error}", file=sys.stderr)
+            tqdm.write(f"warning: {self.path.name} is behind: {error}", file=sys.stderr)
             self.behind = True
 
     def write_all(self):
@@ -154,19 +136,3 @@ class Metrics:
         self.tracker.finish(failed=failure is not None)
         if self.behind and failure is None:
             sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
-
-
-class NoMetrics:
-    """Does nothing; replaces Metrics in every process but the first."""
-
-    def first_step(self, seconds):
-        pass
-
-    def write(self, row):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass

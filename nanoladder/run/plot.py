@@ -15,8 +15,8 @@ def plot(rows, path, title):
     from matplotlib.figure import Figure  # loads slowly; unlike pyplot, needs no screen and keeps no figure
 
     def draw(axis, key, **style):
-        if found := points(rows, key):
-            axis.plot(*zip(*found, strict=True), **style)
+        if curve := points(rows, key):
+            axis.plot(*zip(*curve, strict=True), **style)
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplot_mosaic("LLR;LLT")

@@ -10,6 +10,7 @@ from pathlib import Path
 from nanoladder.entry import outlast_output
 
 import torch
+from tqdm import tqdm
 
 from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.errors import BadInput
@@ -18,11 +19,9 @@ from nanoladder.run.clock import StepClock
 from nanoladder.run.failures import explain_compiler_failure, is_compiler_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
-from nanoladder.run.metrics import Metrics, NoMetrics, bits_per_byte, flops_per_token, throughput
-from nanoladder.run.sample import write_line
+from nanoladder.run.metrics import Metrics, bits_per_byte, flops_per_token, throughput
 from nanoladder.run.signals import Signals
 from nanoladder.run.start import begin
-from nanoladder.run.tracker import require_tracker
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
 
@@ -35,7 +34,6 @@ class Run:
     """
 
     def __init__(self, config):
-        require_tracker(config)
         self.config, self.device = config, machine.choose_device(config.device)
         self.load = machine.Load()
         self.contexts = contextlib.ExitStack()  # opened by begin
@@ -46,15 +44,13 @@ class Run:
     def resolve(self, dataset, device):
         """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
-        Raises BadInput if the config cannot run on the device, if there is no tokenizer for samples, or if processes
-        differ in their config or data.
+        Raises BadInput if the config cannot run on the device, or if processes differ in their config or data.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
         machine.check(config, device)
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
         self.dataset, self.device = dataset, device
-        self.tokenizer = load_tokenizer(dataset) if config.sample_interval else None
         self.config = memory.resolve_micro_batch(config, device)
         return self.config
 
@@ -74,9 +70,9 @@ class Run:
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
-        metrics = NoMetrics() if parallel.rank() else Metrics(config, self.progress["step"])
-        self.metrics = self.contexts.enter_context(metrics)
-        self.watch = Watch(config, self.dataset.train, self.device, machine.scaler_of(model), self.writer)
+        if parallel.rank() == 0:
+            self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"]))
+        self.watch = Watch(config, self.device, machine.scaler_of(model), self.writer)
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
 
     # -- the steps
@@ -107,12 +103,12 @@ class Run:
         step = progress["step"]
         progress["interval_loss"] += machine.double(loss) if torch.is_tensor(loss) else loss
         progress["interval_steps"] += 1
-        if step == self.first_step:
-            self.metrics.first_step(self.clock.lap())
+        if step == self.first_step:  # not timed with the others: it touches new memory and compiles
+            compiled = ", with compilation (its cache makes the next start shorter)" if config.compile else ""
+            tqdm.write(f"first step: {self.clock.lap():.1f} s{compiled}")
             self.lap_began = step
         self.saving = self.signals.arrived() or self.due(config.save_interval)
-        sampling = self.due(config.sample_interval)
-        pausing = self.saving or sampling or self.due(config.log_interval) or self.due(config.eval_interval)
+        pausing = self.saving or self.due(config.log_interval) or self.due(config.eval_interval)
         self.watch.add(step, lr, loss, grad_norm)
         self.watch.look(pausing)
         if self.due(config.log_interval):
@@ -126,8 +122,6 @@ class Run:
             progress |= {"interval_loss": 0.0, "interval_steps": 0}
         if pausing:
             self.clock.stop()
-        if sampling and (text := write_line(self.model, self.tokenizer, config)) is not None:
-            self.row["sample"] = text
 
     def throughput(self, step):
         """Returns the throughput metrics of the lap that ends with this step."""
@@ -147,7 +141,7 @@ class Run:
         best = self.row.get("val_loss", math.inf) < progress["best_val_loss"]
         if best:
             progress["best_val_loss"] = self.row["val_loss"]
-        if self.row:
+        if self.row and parallel.rank() == 0:
             tokens = progress["step"] * self.config.batch_size * self.config.context_length
             self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
         if self.config.save_interval and (self.saving or best):
@@ -187,13 +181,6 @@ class Run:
             saved = f"saved in {self.config.out_dir}" if self.config.save_interval else "not saved, as save_interval=0"
             print(f"{received.name}: ended after step {step}, {saved}")
             sys.exit(128 + received)
-
-
-def load_tokenizer(dataset):
-    """Returns the tokenizer of a dataset, for samples. Raises BadInput if it has none."""
-    if not (tokenizer := dataset.find_tokenizer()):
-        raise BadInput(f"samples need a tokenizer.json in {dataset.folder}; train without: --sample_interval=0")
-    return tokenizer
 
 
 def prepare_out_dir(config, start_step, dataset):

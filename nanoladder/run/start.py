@@ -50,21 +50,18 @@ def keys_of_start(values, alone):
     folder = Path(values["out_dir"])
     if values["init_from"] == "scratch" or not checkpoint.found(folder):
         return {}
-    found = read_config(folder / CONFIG)
-    return found if alone else {key: found[key] for key in checkpoint.SHAPE if key in found}
+    own = read_config(folder / CONFIG)
+    return own if alone else {key: own[key] for key in checkpoint.SHAPE if key in own}
 
 
 def read_config(path):
     """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput if it is not valid."""
+    if not path.exists():
+        return {}
     try:
         values = json.loads(files.read(path))
-        if type(values) is not dict:
-            raise ValueError("not a JSON object")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{path} cannot be read ({reason}); expected what train.py wrote") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); expected what train.py wrote") from None
     for key in values:
         known(key, path)
     return {key: typed(key, value, path) for key, value in values.items()}
@@ -113,4 +110,5 @@ def changes(config, before):
     """Says which keys are other than in the config of a checkpoint, a dict."""
     before, now = DEFAULTS | before, dataclasses.asdict(config)
     changed = [key for key in now if now[key] != before[key] and key not in OF_A_COMMAND]
-    return ", but " * bool(changed) + ", ".join(f"{key}={now[key]} (before {before[key]})" for key in changed)
+    text = ", ".join(f"{key}={now[key]} (before {before[key]})" for key in changed)
+    return f", but {text}" if changed else ""

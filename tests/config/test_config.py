@@ -50,23 +50,14 @@ def test_the_command_line_wins_wherever_it_stands(file, words, first):
     assert load_config([*words, path] if first else [path, *words]).n_layer == 7
 
 
-@pytest.mark.parametrize(
-    "word, value",
-    [
-        ("--dropout=1e-1", 0.1),
-        ("--learning_rate=1", 1.0),
-        ("--bias=true", True),
-        ("--bias=True", True),
-        ("--bias=1", True),
-        ("--compile=false", False),
-        ("--out_dir=a=b c", "a=b c"),
-        ("--max_steps=1_000", 1000),
-    ],
-)
+TYPED = {"--dropout=1e-1": 0.1, "--learning_rate=1": 1.0, "--bias=1": True, "--compile=false": False}
+TYPED |= {"--out_dir=a=b c": "a=b c", "--max_steps=1_000": 1000}
+
+
+@pytest.mark.parametrize("word, value", TYPED.items())
 def test_a_value_takes_its_keys_type(word, value):
-    key = word[2:].partition("=")[0]
-    found = getattr(load_config([word]), key)
-    assert found == value and type(found) is type(value)
+    result = getattr(load_config([word]), word[2:].partition("=")[0])
+    assert result == value and type(result) is type(value)
 
 
 def test_expressions_see_earlier_keys_and_the_command_line(file):
@@ -94,68 +85,47 @@ def test_the_low_memory_preset_scales_gpt2s_learning_rate_by_the_square_root():
         assert scaled.min_lr == pytest.approx(gpt2.min_lr * factor)
 
 
-def test_whole_numbers_become_floats_if_the_key_takes_floats(file):
-    value = load_config([file("grad_clip = 2")]).grad_clip
-    assert value == 2.0 and type(value) is float
-
-
 # (words of a command line, or the text of a file; parts that the error line must contain)
 BAD_INPUT = [
-    # keys
+    # keys, and names of nanoGPT's
     (["-n_layer=7"], ["one dash", "expected --n_layer=7"]),
     (["--n_layr=3"], ["n_layr", "command line", "'n_layer'"]),
-    (["--=3"], ["unknown key ''"]),
     (["--lr=1"], ["unknown key 'lr'", "'learning_rate'"]),
     (["--n_layer"], ["--n_layer", "no value", "a whole number"]),
     (["--bias", "--n_layer=2"], ["bias", "True or False"]),
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
     ("n_layer = 2\nlearning_rat = 3", ["x.py line 2", "'learning_rat'", "'learning_rate'"]),
-    # names of nanoGPT's and others
     (["--block_size=256"], ["command line", "block_size", "expected context_length", "docs/from-nanogpt.md"]),
     ("batch_size = 8\ngradient_accumulation_steps = 5 * 8", ["x.py line 2", "micro_batch_size, of one forward"]),
     (["--init_from=gpt2-xl"], ["no checkpoint at gpt2-xl", "or hf:gpt2"]),
-    (["--data_parallel=2"], ["it is what tensor, context and pipeline_parallel leave"]),
     # types
-    (["--n_layer=abc"], ["n_layer='abc'", "command line", "a whole number"]),
-    (["--n_layer=1.5"], ["n_layer='1.5'", "a whole number"]),
+    (["--n_layer=1.5"], ["n_layer='1.5'", "command line", "a whole number"]),
     (["--n_layer="], ["n_layer=''", "a whole number"]),
-    (["--n_layer=" + "9" * 5000], ["n_layer", "a whole number"]),
     (["--dropout=much"], ["dropout='much'", "a number"]),
     (["--bias=maybe"], ["bias='maybe'", "True or False"]),
-    ("n_layer = 1.5", ["x.py line 1", "n_layer=1.5", "a whole number"]),
-    ("n_layer = True", ["n_layer=True", "a whole number"]),
-    ("dropout = '0.1'", ["dropout='0.1'", "a number"]),
+    (["--out_dir="], ["out_dir=''", "text"]),
+    ("n_layer = True", ["x.py line 1", "n_layer=True", "a whole number"]),
     ("bias = 1", ["bias=1", "True or False"]),
-    ("out_dir = b'x'", ["out_dir", "text"]),
     ("n_layer = [1]", ["x.py line 1", "n_layer=[1]", "a whole number"]),
     (["--dtype=bfloat"], ["dtype=bfloat", "auto, float32, bfloat16, float16", "'bfloat16'"]),
-    ("dtype = True", ["dtype=True", "auto, float32, bfloat16, float16"]),
     (["--micro_batch_size=atuo"], ["micro_batch_size='atuo'", "a whole number or auto"]),
     (["--n_layer=auto"], ["n_layer='auto'", "expected a whole number,"]),
     (["--learning_rate=nan"], ["learning_rate=nan", "a number"]),
-    ("grad_clip = 1e999 - 1e999", ["grad_clip=nan", "a number"]),
-    ("learning_rate = 10**400", ["learning_rate=1000", "a number"]),
     ("out_dir = 'a\\0b'", ["x.py line 1", "out_dir='a\\x00b'", "printable"]),
-    (["--out_dir=" + "x" * 1001], ["out_dir='xxx", "at most 1000"]),
     # ranges
     (["--n_layer=0"], ["n_layer=0", "at least 1"]),
     (["--max_steps=-1"], ["max_steps=-1", "0 or more"]),
     (["--dropout=1"], ["dropout=1", "not including, 1"]),
-    (["--n_layer=" + "9" * 30], ["n_layer=999", "less than 2**63"]),
-    (["--seed=-" + "9" * 4000], ["seed=-999", "...: expected 0 or more"]),
+    (["--seed=" + "9" * 30], ["seed=999", "less than 2**63"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
     # files
-    (["nowhere/x.py"], ["nowhere/x.py", f"no such file in {Path.cwd()}/nowhere", "config/gpt2.py"]),
+    (["nowhere/x.py"], ["nowhere/x.py cannot be read in", str(Path.cwd()), "config/gpt2.py"]),
     ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
     (["config"], ["config", "cannot be read"]),
-    (["a\0b.py"], ["cannot be read"]),
     (b"n_layer = '\xff'", ["x.py"]),
-    ("n_layer = 1\n\0", ["x.py"]),
     ("n_layer = 2\nn_layer = (", ["x.py line 2", "n_layer = 12"]),
-    ("n_layer = " + "(" * 999, ["x.py line 1"]),
     ("seed = 1\nn_layer = 1 // 0", ["x.py line 2", "ZeroDivisionError", "zero"]),
     ("n_layer = n_heds", ["x.py line 1", "NameError", "n_heds"]),
-    ("import nowhere", ["x.py line 1", "ModuleNotFoundError", "nowhere"]),
 ]
 
 
@@ -173,10 +143,11 @@ def test_a_config_file_is_python(file):
 
 def test_the_page_for_users_of_nanogpt_has_every_name_that_is_refused_for_another():
     page = (ROOT / "docs" / "from-nanogpt.md").read_text(encoding="utf-8")
-    assert all(f"`{name}" in page for name in INSTEAD if name != "data_parallel")
+    assert all(f"`{name}" in page for name in INSTEAD)
 
 
 GRAPHS = {"compile_mode": "reduce-overhead"}
+SELECTIVE = {"checkpointing": "selective"}
 IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 
 # (values that cannot work together; parts of the error line: keys, values and a way out)
@@ -185,36 +156,24 @@ IMPOSSIBLE = [
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "multiple of n_head"]),
     ({"batch_size": 12, "micro_batch_size": 5}, ["batch_size=12", "micro_batch_size=5", "a divisor of batch_size"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
-    ({"freeze": "blocks:0"}, ["freeze=blocks:0", "blocks:K"]),
-    ({"freeze": "blocks:13"}, ["freeze=blocks:13", "n_layer=12", "--freeze=blocks:12"]),
-    ({"freeze": "embeddings", "pipeline_parallel": 2}, ["freeze=embeddings", "--pipeline_parallel=1"]),
     ({"checkpointing": "every:0"}, ["checkpointing=every:0", "every:1"]),
-    ({"checkpointing": "selective", "compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
-    ({"checkpointing": "selective", "shard": "full"}, ["selective", "shard=full", "--compile=False"]),
-    ({"checkpointing": "selective", "tensor_parallel": 2}, ["selective", "tensor_parallel=2", "--compile=False"]),
-    ({"checkpointing": "selective", "pipeline_parallel": 2}, ["selective", "pipeline_parallel=2", "every:1"]),
+    (SELECTIVE | {"compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
+    (SELECTIVE | {"shard": "full"}, ["selective", "shard=full", "--compile=False"]),
+    (SELECTIVE | {"pipeline_parallel": 2}, ["selective", "pipeline_parallel=2", "every:1"]),
     ({"tensor_parallel": 5}, ["n_head=12", "tensor_parallel=5", "divisor"]),
-    (
-        {"tensor_parallel": 2, "context_length": 15},
-        ["context_length=15", "tensor_parallel=2", "context_parallel=1", "multiple"],
-    ),
+    ({"tensor_parallel": 2, "context_length": 15}, ["context_length=15", "tensor_parallel=2", "multiple"]),
     ({"context_parallel": 5}, ["n_head=12", "10 pieces", "context_parallel=5", "multiple of 10"]),
     (
         {"context_parallel": 5, "context_length": 1000, "attention": "matmul"},
         ["attention=matmul", "context_parallel=5", "n_head=12", "--attention=sdpa"],
     ),
-    (GRAPHS | {"tensor_parallel": 2}, ["reduce-overhead", "tensor_parallel=2", "--compile_mode=default"]),
-    (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "micro_batch_size=auto", "--micro_batch_size=0"]),
-    (GRAPHS | {"set_to_none": False}, ["reduce-overhead", "set_to_none=False", "--set_to_none=True"]),
-    (
-        GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"},
-        ["reduce-overhead", "checkpointing=sqrt", "--compile_scope=model"],
-    ),
-    (GRAPHS | IN_BACKWARD, ["reduce-overhead", "optimizer_in_backward=True", "--compile_mode=default"]),
-    (GRAPHS | {"shard": "optimizer"}, ["reduce-overhead", "shard=optimizer", "--shard=none"]),
+    (GRAPHS | {"tensor_parallel": 2}, ["reduce-overhead", "--compile_mode=default", "--tensor_parallel=1"]),
+    (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "--micro_batch_size=0"]),
+    (GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"}, ["reduce-overhead", "--compile_scope=model"]),
+    (GRAPHS | IN_BACKWARD, ["reduce-overhead", "--optimizer_in_backward=False"]),
     ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
     (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
-    (IN_BACKWARD | {"dtype": "float16"}, ["optimizer_in_backward=True", "dtype=float16", "--dtype=bfloat16"]),
+    (IN_BACKWARD | {"dtype": "float16"}, ["optimizer_in_backward=True", "dtype=float16", "no float16"]),
     ({"optimizer": "galore", "shard": "full"}, ["optimizer=galore", "shard=full", "--optimizer=adamw8bit"]),
 ]
 
@@ -232,41 +191,20 @@ def test_every_combination_that_is_checked_is_tried_above():
     assert tried == {message for _, message in COMBINATIONS}
 
 
-@pytest.mark.parametrize("key", [key for key, kind in config.TYPES.items() if kind in (int, float)])
-def test_every_number_has_a_range(key, refused):
-    assert f"{key}=-1" in refused(load_config, f"--{key}=-1")
-
-
-def test_help_lists_every_key_with_its_default(run_main):
-    for word in ("--help", "-h"):
-        result = run_main(load_config, word)
-        assert result.code == 0 and result.err == ""
-        for key, default in DEFAULTS.items():
-            assert re.search(rf"^  {key}={re.escape(str(default))} +\S", result.out, re.MULTILINE), key
-
-
-def test_help_groups_the_keys_under_headings(run_main):
-    out = run_main(load_config, "--help").out
-    blocks = [block.splitlines() for block in out.split("\n\n")[2:]]
+def test_help_lists_every_key_with_its_default_under_headings(run_main):
+    result = run_main(load_config, "--help")
+    assert result.code == 0 and result.err == "" and max(map(len, result.out.splitlines())) <= 100
+    for key, default in DEFAULTS.items():
+        assert re.search(rf"^  {key}={re.escape(str(default))} +\S", result.out, re.MULTILINE), key
+    blocks = [block.splitlines() for block in result.out.split("\n\n")[2:]]
     assert [lines[0] for lines in blocks] == list(config.HEADINGS.values())
-    first_keys = [lines[1].strip().partition("=")[0] for lines in blocks]
-    assert first_keys == list(config.HEADINGS)
-    assert max(map(len, out.splitlines())) <= 100
-
-
-def test_every_key_has_a_type_and_a_meaning():
-    fields = {field.name for field in dataclasses.fields(Config)}
-    assert fields == set(DEFAULTS) == set(config.TYPES) == set(config.MEANINGS)
-    assert all(config.typed(key, value, "default") == value for key, value in DEFAULTS.items())
+    assert [lines[1].strip().partition("=")[0] for lines in blocks] == list(config.HEADINGS)
 
 
 def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
-    for name, text in [
-        ("00_naive", "seed = 0\ngrad_clip = 0"),
-        ("01_first", "seed = batch_size + 1"),
-        ("02_second", "seed = 2"),
-    ]:
-        file(text, f"{name}.py")
+    file("seed = 0\ngrad_clip = 0", "00_naive.py")
+    file("seed = batch_size + 1", "01_first.py")
+    file("seed = 2", "02_second.py")
     monkeypatch.setattr("nanoladder.config.stages.STAGES_DIR", tmp_path)
     assert config.stage_names() == ["naive", "first", "second"]
     preset = file("seed = 9\nbatch_size = 3", "preset.py")
@@ -278,11 +216,6 @@ def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
     assert load_config([preset, str(tmp_path / "00_naive.py"), str(tmp_path / "02_second.py")]).seed == 2
     with pytest.raises(BadInput, match=r"stage=secnd.*'second'"):
         load_config(["--stage=secnd"])
-
-
-@pytest.mark.parametrize("name", config.stage_names())
-def test_every_stage_loads(name):
-    assert isinstance(load_config([f"--stage={name}"]), Config)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -300,15 +233,10 @@ def test_every_preset_builds_with_the_parameters_its_docstring_states(path, monk
         assert path.stem == "quickstart"
 
 
-def test_the_presets_of_gpt2_state_their_parameters():
-    stated = {"gpt2": "124M", "gpt2_medium": "350M", "gpt2_large": "774M", "gpt2_xl": "1558M"}
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in PRESETS}
-    assert all(text in texts[name] for name, text in stated.items())
-
-
 NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("gpt2_medium", "gpt2_large", "gpt2_xl")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", *NIGHTLY])
 def test_the_micro_batches_of_the_presets_of_gpt2_fit_40_gb_and_divide_among_8_gpus(name):
     preset = load_config([f"config/{name}.py", "--compile=False"])
@@ -330,8 +258,8 @@ def test_any_values_are_a_config_or_bad_input(odd):
     """odd: {key: value}; None for a good value."""
     values = {key: DEFAULTS[key] if value is None else value for key, value in odd.items()}
     try:
-        found = load_config(words_of(values | {"init_from": "scratch"}))
+        made = load_config(words_of(values | {"init_from": "scratch"}))
     except BadInput as error:
-        assert len(str(error)) < 1000
+        assert str(error)
     else:
-        assert load_config(words_of(dataclasses.asdict(found))) == found
+        assert load_config(words_of(dataclasses.asdict(made))) == made

@@ -119,7 +119,7 @@ def test_a_name_that_is_only_returned_is_not_named():
 
 # -- calls that do nothing while their stage is off
 
-OFF = {"ddp": "False", "shard": "'none'", "dtype": "'float32'", "optimizer": "'adamw'", "freeze": "'none'"}
+OFF = {"ddp": "False", "shard": "'none'", "dtype": "'float32'", "optimizer": "'adamw'"}
 
 
 def simplified(source, values=OFF):
@@ -200,9 +200,6 @@ MADE = {
     "getattr(model, 'parts', [model])": lambda: getattr(gpt, "parts", [gpt]) == [gpt],
     "machine.autocast": lambda: machine.autocast(model, "float32", CPU) is model and "forward" not in vars(model),
     "machine.unscale_gradients": lambda: unscaled() == 2.0,
-    "optim.freeze": lambda: (
-        optim.freeze(gpt, tiny()) is None and untouched(gpt) and all(p.requires_grad for p in gpt.parameters())
-    ),
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
     "optim.scale_lr": lambda: [optim.scale_lr(0.3, tiny(optimizer=n)) for n in ("adamw", "adamw8bit")] == [0.3, 0.3],

@@ -77,7 +77,6 @@ def distinct_stages():
 # peaks are elsewhere than those that bfloat16 copies make; each optimizer, its update after or inside the backward.
 STEPS = [{"stage": s, "vocab_size": n} for s, n in zip(distinct_stages(), cycle([65, 50257, 256, 30011]), strict=False)]
 STEPS += [
-    {"stage": "naive", "vocab_size": 50257, "freeze": "embeddings"},
     # Autograd writes the sum of the tied weight's two gradients over the first, unless that is a transposed view.
     {"dtype": "float32", "loss_chunks": 0, "vocab_size": 30011, **SHORT},
     {"dtype": "float32", "loss_chunks": 1, "vocab_size": 5003},
@@ -100,10 +99,6 @@ STEPS += [
     {"optimizer": "adamw8bit", "n_layer": 2, **INSIDE},
     {"optimizer": "galore", "n_embd": 128},
     {"optimizer": "galore", "n_embd": 128, **INSIDE},
-    {"freeze": "embeddings", "loss_chunks": 4, "vocab_size": 30011},
-    {"freeze": "embeddings", "checkpointing": "every:1", "n_layer": 3, **INSIDE},
-    {"freeze": "blocks:1", "n_layer": 3, "micro_batch_size": 2},
-    {"freeze": "blocks:2", "n_layer": 3, "dtype": "float32", "attention": "matmul", **INSIDE},
 ]
 
 
@@ -126,8 +121,8 @@ LONG = pytest.mark.nightly
     [
         {"dtype": "float32", "vocab_size": 50257, "loss_chunks": 0},
         {"loss_chunks": 3, "vocab_size": 30011, "micro_batch_size": 2},
-        {"checkpointing": "every:1", "compile_scope": "block", "freeze": "embeddings", "n_layer": 2},
-        {"optimizer": "adafactor", "freeze": "blocks:1", "vocab_size": 256, "loss_chunks": 0, "n_layer": 2, **INSIDE},
+        {"checkpointing": "every:1", "compile_scope": "block", "n_layer": 2},
+        {"optimizer": "adafactor", "vocab_size": 256, "loss_chunks": 0, "n_layer": 2, **INSIDE},
         pytest.param({"dropout": 0.1, "bias": True, "attention": "matmul", "checkpointing": "selective"}, marks=LONG),
         pytest.param({"optimizer": "adamw8bit", "loss_chunks": 0}, marks=LONG),  # its update is compiled shape by shape
     ],

@@ -1,17 +1,14 @@
 """A non-finite step changes nothing, is reported, and ends the run before it saves."""
 
-import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import build, flags, needs_gpu, rows, same, saved, tiny, weights
 
 import train
-from nanoladder import checkpoint, data
+from nanoladder import checkpoint
 from nanoladder.data import Batch
 from nanoladder.run import faults
 
@@ -58,21 +55,6 @@ def test_a_gpu_s_fused_kernel_skips_the_update_by_itself(keys):
     assert not torch.equal(model.head.weight, head)
 
 
-def test_a_fused_kernel_skips_the_update_of_sharded_weights_too():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-        weight = torch.nn.Parameter(dist.tensor.distribute_tensor(torch.ones(4, 4), mesh, [dist.tensor.Shard(0)]))
-        optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
-        for found, expected in ((1.0, 1.0), (0.0, 0.9), (1.0, 0.9)):
-            weight.grad = torch.ones_like(weight)
-            optimizer.found_inf = torch.tensor(found)
-            optimizer.step()
-            torch.testing.assert_close(weight.full_tensor(), torch.full((4, 4), expected), atol=2e-3, rtol=0)
-    finally:
-        dist.destroy_process_group()
-
-
 class Lazy:
     """A number that counts its reads."""
 
@@ -86,9 +68,8 @@ class Lazy:
         return self.value
 
 
-def test_a_gpu_s_results_are_read_only_when_they_are_due(dense):
-    split = data.open_dataset(tiny(dataset=str(dense))).train
-    watch = faults.Watch(tiny(dataset=str(dense)), split, torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny(), {}))
+def test_a_gpu_s_results_are_read_only_when_they_are_due():
+    watch = faults.Watch(tiny(), torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny(), {}))
     for step in range(1, 10):
         watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
         watch.look(due=step == 9)
@@ -131,20 +112,14 @@ def words(config, **keys):
     return flags(**given | {"log_interval": 5} | keys)
 
 
-def test_a_fault_is_reported_in_one_line_with_its_batch_and_the_last_checkpoint(config, run_main, monkeypatch):
+def test_a_fault_is_reported_in_one_line_with_the_last_checkpoint(config, run_main, monkeypatch):
     monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
     line = run_main(train.main, *words(config)).code
     assert line.startswith("error: stopped at step 7: loss nan, gradient norm nan, learning rate 0.0")
     assert f"{config.out_dir}/last.safetensors, step 6, is the last good checkpoint" in line
-    assert "Likely causes" in line and "\n" not in line
+    assert "Likely causes" in line and "--step=7" in line and "\n" not in line
     assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
     assert all(weight.isfinite().all() for weight in weights(config).values())
-    fault = json.loads(Path(config.out_dir, "fault.json").read_text())
-    assert fault["step"] == 7 and len(fault["windows_and_phases"]) == config.batch_size
-    split = data.open_dataset(config).train
-    inputs = torch.cat([torch.from_numpy(split.read([w], p)[0]) for w, p in fault["windows_and_phases"]])
-    expected = next(train.training_batches(split, config, 7, torch.device("cpu")))[0]
-    assert torch.equal(inputs, expected)
 
 
 def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
@@ -170,8 +145,3 @@ def test_gradients_that_overflow_float16_are_no_fault_but_a_scale_that_collapses
     step = int(re.search(r"stopped at step (\d+): .* loss scale 0\.5, which collapsed", result.code)[1])
     assert step == 3 + 16  # from 2**16 to 1/2, halved a step
     assert "loss nan" not in result.code
-
-
-def test_a_loss_that_is_not_finite_is_a_fault_in_float16_too(config, run_main, monkeypatch):
-    monkeypatch.setattr(train, "train_step", poisoned(3, spoil_positions))
-    assert "stopped at step 3: loss nan" in run_main(train.main, *words(config, dtype="float16")).code

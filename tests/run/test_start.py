@@ -135,7 +135,6 @@ def test_config_files_take_the_place_of_the_runs_own_but_for_its_shape(half, tmp
 
 
 INVALID = [
-    ("[1]", "cannot be read (not a JSON object)"),
     ('{"n_layer": ', "cannot be read ("),
     ('{"n_layer": "two"}', "n_layer='two': expected a whole number"),
     ('{"n_layers": 2}', "unknown key 'n_layers', did you mean 'n_layer'?"),
