@@ -44,7 +44,9 @@ class Config:
     lazy_metrics: Annotated[bool, "read the loss from the device when it is logged, not every step"] = True
     num_workers: Annotated[int, "DataLoader workers that prepare batches; 0: the training process does"] = 2
     keep_memory: Annotated[bool, "keep freed memory for reuse (CPU: glibc; CUDA: expandable segments)"] = True
-    matmul_precision: Annotated[Literal["highest", "high", "medium"], "of float32: exact, TF32 or bfloat16"] = "high"
+    matmul_precision: Annotated[
+        Literal["highest", "high", "medium"], "precision inside float32 matmuls: float32, TF32 or bfloat16"
+    ] = "high"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         "autocast dtype; auto: bfloat16 if native, else float16 or float32",
@@ -53,15 +55,19 @@ class Config:
         Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"],
         "matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa",
     ] = "auto"
-    adamw_impl: Annotated[Literal["forloop", "foreach", "fused"], "a loop, a kernel per operation, or one"] = "fused"
+    adamw_impl: Annotated[
+        Literal["forloop", "foreach", "fused"], "AdamW: a loop over parameters, a kernel per operation, or one kernel"
+    ] = "fused"
     pad_vocab_to: Annotated[int, "pad the vocabulary to a multiple of this; 1: no padding"] = 64
     compile: Annotated[bool, "compile the model with torch.compile"] = True
-    compile_scope: Annotated[Literal["model", "block"], "the model, or one block for all: starts sooner"] = "model"
+    compile_scope: Annotated[
+        Literal["model", "block"], "compile the whole model, or one block for all (starts sooner)"
+    ] = "model"
     compile_mode: Annotated[
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         "torch.compile's; reduce-overhead and max-autotune use CUDA graphs",
     ] = "default"
-    loss_chunks: Annotated[int | Literal["auto"], "chunks for the loss; 0: all at once; auto: by size"] = "auto"
+    loss_chunks: Annotated[int | Literal["auto"], "chunks of tokens for the loss; 0: none; auto: by size"] = "auto"
     checkpointing: Annotated[str, "recompute activations: none | every:K blocks | sqrt | selective"] = "none"
     micro_batch_size: Annotated[int | Literal["auto"], "sequences per forward; 0: all; auto: what fits"] = 0
     optimizer: Annotated[
@@ -70,8 +76,12 @@ class Config:
     ] = "adamw"
     optimizer_in_backward: Annotated[bool, "update each parameter once its gradient is ready, then free it"] = False
     ddp: Annotated[bool, "split each batch among the processes that torchrun starts (DDP)"] = True
-    shard: Annotated[Literal["none", "optimizer", "full"], "FSDP2: optimizer and gradients; full: weights too"] = "none"
-    shard_within: Annotated[int | Literal["node"], "processes that share one copy; 0: all; node: a node's"] = 0
+    shard: Annotated[
+        Literal["none", "optimizer", "full"], "FSDP2: shard optimizer state and gradients, or the weights too (full)"
+    ] = "none"
+    shard_within: Annotated[
+        int | Literal["node"], "processes that share one copy of the shards; 0: all; node: a node's"
+    ] = 0
     tensor_parallel: Annotated[int, "processes that share every matrix, by heads and columns"] = 1
     context_parallel: Annotated[int, "processes that share each sequence"] = 1
     pipeline_parallel: Annotated[int, "processes that share the blocks, in stages"] = 1
@@ -113,7 +123,7 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "decay_lr": "warmup_steps=0 and min_lr equal to learning_rate, for a constant rate",
     "warmup_iters": "warmup_steps",
     "lr_decay_iters": "lr_decay_steps",
-    "beta1": "no such key: it is 0.9",
+    "beta1": "beta2 alone; beta1 is 0.9",
     "backend": "no such key: nccl is chosen on GPUs, gloo on CPUs",
     "wandb_log": "track=wandb",
     "wandb_project": "WANDB_PROJECT in the environment",
