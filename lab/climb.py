@@ -4,8 +4,7 @@ Every figure comes from train.py's own train_step on real batches, in processes 
 after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
 the same batches as the first row's: it records the losses and counts where memory and time go. The others time the
 row. Rows take turns, round after round, so that a drift of the machine hits all of them alike. --mode=scaling measures
-1 to --processes processes at once. Optimizers differ in whole runs only: --mode=optimizers trains with each of them
-before the rounds.
+1 to --processes processes at once. Optimizers differ in whole runs only: --mode=optimizers takes those, and no rounds.
 """
 
 import contextlib
@@ -18,10 +17,9 @@ import torch
 from tqdm import tqdm
 
 from lab import devices, judge, measure, pictures, plan, predict, tables, tune
-from lab.launch import run_alone
+from lab.launch import run_alone, run_command
 from lab.peers import mode as peers
 from lab.results import (
-    ROOT,
     code_hash,
     default_folder,
     open_mode,
@@ -29,7 +27,6 @@ from lab.results import (
     write,
     write_results,
 )
-from lab.summary import BEYOND, factors
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -49,9 +46,9 @@ def main(argv):
         case "judge":
             sys.exit(judge.judge(options, words))
         case "tune":
-            tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words, *tune.CODE))
+            tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words))
         case "peers":
-            peers.compare(options, words, lambda: conditions_of(options, words, *peers.CODE))
+            peers.compare(options, words, lambda: conditions_of(options, words))
         case _:
             climb(options, words)
 
@@ -94,35 +91,30 @@ def predict_all(options, config_words):
         headings = [tables.line(columns, None, width)] * (len(found) == 1)
         tqdm.write("\n".join([*headings, tables.line(columns, found[-1], width)]))
     if not options.out_dir:
-        return print("\n--out_dir=FOLDER writes all figures to predict.md, and predict.png")
+        return print("\n--out_dir=FOLDER writes all figures to predict.md")
     folder, of = Path(options.out_dir), f" of each of {n} processes" * (n > 1)
     text = [
         f"`{' '.join(config_words)}`",
         header,
         f"Predicted memory of a step{of}, GB (and bytes per parameter):",
         tables.markdown(tables.memory_columns(), found),
-        tables.least_times(found, device, config, n, price),
+        *tables.least_times(found, columns, device, config),
     ]
     write(folder, {"predict.md": "\n\n".join(text)})
-    on = device.name if n == 1 else f"{n} × {device.name}"
-    pictures.draw_least_times(found, pictures.heading("predict", config_words, on), folder / "predict.png")
-    print(f"\nwritten: {folder}/predict.md and predict.png")
+    print(f"\nwritten: {folder}/predict.md")
 
 
 def device_of(options, kind, config_words):
     """The devices.Device that --mode=predict predicts for; one that is here, and is not named, is measured."""
     if kind not in ("cpu", "cuda"):
         raise BadInput(f"device={kind}: memory and time are predicted for cpu and cuda; expected one of them")
-    if options.gpu and options.device_file:
-        raise BadInput(f"--gpu={options.gpu} and --device_file={options.device_file}: expected one of them")
     if options.gpu and kind != "cuda":
-        raise BadInput(f"--gpu={options.gpu} with --device={kind}: expected --device=cuda, or --device_file=FILE")
-    if options.device_file:
-        return devices.read_device(options.device_file)
+        raise BadInput(f"--gpu={options.gpu} with --device={kind}: expected --device=cuda")
     if options.gpu or (kind == "cuda" and not torch.cuda.is_available()):
         return devices.datasheet(options.gpu or "H100")
     print("measuring this machine …", file=sys.stderr)
-    machine, limits = (run_alone(part, config_words) for part in ("machine", "limits"))
+    config = load_config(config_words)
+    machine, limits = (run_alone(part, config) for part in (measure.machine_facts, measure.machine_limits))
     return devices.measured(tables.machine_in_words(machine), [limits])
 
 
@@ -133,11 +125,10 @@ def climb(options, config_words):
     conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
     results = open_results(folder, conditions)
-    training = {"train_steps": options.train_steps, "grid": options.grid} if options.mode == "optimizers" else {}
     kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options.mode)
     words_of_rows = {name: changes_of(row, base) for name, row in rows.items()}
-    part = open_mode(folder, results, kind, words_of_rows, reasons, training)
-    todo = tasks(options, rows, replicated=options.dimension == "data" and base.shard == "none")
+    part = open_mode(folder, results, kind, words_of_rows, reasons)
+    todo = tasks(options, rows)
     print(tables.wrapped(forecast(todo, rows, part, options, base, results["machine"])), flush=True)
     with tqdm(todo, unit="process") as bar:
         for name, measurement, count in bar:
@@ -146,27 +137,26 @@ def climb(options, config_words):
             done = row.setdefault(measurement, [])
             if len(done) >= count or row.get("note"):
                 continue
-            if measurement == "curve":
-                tried = factors(options.grid, [curve["val_loss"] for curve in done])
-                if len(done) == len(tried):  # the best learning rate is between two others
-                    continue
-                config = plan.training_run(config, options.train_steps, tried[len(done)])
             try:
                 n = int(name) if scaling and name else 1
-                own = words_for(measurement, name, options, folder, results)
-                done.append(run_alone(measurement, [*plan.command_line(vars(config)), *own], n))
-                if measurement == "exchange":
-                    done[-1]["predicted"] = predicted_peak(config, n, results["machine"]["gpu"])
+                own = options_for(measurement, name, options, folder, results)
+                done.append(take(measurement, config, n, **own))
             except RuntimeError as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
             write_results(folder, results)
-    if not scaling:
-        add_limits(part, rows, results["machine"])
-        write_results(folder, results)
+    add_predictions(part, rows, results["machine"], scaling)
+    write_results(folder, results)
     pictures.draw(results, kind, folder / f"{kind}.png")
     print(tables.brief(results, kind))
     print(f"\nwritten: {folder}/table.md with all figures, results.json and {kind}.png")
+
+
+def take(measurement, config, n=1, **options):
+    """The figures of one of measure.MEASUREMENTS, in one process or in n that torchrun starts."""
+    if n > 1:
+        return run_command(measurement, plan.command_line(vars(config) | options), n)
+    return run_alone(measure.MEASUREMENTS[measurement], config, **options)
 
 
 def changes_of(row, base):
@@ -193,63 +183,57 @@ def forecast(todo, rows, part, options, config, machine):
     )
 
 
-def add_limits(part, rows, machine):
-    """Adds to each timed row the least time of its step on this machine, by the limits that were measured with it."""
-    device = devices.measured(tables.machine_in_words(machine), part["limits"])
-    for name, row in tqdm(part["rows"].items() if device else [], unit="limit", leave=False, disable=None):
-        if row.get("time"):
-            with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
-                time = predict.predict_time(rows[name], device, "cuda" if machine["gpu"] else "cpu")
+def add_predictions(part, rows, machine, scaling):
+    """Adds to each measured row its predicted memory and, of one process, the least time of its step on this machine.
+
+    That is by the limits that were measured with the rows.
+    """
+    device_type = "cuda" if machine["gpu"] else "cpu"
+    device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
+    for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
+        with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
+            for found in row.get("examine", row.get("exchange", [])):
+                found["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
+            if device and row.get("time"):
+                time = predict.predict_time(rows[name], device, device_type)
                 row["limit"] = {"fused": time.fused, "kinds": time.by(0), "bounds": time.by(1)}
 
 
-def predicted_peak(config, n, gpu):
-    """Predicted peak bytes of one of n processes; None if they cannot be predicted."""
-    with contextlib.suppress(BadInput):
-        return predict.predict_memory(config, "cuda" if gpu else "cpu", n).peak
-
-
-def conditions_of(options, config_words, *more):
-    """The conditions that all measurements in a file share. more: patterns of files that they also depend on."""
+def conditions_of(options, config_words):
+    """The conditions that all measurements in a file share."""
     config = load_config(config_words)
     return {
-        "machine": run_alone("machine", config_words),
+        "machine": run_alone(measure.machine_facts, config),
         "config": config_words,
         "keys": dataclasses.asdict(config),
         "data": open_dataset(config).fingerprint(),
         "steps": options.steps,
-        "code": code_hash(ROOT, *more),
+        "code": code_hash(),
     }
 
 
-def tasks(options, rows, replicated):
+def tasks(options, rows):
     """[(row, measurement, their number in the row afterwards)] in order; the row of the machine's limits is None.
 
     Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
-    first or always follows the same one. A step without communication is timed only if each process has whole
-    gradients (replicated).
+    first or always follows the same one.
     """
-    scaling = options.mode == "scaling"
-    found = [(name, "exchange" if scaling else "examine", 1) for name in rows]
     if options.mode == "optimizers":
-        most = len(options.grid) + BEYOND
-        found += [(name, "curve", count) for name in rows for count in range(1, 1 + most)]
+        return [(name, "curve", 1) for name in rows]
+    found = [(name, "exchange" if options.mode == "scaling" else "examine", 1) for name in rows]
     for count in range(1, options.repeats + 1):
         found.append((None, "limits", count))
-        for name in list(rows) if count % 2 else reversed(rows):
-            found.append((name, "time", count))
-            if scaling and replicated and name != "1":
-                found.append((name, "silent", count))
+        found += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
     return found
 
 
-def words_for(measurement, name, options, folder, results):
-    """The options of measure.py for a measurement of a row."""
-    words = []
-    if measurement in ("time", "silent"):
-        words.append(f"--steps={options.steps}")
+def options_for(measurement, name, options, folder, results):
+    """The options of a measurement of a row, beside its config."""
+    found = {}
+    if measurement == "time":
+        found["steps"] = options.steps
     if options.mode == "scaling" and name:  # as many threads in one process alone as in one of all
-        words.append(f"--threads={max(1, results['machine']['threads'] // options.processes)}")
+        found["threads"] = max(1, results["machine"]["threads"] // options.processes)
     if options.trace and measurement == "examine":
-        words.append(f"--trace={Path(folder, 'traces', name.replace(' ', '_'))}")
-    return words
+        found["trace"] = Path(folder, "traces", name.replace(" ", "_"))
+    return found

@@ -47,7 +47,7 @@ REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an o
     "train.py": [*EAGER, "--max_steps=20", "--eval_windows=8"],
     "ladder": [*ONCE, "--stages=naive,flash"],
     "vary": [*ONCE, "--vary", "attention=matmul,sdpa"],
-    "optimizers": [*ONCE, "--train_steps=6", "--grid=1"],
+    "optimizers": [*EAGER, "--train_steps=6", "--grid=1"],
     "tune": [*EAGER, "--minutes=1.5"],
     "peers": ONCE,
 }

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from lab import tables
-from lab.launch import run_alone
+from lab.launch import run_command
 from lab.results import ROOT, code_hash, default_folder, resume, write
 from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
 from lab.versions import check_out
@@ -163,9 +163,9 @@ class Judgment:
     def ask(self, side, measurement, *words):
         """Takes a measurement of a version. If it fails, raises Wrong for this version, BadInput for the other."""
         try:
-            return run_alone(measurement, [*self.words, *words], root=self.roots[side])
+            return run_command(measurement, [*self.words, *words], root=self.roots[side])
         except RuntimeError as error:
-            name, reason = self.names[side], str(error).removeprefix("error: ")
+            name, reason = self.names[side], str(error)
         if side == "this":
             raise Wrong(f"{name} fails: {reason}")
         raise BadInput(f"{name} cannot run this config, or is too old for the lab/ of this version: {reason}")

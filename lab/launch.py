@@ -1,91 +1,88 @@
-"""Starts measurements (measure.py) in processes of their own, and reads what they print.
+"""Starts the processes that measure, and returns what they find.
 
-On Linux they are forks of multiprocessing's fork server, which has imported torch and the compiler. A fork is as good
-as a new process as long as the server has nothing that does not survive a fork: no CUDA context, no parallel region, no
-threads of the compiler. So the server computes nothing. Importing the compiler asks if there is a GPU:
-PYTORCH_NVML_BASED_CUDA_CHECK=1 lets PyTorch answer without CUDA. Where that is not enough, the fork replaces itself by
-a new process.
+A measurement is a function of measure.py, called in a process of its own. On Linux that is a fork of multiprocessing's
+fork server, which has imported torch and the compiler. A fork is as good as a new process as long as the server has
+nothing that does not survive a fork: no CUDA context, no parallel region, no threads of the compiler. So the server
+computes nothing; PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the compiler ask for a GPU without CUDA.
+
+Several processes at once, and the code of another folder, take the command line of measure.py (run_command).
 """
 
+import contextlib
 import functools
-import importlib
+import inspect
 import json
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
-import tempfile
-import time
-from nanoladder.entry import run_script
+from multiprocessing.connection import wait
 
-import torch
+from nanoladder.errors import BadInput
+from nanoladder.run.failures import is_compiler_failure
+from nanoladder.run.memory import child_environment, is_out_of_memory
 
-from nanoladder.run.memory import child_environment
-
-MEASURE = "lab.measure"
-PRELOADED = ["torch._inductor.compile_fx", MEASURE]  # a second of imports, and more of the compiler's with it
-FORKS = sys.platform == "linux"  # on macOS, its libraries do not survive a fork
+PRELOADED = ["torch._inductor.compile_fx", "lab.measure"]  # a second of imports, and more of the compiler's with it
+ENDING = 30  # seconds that a process has to end by itself, with the workers of its loader
+KILLED = "killed by the system, most likely out of memory"
 
 
-def run_alone(measurement, words, processes=1, root=None, module=MEASURE):
-    """Takes a measurement in a new process, or in several. Raises RuntimeError with the reason if it fails.
-
-    root: the folder whose code is measured if it is not this one. Such a process is no fork: all forks of a server have
-    its memory layout, which may be a lucky one, and two versions would have one each. module: takes the measurement.
-    """
-    if processes == 1 and root is None:
-        process = Child([measurement, *words], module).finish()
-    else:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = [sys.executable, *launcher * (processes > 1), "-m", module, measurement, *words]
-        environment = os.environ | {"PYTHONPATH": str(root)} if root else child_environment()
-        process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
-    if process.returncode == 0:
-        return json.loads(process.stdout.splitlines()[-1])
-    raise RuntimeError(reason(process))
+class TimeUp(Exception):
+    """A process has not answered in time."""
 
 
-def reason(process):
-    """The line in which a process says why it failed."""
-    if process.returncode in (-9, 255) or "exitcode  : -9" in process.stderr:  # 255: its server was killed
-        return "killed by the system, most likely out of memory"
-    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-    reasons = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
-    return (reasons or lines)[-1]
+def run_alone(function, *args, **options):
+    """Calls a function in a process of its own. Returns its result, or raises RuntimeError with the reason."""
+    child = Child(function, *args, **options)
+    try:
+        return child.receive()
+    finally:
+        child.end()
 
 
 class Child:
-    """`python -m module argv` in a process that goes on by itself."""
+    """A process that calls function(*args, **options), which returns its figures, or yields some whenever asked."""
 
-    def __init__(self, argv, module=MEASURE):
-        self.argv = argv
-        self.out, self.err = (tempfile.NamedTemporaryFile("r") for _ in range(2))  # noqa: SIM115 finish() closes them
-        self.process = context().Process(target=become, args=(module, argv, self.out.name, self.err.name))
-        try:
-            self.process.start()
-        except ConnectionRefusedError:  # the fork server was killed, and is not gone yet
-            time.sleep(1)
-            self.process.start()
+    def __init__(self, function, *args, **options):
+        self.connection, theirs = context().Pipe()
+        self.process = context().Process(target=answer, args=(theirs, function, args, options))
+        self.process.start()
+        theirs.close()
 
-    def kill(self):
+    def receive(self, limit=None):
+        """The next figures. Raises RuntimeError with the reason if there are none, TimeUp after `limit` seconds."""
+        ready = wait([self.connection, self.process.sentinel], None if limit is None else max(0.0, limit))
+        if not ready:
+            self.end(grace=0)
+            raise TimeUp
+        failure = None
+        with contextlib.suppress(EOFError, OSError):
+            if self.connection in ready:  # else it has ended, but the workers of its loader have not yet
+                figures, failure = self.connection.recv()
+                if not failure:
+                    return figures
+        self.end()
+        code = self.process.exitcode  # 255: its server was killed
+        raise RuntimeError(failure or (KILLED if code in (-9, 255) else f"exit code {code}"))
+
+    def ask(self, limit=None):
+        """Figures that are measured now, as receive()."""
+        with contextlib.suppress(OSError):  # it has ended, as receive() says
+            self.connection.send(None)
+        return self.receive(limit)
+
+    def end(self, grace=ENDING):
+        """Ends the process, which ends by itself unless it measures; after so many seconds it is killed."""
+        self.connection.close()
+        self.process.join(grace)
         self.process.kill()
-
-    def finish(self):
-        """Waits for the end. Returns the CompletedProcess. Kills the process if waiting is interrupted."""
-        try:
-            self.process.join()
-        except BaseException:
-            self.kill()
-            raise
-        with self.out, self.err:
-            return subprocess.CompletedProcess(self.argv, self.process.exitcode, self.out.read(), self.err.read())
+        self.process.join()
 
 
 @functools.cache
 def context():
     """The way in which processes start. The fork server keeps this process's environment of the first start."""
-    if not FORKS:
+    if sys.platform != "linux":  # on macOS, its libraries do not survive a fork
         return multiprocessing.get_context("spawn")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     server = multiprocessing.get_context("forkserver")
@@ -93,12 +90,46 @@ def context():
     return server
 
 
-def become(module, argv, out, err):
-    """Turns a new process into `python -m module argv`, its output into two files."""
-    for path, descriptor in ((os.devnull, 0), (out, 1), (err, 2)):
-        os.dup2(os.open(path, os.O_RDWR), descriptor)
+def answer(connection, function, args, options):
+    """Calls the function in this new process, and sends (figures, None) or (None, the reason why it failed)."""
+    for descriptor in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
-    if torch.cuda._is_in_bad_fork():
-        os.execve(sys.executable, [sys.executable, "-m", module, *argv], child_environment())
-    sys.argv = [module, *argv]
-    run_script(importlib.import_module(module).main)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # nobody asks any more
+        try:
+            result = function(*args, **options)
+            for figures in result if inspect.isgenerator(result) else [result]:
+                connection.send((figures, None))
+                connection.recv()
+        except EOFError:
+            raise
+        except Exception as error:
+            connection.send((None, reason(error)))
+
+
+def reason(error):
+    """The line that says why a measurement failed."""
+    if is_out_of_memory(error):
+        return "out of memory"
+    if is_compiler_failure(error):
+        error = getattr(error, "inner_exception", error)
+    name = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+    return name + str(error).strip().partition("\n")[0]
+
+
+def run_command(measurement, words, processes=1, root=None):
+    """Takes a measurement by `python -m lab.measure`, in one process or as torchrun starts several.
+
+    root: the folder whose code is measured, if not this one. Such a process is no fork: all forks of a server have its
+    memory layout, which may be a lucky one. Raises RuntimeError with the reason if it fails.
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] * (processes > 1)
+    command = [sys.executable, *launcher, "-m", "lab.measure", measurement, *words]
+    environment = os.environ | {"PYTHONPATH": str(root)} if root else child_environment()
+    process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
+    if process.returncode == 0:
+        return json.loads(process.stdout.splitlines()[-1])
+    if process.returncode == -9 or "exitcode  : -9" in process.stderr:
+        raise RuntimeError(KILLED)
+    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+    raise RuntimeError(next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: "))

@@ -1,24 +1,17 @@
-"""Takes one measurement, in a process of its own: python -m lab.measure MEASUREMENT config/x.py [--key=value ...]
+"""Measurements: functions of a config, each called in a process of its own (launch.py), or by a command line:
 
-Prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
+    python -m lab.measure MEASUREMENT config/x.py [--key=value ...]
 
-    machine   processor, device and versions
-    limits    the most that the machine can do, in a matrix product and in a copy
-    examine   the losses of the first steps, and where the memory and the time of a step go
-    time      seconds of a step
-    turns     losses of the first steps, and then seconds of a step whenever it is asked for them (turns.py)
-    silent    seconds of a step in which processes do not communicate
-    exchange  the messages that a process sends in a step, and the peak memory of the process with the highest
-    curve     the losses of a whole training run
+prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import sys
-from multiprocessing.connection import Client
 from pathlib import Path
 from nanoladder.entry import Parser, run_script
 
@@ -26,9 +19,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
-from lab import predict
+from lab import limits
 from lab.anatomy import allocated, anatomy, product_dtype, seconds_by_kind
-from lab.limits import describe, limits
+from lab.launch import reason
 from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
@@ -36,8 +29,7 @@ from nanoladder.config import replays_graphs
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
-from nanoladder.run.failures import explain_compiler_failure
-from nanoladder.run.memory import count_micro_batches, is_out_of_memory
+from nanoladder.run.memory import count_micro_batches
 from nanoladder.run.metrics import flops_per_token
 
 WARMUP = 2  # steps before the clock starts (see warmup): the first compiles, both touch memory for the first time
@@ -47,55 +39,27 @@ POINTS = 50  # of a curve of losses
 
 
 def main(argv):
-    parser = Parser(prog="lab.measure", allow_abbrev=False)
-    choices = ["machine", "limits", "examine", "time", "turns", "silent", "exchange", "curve"]
-    parser.add_argument("measurement", choices=choices)
-    parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
-    parser.add_argument("--address", help="of turns: of the connection that asks")
+    parser = Parser(prog="lab.measure", allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("measurement", choices=MEASUREMENTS)
+    parser.add_argument("--steps", type=int, help="least number of steps to time")
     parser.add_argument("--threads", type=int, help="threads of each process")
-    parser.add_argument("--trace", help="folder for a Chrome trace and, on CUDA, a snapshot of the memory")
     options, config_words = parser.parse_known_args(argv)
-    connection = Client(options.address) if options.address else None
-    # The learning rate reaches its peak within the steps that are compared, so that a wrong update shows in the losses.
-    schedule = ["--max_steps=1000000", f"--warmup_steps={COMPARED}"] if options.measurement != "curve" else []
-    config = load_config([*config_words, *schedule])
+    config, options = load_config(config_words), vars(options)
     try:
-        match options.measurement:
-            case "machine":
-                measured = describe(Loop.set_up(config))
-            case "limits":
-                measured = limits(Loop.set_up(config))
-            case "examine":
-                measured = examine(config, options.trace)
-            case "curve":
-                measured = curve(config)
-            case "time":
-                measured = time_steps(config, options.steps, options.threads)
-            case "turns":
-                measured = take_turns(config, connection)
-            case "silent":
-                measured = time_without_communication(config, options.steps, options.threads)
-            case "exchange":
-                measured = exchange(config, options.threads)
-    except Exception as error:
-        end_if_out_of_memory(error)
-        explain_compiler_failure(error, config)
+        measured = MEASUREMENTS[options.pop("measurement")](config, **options)
+    except BadInput:
         raise
+    except Exception as error:
+        sys.exit(f"error: {reason(error)}")
     print(json.dumps(measured))
     parallel.stop()
-
-
-def end_if_out_of_memory(error):
-    """Exits with a line that says so."""
-    if is_out_of_memory(error):
-        sys.exit("error: out of memory")
 
 
 class Loop:
     """The training loop of train.py, set up from a config and advanced step by step."""
 
     def __init__(self, config, threads=None):
-        self.device = self.set_up(config)
+        self.device = train.set_up(config)
         if threads:
             torch.set_num_threads(threads)
         self.dataset = data.open_dataset(config)
@@ -105,11 +69,6 @@ class Loop:
         self.model = train.build_model(config, self.device)
         self.optimizer = train.build_optimizer(self.model, config)
         self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
-
-    @staticmethod
-    def set_up(config):
-        """Sets up the process as training does. Returns the device."""
-        return train.set_up(config)
 
     def learning_rate(self, step):
         return train.learning_rate(step, self.config)
@@ -149,14 +108,19 @@ class Loop:
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
+def compared(config):
+    """The config of steps whose losses are compared: the learning rate reaches its peak in them, and shows a fault."""
+    return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED)
+
+
 def warmup(config):
     """Steps before the clock starts: one more if the second records the CUDA graphs that later steps replay."""
     return WARMUP + replays_graphs(config)
 
 
-def time_steps(config, steps, threads):
+def time_steps(config, steps=4, threads=None):
     """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
-    loop = Loop(config, threads)
+    loop = Loop(compared(config), threads)
     first = loop.seconds(1, window=0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which may be the compiler's
@@ -171,26 +135,17 @@ def time_steps(config, steps, threads):
     }
 
 
-def take_turns(config, connection):
-    """Trains as time_steps does, but measures a window of steps only when a message asks, until there is no more.
-
-    Answers first with the losses of the first COMPARED steps and with seconds of a step after the warm-up; then each
-    message with seconds of a step.
-    """
-
-    def answer(**figures):
-        connection.send_bytes(json.dumps(figures).encode())
-
-    loop, losses = Loop(config), []
+def take_turns(config):
+    """Trains as time_steps does. Yields the first COMPARED losses with seconds of a step, then seconds of a window."""
+    loop, losses = Loop(compared(config)), []
     for step in range(COMPARED):
         if step == warmup(config):
             start = synchronized_time(loop.device)
         losses.append(loop.step())
     seconds = (synchronized_time(loop.device) - start) / (COMPARED - warmup(config))
-    answer(losses=[float(loss) for loss in losses], seconds=seconds)
-    with contextlib.suppress(EOFError):
-        while connection.recv_bytes():
-            answer(seconds=loop.seconds(math.ceil(WINDOW / seconds), window=0))
+    yield {"losses": [float(loss) for loss in losses], "seconds": seconds}
+    while True:
+        yield {"seconds": loop.seconds(math.ceil(WINDOW / seconds), window=0)}
 
 
 def curve(config):
@@ -213,31 +168,14 @@ def curve(config):
     return found | {"val_loss": val_loss if math.isfinite(val_loss) else None, "val_data": loop.val_digest()}
 
 
-def time_without_communication(config, steps, threads):
-    """Seconds of a step in which no gradient is averaged, and the bytes of gradients that a step would average."""
-    sent = {}
-
-    def keep(_, bucket):
-        sent[bucket.index()] = bucket.buffer().nbytes  # of one step
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    loop = Loop(config, threads)
-    loop.model.register_comm_hook(None, keep)
-    loop.seconds(warmup(config), window=0)
-    sent.clear()  # the first step had other buckets
-    return {"seconds": loop.seconds(steps), "bytes": sum(sent.values())}
-
-
-def exchange(config, threads):
+def exchange(config, threads=None):
     """{kind of message: [number, bytes]} that this process sends in a step, and the peak bytes of all tensors.
 
     The peak is that of the process with the highest, on a CPU with the copies that gloo makes. Of a pipeline also its
     predicted bubble: the share of a step in which a process waits. A counted step is not compiled.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        loop = Loop(config, threads)
+        loop = Loop(compared(config), threads)
         loop.seconds(WARMUP, window=0)
     on_gpu = loop.device.type == "cuda"
     peak = (
@@ -257,11 +195,12 @@ def examine(config, trace=None):
     """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
 
     If CUDA graphs are recorded, it is in step WARMUP: the allocator sees no memory in the steps that replay them.
+    trace: folder for a Chrome trace of that step.
     """
     on_gpu = machine.choose_device(config.device).type == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:
-        loop = Loop(config)
+        loop = Loop(compared(config))
         losses = [float(loop.step()) for _ in range(WARMUP - 1)]
         if on_gpu:
             torch.cuda.empty_cache()
@@ -276,8 +215,9 @@ def examine(config, trace=None):
         losses.append(float(loop.step()))
         seconds = synchronized_time(loop.device) - start
     if trace:
-        keep_trace(loop, profiler, Path(trace))
-    found = {
+        trace.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(trace / "trace.json.gz"))  # for a browser's tracing page
+    return {
         "losses": losses,
         "memory": memory,
         "seconds_by_kind": seconds_by_kind(profiler.events(), loop.config, on_gpu),
@@ -287,19 +227,6 @@ def examine(config, trace=None):
         "flops_per_token": flops_per_token(loop.model),
         "attention_kernel": machine.attention_kernel(loop.config, loop.device),
     }
-    with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
-        found["predicted"] = predict.predict_memory(loop.config, loop.device.type).peak
-    return found
-
-
-def keep_trace(loop, profiler, folder):
-    """Writes trace.json.gz, for a browser's tracing page, and on CUDA the memory of one more step to memory.pickle."""
-    folder.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(folder / "trace.json.gz"))
-    if loop.device.type == "cuda":
-        torch.cuda.memory._record_memory_history()
-        loop.step()
-        torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
 
 
 def resident_before():
@@ -317,6 +244,26 @@ def resident_bytes(field):
     with contextlib.suppress(OSError, StopIteration):  # no /proc, or one without these fields
         rss, files = (machine.proc_bytes("/proc/self/status", name) for name in (field, "RssFile"))
         return rss - files
+
+
+def machine_facts(config):
+    """The machine: its processor, device and versions."""
+    return limits.describe(train.set_up(config))
+
+
+def machine_limits(config):
+    """The most that the machine can do (limits.py)."""
+    return limits.limits(train.set_up(config))
+
+
+MEASUREMENTS = {  # the names under which results.json keeps them
+    "machine": machine_facts,
+    "limits": machine_limits,
+    "examine": examine,
+    "time": time_steps,
+    "exchange": exchange,
+    "curve": curve,
+}
 
 
 if __name__ == "__main__":

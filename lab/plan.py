@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import NamedTuple, get_args
 from nanoladder.entry import Parser
 
-from lab import tables
 from lab.devices import DATASHEETS
 from lab.summary import row_below
 from nanoladder.config import TYPES, apply, check, parse_arguments, stage_names
@@ -28,51 +27,35 @@ from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-DIMENSIONS = {  # of --mode=scaling: the keys of n processes
-    "data": lambda n: {},
-    "shard": lambda n: {"shard": "full"},
-    "tensor": lambda n: {"tensor_parallel": n},
-    "context": lambda n: {"context_parallel": n},
-    "pipeline": lambda n: {"pipeline_parallel": n},
-}
+DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
 
 
 # -- parsers of options
 
 
-def at_least(least):
-    """A parser of whole numbers from `least` up."""
+def number(kind, accepts, expected):
+    """A parser of numbers of a kind that a function accepts. expected: in words."""
 
-    def whole_number(text):
+    def parse(text):
         with contextlib.suppress(ValueError):
-            if (number := int(text)) >= least:
-                return number
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least {least}")
+            if accepts(found := kind(text)):
+                return found
+        raise argparse.ArgumentTypeError(f"{text}: expected {expected}")
 
-    return whole_number
-
-
-def positive(text):
-    with contextlib.suppress(ValueError):
-        if 0 < (number := float(text)) < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"{text}: expected a positive number")
+    return parse
 
 
-def fraction(text):
-    with contextlib.suppress(ValueError):
-        if 0 < (number := float(text)) <= 1:
-            return number
-    raise argparse.ArgumentTypeError(f"{text}: expected a fraction above 0, up to 1, such as 0.4")
+def at_least(least):
+    return number(int, lambda n: n >= least, f"a whole number of at least {least}")
 
 
-def learning_rate_factors(text):
+positive = number(float, lambda n: 0 < n < math.inf, "a positive number")
+fraction = number(float, lambda n: 0 < n <= 1, "a fraction above 0, up to 1, such as 0.4")
+
+
+def factors_of_learning_rate(text):
     """Parses "0.3,1,3" into its numbers in ascending order, each once."""
-    try:
-        return sorted({positive(word) for word in text.split(",")})
-    except argparse.ArgumentTypeError:
-        message = f"{text}: expected positive numbers, separated by commas, such as 0.3,1,3"
-        raise argparse.ArgumentTypeError(message) from None
+    return sorted({positive(word) for word in text.split(",")})
 
 
 def one_of(*names):
@@ -122,32 +105,20 @@ TIMING = ("steps", "repeats", "out_dir")
 MODES = {
     "ladder": Mode("each stage on top of those that it stands on (the default)", ("stages", *TIMING, "trace")),
     "vary": Mode(
-        "the config as it is, beside other values of some keys (--vary implies this mode)", ("vary", *TIMING, "trace")
+        "the config as it is, beside other values of its keys (implied by --vary)", ("vary", *TIMING, "trace")
     ),
-    "optimizers": Mode(
-        "whole training runs with every optimizer, each at several learning rates",
-        ("train_steps", "grid", *TIMING, "trace"),
-    ),
-    "scaling": Mode(
-        "1, 2, 4, ... processes of this machine along a --dimension: efficiency, bytes sent, time, memory",
-        ("processes", "dimension", *TIMING),
-    ),
+    "optimizers": Mode("whole training runs with every optimizer: their losses", ("train_steps", "grid", "out_dir")),
+    "scaling": Mode("1, 2, 4, ... processes of this machine along a dimension", ("processes", "dimension", *TIMING)),
     "judge": Mode(
         "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
         "seen; 1: worse or wrong; 2: bad input",
         ("against", "patch", "metric", "rounds", "out_dir"),
     ),
-    "tune": Mode(
-        "a search for the fastest config of this machine: writes config/tuned/<machine>/<config>.py",
-        ("minutes", "out_dir", "tuned_dir"),
-    ),
-    "peers": Mode(
-        "the naive and the finished loop beside Hugging Face's Trainer, Lightning and nanoGPT: time, memory, loss",
-        ("nanogpt", *TIMING, "tuned_dir"),
-    ),
+    "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir", "tuned_dir")),
+    "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING, "tuned_dir")),
     "predict": Mode(
         "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
-        ("stages", "gpu", "device_file", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
+        ("stages", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
     ),
 }
 OPTIONS = {
@@ -161,37 +132,22 @@ OPTIONS = {
     "steps": Option(at_least(1), "4", "least number of steps that a process times"),
     "repeats": Option(at_least(1), "3", "processes that time each row"),
     "trace": Option(None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
-    "out_dir": Option(
-        str,
-        None,
-        "folder of the results (default: results/<machine>/<config>; predict writes predict.md only if it is given)",
-    ),
+    "out_dir": Option(str, None, "folder of the results (default: results/<machine>/<config>; of predict none)"),
     "train_steps": Option(at_least(1), "300", "length of each training run"),
-    "grid": Option(
-        learning_rate_factors,
-        "0.3,1,3",
-        "multiples of each optimizer's learning rate to try; extended beyond an end that does best",
-    ),
+    "grid": Option(factors_of_learning_rate, "0.3,1,3", "multiples of each optimizer's learning rate to try"),
     "processes": Option(at_least(2), None, "largest number of processes"),
-    "dimension": Option(
-        one_of(*DIMENSIONS), "data", "data|shard: a batch for each process; tensor|context|pipeline: one batch for all"
-    ),
+    "dimension": Option(one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two have a batch each"),
     "against": Option(str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
     "patch": Option(str, None, "judge the working tree with this patch (default of --against: without it)"),
-    "metric": Option(
-        one_of("speed", "memory", "loss"),
-        "speed",
-        "speed|memory|loss: which decides; loss: the validation loss after whole training runs, a seed each round",
-    ),
+    "metric": Option(one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
     "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "minutes": Option(positive, "10", "how long the search takes; the same command with more continues it"),
     "tuned_dir": Option(str, "config/tuned", "tune writes <machine>/<config>.py there, and peers measures it"),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
-    "memory_gb": Option(positive, None, "in GB: predict names the largest micro-batch that fits, tune keeps to it"),
+    "memory_gb": Option(positive, None, "in GB: names the largest micro-batch that fits"),
     "world_size": Option(at_least(1), "1", "processes of the predicted run"),
     "mfu": Option(fraction, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
     "gpu": Option(str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
-    "device_file": Option(str, None, "JSON file with the limits of another device"),
     "price_per_hour": Option(positive, None, "of one device, in any currency: adds what the run costs"),
 }
 
@@ -311,12 +267,18 @@ def rows(options, words):
             merged = [dict(itertools.chain(*map(dict.items, part))) for part in itertools.product(*options.vary)]
             return {AS_CONFIGURED: config, **{in_words(keys): changed(config, keys) for keys in merged}}
         case "optimizers":
-            return {name: changed(config, {"optimizer": name}) for name in get_args(TYPES["optimizer"])}
+            runs = itertools.product(get_args(TYPES["optimizer"]), options.grid)
+            return {f"{name} × {rate:g}": training_run(config, name, options.train_steps, rate) for name, rate in runs}
         case "scaling":
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
-            own_batch = part_of_results(options) in tables.PER_PROCESS
-            sizes = {n: {"batch_size": n * config.batch_size} if own_batch else {} for n in counts}
-            return {str(n): changed(config, sizes[n] | DIMENSIONS[options.dimension](n)) for n in counts}
+            return {str(n): changed(config, divided(config, options.dimension, n)) for n in counts}
+
+
+def divided(config, dimension, n):
+    """The keys that divide a config among n processes along a dimension of --mode=scaling."""
+    if dimension in ("data", "shard"):  # a batch for each process
+        return {"batch_size": n * config.batch_size, "shard": "full" if dimension == "shard" else config.shard}
+    return {f"{dimension}_parallel": n}
 
 
 def stage_rows(names, words):
@@ -371,16 +333,11 @@ def stages_of(n):
     return [stage for stage in stage_names() if n > 1 or not needs_several(stage)]
 
 
-def training_run(config, steps, factor):
-    """A run of so many steps whose learning rates are multiplied by a factor."""
-    return dataclasses.replace(
-        config,
-        max_steps=steps,
-        warmup_steps=min(config.warmup_steps, steps // 10),
-        lr_decay_steps=0,
-        learning_rate=factor * config.learning_rate,
-        min_lr=factor * config.min_lr,
-    )
+def training_run(config, optimizer, steps, factor):
+    """The row of a run of so many steps, its warm-up a tenth of them at most, its learning rates times a factor."""
+    schedule = {"max_steps": steps, "warmup_steps": min(config.warmup_steps, steps // 10), "lr_decay_steps": 0}
+    rates = {key: factor * getattr(config, key) for key in ("learning_rate", "min_lr")}
+    return changed(config, {"optimizer": optimizer} | schedule | rates)
 
 
 def here(config):

@@ -19,24 +19,8 @@ ROOT = Path(__file__).parents[1]
 FORMAT_VERSION = 2
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
 LIMIT = 2**26  # bytes of a file of results
-MEASURED_CODE = (  # a figure depends on it: a change makes results of another code
-    "train.py",
-    "model.py",
-    "nanoladder/**/*.py",
-    "config/stages/*.py",
-    "lab/launch.py",
-    "lab/measure.py",
-    "lab/anatomy.py",
-    "lab/devices.py",
-    "lab/limits.py",
-    "lab/predict.py",
-    "lab/roofline.py",
-    "lab/trace.py",
-    "lab/processes.py",
-    "lab/traffic.py",
-    "lab/compiled.py",
-    "lab/patched.py",
-)
+# A figure may depend on it: a change makes results of another code.
+MEASURED_CODE = ("train.py", "model.py", "nanoladder/**/*.py", "config/stages/*.py", "lab/*.py", "lab/peers/*.py")
 
 
 def read(path, kinds):
@@ -98,16 +82,14 @@ def open_results(folder, conditions):
     return results or {**conditions, "commit": commit(), "modes": {}}
 
 
-def open_mode(folder, results, mode, rows, reasons, training):
+def open_mode(folder, results, mode, rows, reasons):
     """The part of the results that holds a mode, its rows {name: words} in it, the file written.
 
-    reasons: {row: why it is not measured}. training: the options that every training run depends on.
+    reasons: {row: why it is not measured}.
     Raises BadInput if the folder holds other rows of the mode, or cannot be written.
     """
-    part = results["modes"].setdefault(mode, {**training, "limits": [], "rows": {}})
+    part = results["modes"].setdefault(mode, {"limits": [], "rows": {}})
     part.pop("note", None)
-    if different := " and ".join(f"--{key}" for key in training if part[key] != training[key]):
-        raise BadInput(f"{folder} was measured with another {different}; choose another --out_dir, or remove it")
     if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
         raise BadInput(f"{folder} holds other rows of --mode={mode}; choose another --out_dir, or remove it")
     for name, words in rows.items():

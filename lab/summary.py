@@ -9,7 +9,6 @@ from nanoladder.config.stages import fields
 
 HOW = ("stage", "compile_scope", "compile_mode")  # keys of how a step is computed that are no stage's
 UNCHANGED = "no measurable change"
-BEYOND = 2  # learning rates that are tried beyond the ends of a grid
 
 
 def summarize(results, mode):
@@ -19,10 +18,9 @@ def summarize(results, mode):
     first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
     resident: peak resident memory above the start's. memory: by part (anatomy.py). peak: of the bytes of all tensors.
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
-    seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curves:
-    {multiple of the optimizer's learning rate: its training run}; best: the multiple with the lowest val_loss; edge:
-    true if it is at an end. Of several processes also the seconds of exposed communication, and beyond a process's
-    share of the work; the bytes sent by a process, and gradient_bytes; the bubble of a pipeline, predicted.
+    seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curve: of
+    a training run, with its val_loss unless it diverged. Of several processes also the seconds beyond a process's share
+    of the work; the bytes sent by a process; the bubble of a pipeline, predicted.
     """
     part = results["modes"][mode]
     reference = next((measured for measured in part["rows"].values() if measured.get("examine")), None)
@@ -31,9 +29,6 @@ def summarize(results, mode):
         row = {"name": name, "note": measured["note"]}
         if timed := measured.get("time"):
             row |= timing(timed)
-        if silent := measured.get("silent"):
-            row["exposed"] = row["seconds"] - statistics.median(process["seconds"] for process in silent)
-            row["gradient_bytes"] = silent[0]["bytes"]
         if exchanged := measured.get("exchange"):
             n = int(name)
             row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
@@ -51,8 +46,8 @@ def summarize(results, mode):
             row |= {"limit": sum(limit["kinds"].values()), "limit_kinds": limit["kinds"]}
             row["limit_bounds"] = limit["bounds"]
         if trained := measured.get("curve"):
-            losses = [curve["val_loss"] for curve in trained]
-            row |= ranking(dict(sorted(zip(factors(part["grid"], losses), trained, strict=False))))
+            row["curve"] = min(trained, key=lambda curve: math.inf if curve["val_loss"] is None else curve["val_loss"])
+            row |= {} if row["curve"]["val_loss"] is None else {"val_loss": row["curve"]["val_loss"]}
         rows.append(row)
     return rows
 
@@ -103,22 +98,24 @@ def examination(found, first, row, gpu):
     if found is not first:
         gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
         figures["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
-    figures |= {name: found[name] for name in ("predicted", "attention_kernel") if name in found}
+    figures |= {name: found[name] for name in ("predicted", "attention_kernel") if found.get(name)}
     return figures
 
 
 def trains_otherwise(words, first, keys):
-    """True if a row's words change more beside the first row's than how a step is computed."""
-    mine, others = (chosen(row, keys) for row in (words, first))
+    """True if a row's words change more beside the first row's than how a step is computed.
+
+    A stage sets the optimizer. AdamW in 8 bits counts as AdamW.
+    """
+
+    def chosen(words):
+        found = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
+        usual = "adamw" if any("stage" in word for word in words) else keys.get("optimizer", "adamw")
+        return found | {"optimizer": found.get("optimizer", usual).removesuffix("8bit")}
+
+    mine, others = chosen(words), chosen(first)
     changed = {key for key in mine | others if mine.get(key) != others.get(key)}
     return not changed <= {*fields("naive"), *HOW} - {"optimizer"}
-
-
-def chosen(words, keys):
-    """{key: text} of a row's words and of its optimizer, which a stage sets; AdamW in 8 bits counts as AdamW."""
-    found = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
-    usual = "adamw" if any("stage" in word for word in words) else keys.get("optimizer", "adamw")
-    return found | {"optimizer": found.get("optimizer", usual).removesuffix("8bit")}
 
 
 def utilization(found, tokens_per_s, limits, datasheet_flops):
@@ -140,32 +137,6 @@ def shares(found, row, gpu):
     idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
     parts["data"] = min(waited, idle)
     return parts | {"host": idle - parts["data"]}
-
-
-def ranking(curves):
-    """The best of {multiple of the optimizer's learning rate: its training run}, if one has not diverged."""
-    losses = {factor: curve["val_loss"] for factor, curve in curves.items() if curve["val_loss"] is not None}
-    if not losses:
-        return {"curves": curves}
-    best = min(losses, key=losses.get)
-    return {"curves": curves, "best": best, "val_loss": losses[best], "edge": best in (min(curves), max(curves))}
-
-
-def factors(grid, losses):
-    """The multiples of the learning rate of all runs so far and, if there is one, of the next.
-
-    The grid comes first. Then, as long as the best loss is at an end, one step beyond that end, BEYOND steps at most.
-    losses: validation losses of the finished runs; None for one that diverged.
-    """
-    tried = list(grid)
-    while len(grid) > 1 and len(tried) <= len(losses) and len(tried) < len(grid) + BEYOND:
-        _, best = min(zip((math.inf if loss is None else loss for loss in losses), tried, strict=False))
-        lowest, second, *_ = ascending = sorted(tried)
-        if best not in (lowest, ascending[-1]):
-            break
-        further = best * best / (second if best == lowest else ascending[-2])
-        tried.append(float(f"{further:.3g}"))  # as it is printed
-    return tried
 
 
 def speedup(before, after):

@@ -5,7 +5,7 @@ import math
 import statistics
 import textwrap
 
-from lab.summary import BEYOND, UNCHANGED, row_below, speedup, summarize
+from lab.summary import UNCHANGED, row_below, speedup, summarize
 
 WIDTH = 100  # characters of a line on a terminal
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
@@ -36,10 +36,12 @@ def table(results, mode):
     rows = summarize(results, mode)
     repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
     batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode in PER_PROCESS)
+    said = f"medians over up to {repeats} processes, each of which times at least {results['steps']} steps"
+    if not repeats:
+        said = "whole training runs, from the same weights on the same batches"
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; medians over up to {repeats} "
-        f"processes, each of which times at least {results['steps']} steps.",
+        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; {said}.",
         markdown(columns(rows, mode), rows),
     ]
     if repeats > 1:
@@ -49,16 +51,12 @@ def table(results, mode):
             f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )
     text.append(conclusion(rows, mode))
-    if mode == "optimizers":
-        text.append(conditions_of_training(results))
     if examined := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
         text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, examined)]
         if any("limit" in row for row in examined):
-            text += [
-                "The least time of each kind of work, ms, and its share of the time that the work took:",
-                markdown(limit_columns(), examined),
-            ]
+            said = "The least time of each kind of work, ms, and its share of the time that the work took:"
+            text += [said, markdown(limit_columns(), examined)]
         text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
         text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
@@ -88,9 +86,9 @@ def wrapped(text):
 def conclusion(rows, mode):
     """What came of a mode, in a sentence or two."""
     measured = [row for row in rows if "seconds" in row]
-    if mode == "optimizers" and (trained := [row for row in rows if "best" in row]):
+    if trained := [row for row in rows if "val_loss" in row]:
         best = min(trained, key=lambda row: row["val_loss"])
-        return f"Lowest validation loss: {best['val_loss']:.4f}, {best['name']} at {best_learning_rate(best)}."
+        return f"Lowest validation loss: {best['val_loss']:.4f}, {best['name']}."
     if len(measured) < 2:
         return "There are no two rows to compare."
     first, last = measured[0], measured[-1]
@@ -146,7 +144,7 @@ def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
 def predicted_columns(first, world_size=1, memory_gb=None, price=None):
     """{heading: row -> text} of the rows of predict.predict_row on a terminal; the first row is the reference."""
     columns = {
-        "peak GB": lambda row: f"{row['peak'] / 1e9:.3f}",
+        "peak GB": gigabytes("peak"),
         "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
         "least ms": lambda row: milliseconds(row["seconds"]),
         "speed": lambda row: f"{first['seconds'] / row['seconds']:.2f}×",
@@ -159,6 +157,14 @@ def predicted_columns(first, world_size=1, memory_gb=None, price=None):
     return columns
 
 
+TIME_COLUMNS = {  # further columns of --mode=predict
+    "bound by": lambda row: bound(row["time"].by(1)),
+    "fused ms": lambda row: milliseconds(row["time"].fused, row["seconds"]),
+    "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+    "MFU": lambda row: f"{row['mfu']:.0%}",
+}
+
+
 def line(columns, row, width):
     """A row as a line by itself, its name in `width` characters; without a row, the headings."""
     if row and row["note"]:
@@ -167,41 +173,19 @@ def line(columns, row, width):
     return "  ".join([(row["name"] if row else "").ljust(width), *cells])
 
 
-def least_times(rows, device, config, world_size=1, price=None):
-    """The text of --mode=predict on time: the device, a table of predict.predict_row's, and what it leaves out."""
+def least_times(rows, columns, device, config):
+    """The paragraphs of --mode=predict on time: the device, a table of predict.predict_row's, what it leaves out."""
     limits = [f"{name} {flops_per_second(rate)}" for name, rate in device.flops.items()]
     limits += [f"memory {device.bytes_per_s / 1e9:.4g} GB/s", f"a launch {1e6 * device.launch_seconds:.2g} µs"]
-    n = f" in each of {world_size} processes" if world_size > 1 else ""
-    columns = {
-        "least ms": lambda row: milliseconds(row["seconds"]),
-        "bound by": lambda row: bound(row["time"].by(1)),
-        "fused ms": lambda row: milliseconds(row["time"].fused, row["seconds"]),
-        "products, GFLOP": lambda row: products(row["time"].flops),
-        "other GFLOP": lambda row: three_digits(row["time"].flops.get("", 0) / 1e9),
-        "moved GB": lambda row: three_digits(row["time"].bytes / 1e9),
-        "launches": lambda row: f"{row['time'].launches:,.0f}",
-        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
-        "MFU": lambda row: f"{row['mfu']:.0%}",
-        "hours": lambda row: three_digits(row["hours"]),
-    }
-    if price:
-        columns["cost"] = lambda row: f"{row['hours'] * price * world_size:,.2f}"
-    return "\n\n".join(
-        [
-            f"The least time of a step{n} on {device.name}, every operation at its limit ({device.source}: "
-            f"{', '.join(limits)}), and the hours of {config.max_steps} steps of {config.batch_size} × "
-            f"{config.context_length} tokens:",
-            markdown(columns, rows),
-            "A real step takes longer. Fused: a run of elementwise operations and reductions is one kernel, which "
-            "reads each input and writes each result once, as in a compiled forward and backward. Data, Python, and "
-            "messages between processes take no time. MFU is of the highest rate.",
-        ]
-    )
-
-
-def products(flops):
-    """GFLOP of matrix products by dtype."""
-    return ", ".join(f"{three_digits(flop / 1e9)} {dtype}" for dtype, flop in flops.items() if dtype)
+    return [
+        f"The least time of a step on {device.name}, every operation at its limit ({device.source}: "
+        f"{', '.join(limits)}), and the hours of {config.max_steps} steps of {config.batch_size} × "
+        f"{config.context_length} tokens:",
+        markdown(columns | TIME_COLUMNS, rows),
+        "A real step takes longer. Fused: a run of elementwise operations and reductions is one kernel, as in a "
+        "compiled forward and backward. Data, Python, and messages between processes take no time. MFU is of the "
+        "highest rate.",
+    ]
 
 
 def three_digits(number):
@@ -240,61 +224,16 @@ def processor(machine):
     return machine["cpu"].replace("(R)", "").replace(" Processor", "")
 
 
-def conditions_of_training(results):
-    """The paragraph on how the optimizers were trained."""
-    part, keys = results["modes"]["optimizers"], results["keys"]
-    tokens = part["train_steps"] * keys["batch_size"] * keys["context_length"]
-    grid = ", ".join(f"{factor:g}" for factor in part["grid"])
-    return (
-        f"Validation losses after {part['train_steps']} steps, {tokens / 1e6:.3g} million tokens, from the same "
-        f"weights (seed {keys['seed']}) on the same batches; warm-up for at most a tenth of the steps, then cosine "
-        f"decay. Each optimizer is tried at {grid} times its own learning rate. If the best is at an end, up to "
-        f'{BEYOND} more are tried beyond it; "edge": the best is still at an end, and a better one may lie beyond.'
-    )
-
-
-def optimizer_columns(rows):
-    """{heading: row -> text} of the main table of --mode=optimizers; the first row is the reference."""
-    first = rows[0]
-    grid = sorted({factor for row in rows if "curves" in row for factor in row["curves"]})
-    tried = {f"at {factor:g}×": lambda row, factor=factor: last_loss(row["curves"], factor) for factor in grid}
-    return {
-        "best learning rate": best_learning_rate,
-        "validation loss": lambda row: f"{row['val_loss']:.4f}",
-        f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}" * (row is not first),
-        "ms/step": lambda row: milliseconds(row["seconds"]),
-        "speed": lambda row: speedup(first, row),
-        **tried,
-        "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
-        "state, bytes per parameter": lambda row: f"{row['memory']['optimizer'] / row['parameters']:.3g}",
-        "tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}",
-        "first step s (later processes)": first_steps,
-    }
-
-
-def best_learning_rate(row):
-    best = row["best"]
-    return f"{row['curves'][best]['learning_rate']:.2g} ({best:g}×{', edge' * row['edge']})"
-
-
-def last_loss(curves, factor):
-    """The validation loss of the run at a multiple of the learning rate, empty if that was not tried."""
-    if factor not in curves:
-        return ""
-    return "diverged" if curves[factor]["val_loss"] is None else f"{curves[factor]['val_loss']:.4f}"
-
-
 def columns(rows, mode):
     """{heading: row -> text} of the main table of a mode, the most important first; the first row is the reference."""
-    if mode == "optimizers":
-        return optimizer_columns(rows)
-    tensors = {"tensors GB": lambda row: f"{row['peak'] / 1e9:.3f}"}
+    tensors = {"tensors GB": gigabytes("peak")}
     first, before = rows[0], timed_before(rows)
+    tokens = {"tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}"}
     compared = {
         "speed": lambda row: speedup(first, row),
         **tensors,
         "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
-        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        **tokens,
         "kernel": lambda row: row["attention_kernel"],
     }
     relative = {
@@ -305,14 +244,17 @@ def columns(rows, mode):
             "against the stage before": lambda row: speedup(before[row["name"]], row),
         },
         "scaling": {
-            "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+            **tokens,
             "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
-            "exposed communication ms": lambda row: f"{1e3 * row['exposed']:.1f}",
-            "gradients MB": lambda row: f"{row['gradient_bytes'] / 1e6:.1f}",
             "beyond its share of one process's time ms": lambda row: f"{1e3 * row['beyond']:.1f}" * (row is not first),
             "bubble predicted": lambda row: f"{row['bubble']:.0%}",
             "sent by a process MB": lambda row: f"{row['sent'] / 1e6:.1f}" * (row is not first),
-            "predicted GB": lambda row: f"{row['predicted'] / 1e9:.3f}",
+            "predicted GB": gigabytes("predicted"),
+        },
+        "optimizers": {
+            "validation loss": lambda row: f"{row['val_loss']:.4f}" if "val_loss" in row else "diverged",
+            f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}",
+            "learning rate": lambda row: f"{row['curve']['learning_rate']:.2g}",
         },
     }
     return {
@@ -327,11 +269,14 @@ def columns(rows, mode):
         **tensors,
         "resident GB": resident_gb,
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
-        "context GB": lambda row: f"{row['memory']['context'] / 1e9:.3f}",
         "first step s (later processes)": first_steps,
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
     }
+
+
+def gigabytes(key):
+    return lambda row: f"{row[key] / 1e9:.3f}"
 
 
 def timed_before(rows):
@@ -377,16 +322,14 @@ def is_wrong(row):
 
 
 def memory_columns():
-    def gigabytes(part):
+    def part_of(part):
         return lambda row: f"{row['memory'][part] / 1e9:.3f} ({row['memory'][part] / row['parameters']:.3g})"
 
-    parts = ("weights", "optimizer", "gradients", "activations", "rest", "temporary", "peak")
-    return {part: gigabytes(part) for part in parts} | {
-        "predicted peak": lambda row: f"{row['predicted'] / 1e9:.3f}",
+    parts = ("weights", "optimizer", "gradients", "activations", "rest", "temporary", "peak", "context")
+    return {part: part_of(part) for part in parts} | {
+        "predicted peak": gigabytes("predicted"),
         "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
-        "context": gigabytes("context"),
         "a block's activations MB": lambda row: f"{row['memory']['block'] / 1e6:.1f}" if row["memory"]["block"] else "",
-        "micro-batch": lambda row: f"{row['fits']}",
     }
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from time import monotonic
 
 from lab import plan, predict, tables, tuned
+from lab.launch import TimeUp
 from lab.results import default_folder, write
 from lab.rounds import CLEAR, SIDES, decide, order
 from lab.search_space import INTERACTING, directions
 from lab.tuned import CONFIRMATION, SEARCH
-from lab.turns import TimeUp, WorkerPool
+from lab.turns import WorkerPool
 from nanoladder import machine
 from nanoladder.errors import BadInput
 
-CODE = [f"lab/{name}.py" for name in ("tune", "search_space", "rounds", "turns")]  # races depend on it
 HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
 SHORT = 0.1  # seconds; the first of steps that take less show nothing
 FAR = 0.15  # a change of time that is not tried again beside other changes

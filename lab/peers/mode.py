@@ -14,6 +14,7 @@ from tqdm import tqdm
 from lab import plan, tables
 from lab.launch import run_alone
 from lab.measure import WARMUP
+from lab.peers import task
 from lab.results import default_folder, resume, write
 from lab.summary import speedup, timing
 from lab.tuned import config_path
@@ -22,7 +23,6 @@ from nanoladder.run import load_config
 
 NEEDED = {"huggingface": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
 INSTALL = "pip install -r requirements-peers.txt"
-CODE = ["lab/peers/*.py"]  # the figures depend on it
 ALIKE = {  # key: its only value with which every peer trains the same
     **{"stage": "", "optimizer": "adamw", "dropout": 0.0},
     **{"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "shard": "none"},
@@ -56,9 +56,9 @@ def compare(options, config_words, conditions):
         if len(row["time"]) <= n and not row["note"]:
             words = [f"--peer={row['peer']}", f"--steps={options.steps}", *config_words, *row["words"]]  # tuned: last
             try:
-                row["time"].append(run_alone("time", words, module="lab.peers.task"))
+                row["time"].append(run_alone(task.measure, words))
             except RuntimeError as error:
-                row["note"] = str(error).removeprefix("error: ")
+                row["note"] = str(error)
         write(folder, {"peers.json": results, "peers.md": table(results)})
     print(f"{brief(results)}\n\nwritten: {folder}/peers.md with all figures, and peers.json")
 

@@ -1,55 +1,44 @@
 """The task that every peer gets: the same weights, batches and hyperparameters, and one clock.
 
-python -m lab.peers.task time --peer=NAME config/x.py [--best] [--steps=4] measures the peer in the file of that name,
-and prints its figures as one line of JSON.
+measure(words) lets the peer in the file of a name train, in a process of its own.
 """
 
 import contextlib
 import dataclasses
 import importlib
-import json
 import os
 import tempfile
 import warnings
 from pathlib import Path
 from time import perf_counter
-from nanoladder.entry import Parser, run_script
+from nanoladder.entry import Parser
 
 import torch
 from torch.utils.data import Dataset
 
-from lab.measure import WARMUP, WINDOW, end_if_out_of_memory, resident_before, resident_bytes
+from lab.measure import WARMUP, WINDOW, resident_before, resident_bytes
 from model import GPT
 from nanoladder import data, machine
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 
 
-def main(argv):
+def measure(words):
+    """The figures of a peer, by words: --peer=NAME config/x.py [--best] [--steps=4] [--key=value ...]"""
     parser = Parser(prog="lab.peers.task", allow_abbrev=False)
-    parser.add_argument("measurement", choices=["time"])
     parser.add_argument("--peer", required=True, help="name of its file")
     parser.add_argument("--best", action="store_true", help="its own best settings, instead of its defaults")
     parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
     parser.add_argument("--nanogpt", help="checkout of nanoGPT")
-    options, words = parser.parse_known_args(argv)
+    options, words = parser.parse_known_args(words)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer takes all that there are
     warnings.filterwarnings("ignore")
-    try:
-        with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-            print(json.dumps(measure(options, words, folder)))
-    except Exception as error:
-        end_if_out_of_memory(error)
-        raise
-
-
-def measure(options, words, folder):
-    """Lets a peer train at a constant learning rate until the clock ends it. Returns the figures."""
     rate = load_config(words).learning_rate
     constant = [f"--min_lr={rate}", "--warmup_steps=0", "--lr_decay_steps=0", "--max_steps=1000000"]
     config, naive = (load_config([*words, *constant, *stage]) for stage in ([], ["--stage=naive"]))
-    task = Task(config, naive, options.steps, options.best, folder, options.nanogpt)
-    setting, dtype = importlib.import_module(f"lab.peers.{options.peer}").train(task)
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        task = Task(config, naive, options.steps, options.best, folder, options.nanogpt)
+        setting, dtype = importlib.import_module(f"lab.peers.{options.peer}").train(task)
     tokens = config.batch_size * config.context_length
     return task.clock.figures() | {"tokens": tokens, "setting": setting, "dtype": dtype}
 
@@ -139,7 +128,3 @@ class Sequences(Dataset):
         if step != self.step:
             self.step, self.batch = step, self.batches[step]
         return self.batch.inputs[row], self.batch.targets[row]
-
-
-if __name__ == "__main__":
-    run_script(main)

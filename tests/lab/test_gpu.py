@@ -122,27 +122,23 @@ def done(parts):
     return {part.name: {"status": "done", "seconds": 100} for part in parts}
 
 
-def test_the_summary_says_in_seventy_lines_what_was_found(finished):
+def test_the_summary_says_what_was_found(finished):
     parts = gpu.parts()
     lines, wrong = report.summary(parts, finished, done(parts))
-    assert 60 < len(lines) <= 70
-    assert max(map(len, lines)) <= 120
-    assert not wrong and lines[-1] == "nothing is wrong"
-    assert not [line for line in lines if line.endswith(("e", "within"))]  # cut off
+    assert not wrong and lines[-1] == "nothing is wrong" and max(map(len, lines)) <= 120
     text = "\n".join(lines)
     for found in (
         "Intel Xeon, 2 threads, AMX; torch ",
         "The machine itself: matrix products float32 ",
-        "64 passed",
-        "0.729 GB  2.42×",
+        "64 passed in 60.00s",
+        "  The fastest step (",
         "optimizers: done in 100 s",
-        "  kept attention=matmul: 1.18× (1.11–1.25)\n",
-        " as fast as the finished loop\n",
-        "  Lightning, compiled            2092.51 ms  2.26×",
+        "  attention=matmul: 1.18× (1.11–1.25) as fast, kept\n",
+        "  The fastest: ",
     ):
-        assert found in text
+        assert found in text, text
     [curve] = [part for part in parts if part.name == "train-reference"]
-    assert report.summary([curve], finished, done([curve]))[0][1] == "  step 20, train 1.2500, val 1.5000, 3.00 ms/step"
+    assert report.summary([curve], finished, done([curve]))[0][1] == "  step 20, train 1.25, val 1.5, ms/step 3"
 
 
 def peer(folder, **changes):
@@ -160,7 +156,7 @@ def test_a_peer_that_is_not_here_is_none_and_one_that_fails_or_trains_something_
     assert peer(finished, note="RuntimeError: boom")[1] == ["peers, Lightning: RuntimeError: boom"]
     times = json.loads((finished / "peers/peers.json").read_text())["rows"]["Lightning"]["time"]
     times[0]["losses"][-1] += 1
-    assert peer(finished, note=None, time=times)[1] == ["peers, Lightning: losses 1 from naive's"]
+    assert peer(finished, note=None, time=times)[1] == ["peers, Lightning: WRONG by 1"]
 
 
 def rewrite(folder, change):
@@ -182,7 +178,7 @@ def test_a_failed_test_is_named(finished):
     log = "FAILED tests/a.py::old\n=== test session starts ===\nFAILED tests/a.py::new - boom\n= 1 failed in 2.0s =\n"
     (finished / "tests.log").write_text(log)
     lines, wrong = report.summary(gpu.parts()[:1], finished, {})
-    assert wrong == ["tests/a.py::new failed"] and "  1 failed in 2.0s" in lines
+    assert wrong == ["tests, tests/a.py::new failed"] and "  1 failed in 2.0s" in lines
 
 
 @pytest.mark.nightly

@@ -28,10 +28,10 @@ def planted(monkeypatch, dense, tmp_path):
     monkeypatch.setattr(judge, "check_out", lambda folder, *_: {"other": "1234567", "this": "7654321"})
 
     def run(answer, *words, metric="speed"):
-        def run_alone(measurement, words, root):
+        def run_command(measurement, words, root):
             return MACHINE if measurement == "machine" else answer(root.name, measurement, words)
 
-        monkeypatch.setattr(judge, "run_alone", run_alone)
+        monkeypatch.setattr(judge, "run_command", run_command)
         argv = [*flags(dataset=dense), "--mode=judge", "--against=HEAD", f"--metric={metric}", f"--out_dir={tmp_path}"]
         with pytest.raises(SystemExit) as exit:
             climb.main([*argv, *words])

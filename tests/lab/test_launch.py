@@ -1,96 +1,122 @@
 """Processes that measure are as good as new ones, run side by side, and say why they fail."""
 
-import json
-import multiprocessing
-import os
-import signal
-import statistics
-import subprocess
-import sys
-from multiprocessing import forkserver
+import time
 
 import pytest
-import torch
-from conftest import ROOT, flags
+from conftest import flags, replace, tiny
 
-from lab import launch
+from lab import launch, measure, turns
 
 pytestmark = pytest.mark.slow
-CODE = "import os, sys, torch\nfrom nanoladder.errors import BadInput\n\n\ndef main(argv):\n    exec(argv[0])\n"
+CODE = """
+import multiprocessing, os, sys, torch
+from nanoladder.errors import BadInput
+
+def given(*args, **options):
+    print("to nobody")
+    return args, options, sys.stdin.read()
+
+def killed():
+    os.kill(os.getpid(), 9)
+
+def divide():
+    return 1 / 0
+
+def refused():
+    raise BadInput("no such row")
+
+def out_of_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+def ended():
+    os._exit(3)
+
+def fail_in_a_step(config):
+    import train
+    from lab import measure
+
+    train.train_step = None
+    measure.time_steps(config)
+
+def fork():
+    touched = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()
+    computed = round(float(torch.ones(10**6).exp().log().sum()))  # hangs after a parallel region
+    return touched, computed, multiprocessing.get_start_method()
+"""
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """run(*codes): the ends of processes that run these lines, all started at once."""
+def planted(tmp_path, monkeypatch):
+    """A module of functions for processes to call."""
     (tmp_path / "planted.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
+    import planted
 
-    def finish(*codes):
-        return [child.finish() for child in [launch.Child([code], "planted") for code in codes]]
-
-    return finish
+    return planted
 
 
-def test_output_exit_code_and_reason_of_each_process_come_back(run):
-    printed, killed, raised, refused = run(
-        "print(argv[0][:5], 'ü', sys.stdin.read() == ''); print('aside', file=sys.stderr); sys.exit(3)",
-        "os.kill(os.getpid(), 9)",
-        "1 / 0",
-        "raise BadInput('no such row')",
-    )
-    assert (printed.returncode, printed.stdout, printed.stderr) == (3, "print ü True\n", "aside\n")
-    assert launch.reason(killed) == "killed by the system, most likely out of memory"
-    assert (raised.returncode, launch.reason(raised)) == (1, "ZeroDivisionError: division by zero")
-    assert (refused.returncode, refused.stderr) == (2, "error: no such row\n")
+def test_a_process_returns_its_figures_or_the_reason_why_there_are_none(planted):
+    assert launch.run_alone(planted.given, 1, b=2) == ((1,), {"b": 2}, "")
+    for function, reason in {
+        planted.killed: "killed by the system, most likely out of memory",
+        planted.divide: "ZeroDivisionError: division by zero",
+        planted.refused: "^no such row$",
+        planted.out_of_memory: "^out of memory$",
+        planted.ended: "exit code 3",
+    }.items():
+        with pytest.raises(RuntimeError, match=reason):
+            launch.run_alone(function)
 
 
-def test_a_fork_has_the_compiler_and_its_server_has_neither_touched_cuda_nor_computed(run):
-    [found] = run(
-        "print('torch' in sys.modules, torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork(), "
-        "round(float(torch.ones(10**6).exp().log().sum())))"  # hangs after a parallel region
-    )
-    assert found.stdout == f"True False {10**6}\n"
+def test_a_fork_is_as_good_as_a_new_process(planted):
+    """Its server has neither touched CUDA nor computed; the workers of its loader start as in training."""
+    import multiprocessing
+
+    assert launch.run_alone(planted.fork) == (False, 10**6, multiprocessing.get_context().get_start_method())
 
 
-def test_the_workers_of_a_loader_start_as_in_training(run):
-    [found] = run("import multiprocessing; print(multiprocessing.get_start_method())")
-    assert found.stdout == f"{multiprocessing.get_context().get_start_method()}\n"
+def test_workers_train_side_by_side_answer_and_end(dense):
+    config = tiny(dataset=str(dense))
+    first, second = turns.Worker(config, 120), turns.Worker(replace(config, adamw_impl="foreach"), 120)
+    assert first.losses == pytest.approx(second.losses, abs=1e-3) and len(first.losses) == 5
+    assert first.turn(60) > 0 and second.turn(60) > 0
+    with pytest.raises(launch.TimeUp):
+        first.turn(0)
+    second.process.kill()
+    time.sleep(0.5)
+    with pytest.raises(RuntimeError, match="killed by the system"):
+        second.turn(60)
+    second.end()
+    with pytest.raises(RuntimeError, match="no kernel for"):
+        turns.Worker(replace(config, attention="cudnn"), 120)
 
 
-def test_processes_run_side_by_side_and_one_can_be_killed(dense):
+def test_measurements_of_one_process_and_of_two(dense):
     words = flags(dataset=dense)
-    child = launch.Child(["time", *words, "--steps=1000000"])
-    other = launch.Child(["turns", "--address=/nowhere", *words])
-    assert launch.reason(other.finish()) == "FileNotFoundError: [Errno 2] No such file or directory"
-    child.kill()
-    assert child.finish().returncode == -9
+    config = measure.load_config(words)
+    examined = launch.run_alone(measure.examine, config)
+    memory, parameters = examined["memory"], examined["parameters"]
+    assert memory["weights"] >= memory["gradients"] == 4 * parameters
+    held = memory["weights"] + memory["gradients"] + memory["optimizer"]
+    assert held < memory["peak"] < held + 4_000_000
+    assert 0 < sum(examined["seconds_by_kind"].values()) < examined["profiled_seconds"]
+
+    curve = launch.run_alone(measure.curve, replace(config, max_steps=60))
+    assert len(curve["losses"]) == len(curve["tokens"]) == 30
+    assert curve["losses"][-1] < curve["losses"][0] and curve["val_loss"] < curve["losses"][0]
+
+    timed = launch.run_alone(measure.time_steps, config, steps=2, threads=1)
+    assert min(timed["seconds"], timed["first_step_seconds"]) > 0 and timed["tokens"] == 64
+    assert 0 < timed["resident_bytes"] < 1e9
+
+    exchanged = launch.run_command("exchange", [*words, "--ddp=True", "--threads=1"], processes=2)
+    assert exchanged["sent"]["all_reduce"][1] == pytest.approx(4 * parameters, abs=100)  # and two scalars
+    assert exchanged["peak"] > 16 * parameters
 
 
-@pytest.mark.nightly
-def test_a_server_that_is_killed_is_out_of_memory_and_the_next_measurement_starts_another(dense):
-    words = ["--device=cpu", f"--dataset={dense}"]
-    child = launch.Child(["time", *flags(dataset=dense), "--steps=1000000"])
-    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    assert launch.reason(child.finish()) == "killed by the system, most likely out of memory"
-    os.kill(child.process.pid, signal.SIGKILL)  # it outlives its server
-    assert launch.run_alone("machine", words)["torch"] == torch.__version__
-
-
-@pytest.mark.nightly
-def test_a_fork_measures_what_a_new_process_measures(dense):
-    words = flags(dataset=dense, n_embd=128, context_length=64, batch_size=16)
-    new, forked = (take("examine", words) for take in (in_new_process, launch.run_alone))
-    assert forked["losses"] == new["losses"]
-    assert forked["memory"] == new["memory"]
-    new, forked = (median_resident(take, words) for take in (in_new_process, launch.run_alone))
-    assert forked == pytest.approx(new, rel=0.4)  # with the compiler, a new one takes 2.4 times as much
-
-
-def median_resident(take, words):
-    """As the tables do: a single process takes up to 10 % more or less than another."""
-    return statistics.median(take("time", words)["resident_bytes"] for _ in range(3))
-
-
-def in_new_process(what, words):
-    command = [sys.executable, "-m", "lab.measure", what, *words]
-    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense, planted):
+    """They outlive signals for minutes, and a process waits for them when it exits."""
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="TypeError: 'NoneType' object is not callable"):
+        launch.run_alone(planted.fail_in_a_step, tiny(dataset=str(dense), num_workers=2))
+    assert time.monotonic() - start < launch.ENDING

@@ -13,6 +13,7 @@ from conftest import ROOT, build, flags, tiny
 import train
 from lab import climb
 from lab.launch import run_alone
+from lab.measure import machine_facts
 from lab.peers import mode, nanogpt, task
 from lab.peers.task import Sequences, Task
 from nanoladder.errors import BadInput
@@ -192,8 +193,8 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
     monkeypatch.setattr(mode.metadata, "version", lambda name: "1.0")
 
     def run(answer, *words):
-        def run_alone(measurement, words, module=None):
-            if measurement == "machine":
+        def run_alone(function, words):
+            if function is machine_facts:
                 return MACHINE | {"gpu": run.gpu}
             run.commands.append(words)
             return answer(words[0].removeprefix("--peer=") + " naive" * ("--stage=naive" in words), "--best" in words)
@@ -246,7 +247,7 @@ def test_rows_take_turns_and_results_are_not_measured_again(measured):
 def test_a_peer_that_fails_is_a_row_with_its_reason_and_is_tried_again(measured):
     def fail(peer, best):
         if peer == "lightning":
-            raise RuntimeError("error: no such precision")
+            raise RuntimeError("no such precision")
         return answer(peer, best)
 
     results, out = measured(fail)
@@ -271,7 +272,7 @@ def test_the_packages_are_pinned_and_no_requirement_of_training():
 @pytest.mark.slow
 def test_a_process_measures_a_peer(dense, checkout):
     ours, theirs = (
-        run_alone("time", [*peer, "--steps=3", *flags(dataset=dense)], module="lab.peers.task")
+        run_alone(task.measure, [*peer, "--steps=3", *flags(dataset=dense)])
         for peer in (["--peer=ours"], ["--peer=nanogpt", f"--nanogpt={checkout}"])
     )
     assert len(ours["losses"]) == len(theirs["losses"]) == 5

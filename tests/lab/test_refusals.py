@@ -1,42 +1,81 @@
-"""Bad input of the lab's commands is one line that says what was expected."""
+"""Bad input of the lab's commands is one line that says what was expected, before anything is measured."""
 
 import pytest
+import torch
 from conftest import flags
 
-from lab import advise, climb, cluster, replay
+from lab import advise, climb, cluster, plot, replay
 
-JUDGE, PEERS, ADVICE = ["--mode=judge"], ["--mode=peers"], ["savings", "--available_bytes=9"]
+JUDGE, PEERS, ADVICE = "--mode=judge", "--mode=peers", "savings --available_bytes=9"
 REFUSED = [
-    (advise.main, [], "required: question, --available_bytes"),
-    (advise.main, ["peaks", "--available_bytes=9"], "invalid choice: 'peaks'"),
-    (advise.main, [*ADVICE, "--world_size=3"], "does not divide among 3 processes"),
-    (advise.main, [*ADVICE, "--device=mps"], "device=mps"),
-    (cluster.main, [], "vocab_size=0"),
-    (cluster.main, ["--vocab_size=257", "--memory_gb=1e-6"], "no layout of batch_size=4 fits 1e-06 GB"),
-    (cluster.main, ["--vocab_size=257", "--gpus=many"], "--gpus"),
-    (cluster.main, ["--vocab_size=257", "--gpu=8"], "unknown key 'gpu', did you mean 'gpus'"),
-    (cluster.main, ["--vocab_size=257", "--gpus=-8"], "--gpus=-8: expected at least 1"),
-    (replay.main, [], "required: --step"),
-    (replay.main, ["--step=7"], "--step=7: not a step of this run; expected 1 to max_steps=6"),
-    (replay.main, ["--step=0"], "--step=0: not a step of this run"),
-    (replay.main, ["--step=seven"], "invalid int value: 'seven'"),
-    (replay.main, ["--step=3", "--steps=3"], "unknown key 'steps', did you mean 'step'?"),
+    (advise.main, "", "required: question, --available_bytes"),
+    (advise.main, "peaks --available_bytes=9", "invalid choice: 'peaks'"),
+    (advise.main, f"{ADVICE} --world_size=3", "does not divide among 3 processes"),
+    (advise.main, f"{ADVICE} --device=mps", "device=mps"),
+    (cluster.main, "", "vocab_size=0"),
+    (cluster.main, "--vocab_size=257 --memory_gb=1e-6", "no layout of batch_size=4 fits 1e-06 GB"),
+    (cluster.main, "--vocab_size=257 --gpus=many", "--gpus"),
+    (cluster.main, "--vocab_size=257 --gpu=8", "unknown key 'gpu', did you mean 'gpus'"),
+    (cluster.main, "--vocab_size=257 --gpus=-8", "--gpus=-8: expected at least 1"),
+    (replay.main, "", "required: --step"),
+    (replay.main, "--step=7", "--step=7: not a step of this run; expected 1 to max_steps=6"),
+    (replay.main, "--step=0", "--step=0: not a step of this run"),
+    (replay.main, "--step=seven", "invalid int value: 'seven'"),
+    (replay.main, "--step=3 --steps=3", "unknown key 'steps', did you mean 'step'?"),
     (climb.main, JUDGE, "expected another version, --against=COMMIT, or a change, --patch=FILE"),
-    (climb.main, [*JUDGE, "--against=HEAD", "--dropout=0.1"], "expected --dropout=0"),
-    (climb.main, [*JUDGE, "--against=HEAD", "--metric=time"], "unknown 'time'; expected speed, memory, loss"),
-    (climb.main, [*JUDGE, "--against=HEAD", "--rounds=5"], "expected a whole number of at least 6"),
-    (climb.main, [*JUDGE, "--against=HEAD", "--steps=5"], "--mode=judge does not use it"),
-    (climb.main, ["--against=HEAD"], "--against: --mode=ladder does not use it"),
-    (climb.main, [*PEERS, "--nanogpt=/nowhere"], "--nanogpt=/nowhere: no train.py there; expected a checkout"),
-    (climb.main, [*PEERS, "--dropout=0.1"], "dropout=0.1: not every peer can train so; expected --dropout=0.0"),
-    (climb.main, [*PEERS, "--optimizer=muon"], "not every peer can train so; expected --optimizer=adamw"),
-    (climb.main, [*PEERS, "--stage=amp"], "stage=amp: not every peer can train so; expected no stage"),
-    (climb.main, [*PEERS, "--micro_batch_size=2", "--batch_size=4"], "every peer takes a batch at once"),
-    (climb.main, [*PEERS, "--train_steps=3"], "--train_steps: --mode=peers does not use it"),
+    (climb.main, f"{JUDGE} --against=HEAD --dropout=0.1", "expected --dropout=0"),
+    (climb.main, f"{JUDGE} --against=HEAD --metric=time", "unknown 'time'; expected speed, memory, loss"),
+    (climb.main, f"{JUDGE} --against=HEAD --rounds=5", "expected a whole number of at least 6"),
+    (climb.main, f"{JUDGE} --against=HEAD --steps=5", "--mode=judge does not use it"),
+    (climb.main, "--against=HEAD", "--against: --mode=ladder does not use it"),
+    (climb.main, f"{PEERS} --nanogpt=/nowhere", "--nanogpt=/nowhere: no train.py there; expected a checkout"),
+    (climb.main, f"{PEERS} --dropout=0.1", "dropout=0.1: not every peer can train so; expected --dropout=0.0"),
+    (climb.main, f"{PEERS} --stage=amp", "stage=amp: not every peer can train so; expected no stage"),
+    (climb.main, f"{PEERS} --micro_batch_size=2 --batch_size=4", "every peer takes a batch at once"),
+    (climb.main, "--stages=naive,flsh", "did you mean 'flash'?"),
+    (climb.main, "--repeats=0", "expected a whole number of at least 1"),
+    (climb.main, "--steps=x", "expected a whole number of at least 1"),
+    (climb.main, "--mode=optimizers --grid=0,1", "expected a positive number"),
+    (climb.main, "--mode=scaling", "such as --processes=2"),
+    (climb.main, "--mode=scaling --processes=2 --dimension=model", "expected data, shard, tensor"),
+    (climb.main, "--no_such_key=1", "unknown key 'no_such_key'"),
+    (climb.main, "--modes=tune", "did you mean 'mode'?; --help lists every key"),
+    (climb.main, "--out-dir=x", "did you mean 'out_dir'?"),
+    (climb.main, "--mode=each", "expected ladder, vary"),
+    (climb.main, "--stage=amp", "--mode=ladder sets it"),
+    (climb.main, "--micro_batch_size=auto", "micro_batch_size=auto is found when training starts"),
+    (climb.main, "--out_dir=/dev/null/x", "cannot be written"),
+    (climb.main, "--vary attention=sdpa config/gpt2.py", "config/gpt2.py: expected stages, or KEY=a,b,c (config files"),
+    (climb.main, "--vary attn=sdpa", "unknown key 'attn'"),
+    (climb.main, "--vary attention=fast", "attention"),
+    (climb.main, "--vary attention=sdpa stages", "--vary=stages alone"),
+    (climb.main, "--mode=vary", "expected --vary KEY=a,b,c"),
+    (climb.main, "--mode=tune --vary=stages", "--vary: --mode=tune does not use it; expected --mode=vary, or no"),
+    (climb.main, "--mode=predict --mfu=40", "expected a fraction"),
+    (climb.main, "--mode=predict --vocab_size=50 --device=cuda --gpu=H1000", "no such device, did you mean 'H100'"),
+    (climb.main, "--mode=predict --vocab_size=50 --gpu=H100", "expected --device=cuda"),
+    (climb.main, "--mode=predict --vocab_size=50 --device=mps", "expected one of them"),
+    (climb.main, "--mode=predict --dataset=nowhere", "or, to predict without the data, --vocab_size=NUMBER"),
+    (plot.main, "nowhere", "nowhere is not a run: it has no config.json; expected an out_dir of train.py"),
 ]
 
 
-@pytest.mark.parametrize(("main", "argv", "fragment"), REFUSED)
-def test_bad_input_is_one_line(main, argv, fragment, dense, refused):
-    words = flags(dataset=dense)
-    assert fragment in refused(main, *argv[:1], *words, *argv[1:])
+@pytest.mark.parametrize(("main", "words", "fragment"), REFUSED)
+def test_bad_input_is_one_line(main, words, fragment, dense, refused, monkeypatch):
+    machine = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
+    monkeypatch.setattr(climb, "run_alone", lambda *_: machine)
+    monkeypatch.setattr(climb, "take", lambda *_: pytest.fail("measured"))
+    config = [] if main is plot.main else flags(dataset=dense)
+    assert fragment in refused(main, *config, *words.split())
+
+
+def test_torchrun_is_refused(refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "expected `python profile.py config/x.py --mode=scaling --processes=N`" in refused(climb.main)
+
+
+@pytest.mark.parametrize("mode", ["ladder", "judge", "tune", "peers"])
+def test_a_device_that_reports_no_memory_is_refused(mode, dense, monkeypatch, refused):
+    monkeypatch.setattr(climb, "choose_device", lambda _: torch.device("mps"))
+    line = refused(climb.main, *flags(dataset=dense), f"--mode={mode}")
+    assert "device=mps cannot be measured; expected --device=cpu" in line

@@ -5,14 +5,13 @@ import json
 import math
 import random
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, flags, replace, tiny
+from conftest import flags
 
-from lab import climb, pages, rounds, search_space, tune, tuned, turns
+from lab import climb, launch, pages, rounds, search_space, tune, tuned, turns
 from nanoladder.run import load_config
 
 MACHINE = {
@@ -35,8 +34,7 @@ class World:
         self.seconds, self.losses, self.start, self.peak = seconds, losses, start, peak
         self.random, self.noise = random.Random(1), noise
         monkeypatch.setattr(turns, "Worker", lambda config, limit: Player(self, config, limit))
-        for module in (tune, turns):
-            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(tune, "monotonic", lambda: self.now)
         monkeypatch.setattr(tune.predict, "predict_memory", lambda config, *_: SimpleNamespace(peak=peak(config)))
         monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
         monkeypatch.setattr("nanoladder.files.write", lambda path, text: Path(path).write_text(text))  # without a sync
@@ -44,7 +42,7 @@ class World:
     def wait(self, seconds, limit):
         self.now += min(seconds, max(0.0, limit))
         if seconds > limit:
-            raise turns.TimeUp
+            raise launch.TimeUp
 
 
 class Player:
@@ -283,32 +281,5 @@ def test_bad_input_and_results_of_other_conditions_are_one_line(tuning, refused,
         assert message in refused(climb.main, *words, more), more
     tuning("--minutes=5")
     assert "measured under another config and keys" in refused(climb.main, *words, "--n_embd=64")
-    assert all((ROOT / name).exists() for name in tune.CODE)
-    monkeypatch.setattr(tune, "CODE", tune.CODE[1:])
+    monkeypatch.setattr(climb, "code_hash", lambda: "other")
     assert "measured under another code; choose another --out_dir" in refused(climb.main, *words)
-
-
-# -- for real
-
-
-@pytest.mark.slow
-def test_a_worker_trains_answers_and_ends(dense):
-    config = tiny(dataset=str(dense))
-    first, second = turns.Worker(config, 120), turns.Worker(replace(config, adamw_impl="foreach"), 120)
-    assert first.losses == pytest.approx(second.losses, abs=1e-3) and len(first.losses) == 5
-    assert first.turn(60) > 0 and second.turn(60) > 0
-    with pytest.raises(turns.TimeUp):
-        first.turn(0)
-    second.end()
-    second.end()
-    with pytest.raises(RuntimeError, match="no kernel for"):
-        turns.Worker(replace(config, attention="cudnn"), 120)
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_while_it_waits_says_so(dense):
-    worker = turns.Worker(tiny(dataset=str(dense)), 120)
-    worker.child.kill()
-    time.sleep(0.5)
-    with pytest.raises(RuntimeError, match="killed by the system"):
-        worker.turn(60)
