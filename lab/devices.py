@@ -1,12 +1,9 @@
-"""Limits of devices: GPUs by their datasheets, this machine as limits.py measures it, and any other from a file."""
+"""Limits of devices: GPUs by their datasheets, and this machine as limits.py measures it."""
 
-import json
 import math
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from nanoladder import files
 from nanoladder.errors import BadInput, nearest
 from nanoladder.machine.device import PEAK_TFLOPS
 
@@ -23,7 +20,6 @@ DATASHEETS = {
     "B200": (80, 1100, 8000, True),
 }
 LAUNCH = 4e-6  # seconds between the starts of two short kernels on a GPU: an assumption, on no datasheet
-RATES = ("float32", "tf32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -55,22 +51,18 @@ class Device:
         return self.flops[dtype]
 
     def dtypes(self):
-        return [dtype for dtype in RATES if dtype in self.flops and dtype != "tf32"]
+        return [dtype for dtype in ("float32", "bfloat16", "float16") if dtype in self.flops]
 
 
 def datasheet(name):
     """The Device of a GPU in DATASHEETS, whatever its name's case and spaces. Raises BadInput for any other name."""
-    simple = {"".join(filter(str.isalnum, known)).lower(): known for known in DATASHEETS}
-    asked = "".join(filter(str.isalnum, name)).lower()
-    if asked not in simple:
+    known = {gpu.replace(" ", "").lower(): gpu for gpu in DATASHEETS}.get(name.replace(" ", "").lower())
+    if not known:
         question = nearest(name, DATASHEETS, key=str.upper)
-        raise BadInput(
-            f"--gpu={name}: no such device{question}; expected {', '.join(DATASHEETS)}, or --device_file=FILE"
-        )
-    known = simple[asked]
+        raise BadInput(f"--gpu={name}: no such device{question}; expected {', '.join(DATASHEETS)}")
     float32, tf32, gigabytes, has_bfloat16 = DATASHEETS[known]
-    rates = {"float32": float32, "tf32": tf32, "float16": PEAK_TFLOPS[known]}
-    rates |= {"bfloat16": PEAK_TFLOPS[known]} if has_bfloat16 else {}
+    half = PEAK_TFLOPS[known]
+    rates = {"float32": float32, "tf32": tf32, "float16": half, "bfloat16": half if has_bfloat16 else None}
     flops = {dtype: rate * 1e12 for dtype, rate in rates.items() if rate}
     return Device(known, "datasheet", flops, gigabytes * 1e9, LAUNCH)
 
@@ -81,7 +73,7 @@ def measured(name, limits):
         return None
 
     def median(number):
-        return statistics.median(number(limit) for limit in limits)
+        return statistics.median(map(number, limits))
 
     flops = {dtype: median(lambda limit, dtype=dtype: limit["flops"][dtype]) for dtype in limits[0]["flops"]}
     memory = median(lambda limit: limit["copy_bytes"])
@@ -89,25 +81,3 @@ def measured(name, limits):
     cached = {int(size): max(memory, median(lambda limit, size=size: limit["cached_bytes"][size])) for size in sizes}
     launch, new = median(lambda limit: limit["launch_seconds"]), median(lambda limit: limit["new_bytes"] or math.inf)
     return Device(name, "measured here", flops, memory, launch, cached, new)
-
-
-def read_device(path):
-    """The Device of a JSON file: {"name", "flops": {dtype: FLOP/s}, "bytes_per_s", "launch_seconds"}.
-
-    Raises BadInput if the file is not like that.
-    """
-    wanted = '{"name": "X", "flops": {"float32": 1e13, "bfloat16": 1e14}, "bytes_per_s": 1e12, "launch_seconds": 4e-6}'
-    try:
-        found = json.loads(files.read(Path(path), 2**16))
-        name, flops, *others = (found[key] for key in ("name", "flops", "bytes_per_s", "launch_seconds"))
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 60:
-            raise ValueError("the name is no line of 1 to 60 characters")
-        if "float32" not in flops or not flops.keys() <= set(RATES):
-            raise ValueError(f"flops are not of float32 and others of {', '.join(RATES)}")
-        numbers = [float(number) for number in (*flops.values(), *others)]
-        if not all(0 < number < 1e30 for number in numbers):
-            raise ValueError("a number is not positive")
-    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise BadInput(f"--device_file={path} cannot be read ({error!r}); expected {wanted}") from None
-    *rates, bytes_per_s, launch_seconds = numbers
-    return Device(name, str(path), dict(zip(flops, rates, strict=True)), bytes_per_s, launch_seconds)

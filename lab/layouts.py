@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from nanoladder.config import TYPES
+from nanoladder.parallel import micro_batch_sizes
 from nanoladder.parallel.mesh import CUTS, Grid
 
 SCHEDULES = get_args(TYPES["pipeline_schedule"])
-PLAIN = {"shard": "none", "shard_within": 0, "pipeline_schedule": SCHEDULES[0]}
+PLAIN = {"shard": "none", "shard_within": 0, "pipeline_schedule": SCHEDULES[0], "micro_batch_size": 0}
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,9 @@ class Layout:
     resumed: bool = True
 
     @property
-    def processes(self):
-        return math.prod(self.grid)
-
-    @property
     def name(self):
         """2 data × 2 tensor, shard=full: the grid, and what else differs from its first layout."""
-        chosen = {key: value for key, value in self.keys.items() if value != PLAIN.get(key, 0)}
-        if self.grid.pipeline > 1:  # all of its layouts have micro-batches
-            chosen.pop("micro_batch_size", None)
+        chosen = {key: value for key, value in self.keys.items() if value != PLAIN[key]}
         schedule = [chosen.pop("pipeline_schedule")] if "pipeline_schedule" in chosen else []
         keys = [f"{key}={value}" for key, value in chosen.items()]
         return ", ".join([str(self.grid) or "1 process", *schedule, *keys])
@@ -43,9 +38,9 @@ class Layout:
 
 def layouts(config, n):
     """Lists the Layouts of n processes: every grid of them, sharded or not, with every schedule, in micro-batches."""
-    found = []
+    found, given = [], 0 if config.micro_batch_size == "auto" else config.micro_batch_size
     for grid in grids(n):
-        base, averaging = PLAIN | {"micro_batch_size": micro_batch(config, grid)}, grid.data * grid.context
+        base, averaging = PLAIN | {"micro_batch_size": given}, grid.data * grid.context
         found.append(Layout(grid, base))
         found += [Layout(grid, base | {"pipeline_schedule": name}) for name in SCHEDULES[1:] if grid.pipeline > 1]
         if averaging > 1:
@@ -53,11 +48,11 @@ def layouts(config, n):
             found.append(Layout(grid, base | {"shard": "full"}))
         if averaging == 4:
             found.append(Layout(grid, base | {"shard": "full", "shard_within": 2}))
-        if grid.pipeline == 1 and (size := smaller(share(config, grid), base["micro_batch_size"])):
+        sizes = [size for size in micro_batch_sizes(config, grid) if size < (given or config.batch_size // grid.data)]
+        if sizes and grid.pipeline == 1:  # a pipeline has micro-batches anyway
             shards = ("none", "full") if grid.data == n > 1 else ("none",)
-            found += [
-                Layout(grid, base | {"shard": shard, "micro_batch_size": size}, resumed=False) for shard in shards
-            ]
+            keys = base | {"micro_batch_size": sizes[-1]}
+            found += [Layout(grid, keys | {"shard": shard}, resumed=False) for shard in shards]
     return found
 
 
@@ -67,22 +62,3 @@ def grids(n):
     found = [Grid(*grid) for grid in itertools.product(sizes, repeat=len(Grid._fields)) if math.prod(grid) == n]
     order = ("data", "tensor", "context", "pipeline")
     return sorted(found, key=lambda grid: (sum(size > 1 for size in grid), [-getattr(grid, name) for name in order]))
-
-
-def share(config, grid):
-    """Sequences of each process along data; 0 if they do not divide."""
-    return 0 if config.batch_size % grid.data else config.batch_size // grid.data
-
-
-def micro_batch(config, grid):
-    """The config's micro_batch_size; in a pipeline without one, the largest that makes two or more for each process."""
-    given = 0 if config.micro_batch_size == "auto" else config.micro_batch_size
-    if given or grid.pipeline == 1:
-        return given
-    rows = share(config, grid)
-    return next((rows // n for n in range(2 * grid.pipeline, rows + 1, grid.pipeline) if rows % n == 0), 1)
-
-
-def smaller(rows, given):
-    """The largest micro-batch size below the one given that divides the rows; 0 if there is none."""
-    return next((size for size in range((given or rows) - 1, 0, -1) if rows % size == 0), 0)

@@ -29,8 +29,11 @@ def one_of(world_size, rank, config, device_type):
         start_mesh(sizes, rank, n_sharing, "cpu")
         stack.callback(start_mesh, Grid(), 0, 1, "cpu")
         if world_size > 1:
-            stack.enter_context(positions_of_numbers())
-            stack.enter_context(unseen_trials())
+            from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+            stack.enter_context(without_modes(parallel, "apply_context_parallel"))  # reads the positions of the process
+            # DTensor tries each new operator on whole fake tensors, which in a real process take no memory
+            stack.enter_context(without_modes(ShardingPropagator, "_propagate_tensor_meta_non_cached"))
             mesh().weights, mesh().context  # before there are fake tensors, of which a mesh cannot be made
         yield
 
@@ -40,42 +43,23 @@ def fake_group(world_size, rank):
     """A process group that nobody else has joined, as torchtitan takes it to estimate memory."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    def init_of_real_tensors(*args, **options):  # FSDP2 makes meshes too; they read their numbers
-        with _disable_current_modes():
-            return init(*args, **options)
-
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    init = dist.DeviceMesh.__init__
     try:
-        with patched(dist.DeviceMesh, __init__=init_of_real_tensors):
+        with without_modes(dist.DeviceMesh, "__init__"):  # FSDP2 makes meshes too; they read their numbers
             yield
     finally:
         dist.destroy_process_group()
 
 
-def positions_of_numbers():
-    """Lets context parallelism read the positions of this process, which fake tensors do not have."""
-    apply = parallel.apply_context_parallel
+def without_modes(place, name):
+    """Lets a function of a module or class work on real tensors, which no dispatch mode sees, for a while."""
+    function = getattr(place, name)
 
-    def apply_without_modes(model):
+    def call(*args, **options):
         with _disable_current_modes():
-            apply(model)
+            return function(*args, **options)
 
-    return patched(parallel, apply_context_parallel=apply_without_modes)
-
-
-def unseen_trials():
-    """Hides that DTensor tries each new operator on whole fake tensors: in a real process they take no memory."""
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-    name = "_propagate_tensor_meta_non_cached"
-    try_operator = getattr(ShardingPropagator, name)
-
-    def try_without_modes(self, operator):
-        with _disable_current_modes():
-            return try_operator(self, operator)
-
-    return patched(ShardingPropagator, **{name: try_without_modes})
+    return patched(place, **{name: call})
 
 
 def gathering_in(dtype):

@@ -7,7 +7,6 @@ Python, and messages between processes take no time here.
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -209,19 +208,11 @@ def chain(run, is_used):
 NEW_PAGES = 2**25  # bytes: a tensor this large gets new pages from the system (mallopt(3)), unless freed ones are kept
 
 
-@dataclass(frozen=True)
-class Time:
-    """Least seconds of a step, {(kind of work, bound): seconds}: as it runs, and with all chains fused.
-
-    flops: {dtype of products, or "" on vector units: FLOP}; bytes: that move; launches: of kernels. All as it runs, of
-    one step of one process.
-    """
+class Time(NamedTuple):
+    """Least seconds of a step, {(kind of work, bound): seconds}: as it runs, and with all chains fused."""
 
     parts: dict
     fused_parts: dict
-    flops: dict
-    bytes: int
-    launches: int
 
     @property
     def seconds(self):
@@ -231,12 +222,6 @@ class Time:
     def fused(self):
         return sum(self.fused_parts.values())
 
-    @property
-    def bound(self):
-        """The one of compute, memory and launches that takes most of the time."""
-        bounds = self.by(1)
-        return max(bounds, key=bounds.get)
-
     def by(self, place):
         """Seconds by kind of work (0), or by bound (1)."""
         found = {}
@@ -245,16 +230,9 @@ class Time:
         return found
 
 
-def time_of(work, fused, device, passes=1, tf32=False, keeps_memory=True):
-    """The Time of a Work as it runs, and of the same work fused. passes: micro-batches of the step."""
-    flops, moved, launches = {}, 0, 0
-    for operation in work.operations:
-        n = passes if operation.repeated else 1
-        flops[operation.dtype] = flops.get(operation.dtype, 0) + n * operation.flops
-        moved += n * operation.bytes
-        launches += n * operation.launches
-    parts, fused_parts = (least_time(each, device, passes, tf32, keeps_memory) for each in (work, fused))
-    return Time(parts, fused_parts, flops, moved, launches)
+def time_of(work, fused, *conditions):
+    """The Time of a Work as it runs, and of the same work fused, under the conditions of least_time."""
+    return Time(least_time(work, *conditions), least_time(fused, *conditions))
 
 
 def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
