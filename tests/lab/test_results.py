@@ -29,7 +29,7 @@ def test_other_conditions_are_named_and_so_is_one_that_is_missing(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"3", b"null", b'"rows"', b"{}", b"\xff\xfe\xff", b"[" * 100_000, b'{"rows": [], "spent": 0.5}'],
+    [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe\xff", b"[" * 100_000, b'{"rows": [], "spent": 0.5}'],
 )
 def test_a_damaged_file_is_one_line(content, tmp_path):
     (tmp_path / "x.json").write_bytes(content)
