@@ -25,8 +25,6 @@ def reading(path, kind="a checkpoint of nanoladder"):
 
 def config_of(state):
     """Returns the config of a model, with defaults for other keys, of a dict with its "config". Raises BadInput."""
-    if missing := MODEL - state["config"].keys():
-        raise BadInput(f"its config has no {' and no '.join(sorted(missing))}")
     config = Config(**{key: typed(key, state["config"][key], "its config") for key in MODEL})
     check(config)
     return config

@@ -5,7 +5,6 @@ Their model is ours with other names, all biases, and the matrices of a block as
 
 import dataclasses
 import json
-import re
 from functools import partial
 from pathlib import Path
 
@@ -50,8 +49,6 @@ def find_folder(name):
     """
     if name and Path(name).is_dir():
         return Path(name)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):  # nor a name in the hub
-        raise BadInput(f"hf:{name}: no such folder; expected one, or a model of the hub such as gpt2")
     try:
         from huggingface_hub import snapshot_download
 
