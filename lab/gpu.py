@@ -119,12 +119,10 @@ def main(argv):
     parser.add_argument("--rehearse", action="store_true", help="run every part at tiny size on the CPU")
     parser.add_argument("--prepare", action="store_true", help="write the datasets, and measure nothing")
     parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to be measured among the peers")
-    parser.add_argument("--shakespeare", metavar="FILE", help="with --prepare: a copy of the text, not to download it")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
     if options.prepare:
-        prepare(options.shakespeare)
-        return
+        return prepare()
     if not (options.rehearse or torch.cuda.is_available()):
         raise BadInput("no NVIDIA GPU here; expected one, or --rehearse, which runs every part at tiny size on the CPU")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the part that runs, too
@@ -202,13 +200,12 @@ def pack(folder):
             tar.add(path, path.relative_to(folder))
 
 
-def prepare(shakespeare):
+def prepare():
     """Writes the datasets that are not there yet. One that cannot be written is named; its parts will be skipped."""
     for name, command in DATASETS.items():
-        if not (ROOT / "data" / name / "meta.json").exists():
-            text = [f"--input={shakespeare}"] if shakespeare and name == "shakespeare_char" else []
-            if subprocess.run([sys.executable, *command, *text]).returncode:
-                print(f"not prepared: data/{name}")
+        done = (ROOT / "data" / name / "meta.json").exists()
+        if not done and subprocess.run([sys.executable, *command]).returncode:
+            print(f"not prepared: data/{name}")
 
 
 if __name__ == "__main__":
