@@ -56,17 +56,18 @@ def cost(race):
 
 
 def verdict(best, confirmation):
-    """The changes to write, the confirmation if there was one, and the outcome in words."""
+    """The changes to write, and the outcome in words."""
     if confirmation is None:
-        return {"changes": {}, "race": None, "text": "no change of the finished loop is seen to be faster"}
+        return {"changes": {}, "text": "no change of the finished loop is seen to be faster"}
     if confirmation["outcome"] == "kept":
-        text = f"{speed(confirmation, CONFIRMATION)} as fast as the finished loop"
-        return {"changes": best, "race": confirmation, "text": text}
+        finished, ours = (milliseconds(confirmation, side) for side in SIDES)
+        text = f"{speed(confirmation, CONFIRMATION)} as fast as the finished loop, {ours} ms a step and not {finished}"
+        return {"changes": best, "text": text}
     if confirmation["outcome"]:
         text = f"the tuned loop is not seen to be faster than the finished one ({speed(confirmation, CONFIRMATION)})"
     else:
         text = "no time was left to compare the tuned loop with the finished one (more --minutes continue)"
-    return {"changes": {}, "race": confirmation, "text": text}
+    return {"changes": {}, "text": text}
 
 
 # -- in words
@@ -97,14 +98,6 @@ def outcome(race):
     return f"{speed(race)} as fast, {race['outcome']}"
 
 
-def comparison(race):
-    """The sentence on a race of the tuned loop against the finished one; empty if there was none."""
-    if not (race and race["rounds"]):
-        return ""
-    finished, ours = (milliseconds(race, side) for side in SIDES)
-    return f"Tuned {ours} ms a step, finished {finished} ms, in {len(race['rounds'])} rounds after the search."
-
-
 def milliseconds(race, side):
     """The median of the rounds, empty without them."""
     seconds = [seconds[side] for seconds in race["rounds"]]
@@ -128,7 +121,7 @@ def report(results, verdict, folder, tuned_dir):
         f"## tune: `{' '.join(results['config'])}`",
         f"{tables.device(results)}; torch {torch}; a step is {keys['batch_size']} × {keys['context_length']} tokens; "
         f"{len(rows)} changes tried in {results['spent'] / 60:.1f} minutes.",
-        f"**{sentence}** {comparison(verdict['race'])}".strip(),
+        f"**{sentence}**",
         tables.markdown(COLUMNS, rows),
         "Each change raced against the best config so far, which it replaced if it was kept. A speed is the median of "
         "the rounds, and the interval of the sign test or, of less than 8 rounds, their range. No rounds: the first "
@@ -146,12 +139,12 @@ def report(results, verdict, folder, tuned_dir):
 
 def tuned_config(path, results, verdict, n_tried):
     """The text of the tuned config: a docstring with the figures, and assignments."""
-    on, words = results["machine"], " ".join(results["config"])
-    tries = f"Changes tried: {n_tried}, in {results['spent'] / 60:.1f} minutes; torch {on['torch']}."
+    words, torch = " ".join(results["config"]), results["machine"]["torch"]
+    tries = f"{n_tried} changes tried in {results['spent'] / 60:.1f} minutes, torch {torch}."
     lines = [
         '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict['text']}.", 115),
         "",
-        textwrap.fill(f"{comparison(verdict['race'])} {tries}", 115),
+        tries,
         f"Written by: python profile.py {words} --mode=tune",
         f"To be used: python train.py {words} {path.as_posix()}",
         '"""',
