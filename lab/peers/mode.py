@@ -41,22 +41,23 @@ def compare(options, config_words, conditions):
     if len(reasons) > len(NEEDED):
         raise BadInput(f"--mode=peers: no peer can be measured; expected {INSTALL}, or --nanogpt=PATH of a checkout")
     packages = [name for names in NEEDED.values() for name in names if find_spec(name)]
-    conditions = conditions() | {"versions": {name: metadata.version(name) for name in packages}}
+    checkout = str(Path(options.nanogpt).resolve()) if options.nanogpt else None
+    conditions = conditions() | {"versions": {name: metadata.version(name) for name in packages}, "nanogpt": checkout}
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "peers.json", conditions, {"rows": dict}) or {**conditions, "rows": {}}
-    loops = rows(config_words, config_path(conditions["machine"], options.given, options.tuned_dir), options.nanogpt)
-    for name, (peer, words) in loops.items():
+    loops = rows(config_words, config_path(conditions["machine"], options.given, options.tuned_dir))
+    for name, (peer, words, _) in loops.items():
         if results["rows"].get(name, {}).get("words") != words:
             results["rows"][name] = {"peer": peer, "words": words, "time": []}
         results["rows"][name]["note"] = reasons.get(peer)
     # Every second round goes backwards, as in the ladder
     turns = [(n, name) for n in range(options.repeats) for name in (reversed(loops) if n % 2 else loops)]
     for n, name in tqdm(turns, unit="process"):
-        row = results["rows"][name]
+        row, (peer, words, best) = results["rows"][name], loops[name]
         if len(row["time"]) <= n and not row["note"]:
-            words = [f"--peer={row['peer']}", f"--steps={options.steps}", *config_words, *row["words"]]  # tuned: last
             try:
-                row["time"].append(run_alone(task.measure, words))
+                measured = run_alone(task.measure, peer, [*config_words, *words], best, options.steps, checkout)
+                row["time"].append(measured)
             except RuntimeError as error:
                 row["note"] = str(error)
         write(folder, {"peers.json": results, "peers.md": table(results)})
@@ -82,15 +83,14 @@ def missing(nanogpt):
     return reasons
 
 
-def rows(config_words, tuned, nanogpt):
-    """{row: (its peer, the words that it adds)}. tuned: where --mode=tune writes the config of this machine."""
-    found = {"naive": ("ours", ["--stage=naive"]), "finished": ("ours", [])}
+def rows(config_words, tuned):
+    """{row: (its peer, the words that it adds, if it is at its best)}. tuned: path of the machine's tuned config."""
+    found = {"naive": ("ours", ["--stage=naive"], True), "finished": ("ours", [], True)}
     if tuned.exists():
         config = load_config([*config_words, str(tuned), "--micro_batch_size=0"])  # a batch at once, as all
-        found["tuned"] = "ours", plan.command_line(plan.changes(config, load_config(config_words)))
+        found["tuned"] = "ours", plan.command_line(plan.changes(config, load_config(config_words))), True
     for name, peer in {"nanoGPT": "nanogpt", "Hugging Face Trainer": "huggingface", "Lightning": "lightning"}.items():
-        words = [f"--nanogpt={Path(nanogpt).resolve()}"] if nanogpt and peer == "nanogpt" else []
-        found |= {name: (peer, words), f"{name}, compiled": (peer, [*words, "--best"])}
+        found |= {name: (peer, [], False), f"{name}, compiled": (peer, [], True)}
     return found
 
 

@@ -1,6 +1,6 @@
 """The task that every peer gets: the same weights, batches and hyperparameters, and one clock.
 
-measure(words) lets the peer in the file of a name train, in a process of its own.
+measure() lets the peer in the file of that name train, in a process of its own.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import tempfile
 import warnings
 from pathlib import Path
 from time import perf_counter
-from nanoladder.entry import Parser
 
 import torch
 from torch.utils.data import Dataset
@@ -23,22 +22,19 @@ from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 
 
-def measure(words):
-    """The figures of a peer, by words: --peer=NAME config/x.py [--best] [--steps=4] [--key=value ...]"""
-    parser = Parser(prog="lab.peers.task", allow_abbrev=False)
-    parser.add_argument("--peer", required=True, help="name of its file")
-    parser.add_argument("--best", action="store_true", help="its own best settings, instead of its defaults")
-    parser.add_argument("--steps", type=int, default=4, help="least number of steps to time")
-    parser.add_argument("--nanogpt", help="checkout of nanoGPT")
-    options, words = parser.parse_known_args(words)
+def measure(peer, words, best=False, steps=4, nanogpt=None):
+    """The figures of the peer in the file of that name, with a config's words.
+
+    best: its own best settings, instead of its defaults. steps: the least number to time. nanogpt: path of a checkout.
+    """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer takes all that there are
     warnings.filterwarnings("ignore")
     rate = load_config(words).learning_rate
     constant = [f"--min_lr={rate}", "--warmup_steps=0", "--lr_decay_steps=0", "--max_steps=1000000"]
     config, naive = (load_config([*words, *constant, *stage]) for stage in ([], ["--stage=naive"]))
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        task = Task(config, naive, options.steps, options.best, folder, options.nanogpt)
-        setting, dtype = importlib.import_module(f"lab.peers.{options.peer}").train(task)
+        task = Task(config, naive, steps, best, folder, nanogpt)
+        setting, dtype = importlib.import_module(f"lab.peers.{peer}").train(task)
     tokens = config.batch_size * config.context_length
     return task.clock.figures() | {"tokens": tokens, "setting": setting, "dtype": dtype}
 

@@ -185,19 +185,16 @@ def test_lightning_has_the_losses_of_this_loop(given):
 
 @pytest.fixture
 def measured(monkeypatch, dense, tmp_path, checkout, capsys):
-    """measured(answer, *words) -> peers.json and the output; answer(peer, best) plays processes, on measured.gpu.
-
-    measured.commands: the words of each.
-    """
+    """measured(answer, *words) -> peers.json and the output; answer(peer, best) plays processes."""
     monkeypatch.setattr(mode, "find_spec", lambda name: None if name == "accelerate" else name)
     monkeypatch.setattr(mode.metadata, "version", lambda name: "1.0")
 
     def run(answer, *words):
-        def run_alone(function, words):
+        def run_alone(function, *args):
             if function is machine_facts:
-                return MACHINE | {"gpu": run.gpu}
-            run.commands.append(words)
-            return answer(words[0].removeprefix("--peer=") + " naive" * ("--stage=naive" in words), "--best" in words)
+                return MACHINE
+            peer, words, best, *_ = args
+            return answer(peer + " naive" * ("--stage=naive" in words), best and peer != "ours")
 
         for module in (climb, mode):
             monkeypatch.setattr(module, "run_alone", run_alone)
@@ -205,7 +202,6 @@ def measured(monkeypatch, dense, tmp_path, checkout, capsys):
         climb.main([*flags(dataset=dense), *options, *words])
         return json.loads((tmp_path / "results" / "peers.json").read_text()), capsys.readouterr().out
 
-    run.commands, run.gpu = [], None
     return run
 
 
@@ -272,8 +268,7 @@ def test_the_packages_are_pinned_and_no_requirement_of_training():
 @pytest.mark.slow
 def test_a_process_measures_a_peer(dense, checkout):
     ours, theirs = (
-        run_alone(task.measure, [*peer, "--steps=3", *flags(dataset=dense)])
-        for peer in (["--peer=ours"], ["--peer=nanogpt", f"--nanogpt={checkout}"])
+        run_alone(task.measure, peer, flags(dataset=dense), steps=3, nanogpt=checkout) for peer in ("ours", "nanogpt")
     )
     assert len(ours["losses"]) == len(theirs["losses"]) == 5
     assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
