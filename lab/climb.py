@@ -88,11 +88,12 @@ def predict_all(options, config_words):
     for name, row_config in tqdm(rows.items(), unit="stage", leave=False):
         found.append(predict.predict_row(name, row_config, device, kind, n, memory_gb))
         columns = tables.predicted_columns(found[0], n, memory_gb, price)
-        headings = [tables.line(columns, None, width)] * (len(found) == 1)
-        tqdm.write("\n".join([*headings, tables.line(columns, found[-1], width)]))
+        if len(found) == 1:
+            tqdm.write(tables.line(columns, None, width))
+        tqdm.write(tables.line(columns, found[-1], width))
     if not options.out_dir:
         return print("\n--out_dir=FOLDER writes all figures to predict.md")
-    folder, of = Path(options.out_dir), f" of each of {n} processes" * (n > 1)
+    folder, of = Path(options.out_dir), f" of each of {n} processes" if n > 1 else ""
     text = [
         f"`{' '.join(config_words)}`",
         header,
@@ -179,7 +180,7 @@ def forecast(todo, rows, part, options, config, machine):
     measured, minutes = [row for row in part["rows"].values() if not row.get("note")], math.ceil(seconds / 60)
     return (
         f"{tables.machine_in_words(machine)}: {len(measured)} rows, steps of {config.batch_size} × "
-        f"{config.context_length} tokens; about {minutes} minute{'s' * (minutes > 1)} (it can be interrupted)"
+        f"{config.context_length} tokens; about {minutes} minute{'s' if minutes > 1 else ''} (it can be interrupted)"
     )
 
 

@@ -123,8 +123,8 @@ def run_command(measurement, words, processes=1, root=None):
     root: the folder whose code is measured, if not this one. Such a process is no fork: all forks of a server have its
     memory layout, which may be a lucky one. Raises RuntimeError with the reason if it fails.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] * (processes > 1)
-    command = [sys.executable, *launcher, "-m", "lab.measure", measurement, *words]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "lab.measure", measurement, *words]
     environment = os.environ | {"PYTHONPATH": str(root)} if root else child_environment()
     process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     if process.returncode == 0:

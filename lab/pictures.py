@@ -55,7 +55,7 @@ def bars(rows):
     stack(left, names, times, {kind: (label, COLORS[kind]) for kind, label in KINDS.items()}, labels)
     limits = {row["name"]: 1e3 * row["limit"] for row in rows if "limit" in row}
     left.scatter(limits.values(), limits.keys(), marker="|", s=150, color="black", zorder=3)
-    left.set(title=f"time of a step, ms, and speed against {names[0]}" + " (black: its limit)" * bool(limits))
+    left.set(title=f"time of a step, ms, and speed against {names[0]}{' (black: its limit)' if limits else ''}")
     sizes = {part: [parts_of_peak(row["memory"])[part] / 1e9 for row in rows] for part in PARTS}
     labels = [f"{row['peak'] / 1e9:.3g} GB  {rows[0]['peak'] / row['peak']:.3g}×" for row in rows]
     stack(right, names, sizes, PARTS, labels)

@@ -35,7 +35,9 @@ def table(results, mode):
     keys = results["keys"]
     rows = summarize(results, mode)
     repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
-    batch = f"{keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode in PER_PROCESS)
+    batch = f"{keys['batch_size']} × {keys['context_length']} tokens"
+    if mode in PER_PROCESS:
+        batch += " per process"
     said = f"medians over up to {repeats} processes, each of which times at least {results['steps']} steps"
     if not repeats:
         said = "whole training runs, from the same weights on the same batches"
@@ -74,9 +76,9 @@ def on_terminal(sentence, columns, rows):
     notes = {}
     for row in rows:
         notes.setdefault(row["note"], []).append(row["name"])
-    table = [markdown(columns, [row for row in rows if not row["note"]], WIDTH)] * (None in notes)
+    table = markdown(columns, [row for row in rows if not row["note"]], WIDTH) if None in notes else ""
     reasons = "\n".join(wrapped(f"{', '.join(names)}: {note}") for note, names in notes.items() if note)
-    return "\n\n".join(filter(None, [wrapped(sentence), *table, reasons]))
+    return "\n\n".join(filter(None, [wrapped(sentence), table, reasons]))
 
 
 def wrapped(text):
@@ -113,8 +115,8 @@ def cost(row, first):
     if row is first:
         return text
     speed = speedup(first, row) or f"{first['seconds'] / row['seconds']:.2f}×"
-    text += f": {speed.replace(UNCHANGED, 'not measurably faster than')} {first['name']}"
-    text += "'s speed" * (UNCHANGED not in speed)
+    against = f"{speed} {first['name']}'s speed"
+    text += f": not measurably faster than {first['name']}" if speed == UNCHANGED else f": {against}"
     return text + cell(lambda row: f", in {row['peak'] / first['peak']:.0%} of the memory", row)
 
 
@@ -246,9 +248,11 @@ def columns(rows, mode):
         "scaling": {
             **tokens,
             "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
-            "beyond its share of one process's time ms": lambda row: f"{1e3 * row['beyond']:.1f}" * (row is not first),
+            "beyond its share of one process's time ms": lambda row: (
+                "" if row is first else f"{1e3 * row['beyond']:.1f}"
+            ),
             "bubble predicted": lambda row: f"{row['bubble']:.0%}",
-            "sent by a process MB": lambda row: f"{row['sent'] / 1e6:.1f}" * (row is not first),
+            "sent by a process MB": lambda row: "" if row is first else f"{row['sent'] / 1e6:.1f}",
             "predicted GB": gigabytes("predicted"),
         },
         "optimizers": {

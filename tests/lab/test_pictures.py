@@ -7,10 +7,11 @@ from lab import pictures
 from lab.results import read_results
 
 RESULTS = ROOT / "results"
-MODES = {  # a file for each mode
+MODES = {  # a file for each kind of mode
     mode: path.relative_to(RESULTS)
     for path in sorted(RESULTS.glob("*/*/results.json"))
     for mode in read_results(path)["modes"]
+    if mode in ("ladder", "scaling", "optimizers")
 }
 MACHINES = {
     "amd-epyc-2-threads-bf16": "AMD EPYC, 2 threads, native bfloat16",

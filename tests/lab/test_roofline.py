@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lab import devices, predict, roofline
 from lab.trace import Ledger
 from model import GPT
-from nanoladder.config import stage_names
 from nanoladder.kernels import count_scores
 from nanoladder.run import load_config
 from nanoladder.run.metrics import flops_per_token
@@ -154,7 +153,7 @@ def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
-@pytest.mark.parametrize("stage", stage_names()[:15])
+@pytest.mark.parametrize("stage", ["naive", "fused_adamw", "chunked_loss", "grad_accumulation"])
 def test_the_fused_time_of_a_stage_is_at_most_the_eager_time(stage):
     time = predict.predict_time(small(f"--stage={stage}"), DEVICE)
     assert 0 < time.fused <= time.seconds < math.inf
