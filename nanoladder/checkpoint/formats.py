@@ -39,7 +39,8 @@ def load_model(source):
     source = str(source)
     if source.startswith(HUB):
         return huggingface.read(source.removeprefix(HUB))
-    return (nanogpt.read if source.endswith(".pt") else load.load)(source)
+    is_nanogpts = source.endswith(".pt") and Path(source).is_file()
+    return nanogpt.read(source) if is_nanogpts else load.load(source)
 
 
 def shape_of(source):

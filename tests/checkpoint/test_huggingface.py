@@ -1,9 +1,7 @@
-"""GPT-2s of transformers are read and written: equal logits, equal greedy text; others are refused in one line."""
+"""GPT-2s of transformers are read and written: equal logits; others are refused in one line."""
 
 import json
 import os
-import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import sample
 import train
 from model import GPT
-from nanoladder import checkpoint, infer
+from nanoladder import checkpoint
 from nanoladder.checkpoint import huggingface
 from nanoladder.data.tokenizer import build_tokenizer
 
@@ -65,42 +63,21 @@ def assert_equal_logits(ours, theirs):
     torch.testing.assert_close(ours.logits(tokens)[..., : expected.shape[-1]], expected, rtol=0, atol=1e-5)
 
 
-def likeliest(model, prompt, n):
-    """The ids that greedy generation appends, with a cache that takes our model over."""
-    vocabulary = {"n_vocab": model.config.vocab_size, "special_tokens_set": ()}
-    tokenizer = SimpleNamespace(**vocabulary, decode_single_token_bytes=lambda token: b"")
-    text = infer.Text(tokenizer, prompt, torch.Generator(), n)
-    for _ in infer.generate(infer.CachedGPT(model, 1, len(prompt) + n), [text], infer.Sampling(temperature=0)):
-        pass
-    return text.tokens[len(prompt) :]
-
-
-def generated(model, prompt, n):
-    """The same with transformers."""
-    tokens = torch.tensor([prompt])
-    ids = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=n, do_sample=False)
-    return ids[0, len(prompt) :].tolist()
-
-
 # -- both ways
 
 
 @pytest.mark.parametrize("n_layer, n_head, n_embd, vocab_size, positions", [(1, 1, 8, 57, 7), (2, 3, 12, 257, 33)])
-def test_reading_and_writing_keep_logits_and_greedy_text(n_layer, n_head, n_embd, vocab_size, positions, tmp_path):
+def test_reading_and_writing_keep_logits(n_layer, n_head, n_embd, vocab_size, positions, tmp_path):
     from transformers import AutoModelForCausalLM
 
     theirs = random_gpt2(n_layer, n_head, n_embd, vocab_size, positions)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     assert_equal_logits(ours, theirs)
-    prompt = tokens_for(theirs)[0, :2].tolist()
-    text = generated(theirs, prompt, positions - 2)
-    assert likeliest(load(tmp_path / "theirs"), prompt, positions - 2) == text and len(set(text)) > 1
     huggingface.write(tmp_path / "ours", checkpoint.load_model(f"hf:{tmp_path}/theirs"))
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert type(back) is type(theirs) and back.dtype == torch.float32
     assert_equal_logits(ours, back)
-    assert generated(back, prompt, positions - 2) == text
 
 
 @pytest.mark.parametrize("pad_vocab_to, bias", [(64, False), (1, True)])
@@ -242,24 +219,17 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("times", range(1, 5))
-def test_a_killed_process_leaves_nothing_that_looks_like_a_model(times, tmp_path):
-    out, state = tmp_path / "out", state_of(tiny(vocab_size=256))
-    if (child := os.fork()) == 0:
-        try:
-            calls, replace = [], os.replace
+@pytest.mark.parametrize("n_written", range(4))
+def test_half_of_an_export_does_not_look_like_a_model(n_written, tmp_path, monkeypatch):
+    paths, replace = [], os.replace
 
-            def call(*arguments):
-                calls.append(arguments)
-                if len(calls) == times:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return replace(*arguments)
+    def replace_until(source, target):
+        paths.append(target)
+        if len(paths) > n_written:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
-            os.replace = call
-            huggingface.write(out, state, build_tokenizer("byte"))
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not (out / "config.json").exists()
-    assert "config.json" in refusal(huggingface.read, str(out))
+    monkeypatch.setattr(os, "replace", replace_until)
+    state = state_of(tiny(vocab_size=256))
+    assert "No space left" in refusal(huggingface.write, tmp_path / "out", state, build_tokenizer("byte"))
+    assert "config.json" in refusal(huggingface.read, str(tmp_path / "out"))

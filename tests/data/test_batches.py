@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, flags, needs_gpu, tiny, write_folder
+from conftest import ROOT, flags, tiny, write_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -77,14 +77,6 @@ def test_a_batch_is_a_batch_behind_a_loader(dense):
     assert len(pickle.dumps(batches)) < 5000  # a worker maps the file itself
     for step, batch in enumerate(DataLoader(batches, sampler=range(1, 6), num_workers=2, **WORKERS), 1):
         assert type(batch) is Batch and equal(batch, batches[step])
-
-
-@needs_gpu
-def test_a_batch_is_a_batch_in_pinned_memory(dense):
-    config = config_of(dense)
-    batches = TrainingBatches(open_dataset(config).train, config)
-    for batch in DataLoader(batches, sampler=range(1, 4), num_workers=1, pin_memory=True, **WORKERS):
-        assert type(batch) is Batch and batch.inputs.is_pinned() and batch.to("cuda").targets.is_cuda
 
 
 # A worker survives SIGTERM for minutes; only a loader that is collected asks its workers to end.

@@ -1,7 +1,6 @@
 """Preparing a dataset is atomic and deterministic, and the files match meta.json."""
 
 import json
-import os
 import shutil
 import sysconfig
 import urllib.error
@@ -22,7 +21,6 @@ from nanoladder.data.corpus import Texts
 from nanoladder.data.meta import sample_digest
 from nanoladder.data.tokenizer import EVERY_CHARACTER, load_tokenizer, make_encoding
 from nanoladder.data.writer import PrepareParser, write_corpus
-from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["the cat sat on the mat\n", "the hat and the bat, 1234 naïve cafés\n\n", "that is that"]
@@ -123,28 +121,6 @@ def test_a_dataset_replaces_no_run_s_tokenizer(trained, tmp_path):
     before = contents(tmp_path / "run")
     assert "holds a run" in refusal(write_dataset, tmp_path / "run", TRAIN, VAL, "byte")
     assert contents(tmp_path / "run") == before
-
-
-@pytest.mark.parametrize("failing", range(0, 10, 3))
-def test_a_failure_while_replacing_never_mixes_two_datasets(failing, tmp_path, monkeypatch):
-    write_dataset(tmp_path, TRAIN, VAL, "byte", documents=True)
-    old, calls, replace = contents(tmp_path), [], os.replace
-
-    def replace_until(source, target):
-        calls.append(target)
-        if len(calls) > failing:
-            raise OSError(5, "Input/output error")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replace_until)
-    try:
-        write_dataset(tmp_path, ["new text"], ["more"], "char")
-        assert failing >= len(calls) and read_meta(tmp_path)["tokenizer"] == "char"
-    except BadInput:
-        assert contents(tmp_path) == old or not (tmp_path / "meta.json").exists()
-    if (tmp_path / "meta.json").exists():
-        assert_whole(tmp_path)
-    assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
 # -- splits

@@ -55,14 +55,6 @@ def test_every_tokenizer_gives_a_text_back(bpe, trainer, text):
     assert len(encode(char, text)) == len(text) and char.n_vocab == len(set(text))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_end_of_text_spelled_out_is_ordinary_text(name):
-    text = "a <|endoftext|> b"
-    encoding = build_tokenizer(name, [*CORPUS, text])
-    ids = encode(encoding, text)
-    assert end_of_text(encoding) not in ids and encoding.decode(ids) == text
-
-
 @needs_rustbpe
 def test_a_text_too_small_for_the_vocabulary_names_the_largest_that_works():
     message = refusal(build_tokenizer, "bpe:4096", CORPUS)
