@@ -80,9 +80,6 @@ def run_script(main):
 
 def prepare_output():
     """Lets stdout pass on each line at once, to a file or pipe too, and replace characters that its encoding lacks."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by `>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
 

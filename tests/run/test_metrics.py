@@ -73,15 +73,6 @@ def test_loss_png_is_an_image(config, monkeypatch):
     assert not list(Path(config.out_dir).glob("*.tmp"))
 
 
-def test_a_run_in_the_current_folder_has_a_name(config, monkeypatch):
-    titles = []
-    monkeypatch.setattr(metrics, "plot", lambda rows, path, title: titles.append(title))
-    Path(config.out_dir).mkdir(parents=True, exist_ok=True)
-    monkeypatch.chdir(config.out_dir)
-    train.train(replace(config, out_dir="."))
-    assert titles == [Path(config.out_dir).name]
-
-
 @pytest.mark.parametrize(
     "name, tflops",
     [

@@ -59,12 +59,6 @@ def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(numbe
     assert same(weights(config), weights(whole))
 
 
-def test_a_run_that_was_at_its_last_step_is_finished(config, monkeypatch):
-    monkeypatch.setattr(train, "train_step", signaled(9, signal.SIGTERM))
-    train.train(config)
-    assert saved(config)["progress"]["step"] == 9
-
-
 def test_a_run_that_never_saves_says_so(config, monkeypatch, run_main):
     monkeypatch.setattr(train, "train_step", signaled(3, signal.SIGTERM))
     result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
