@@ -35,9 +35,12 @@ def run_alone(function, *args, **options):
     """Calls a function in a process of its own. Returns its result, or raises RuntimeError with the reason."""
     child = Child(function, *args, **options)
     try:
-        return child.receive()
-    finally:
-        child.end()
+        figures = child.receive()
+    except BaseException:  # Ctrl-C, too
+        child.end(grace=0)
+        raise
+    child.end()
+    return figures
 
 
 class Child:
