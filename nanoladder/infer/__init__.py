@@ -9,14 +9,3 @@ from nanoladder.infer.cache import CachedGPT
 from nanoladder.infer.generate import USUAL, Sampling, generate, greedy_rate
 from nanoladder.infer.int8 import quantize, require_gain
 from nanoladder.infer.text import Text
-
-__all__ = [
-    "USUAL",
-    "CachedGPT",
-    "Sampling",
-    "Text",
-    "generate",
-    "greedy_rate",
-    "quantize",
-    "require_gain",
-]

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
+from nanoladder.private import keep_address
 
 FEW = 3  # rows at most, that MKL multiplies faster by weights stored by columns
 
@@ -46,7 +47,7 @@ class CachedGPT:
         machine.keep_cache_sound()
         multiply_single_rows(self.gpt)
         for tensor in sum(self.layers, ()):
-            torch._dynamo.mark_static_address(tensor)  # else CUDA graphs would copy the cache in each step
+            keep_address(tensor)
         mode = "reduce-overhead" if self.device.type == "cuda" else "default"
         self.next_logits = torch.compile(self.next_logits, mode=mode, dynamic=False, fullgraph=True)
         for _ in range(3):
@@ -80,11 +81,6 @@ class CachedGPT:
             dtype = str(logits.dtype).removeprefix("torch.")
             raise BadInput(f"the logits are not finite in {dtype}; expected --dtype=float32, or other weights")
         return logits
-
-    def copy(self, source, row):
-        """Gives a row the text of the source row."""
-        for tensor in sum(self.layers, ()):
-            tensor[row] = tensor[source]
 
     def step(self, tokens, positions):
         """Runs one more token of every row, by its id and position, lists of n_rows. Returns logits (n_rows, V)."""

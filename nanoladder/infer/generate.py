@@ -28,7 +28,7 @@ def generate(model, texts, sampling):
     """
     size = model.n_tokens
     starts = [max(0, len(text.tokens) - size) for text in texts]  # of the windows
-    logits = begin(model, [text.tokens[start:] for text, start in zip(texts, starts, strict=True)])
+    logits = model.prefill([text.tokens[-size:] for text in texts], [*range(len(texts))])
     while True:
         for text, row in zip(texts, logits, strict=True):
             if not text.ended:
@@ -45,17 +45,6 @@ def generate(model, texts, sampling):
             starts[row] = len(texts[row].tokens) - (size + 1) // 2
         if full:  # after the step: it wrote in every row
             logits[full] = model.prefill([texts[row].tokens[starts[row] :] for row in full], full)
-
-
-def begin(model, windows):
-    """Runs the windows, equal ones once. Returns the logits of each one's next token, (n_rows, V)."""
-    different = list(dict.fromkeys(map(tuple, windows)))
-    sources = [windows.index(list(window)) for window in different]
-    which = [different.index(tuple(window)) for window in windows]
-    logits = model.prefill(different, sources)
-    for row, number in enumerate(which):
-        model.copy(sources[number], row)
-    return logits[which]
 
 
 def draw(logits, sampling, generator):

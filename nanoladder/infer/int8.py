@@ -5,11 +5,13 @@ compiled product of a single row does. Any other makes floats of a whole matrix 
 prompt and for evaluation, but slower than without int8.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from nanoladder.errors import BadInput
-from nanoladder.infer.linear import RowLinear
+from nanoladder.infer.linear import linears, multiply
 
 LARGEST = 127  # symmetric: -128 is not used
 
@@ -30,35 +32,27 @@ class Rows(nn.Module):
         return (self.codes[ids] * self.scales[ids]).to(self.dtype)
 
 
-class Int8Linear(RowLinear):
-    """A Linear whose weight is computed from Rows: by a compiled product of a single row, while it reads them."""
-
-    @property
-    def weight(self):
-        return self.rows()
-
-
-class Int8Embedding(nn.Embedding):
-    """An Embedding that looks its ids up in Rows."""
-
-    def forward(self, ids):
-        return self.rows(ids)
-
-
 def quantize(gpt):
     """Makes the weights of every Linear of a GPT int8, and of its token embedding, once with the head tied to it.
 
     Call it on the device, in the dtype that is to stay. It is for inference alone.
     """
     tied = {}  # weight: Rows
-    for module in [*gpt.modules()]:
-        if type(module) is nn.Linear or module is gpt.token_embedding:
-            weight = module.weight
-            del module.weight
-            if weight not in tied:
-                tied[weight] = Rows(weight)
-            module.rows = tied[weight]
-            module.__class__ = Int8Linear if isinstance(module, nn.Linear) else Int8Embedding
+    for module in [gpt.token_embedding, *linears(gpt)]:
+        weight = module.weight
+        del module.weight
+        if weight not in tied:
+            tied[weight] = Rows(weight)
+        module.rows = tied[weight]
+        if module is gpt.token_embedding:
+            module.forward = module.rows.forward
+        else:
+            module.forward = partial(multiply_by_rows, module)
+
+
+def multiply_by_rows(linear, x):
+    """Forward of a Linear in int8. Compiled, for a single row, it makes floats of the weights while it reads them."""
+    return multiply(x, linear.rows(), linear.bias)
 
 
 def require_gain(device, n_rows, compile):

@@ -45,18 +45,16 @@ def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None, co
     return [text.tokens[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("context_length", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("n_prompt", [1, 7, 8, 9, 30])
+@settings(max_examples=20)
+@given(n_prompt=st.integers(1, 30), context_length=st.integers(1, 9), sampling=st.sampled_from([GREEDY, SAMPLED]))
 def test_tokens_are_those_without_a_cache(n_prompt, context_length, sampling):
     """At the beginning, at the edge of the context, and over several of its moves."""
     prompt = random_tokens(n_prompt)
     expected = uncached(random_gpt(context_length), prompt, 40, sampling)
     assert cached(random_gpt(context_length), [prompt], [40], sampling) == [expected]
-    assert len(set(expected)) > 2 or context_length < 3
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_each_text_of_a_batch_is_what_it_is_alone(data):
     """Prompts of any lengths, equal ones too, some that end early, windows that move at different times."""
@@ -105,13 +103,11 @@ def watched(gpt):
     return shapes, rows
 
 
-def test_samples_share_the_run_of_their_prompt_and_a_token_costs_one_position():
+def test_a_token_costs_one_position():
     gpt = random_gpt(20)
     shapes, rows = watched(gpt)
-    one, two = random_tokens(9, seed=1), random_tokens(6, seed=2)
-    cached(gpt, [one, one, two, one], [5] * 4, SAMPLED, seeds=[0, 1, 2, 3])
-    assert shapes == [(2, 9)] + 4 * [(4, 1)]
-    assert rows == [2] + 4 * [4]
+    cached(gpt, [random_tokens(9, seed=1), random_tokens(6, seed=2)], [5, 5], SAMPLED)
+    assert shapes == [(2, 9)] + 4 * [(2, 1)] and rows == 5 * [2]
 
 
 def test_only_texts_whose_window_moves_run_it_again():
@@ -148,16 +144,10 @@ PROBABILITIES = [0.15, 0.5, 0.05, 0.3]
     "options, allowed",
     [
         ({}, {0, 1, 2, 3}),
-        ({"top_k": 1}, {1}),
         ({"top_k": 2}, {1, 3}),
-        ({"top_k": 9}, {0, 1, 2, 3}),
-        ({"top_p": 0.01}, {1}),
         ({"top_p": 0.49}, {1}),
-        ({"top_p": 0.6}, {1, 3}),
         ({"top_p": 0.79}, {1, 3}),
-        ({"top_p": 0.9}, {0, 1, 3}),
         ({"top_p": 0.6, "top_k": 3}, {1, 3}),
-        ({"top_p": 0.9, "top_k": 2}, {1, 3}),
         ({"top_k": 2, "top_p": 0.6}, {1}),  # of the two that are left, the first has 0.625
         ({"temperature": 0}, {1}),
     ],
@@ -189,7 +179,7 @@ def candidates(logits, sampling):
 numbers = st.floats(-40, 40, width=32) | st.sampled_from([-torch.inf, -1e30, 0.0, 1.0, 1e4])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     logits=st.lists(numbers, min_size=1, max_size=40).filter(lambda logits: max(logits) > -1e20),
     temperature=st.sampled_from([0.1, 0.8, 1.0, 3.0]),

@@ -16,7 +16,7 @@ import sample
 from model import GPT
 from nanoladder import infer, machine
 from nanoladder.errors import BadInput
-from nanoladder.infer.int8 import Int8Linear, Rows
+from nanoladder.infer.int8 import Rows
 
 N_VOCAB = 57
 
@@ -63,13 +63,13 @@ def test_a_weight_is_within_half_a_step_of_its_own_row(dtype):
 def test_every_matrix_but_the_position_embedding_is_int8_and_the_table_stored_once():
     gpt, quantized = random_gpt()
     linears = [module for module in quantized.modules() if isinstance(module, nn.Linear)]
-    assert len(linears) == 9 and all(type(module) is Int8Linear for module in linears)
+    assert len(linears) == 9 and all(type(module.rows) is Rows for module in linears)
     assert quantized.head.rows is quantized.token_embedding.rows
     assert [name for name, parameter in quantized.named_parameters() if parameter.dim() > 1] == [
         "position_embedding.weight"
     ]
     matrices = sum(parameter.numel() for parameter in gpt.parameters() if parameter.dim() > 1)
-    n_rows = sum(len(module.weight) for module in linears)
+    n_rows = sum(len(module.rows.codes) for module in linears)
     positions = gpt.position_embedding.weight.numel()
     assert n_bytes(gpt) - n_bytes(quantized) == 3 * (matrices - positions) - 4 * n_rows
 
