@@ -14,5 +14,3 @@ from nanoladder.evaluation.items import read_items
 from nanoladder.evaluation.score import Scorer
 from nanoladder.evaluation.tasks import Task
 from nanoladder.evaluation.whole import WholeSplit
-
-__all__ = ["PUBLIC", "Scorer", "Task", "WholeSplit", "download", "read_items"]

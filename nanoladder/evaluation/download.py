@@ -1,26 +1,21 @@
 """The public task files: where they come from, where they lie, and downloading them."""
 
-import hashlib
 import http.client
-import urllib.request
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
+import torch
 
-from nanoladder import files
 from nanoladder.data.datasets import DATA_DIR
 from nanoladder.errors import BadInput, nearest
 
-BLOCK = 2**16  # bytes
-
 
 class Public(NamedTuple):
-    """A public file, with its size in bytes and its SHA-256."""
+    """A public file and its SHA-256."""
 
     url: str
     path: Path
-    size: int
     sha256: str
 
 
@@ -30,13 +25,11 @@ PUBLIC = {
     "hellaswag": Public(  # the validation set, 10,042 items; the test set's labels are not public
         "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl",
         DATA_DIR / "hellaswag" / "hellaswag_val.jsonl",
-        12_246_618,
         "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588",
     ),
     "lambada": Public(  # the test set as OpenAI prepared it for GPT-2, 5,153 items
         "https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl",
         DATA_DIR / "lambada" / "lambada_test.jsonl",
-        1_819_752,
         "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
     ),
 }
@@ -52,28 +45,13 @@ def download(name):
         raise BadInput(f"--download={name}: expected {' or '.join(PUBLIC)}{nearest(name, PUBLIC)}")
     try:
         public.path.parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(public.path) as temporary:
-            fetch(public, temporary)
+        torch.hub.download_url_to_file(public.url, public.path, public.sha256, progress=sys.stderr.isatty())
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise BadInput(f"cannot download {name} ({reason}); save {public.url} as {public.path}") from None
-    return public.path
-
-
-def fetch(public, path):
-    """Downloads to that path. Raises OSError, or BadInput if it is not the file of that size and digest."""
-    sha256 = hashlib.sha256()
-    with (
-        urllib.request.urlopen(public.url, timeout=30) as response,
-        open(path, "wb") as file,
-        tqdm(total=public.size, desc=public.path.name, unit="B", unit_scale=True, disable=None) as progress,
-    ):
-        while (block := response.read(BLOCK)) and progress.n <= public.size:
-            file.write(block)
-            sha256.update(block)
-            progress.update(len(block))
-    if sha256.hexdigest() != public.sha256:
+    except RuntimeError:  # the digest
         raise BadInput(
             f"{public.url} is not the file that was published: other contents, or an incomplete download; try again, "
             f"or save a copy as {public.path}, which is then taken as it is"
-        )
+        ) from None
+    return public.path

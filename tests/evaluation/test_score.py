@@ -32,12 +32,6 @@ def test_each_row_is_in_one_batch_which_does_not_exceed_its_tokens(lengths, batc
     assert padding(batches, lengths) <= 0.2
 
 
-def test_batches_of_rows_of_many_lengths_pad_little():
-    lengths = np.random.default_rng(0).lognormal(4.3, 0.5, 40_000).astype(int) + 1  # like HellaSwag's, 10 to 500
-    in_order = [np.arange(start, min(start + 100, 40_000)) for start in range(0, 40_000, 100)]
-    assert padding(score.schedule(lengths, 16384), lengths) < 0.02 < 0.5 < padding(in_order, lengths)
-
-
 def rows_of(lengths, n_targets):
     """Rows, some of one token alone, and a function that reads them; of each the last n_targets are predicted."""
     rows = np.random.default_rng(0).integers(0, 5, (len(lengths), 17))
@@ -86,14 +80,6 @@ def test_processes_share_the_rows(monkeypatch):
     rows = [np.concatenate([rows for rows, *_ in share]) for share in shares]
     assert sorted(np.concatenate(rows)) == list(range(60)) and min(map(len, rows)) > 10
     assert (together.log_probs == alone.log_probs).all() and (together.greedy == alone.greedy).all()
-
-
-def test_dropout_is_off():
-    lengths = np.full(20, 16)
-    _, read = rows_of(lengths, lengths)
-    models = [GPT(tiny(vocab_size=5, dropout=dropout)).train() for dropout in (0.0, 0.5)]
-    without, off = (Scorer(model, "float32", CPU, 70).score("x", lengths, read) for model in models)
-    assert (without.log_probs == off.log_probs).all()
 
 
 def test_a_broken_model_is_refused():

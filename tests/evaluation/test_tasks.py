@@ -17,15 +17,12 @@ from nanoladder.errors import BadInput
 from nanoladder.evaluation import Scorer, Task, read_items
 
 CPU = torch.device("cpu")
-SHAPES = [
-    {"n_layer": 2, "n_head": 3, "n_embd": 24, "n_positions": 29},
-    {"n_layer": 1, "n_head": 5, "n_embd": 35, "n_positions": 64},
-]
+SHAPE = {"n_layer": 2, "n_head": 3, "n_embd": 24, "n_positions": 29}
 WORDS = "the cat sat on a mat, naïve café ☕ \n\n it's 1234 He said: “Meow!” (quietly). [title] ..."
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: f"{shape['n_positions']} positions")
-def folder(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """A GPT-2 of random weights and a tokenizer trained on a line, as transformers saves them."""
     folder = tmp_path_factory.mktemp("gpt2")
     trained = ByteLevelBPETokenizer()
@@ -33,8 +30,8 @@ def folder(request, tmp_path_factory):
     trained.save_model(str(folder))
     tokenizer = GPT2TokenizerFast.from_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(request.param["n_embd"])
-    config = GPT2Config(vocab_size=len(tokenizer), initializer_range=0.1, **request.param)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), initializer_range=0.1, **SHAPE)
     model = GPT2LMHeadModel(config)
     model.transformer.wte.weight.data *= 10  # the likeliest token is often the last one again
     model.save_pretrained(folder)

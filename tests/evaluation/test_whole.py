@@ -45,8 +45,7 @@ def by_target(model, ids, stride):
     return [nats(model, ids[start : i + 2]) for i, start in enumerate(starts)]
 
 
-@pytest.mark.parametrize("n_tokens", [T + 1, T + 2, 2 * T, 2 * T + 1, 3 * T - 1, 70])
-@pytest.mark.parametrize("stride", [0, 1, 5, T])
+@pytest.mark.parametrize("n_tokens, stride", [(T + 1, 0), (2 * T + 1, 0), (70, 0), (3 * T - 1, 1), (70, 5), (2 * T, T)])
 def test_the_loss_is_that_of_each_target_of_a_stream(n_tokens, stride, tmp_path):
     config = of_stream(tmp_path, n_tokens)
     dataset, model = data.open_dataset(config), GPT(config).eval()
@@ -70,13 +69,6 @@ def test_the_loss_is_that_of_each_target_of_each_document(documents):
     assert result["targets"] == len(expected) == offsets[-1] - len(offsets) + 1
     assert result["loss"] == pytest.approx(np.mean(expected), rel=1e-6)
     assert 0 < result["padding"] < 0.3
-
-
-def test_batches_of_any_size_give_the_same_loss(documents):
-    config = tiny(dataset=str(documents), vocab_size=256)
-    whole = WholeSplit(data.open_dataset(config), "train")
-    losses = [whole.evaluate(scorer(config, size))["loss"] for size in (1, 50, 10**6)]
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize(
