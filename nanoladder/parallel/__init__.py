@@ -5,15 +5,13 @@
 - data_parallel: a share of each batch; DDP
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
-- whole: whole tensors from the parts of them that each process holds, and back
-- clip: the norm of all gradients
+- whole: whole tensors from the parts of them that each process holds, and back; clipping by the whole norm
 - check: refusals
 
 Gradients are averaged over the processes that train on different tokens, losses over all.
 """
 
-from nanoladder.parallel.check import check_batch
-from nanoladder.parallel.clip import clip_grad_norm_
+from nanoladder.parallel.check import check_batch, check_pipeline
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
 from nanoladder.parallel.group import (
@@ -35,7 +33,6 @@ from nanoladder.parallel.pipeline import (
     COPY,
     TIED,
     apply_pipeline_parallel,
-    check_pipeline,
     cut_blocks,
     micro_batch_size,
     micro_batch_sizes,
@@ -43,43 +40,4 @@ from nanoladder.parallel.pipeline import (
 )
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
-from nanoladder.parallel.whole import as_shards, full_tensor, gather_state, local_rows, local_shard
-
-__all__ = [
-    "COPY",
-    "CUTS",
-    "TIED",
-    "LaggedMax",
-    "add",
-    "all_reduce_mean",
-    "already_printed",
-    "apply_context_parallel",
-    "apply_pipeline_parallel",
-    "apply_tensor_parallel",
-    "as_shards",
-    "broadcast_from_first",
-    "check_batch",
-    "check_pipeline",
-    "clip_grad_norm_",
-    "cut_blocks",
-    "distributed_data_parallel",
-    "divide",
-    "full_tensor",
-    "fully_shard",
-    "gather_objects",
-    "gather_rows",
-    "gather_state",
-    "local_rows",
-    "local_shard",
-    "mesh",
-    "micro_batch_size",
-    "micro_batch_sizes",
-    "predict_bubble",
-    "rank",
-    "require_agreement",
-    "share",
-    "start",
-    "stop",
-    "synchronize_last",
-    "world_size",
-]
+from nanoladder.parallel.whole import as_shards, clip_grad_norm_, full_tensor, gather_state, local_rows, local_shard

@@ -1,13 +1,13 @@
 """Refusals: what a config cannot do in several processes."""
 
-import dataclasses
 import math
 
 import torch
 
 from nanoladder.errors import BadInput
-from nanoladder.machine import eight_bit_library
+from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import Grid, mesh
+from nanoladder.parallel.pipeline import STAGES, micro_batch_size, micro_batch_sizes
 
 
 def check_processes(config, device, n, local_n):
@@ -32,24 +32,56 @@ def check_processes(config, device, n, local_n):
 def check_batch(config, grid):
     """Raises BadInput unless each process along data gets an equal share of the batch, in whole micro-batches."""
     n = grid.data
-    if config.micro_batch_size == "auto":
-        config = dataclasses.replace(config, micro_batch_size=1)  # auto chooses a divisor
-
-    def divides(batch_size):
-        share, left_over = divmod(batch_size, n)
-        micro = min(config.micro_batch_size or share, share)
-        return share > 0 and not left_over and share % micro == 0 and batch_size % (config.micro_batch_size or 1) == 0
-
-    if not divides(config.batch_size):
-        step = n * (config.micro_batch_size or 1)
-        sizes = range(max(0, config.batch_size - step), config.batch_size + step + 1)
-        less = [size for size in sizes if size < config.batch_size and divides(size)]
-        more = [size for size in sizes if size > config.batch_size and divides(size)]
-        micro = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+    share, left_over = divmod(config.batch_size, n)
+    given = 0 if config.micro_batch_size == "auto" else config.micro_batch_size  # auto chooses a divisor
+    micro = min(given, share) or 1
+    if not share or left_over or share % micro:
+        below = config.batch_size // (n * micro) * n * micro
+        nearest = " or ".join(str(size) for size in (below, below + n * micro) if size)
         of_data = " along data" if grid != Grid(data=n) else ""
+        in_micro_batches = f" in micro-batches of {given}" if given else ""
         raise BadInput(
-            f"batch_size={config.batch_size} does not divide among {n} processes{of_data}{micro}; "
-            f"expected batch_size {' or '.join(map(str, less[-1:] + more[:1]))}, or another number of processes"
+            f"batch_size={config.batch_size} does not divide among {n} processes{of_data}{in_micro_batches}; "
+            f"expected batch_size {nearest}, or another number of processes"
+        )
+
+
+def check_pipeline(config, grid, device):
+    """Raises BadInput if a pipeline of these processes cannot train this config on this device."""
+    n, schedule = grid.pipeline, config.pipeline_schedule
+    if n == 1:
+        return
+    cut, n_stages = f"pipeline_parallel={n}", STAGES[schedule] * n
+    if config.n_layer < n_stages:
+        raise BadInput(
+            f"{cut} with pipeline_schedule={schedule} has {n_stages} stages of a block or more, and "
+            f"n_layer={config.n_layer}; expected n_layer={n_stages} at least, or fewer processes"
+        )
+    if choose_dtype(config.dtype, device) == torch.float16:
+        raise BadInput(
+            f"{cut} does not scale the loss, as float16 needs, which dtype={config.dtype} is here; expected "
+            "--dtype=bfloat16 or float32"
+        )
+    if config.optimizer in ("adafactor", "galore") and grid.data * grid.context > 1:
+        raise BadInput(
+            f"optimizer={config.optimizer} needs plain tensors, and data parallelism beside {cut} makes DTensors of "
+            f"them; expected --optimizer=adamw8bit, or {n} processes"
+        )
+    if config.compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
+        raise BadInput(
+            f"compile_mode={config.compile_mode} replays CUDA graphs, whose memory the next micro-batch of "
+            f"{cut} overwrites; expected --compile_mode=default"
+        )
+    sizes = micro_batch_sizes(config, grid)
+    size = 1 if config.micro_batch_size == "auto" else micro_batch_size(config, grid)
+    if size not in sizes:
+        many = "or more" if schedule == "1f1b" else "or a multiple of it"
+        step = n * grid.data * size
+        wider = f"--batch_size={math.ceil(config.batch_size / step) * step}"
+        expected = f"--micro_batch_size={sizes[-1]}" if sizes else wider
+        raise BadInput(
+            f"{cut} with pipeline_schedule={schedule} takes {n} micro-batches {many}, and micro_batch_size="
+            f"{config.micro_batch_size} makes {config.batch_size // grid.data // size}; expected {expected}"
         )
 
 
@@ -57,10 +89,9 @@ def check_tensor_parallel(config):
     """Raises BadInput if the optimizer needs whole matrices, or if a process would have no row of the vocabulary."""
     n = mesh().sizes.tensor
     if config.optimizer in ("adafactor", "galore", "adamw8bit"):
-        needs = "quantizes rows" if config.optimizer == "adamw8bit" else "needs whole matrices"
         raise BadInput(
-            f"optimizer={config.optimizer} {needs}, and tensor_parallel={n} leaves each process only a part of them; "
-            "expected --tensor_parallel=1, or another --optimizer, such as adamw or lion"
+            f"optimizer={config.optimizer} needs whole rows or matrices, and tensor_parallel={n} leaves each process "
+            "only a part of them; expected --tensor_parallel=1, or another --optimizer, such as adamw or lion"
         )
     rows = config.padded_vocab_size
     if math.ceil(rows / n) * (n - 1) >= rows:
@@ -70,19 +101,13 @@ def check_tensor_parallel(config):
         )
 
 
-def check_8_bits(model, device):
+def check_8_bits(model):
     """Raises BadInput if the state of 8-bit AdamW cannot be sharded."""
     n = mesh().n_sharing
     uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % n]
-    shard = model.config.shard
     if uneven:
         raise BadInput(
-            f"optimizer=adamw8bit with shard={shard} needs as many rows of a tensor in each of {n} processes, and "
-            f"{uneven[0]}; expected --pad_vocab_to, --context_length and --n_embd to be multiples of {n}, or "
-            "--shard=none"
-        )
-    if eight_bit_library(device) == "bitsandbytes":
-        raise BadInput(
-            f"optimizer=adamw8bit with shard={shard} and pipeline_parallel={model.config.pipeline_parallel} needs "
-            "torchao; install it, or use --optimizer=adamw"
+            f"optimizer=adamw8bit with shard={model.config.shard} needs as many rows of a tensor in each of {n} "
+            f"processes, and {uneven[0]}; expected multiples of {n} for --pad_vocab_to, --context_length and --n_embd, "
+            "or --shard=none"
         )

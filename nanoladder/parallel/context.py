@@ -13,14 +13,11 @@ itself. Attention exchanges in one of two ways:
 from functools import partial
 
 import torch
-import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 
 from nanoladder.config import gathers_keys
 from nanoladder.parallel.mesh import mesh
-
-# Renamed in torch 2.13, where the name before warns
-all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+from nanoladder.private import all_gather_autograd, all_to_all_autograd
 
 
 def positions(config):
@@ -64,13 +61,14 @@ def attend_by_heads(group, attention, q, k, v):
 def exchange(x, group, cut, joined):
     """Cuts dimension `cut` among the processes and joins dimension `joined` from them: an all-to-all."""
     x = x.unflatten(cut, (mesh().sizes.context, -1)).movedim(cut, 0)  # (n, ...)
-    x = collectives.all_to_all_single_autograd(x.contiguous(), None, None, group)
+    x = all_to_all_autograd(x.contiguous(), None, None, group)
     return x.movedim(0, joined).flatten(joined, joined + 1)
 
 
 def attend_to_gathered(group, masks, attention, q, k, v):
     """Causal attention of the queries of this process to all keys: (B, nh, T / n, hs) -> the same."""
-    pieces = all_gather(torch.stack([k, v]), 3, group).chunk(2 * mesh().sizes.context, dim=3)  # front, back, front, ...
+    pieces = all_gather_autograd(torch.stack([k, v]), 3, group)
+    pieces = pieces.chunk(2 * mesh().sizes.context, dim=3)  # front, back, front, ...
     k, v = torch.cat([*pieces[::2], *pieces[::-2]], dim=3)  # (B, nh, T, hs), in order
     dropout = attention.config.dropout if attention.training else 0.0
     y = []

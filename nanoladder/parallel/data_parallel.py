@@ -1,10 +1,9 @@
 """Data parallelism: every process trains a replica of the model on its share of each batch."""
 
-from torch import nn
-
 from nanoladder.parallel.context import positions
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.shards import fully_shard
+from nanoladder.private import OrderedDataParallel
 
 
 def share(batches):
@@ -23,23 +22,8 @@ def distributed_data_parallel(model):
     return DistributedDataParallel(model, gradient_as_bucket_view=True) if mesh().averaging > 1 else model
 
 
-class DistributedDataParallel(nn.parallel.DistributedDataParallel):
-    """DDP (Li et al. 2020) that exposes the wrapped model's attributes and its state dict without a prefix.
-
-    A gradient has the same place in the same bucket in every step. By itself DDP orders the buckets anew after the
-    first step, and with three or more processes the place decides in which order a sum is rounded: a resumed run,
-    with a first step of its own, would differ from one that never stopped.
-    """
-
-    def __init__(self, model, **options):
-        super().__init__(model, **options)
-        self.broadcast_buffers = False  # they are constants
-        self.reducer._push_all_rebuilt_params()  # the order for good, which the first forward takes over
-
-    def _build_params_for_reducer(self):
-        """The parameters in the order in which their gradients are ready: the last layer's first."""
-        parameters, are_sparse = super()._build_params_for_reducer()
-        return parameters[::-1], are_sparse[::-1]
+class DistributedDataParallel(OrderedDataParallel):
+    """DDP that exposes the wrapped model's attributes and its state dict without a prefix."""
 
     def __getattr__(self, name):
         try:

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
-from nanoladder.parallel.check import check_batch, check_processes
-from nanoladder.parallel.mesh import count_sharing, divide, start_mesh
-from nanoladder.parallel.pipeline import check_pipeline
+from nanoladder.parallel.check import check_batch, check_pipeline, check_processes
+from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
 
 
 def world_size():
@@ -33,10 +32,7 @@ def start(config, device):
     Raises BadInput if the config does not support several processes, or if the batch or the devices do not divide
     among them.
     """
-    n, local_rank, local_n = (
-        int(os.environ.get(name, default))
-        for name, default in (("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
-    )
+    n, local_n = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if n == 1:
         return device
     check_processes(config, device, n, local_n)
@@ -45,20 +41,27 @@ def start(config, device):
     check_batch(config, grid)
     check_pipeline(config, grid, device)
     if device.type == "cuda":
-        device = torch.device("cuda", local_rank)
-    elif local_n > 1 and os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default
-        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, n_cores // local_n))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    elif os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default
+        torch.set_num_threads(max(1, os.cpu_count() // local_n))
     if not dist.is_initialized():
-        store, number, _ = next(dist.rendezvous("env://"))
-        if local_n == n:  # on one node the store survives restarts and keeps addresses of dead processes
-            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-        dist.init_process_group(backend, store=store, rank=number, world_size=n, device_id=device_id)
+        number = int(os.environ["RANK"])
+        dist.init_process_group(backend, store=meeting_place(), rank=number, world_size=n, device_id=device_id)
     start_mesh(grid, rank(), n_sharing, device.type)
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return device
+
+
+def meeting_place(seconds=300):
+    """torchrun's store, where processes find each other's addresses.
+
+    On one node it outlives them, so each attempt to run them has its own keys. Several nodes may not count alike.
+    """
+    store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    on_one_node = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")
+    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if on_one_node else "nodes", store)
 
 
 def stop():
@@ -69,11 +72,10 @@ def stop():
 
 
 def already_printed(line):
-    """True if another process has printed this line, according to a counter in the rendezvous store."""
+    """True if another process of this attempt has printed this line, according to torchrun's store."""
     try:
-        store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))
-        return store.add(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}: {line}", 1) > 1
-    except (dist.DistError, ValueError):  # no store
+        return meeting_place(seconds=10).add(line, 1) > 1
+    except (dist.DistError, ValueError, KeyError):  # no store
         return False
 
 
@@ -90,11 +92,10 @@ def require_agreement(facts, what):
 
 
 def broadcast_from_first(make):
-    """Calls make() in rank 0 and returns its result in every process. Collective."""
+    """Calls make(), which may take minutes, in rank 0 and returns its result in every process. Collective."""
     values = [make() if rank() == 0 else None]
-    if world_size() > 1:  # over gloo, with a long timeout: make() may take minutes
-        group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
-        dist.broadcast_object_list(values, group=group)
+    if world_size() > 1:
+        dist.broadcast_object_list(values, group=mesh().hosts)
     return values[0]
 
 
@@ -105,15 +106,13 @@ class LaggedMax:
     """
 
     def __init__(self):
-        several_gpus = world_size() > 1 and dist.get_backend() == "nccl"
-        self.group = dist.new_group(backend="gloo") if several_gpus else None  # the numbers are on the host
         self.in_flight = None
 
     def __call__(self, *numbers):
         if world_size() == 1:
             return numbers
         previous, tensor = self.in_flight, torch.tensor(numbers)
-        self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=mesh().hosts, async_op=True)
         if previous is None:
             return (0,) * len(numbers)
         previous[1].wait()

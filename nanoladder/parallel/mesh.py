@@ -4,9 +4,11 @@ Ranks count the processes of a tensor group first, then those of a context group
 groups that exchange most have neighboring ranks, within a node.
 """
 
+from datetime import timedelta
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
@@ -37,11 +39,7 @@ class Mesh:
 
     def __init__(self, sizes, rank=0, n_sharing=1, device_type="cpu"):
         self.sizes, self.n_sharing, self.device_type = sizes, n_sharing, device_type
-        place = []
-        for size in reversed(sizes):
-            rank, index = divmod(rank, size)
-            place.insert(0, index)
-        self.place = Grid(*place)
+        self.place = Grid(*(int(index) for index in np.unravel_index(rank, sizes)))
 
     @property
     def averaging(self):
@@ -68,6 +66,11 @@ class Mesh:
         names = ("outer", "context", "tensor")
         return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)["context"]
 
+    @cached_property
+    def hosts(self):
+        """Group of all processes for what lies on the host. It waits for an hour. Collective at first use."""
+        return dist.new_group(backend="gloo", timeout=timedelta(hours=1))
+
 
 current = Mesh(Grid())  # of one process
 
@@ -90,9 +93,7 @@ def divide(config, n):
         return Grid()  # one process has every part
     if n % product:
         keys = " × ".join(f"{key}={getattr(config, key)}" for key in CUTS if getattr(config, key) > 1)
-        below = n // product * product
-        nearest = " or ".join(str(size) for size in (below, below + product) if size)
-        raise BadInput(f"{keys} does not divide {n} processes; expected {nearest} of them (--nproc_per_node)")
+        raise BadInput(f"{keys} does not divide {n} processes; expected a multiple of {product} (--nproc_per_node)")
     return Grid(pipeline, n // product, context, tensor)
 
 
@@ -108,10 +109,9 @@ def count_sharing(config, sizes, n_per_node):
         n = min(max(1, n_per_node // sizes.tensor), averaging)
     else:
         n = config.shard_within or averaging
-    if n > averaging or averaging % n:
-        divisors = [size for size in range(1, averaging + 1) if averaging % size == 0]
+    if averaging % n:
         raise BadInput(
             f"shard_within={config.shard_within} does not divide the {averaging} processes that share a stage's "
-            f"weights; expected one of {', '.join(map(str, divisors))}, or 0 for all"
+            "weights; expected a divisor, or 0 for all"
         )
     return n

@@ -5,17 +5,14 @@ the schedule 1f1b every process has one stage; with interleaved it has two, and 
 schedules are torch.distributed.pipelining's.
 """
 
-import functools
-from itertools import accumulate
-from operator import itemgetter
+import math
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from model import GPT
-from nanoladder.errors import BadInput
-from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import mesh
 
 STAGES = {"1f1b": 1, "interleaved": 2}  # of a process
@@ -36,9 +33,7 @@ class Stage(GPT):
 
     def __init__(self, model, blocks, is_first, is_last):
         nn.Module.__init__(self)  # not GPT's, which would make a whole model
-        for name, value in vars(model).items():
-            if not name.startswith("_"):
-                setattr(self, name, value)  # config, n_params, ...
+        self.config, self.is_last = model.config, is_last
         self.blocks = nn.ModuleList()
         for number in blocks:
             self.blocks.add_module(str(number), model.blocks[number])
@@ -48,7 +43,6 @@ class Stage(GPT):
         self.norm = model.norm if is_last else nn.Identity()
         if is_last:
             self.head = model.head
-        self.is_last = is_last
 
     def forward(self, x, targets=None):
         return super().forward(x, targets) if self.is_last else self.hidden(x)
@@ -68,12 +62,12 @@ class Pipeline(nn.Module):
         super().__init__()
         n, place = mesh().sizes.pipeline, mesh().place.pipeline
         self.config, self.n_params = model.config, model.n_params
-        self.cut = cut_blocks(model.config, n)  # the blocks of every stage
-        self.n_stages = len(self.cut)
+        cut = cut_blocks(model.config, n)  # the blocks of every stage
+        self.n_stages = len(cut)
         self.numbers = range(place, self.n_stages, n)  # of this process's stages
         self.has_first, self.has_last = place == 0, place == n - 1
-        self.parts = nn.ModuleList(Stage(model, self.cut[i], i == 0, i == self.n_stages - 1) for i in self.numbers)
-        self.schedule = self.scheduled = None
+        self.parts = nn.ModuleList(Stage(model, cut[i], i == 0, i == self.n_stages - 1) for i in self.numbers)
+        self.shape = None  # of the batch that the schedule is for
 
     # -- training
 
@@ -83,37 +77,35 @@ class Pipeline(nn.Module):
         Returns the loss () times the number of processes of the pipeline on the last one, 0 on the others, so that the
         mean over all processes is the loss. n_tokens: valid tokens of the batch, () on its device.
         """
-        rows = micro_batch_size(self.config, mesh().sizes)
-        self.n_tokens = n_tokens
-        schedule = self.prepare(min(rows, len(batch.inputs)), batch.inputs)
-        losses = []
+        if self.shape != batch.inputs.shape:
+            self.shape, self.schedule = batch.inputs.shape, self.make_schedule(batch.inputs)
+        self.n_tokens, losses = n_tokens, []
         inputs = (batch.inputs,) if self.has_first else ()
         targets = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
-        schedule.step(*inputs, **targets, losses=losses, return_outputs=False)
+        self.schedule.step(*inputs, **targets, losses=losses, return_outputs=False)
         self.add_tied_gradients()
         return sum((loss.detach() for loss in losses), torch.zeros_like(n_tokens.float())) * mesh().sizes.pipeline
 
-    def prepare(self, rows, inputs):
-        """The schedule for a batch of inputs (B, T) in micro-batches of so many rows. Made anew if either changes."""
-        if self.scheduled != (rows, inputs.shape):
-            self.scheduled = rows, inputs.shape
-            stages = [
-                self.make_stage(*numbered, rows, inputs) for numbered in zip(self.numbers, self.parts, strict=True)
-            ]
-            n, name = len(inputs) // rows, self.config.pipeline_schedule
-            self.schedule = make_schedule(name, stages, n, lambda loss, targets: loss / self.n_tokens)
-        return self.schedule
+    def make_schedule(self, inputs):
+        """The schedule of batches of inputs (B, T), in micro-batches."""
+        from torch.distributed import pipelining  # here, because it takes a second that other runs save
 
-    def make_stage(self, number, part, rows, inputs):
-        from torch.distributed.pipelining import PipelineStage  # here, because it takes a second that other runs save
-
+        rows = min(micro_batch_size(self.config, mesh().sizes), len(inputs))
         tokens = torch.empty(rows, inputs.shape[1], dtype=torch.int64, device="meta")
         sent = torch.empty(self.sent(tokens), device="meta", requires_grad=True)
-        shapes = {  # given, because DDP and FSDP2 do not support the trial by which they are found out
-            "input_args": tokens if number == 0 else sent,
-            "output_args": torch.empty((), device="meta") if part.is_last else sent,
-        }
-        return PipelineStage(part, number, self.n_stages, inputs.device, group=group(), **shapes)
+        stages = []
+        for number, part in zip(self.numbers, self.parts, strict=True):
+            shapes = {  # given, because DDP and FSDP2 do not support the trial by which they are found out
+                "input_args": tokens if number == 0 else sent,
+                "output_args": torch.empty((), device="meta") if part.is_last else sent,
+            }
+            stage = pipelining.PipelineStage(part, number, self.n_stages, inputs.device, group=group(), **shapes)
+            stages.append(stage)
+        options = {"n_microbatches": len(inputs) // rows, "scale_grads": False}
+        options["loss_fn"] = lambda loss, targets: loss / self.n_tokens
+        if self.config.pipeline_schedule == "1f1b":
+            return pipelining.Schedule1F1B(stages[0], **options)
+        return pipelining.ScheduleInterleaved1F1B(stages, **options)
 
     def sent(self, tokens):
         """Shape of the activations that a stage sends for tokens (B, T)."""
@@ -178,24 +170,7 @@ def group():
     return mesh().weights["pipeline"].get_group()
 
 
-# -- schedules
-
-
-def make_schedule(name, stages, n_micro_batches, loss_fn):
-    from torch.distributed import pipelining
-
-    options = {"n_microbatches": n_micro_batches, "loss_fn": loss_fn, "scale_grads": False}
-    if name == "1f1b":
-        return pipelining.Schedule1F1B(stages[0], **options)
-    return pipelining.ScheduleInterleaved1F1B(stages, **options)
-
-
-def predict_bubble(name, n_processes, n_micro_batches):
-    """Share of a step in which a process waits, if all stages take equally long and sending takes no time.
-
-    p - 1 of the m + p - 1 turns for 1f1b, of v·m + p - 1 with v stages a process (Narayanan et al. 2021, section 2.2).
-    """
-    return (n_processes - 1) / (STAGES[name] * n_micro_batches + n_processes - 1)
+# -- on paper
 
 
 def cut_blocks(config, n_processes):
@@ -204,82 +179,23 @@ def cut_blocks(config, n_processes):
     Counts floating-point operations per token: 6 per multiplied weight, 12·C·T for attention (as metrics do), and the
     head's on the last stage.
     """
-    C, T = config.n_embd, config.context_length
-    costs = [72 * C * C + 12 * C * T] * config.n_layer
-    costs[-1] += 6 * C * config.padded_vocab_size
-    return balance(costs, STAGES[config.pipeline_schedule] * n_processes)
+    C, n_others = config.n_embd, STAGES[config.pipeline_schedule] * n_processes - 1
+    head = 6 * C * config.padded_vocab_size / (72 * C * C + 12 * C * config.context_length)  # in blocks
+
+    def slowest(n_last):
+        return max(n_last + head, math.ceil((config.n_layer - n_last) / n_others))
+
+    n_last = min(range(1, config.n_layer - n_others + 1), key=slowest)
+    ends = [round((config.n_layer - n_last) * i / n_others) for i in range(n_others + 1)]
+    return [range(*pair) for pair in pairwise([*ends, config.n_layer])]
 
 
-def balance(costs, n_parts):
-    """Cuts a list of costs into n_parts consecutive ranges, of one at least, with sums as even as they can be.
+def predict_bubble(name, n_processes, n_micro_batches):
+    """Share of a step in which a process waits, if all stages take equally long and sending takes no time.
 
-    The largest sum is the least possible; with it the second largest is, and so on.
+    p - 1 of the m + p - 1 turns for 1f1b, of v·m + p - 1 with v stages a process (Narayanan et al. 2021, section 2.2).
     """
-    total = [0, *accumulate(costs)]
-
-    @functools.cache
-    def best(end, n_parts):
-        """(sums in descending order, ranges) of the best cut of the first `end` costs."""
-        if n_parts == 1:
-            return (total[end],), (range(end),)
-        options = []
-        for begin in range(n_parts - 1, end):
-            sums, ranges = best(begin, n_parts - 1)
-            sums = sorted([*sums, total[end] - total[begin]], reverse=True)
-            options.append((tuple(sums), (*ranges, range(begin, end))))
-        return min(options, key=itemgetter(0))
-
-    return best(len(costs), n_parts)[1]
-
-
-# -- refusals
-
-
-def check_pipeline(config, grid, device):
-    """Raises BadInput if a pipeline of these processes cannot train this config on this device."""
-    n, schedule = grid.pipeline, config.pipeline_schedule
-    if n == 1:
-        return
-    cut = f"pipeline_parallel={n}"
-    n_stages = STAGES[schedule] * n
-    if config.n_layer < n_stages:
-        raise BadInput(
-            f"{cut} with pipeline_schedule={schedule} has {n_stages} stages of a block or more, and "
-            f"n_layer={config.n_layer}; expected n_layer={n_stages} at least, or fewer processes"
-        )
-    if choose_dtype(config.dtype, device) == torch.float16:
-        raise BadInput(
-            f"{cut} does not scale the loss, as float16 needs, which dtype={config.dtype} is here; expected "
-            "--dtype=bfloat16 or float32"
-        )
-    if config.optimizer in ("adafactor", "galore") and grid.data * grid.context > 1:
-        raise BadInput(
-            f"optimizer={config.optimizer} needs plain tensors, and data parallelism beside {cut} makes DTensors of "
-            f"them; expected --optimizer=adamw8bit, or {n} processes"
-        )
-    if config.compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
-        raise BadInput(
-            f"compile_mode={config.compile_mode} replays CUDA graphs, whose memory the next micro-batch of "
-            f"{cut} overwrites; expected --compile_mode=default"
-        )
-    check_micro_batches(config, grid)
-
-
-def check_micro_batches(config, grid):
-    """Raises BadInput if a pipeline's share of the batch is not cut into enough micro-batches."""
-    n, share = grid.pipeline, config.batch_size // grid.data
-    size = 1 if config.micro_batch_size == "auto" else micro_batch_size(config, grid)
-    if can_schedule(config.pipeline_schedule, n, share // size):
-        return
-    fitting = [str(size) for size in micro_batch_sizes(config, grid)]
-    many = f"{n} micro-batches or more" if config.pipeline_schedule == "1f1b" else f"a multiple of {n} micro-batches"
-    step = n * grid.data * size
-    nearest = f"--batch_size={-(-config.batch_size // step) * step}"
-    expected = f"--micro_batch_size={' or '.join(fitting[-2:])}" if fitting else nearest
-    raise BadInput(
-        f"pipeline_parallel={n} with pipeline_schedule={config.pipeline_schedule} takes {many}, and "
-        f"micro_batch_size={config.micro_batch_size} makes {share // size}; expected {expected}"
-    )
+    return (n_processes - 1) / (STAGES[name] * n_micro_batches + n_processes - 1)
 
 
 def micro_batch_size(config, grid):

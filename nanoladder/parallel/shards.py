@@ -21,7 +21,7 @@ def fully_shard(model):
 
     device_type, weights = mesh().device_type, mesh().weights
     if model.config.optimizer == "adamw8bit":
-        check_8_bits(model, torch.device(device_type))
+        check_8_bits(model)
     where = weights["shard"] if mesh().n_sharing == mesh().averaging else weights["replicate", "shard"]
     dtype = choose_dtype(model.config.dtype, torch.device(device_type))
     # On a GPU, weights are gathered in autocast's dtype; on a CPU, LayerNorm does not support half-precision weights.

@@ -29,8 +29,7 @@ def apply_tensor_parallel(model):
     if mesh().sizes.tensor == 1:
         return
     check_tensor_parallel(model.config)
-    # Gathering what FSDP has also cut takes two steps; each would be warned of
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # each gathering of what FSDP has cut too
     of_block, of_ends = plans()
     parts = getattr(model, "parts", [model])
     ends = [module for part in parts for name, module in part.named_children() if name in ("token_embedding", "head")]
@@ -42,8 +41,8 @@ def apply_tensor_parallel(model):
             for sublayer in (block.attention, block.mlp):
                 sublayer.register_forward_pre_hook(lambda _, inputs: as_autocast(*inputs))
             cut(block, of_block)
-        for plan in of_ends:
-            cut(part, plan)
+        part.position_embedding.register_forward_pre_hook(own_positions)
+        cut(part, of_ends)
         for parameter in part.parameters():
             parameter.register_hook(partial(place_like, parameter.placements))
         if hasattr(part, "head"):  # not on the first stages of a pipeline
@@ -58,8 +57,13 @@ def place_like(placements, gradient):
     return gradient.detach().redistribute(placements=placements)
 
 
+def own_positions(_, inputs):
+    """The positions of this process's part of the sequence, of those of its group (T,)."""
+    return inputs[0].chunk(mesh().sizes.tensor)[mesh().place.tensor]
+
+
 def plans():
-    """Plans for parallelize_module: of a block, and those of the modules around the blocks."""
+    """Plans for parallelize_module: of a block, and of the modules around the blocks."""
     from torch.distributed.tensor import Replicate, Shard  # imported here, as in shards.py: it takes a second
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
@@ -75,14 +79,13 @@ def plans():
         "mlp.fc": ColwiseParallel(),
         "mlp.proj": RowwiseParallel(output_layouts=sequence),
     }
-    positions = {"position_embedding": PrepareModuleInput(input_layouts=whole, desired_input_layouts=Shard(0))}
-    others = {
+    ends = {
         "token_embedding": RowwiseParallel(input_layouts=whole, output_layouts=sequence),
         "position_embedding": SequenceParallel(sequence_dim=0, use_local_output=True),
         "norm": SequenceParallel(),
         "head": ColwiseParallel(),
     }
-    return block, [positions, others]
+    return block, ends
 
 
 def cut(module, plan):

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_map_only
+from torch.nn import utils
 
-from nanoladder.parallel.group import rank
+from nanoladder.parallel.group import rank, world_size
 from nanoladder.parallel.mesh import mesh
-from nanoladder.parallel.pipeline import TIED
+from nanoladder.parallel.pipeline import COPY, TIED
 from nanoladder.parallel.tensor import by_process, is_reordered
+from nanoladder.private import tree_map_only
 
 
 def full_tensor(tensor):
@@ -20,69 +21,53 @@ def full_tensor(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def clip_grad_norm_(model, max_norm):
+    """Clips the gradients in place. Returns their norm () before, that of the whole model. Collective."""
+    counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != COPY]
+    norm = full_tensor(utils.get_total_norm(counted))
+    if mesh().sizes.pipeline > 1:
+        square = norm.square()
+        dist.all_reduce(square, group=mesh().weights["pipeline"].get_group())
+        norm = square.sqrt()
+    utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
+
+
 def gather_state(state):
     """Copies {weight's name: tensor or its state} to rank 0's CPU; other ranks get None for tensors.
 
     Gathers what is sharded or cut, and the weights of all stages of a pipeline. Collective.
     """
-    if mesh().place.pipeline > 0:
-        return send_state(state)
+    keeps = not any(mesh().place[1:])  # the first of the processes with the same stages
     copies = {}  # {id: copy}, so that tied tensors are copied once
 
     def copy(name, tensor):
         if id(tensor) not in copies:
             whole = whole_tensor(name, tensor)  # only one whole tensor is on the device at a time
-            copies[id(tensor)] = whole.to("cpu", copy=True) if rank() == 0 else None
+            copies[id(tensor)] = whole.to("cpu", copy=True) if keeps else None
         return copies[id(tensor)]
 
-    gathered = map_tensors(copy, state)
-    if rank() == 0:
-        for place in range(1, mesh().sizes.pipeline):
-            gathered |= receive_state(place)
-    return gathered
+    gathered = {name: tree_map_only(torch.Tensor, partial(copy, name), value) for name, value in state.items()}
+    return gathered if mesh().sizes.pipeline == 1 else join_stages(gathered, keeps)
+
+
+def join_stages(state, sends):
+    """Adds the other stages' state, sent by one process of each, to rank 0's. Returns the state. Collective."""
+    n, hosts = world_size() // mesh().sizes.pipeline, mesh().hosts  # n processes a stage
+    if sends and rank() > 0:
+        state.pop(TIED, None)  # rank 0 has that
+        dist.send_object_list([state], 0, hosts)
+    for sender in range(n, world_size(), n) if rank() == 0 else ():
+        received = [None]
+        dist.recv_object_list(received, sender, hosts)
+        state |= received[0]
+    return state
 
 
 def whole_tensor(name, tensor):
     """The whole tensor, gathered, of the named weight or of its optimizer state. Collective."""
     whole = full_tensor(tensor.detach())
     return by_process(whole, back=True) if is_reordered(name, tensor) else whole
-
-
-def map_tensors(function, state):
-    """{name: value} with function(name, tensor) in place of every tensor in a value."""
-    return {name: tree_map_only(torch.Tensor, partial(function, name), value) for name, value in state.items()}
-
-
-def send_state(state):
-    """Sends the state of a later process of a pipeline to rank 0, each tensor whole. Returns it with None for tensors.
-
-    The first of the processes with the same stages sends; the others help to gather.
-    """
-    state = {name: values for name, values in state.items() if name != TIED}  # rank 0 has that
-    sends, group = not any(mesh().place[1:]), mesh().weights["pipeline"].get_group()
-
-    def send(name, tensor):
-        whole = whole_tensor(name, tensor)
-        if sends:
-            dist.send(whole.to(mesh().device_type).contiguous(), group=group, group_dst=0)
-
-    if sends:
-        shapes = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), state)
-        dist.send_object_list([shapes], group=group, group_dst=0)
-    return map_tensors(send, state)
-
-
-def receive_state(place):
-    """Receives what send_state() sends from a place of the pipeline, on the CPU."""
-    group, shapes = mesh().weights["pipeline"].get_group(), [None]
-
-    def receive(like):
-        whole = torch.empty_like(like, device=mesh().device_type)
-        dist.recv(whole, group=group, group_src=place)
-        return whole.cpu()
-
-    dist.recv_object_list(shapes, group=group, group_src=place)
-    return tree_map_only(torch.Tensor, receive, shapes[0])
 
 
 def local_shard(tensor, like, name):

@@ -1,4 +1,4 @@
-"""Worker of test_context.py: attention and activations where 4 processes share a sequence. Writes what it saw."""
+"""Worker of test_parts.py: attention and activations where 4 processes share a sequence. Writes what it saw."""
 
 import json
 import sys

@@ -1,56 +1,37 @@
-"""The mesh: which process has which part. Nothing here starts a process."""
+"""The mesh: which process has which part, and what cannot be divided. Nothing here starts a process."""
 
 import itertools
 import re
 
 import pytest
+import torch
 from conftest import tiny
+from hypothesis import given
+from hypothesis import strategies as st
 
+from model import GPT, IGNORE
+from nanoladder import parallel
+from nanoladder.config import check as check_config
+from nanoladder.data import ValidationBatches, open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.parallel import check, context, pipeline
 from nanoladder.parallel.mesh import Grid, Mesh, count_sharing, divide
 
-
-def grid(n, **keys):
-    return divide(tiny(n_head=8, **keys), n)
+CPU, PIPELINE = torch.device("cpu"), {"pipeline_parallel": 2, "batch_size": 8, "micro_batch_size": 2}
 
 
-def test_data_is_what_the_other_dimensions_leave():
-    assert grid(4) == Grid(data=4)
-    assert grid(16, tensor_parallel=4, pipeline_parallel=2) == Grid(pipeline=2, data=2, tensor=4)
-    assert grid(8, tensor_parallel=2, context_parallel=4) == Grid(context=4, tensor=2)
-
-
-def test_one_process_has_every_part():
-    assert grid(1, tensor_parallel=4, pipeline_parallel=2, context_parallel=2) == Grid()
+@given(st.tuples(*[st.sampled_from([1, 2, 3])] * 4))
+def test_data_is_what_the_other_dimensions_leave_and_every_process_has_its_own_place(sizes):
+    grid = Grid(*sizes)
+    n = grid.pipeline * grid.data * grid.context * grid.tensor
+    keys = {f"{name}_parallel": getattr(grid, name) for name in ("pipeline", "context", "tensor")}
+    assert divide(tiny(**keys), n) == grid and divide(tiny(**keys), 1) == Grid()
+    places = [Mesh(grid, rank).place for rank in range(n)]
+    assert places == list(itertools.starmap(Grid, itertools.product(*map(range, sizes))))  # tensor groups are neighbors
 
 
 def test_the_mesh_is_drawn_by_its_dimensions_of_several_processes():
-    assert str(grid(16, tensor_parallel=4, pipeline_parallel=2)) == "2 data × 2 pipeline × 4 tensor"
-    assert str(grid(4, context_parallel=4)) == "4 context"
-
-
-@pytest.mark.parametrize(
-    "n, keys, expected",
-    [
-        (6, {"tensor_parallel": 4}, "tensor_parallel=4 does not divide 6 processes; expected 4 or 8 of them"),
-        (2, {"tensor_parallel": 4}, "does not divide 2 processes; expected 4 of them"),
-        (
-            9,
-            {"tensor_parallel": 2, "pipeline_parallel": 2},
-            "pipeline_parallel=2 × tensor_parallel=2 does not divide 9 processes; expected 8 or 12 of them",
-        ),
-    ],
-)
-def test_a_product_that_does_not_fit_is_refused_with_the_nearest_that_do(n, keys, expected):
-    with pytest.raises(BadInput, match=re.escape(expected)):
-        grid(n, **keys)
-
-
-def test_every_process_has_a_place_of_its_own_and_tensor_groups_are_neighbors():
-    sizes = Grid(pipeline=2, data=3, context=2, tensor=4)
-    places = [Mesh(sizes, rank).place for rank in range(48)]
-    assert places == list(itertools.starmap(Grid, itertools.product(range(2), range(3), range(2), range(4))))
-    assert len({place[:3] for place in places[:4]}) == 1
+    assert str(Grid(pipeline=2, data=2, tensor=4)) == "2 data × 2 pipeline × 4 tensor"
 
 
 @pytest.mark.parametrize(
@@ -59,10 +40,8 @@ def test_every_process_has_a_place_of_its_own_and_tensor_groups_are_neighbors():
         ({}, 16, 8, 16),
         ({"shard_within": "node"}, 16, 8, 8),
         ({"shard_within": "node"}, 4, 8, 4),
-        ({"shard_within": "node", "tensor_parallel": 2}, 16, 8, 4),
         ({"shard_within": "node", "tensor_parallel": 8}, 16, 8, 1),
         ({"shard_within": "node", "pipeline_parallel": 4}, 16, 8, 4),  # a stage has half a node
-        ({"shard_within": "node", "context_parallel": 2}, 16, 8, 8),
         ({"shard_within": 2}, 16, 8, 2),
         ({"shard": "none"}, 16, 8, 1),
     ],
@@ -72,8 +51,110 @@ def test_processes_that_share_a_copy_are_those_of_a_node(keys, n, per_node, expe
     assert count_sharing(config, divide(config, n), per_node) == expected
 
 
-def test_a_number_that_cannot_share_is_refused_with_those_that_can():
-    config = tiny(shard="full", shard_within=4)
-    with pytest.raises(BadInput, match=re.escape("shard_within=4 does not divide the 6 processes")) as refused:
-        count_sharing(config, divide(config, 6), 6)
-    assert "expected one of 1, 2, 3, 6, or 0 for all" in str(refused.value)
+def refuse(keys, sizes, device=CPU):
+    """Everything that is checked before several processes train."""
+    config = tiny(**{"ddp": True, **keys})
+    check_config(config)
+    check.check_processes(config, device, 2, 2)
+    check.check_batch(config, sizes)
+    check.check_pipeline(config, sizes, device)
+    if sizes.tensor > 1:
+        check.check_tensor_parallel(config)
+
+
+@pytest.mark.parametrize(
+    "keys, sizes, expected",
+    [
+        ({"batch_size": 10}, Grid(data=4), "among 4 processes; expected batch_size 8 or 12"),
+        ({"batch_size": 8, "micro_batch_size": 2}, Grid(data=3), "in micro-batches of 2; expected batch_size 6 or 12"),
+        ({"batch_size": 4}, Grid(data=8), "among 8 processes; expected batch_size 8,"),
+        ({"batch_size": 12, "micro_batch_size": 4}, Grid(data=2), "expected batch_size 8 or 16"),
+        ({"optimizer_in_backward": True, "grad_clip": 0.0}, Grid(data=2), "expected --optimizer_in_backward=False"),
+        ({**PIPELINE, "batch_size": 1, "micro_batch_size": 0}, Grid(2), "makes 1; expected --batch_size=2"),
+        (
+            {**PIPELINE, "batch_size": 6, "n_layer": 4, "pipeline_schedule": "interleaved"},
+            Grid(2),
+            "takes 2 micro-batches or a multiple of it, and micro_batch_size=2 makes 3; expected --micro_batch_size=3",
+        ),
+        ({**PIPELINE, "n_layer": 1}, Grid(2), "has 2 stages of a block or more, and n_layer=1; expected n_layer=2 at"),
+        ({**PIPELINE, "dtype": "float16"}, Grid(2), "float16 needs, which dtype=float16 is here; expected --dtype="),
+        ({**PIPELINE, "optimizer": "galore"}, Grid(2, data=2), "needs plain tensors"),
+        ({**PIPELINE, "compile": True, "compile_mode": "max-autotune"}, Grid(2), "replays CUDA graphs"),
+        ({"tensor_parallel": 2, "optimizer": "adamw8bit"}, Grid(tensor=2), "adamw8bit needs whole rows or matrices"),
+        ({"tensor_parallel": 2, "optimizer": "galore"}, Grid(tensor=2), "expected --tensor_parallel=1"),
+        ({"tensor_parallel": 4, "n_head": 4, "vocab_size": 5}, Grid(tensor=4), "none; expected --pad_vocab_to=4"),
+        ({"context_parallel": 2, "context_length": 15}, Grid(context=2), "into 2 pieces"),
+        ({"context_parallel": 2, "n_head": 1, "context_length": 18, "attention": "sdpa"}, Grid(context=2), "4 pieces"),
+        ({"context_parallel": 2, "n_head": 1, "attention": "matmul"}, Grid(context=2), "expected --attention=sdpa"),
+    ],
+    ids=str,
+)
+def test_what_several_processes_cannot_train_is_refused(keys, sizes, expected, monkeypatch):
+    monkeypatch.setattr(check, "mesh", lambda: Mesh(sizes))
+    with pytest.raises(BadInput, match=re.escape(expected)) as refused:
+        refuse(keys, sizes)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_cannot_be_divided_is_refused(monkeypatch):
+    with pytest.raises(BadInput, match="tensor_parallel=4 does not divide 6 processes; expected a multiple of 4"):
+        divide(tiny(tensor_parallel=4), 6)
+    with pytest.raises(BadInput, match="shard_within=4 does not divide the 6 processes"):
+        count_sharing(tiny(shard="full", shard_within=4), Grid(data=6), 6)
+    monkeypatch.setattr(check, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
+    with pytest.raises(BadInput, match=r"position_embedding\.weight has 15"):
+        check.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))
+
+
+def test_what_divides_is_taken():
+    refuse({"batch_size": 16, "micro_batch_size": 4}, Grid(data=8))
+    refuse({**PIPELINE, "n_layer": 4, "batch_size": 12, "micro_batch_size": "auto"}, Grid(4))
+    assert pipeline.micro_batch_sizes(tiny(batch_size=12), Grid(4)) == [1, 2, 3]
+    assert pipeline.micro_batch_sizes(tiny(batch_size=12, pipeline_schedule="interleaved"), Grid(4)) == [1, 3]
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+def test_evaluation_is_split_into_as_many_batches_for_each(kind, request):
+    config = tiny(dataset=str(request.getfixturevalue(kind)), batch_size=12, eval_windows=0)
+    batches = ValidationBatches(open_dataset(config).val, config)
+    ours = [list(batches.share(rank, 4)) for rank in range(4)]
+    assert len({len(batches) for batches in ours}) == 1
+    seen = [row for batches in ours for _, targets in batches for row in targets.tolist()]
+    everything = [row for _, targets in batches for row in targets.tolist() if set(row) != {IGNORE}]
+    assert sorted(row for row in seen if set(row) != {IGNORE}) == sorted(everything)
+
+
+@pytest.mark.parametrize("n_head, n, T", [(4, 2, 12), (4, 4, 12), (3, 4, 24), (2, 4, 16), (1, 2, 4)])
+def test_every_position_has_one_process_and_each_as_many_pairs_if_keys_are_gathered(n_head, n, T, monkeypatch):
+    found = []
+    for rank in range(n):
+        monkeypatch.setattr(context, "mesh", lambda rank=rank: Mesh(Grid(context=n), rank))
+        found.append(context.positions(tiny(n_head=n_head, n_embd=12, context_length=T, context_parallel=n)))
+    assert sorted(torch.cat(found).tolist()) == list(range(T))
+    pairs = [int((own + 1).sum()) for own in found]  # a query attends to its own position and all before
+    assert (len(set(pairs)) == 1) == (n_head % n > 0)
+
+
+# -- the cut of a pipeline
+
+
+def test_the_bubble_is_that_of_the_papers():
+    bubbles = {name: [parallel.predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in pipeline.STAGES}
+    assert bubbles == {"1f1b": [1 / 5, 3 / 11], "interleaved": [1 / 9, 3 / 19]}
+
+
+@given(n_layer=st.integers(2, 9), n=st.integers(2, 4), vocab_size=st.sampled_from([17, 500, 2000]))
+def test_no_cut_has_a_faster_slowest_stage(n_layer, n, vocab_size):
+    n = min(n, n_layer)
+    config = tiny(n_layer=n_layer, vocab_size=vocab_size, pad_vocab_to=1)
+    C, T = config.n_embd, config.context_length
+    head = 6 * C * vocab_size / (72 * C * C + 12 * C * T)
+    cuts = [(0, *cut, n_layer) for cut in itertools.combinations(range(1, n_layer), n - 1)]
+
+    def slowest(sizes):
+        return max(*sizes[:-1], sizes[-1] + head)
+
+    ours = parallel.cut_blocks(config, n)
+    assert [i for blocks in ours for i in blocks] == list(range(n_layer)) and len(ours) == n and all(ours)
+    best = min(slowest([b - a for a, b in itertools.pairwise(cut)]) for cut in cuts)
+    assert slowest([len(blocks) for blocks in ours]) == pytest.approx(best)

@@ -1,0 +1,71 @@
+"""Several processes, one of which fails, is killed or gets a signal: all end as they should, and go on exactly."""
+
+import re
+
+import pytest
+from conftest import flags, replace, rows, same, saved
+from processes import configuration, torchrun, words, work
+
+pytestmark = pytest.mark.slow
+
+CURVE = "step", "train_loss", "lr", "grad_norm"
+PIPELINE = {"pipeline_parallel": 2, "batch_size": 8, "micro_batch_size": 2}
+
+
+def error_lines(result):
+    return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_what_every_process_refuses_is_said_once(dense, tmp_path):
+    result = torchrun("train.py", *flags(dataset=dense, out_dir=tmp_path / "run", ddp=True, batch_size=5))
+    assert result.returncode != 0 and result.stdout == "" and not (tmp_path / "run").exists()
+    line = "batch_size=5 does not divide among 2 processes; expected batch_size 4 or 6, or another number of processes"
+    assert error_lines(result) == [f"error: {line}"]
+    assert result.stderr.count("Traceback") == 1  # torchrun's own; its summary repeats the line
+    assert f"traceback : nanoladder.errors.BadInput: {line}" in result.stderr
+
+
+def test_a_process_that_fails_ends_the_job_with_its_own_error_first(dense, documents, tmp_path):
+    config = configuration(dense, documents, tmp_path / "run", max_steps=1000)
+    result, _ = work(tmp_path / "work", {"job": {"argv": words(config), "fault": [1, 3, "raise"]}}, 2, torchrun)
+    assert result.returncode != 0
+    errors = [line for line in result.stderr.splitlines() if re.match(r"(\[rank\d\]: )?\w*Error", line)]
+    assert errors[0] == "[rank1]: RuntimeError: injected"
+    root_cause = result.stderr[result.stderr.index("Root Cause") :]
+    assert "injected" in root_cause and re.search(r"rank +: 1", root_cause)
+
+
+def test_a_gradient_that_overflows_on_one_stage_ends_every_process(dense, documents, tmp_path):
+    config = configuration(dense, documents, tmp_path / "run", **PIPELINE)
+    result, _ = work(tmp_path / "work", {"job": {"argv": words(config), "fault": [1, 3, "overflow"]}}, 2)
+    (line,) = error_lines(result)
+    assert result.returncode != 0 and line.startswith("error: stopped at step 3: loss") and "gradient norm inf" in line
+
+
+def interrupted(dense, documents, folder, kind, n=2, **keys):
+    """A run, and the same with a fault in its last process, which torchrun may start anew once; and what that said."""
+    whole = configuration(dense, documents, folder / "whole", dropout=0.2, **{"save_interval": 2, **keys})
+    assert work(folder / "undisturbed", {"job": {"argv": words(whole)}}, n)[0].returncode == 0
+    ours = replace(whole, out_dir=f"{folder}/ours", init_from="auto")
+    jobs = {"job": {"argv": words(ours), "fault": [n - 1, 4, kind]}}
+    result, _ = work(folder / "faulty", jobs, n, torchrun, options=["--max-restarts=1"])
+    assert result.returncode == 0, result.stderr
+    return whole, ours, result
+
+
+@pytest.mark.parametrize(
+    "n, keys",
+    [(2, {}), pytest.param(4, {**PIPELINE, "tensor_parallel": 2}, marks=pytest.mark.nightly)],
+    ids=["ddp", "parts of the model"],
+)
+def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been(n, keys, dense, documents, tmp_path):
+    whole, ours, result = interrupted(dense, documents, tmp_path, "SIGKILL", n, **keys)
+    assert "failed (exitcode" in result.stderr and rows(ours, *CURVE) == rows(whole, *CURVE)
+    assert all(same(saved(ours)[part], saved(whole)[part]) for part in ("model", "optimizer", "generators"))
+
+
+def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(dense, documents, tmp_path):
+    whole, ours, result = interrupted(dense, documents, tmp_path, "SIGTERM", save_interval=100)
+    assert len(re.findall(r"SIGTERM: ended after step \d, saved in", result.stdout)) == 1
+    assert rows(ours, *CURVE) == rows(whole, *CURVE)
+    assert all(same(saved(ours)[part], saved(whole)[part]) for part in ("model", "optimizer", "generators"))

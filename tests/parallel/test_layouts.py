@@ -1,0 +1,357 @@
+"""Several processes, on gloo, train what one does under every layout, and continue each other's checkpoints."""
+
+import os
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, replace, rows, same, saved, weights, write_folder
+from processes import configuration, words, work
+from torch.utils._pytree import tree_map
+
+import sample
+import train
+from nanoladder import checkpoint
+
+pytestmark = pytest.mark.slow
+
+CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
+TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"pipeline_parallel": 2}
+LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
+SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
+PARTS = {"batch_size": 8, "micro_batch_size": 2}
+
+# What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.
+TWO = {
+    "ddp": {"eval_interval": 3, "eval_windows": 0},
+    "micro-batches": {"data": "documents", "batch_size": 8, "micro_batch_size": 1, "set_to_none": False},
+    "recomputed": {"checkpointing": "every:1", "attention": "sdpa", "loss_chunks": 3, "pad_vocab_to": 64},
+    "loader": {"num_workers": 1, "adamw_impl": "fused", "lazy_metrics": True},
+    "float16": {"dtype": "float16", "micro_batch_size": 1},
+    "optimizer": {"shard": "optimizer", "eval_interval": 3, "batch_size": 8, "micro_batch_size": 1},
+    "full": {"shard": "full", "data": "documents", "eval_interval": 3, "adamw_impl": "fused"},
+    "full recomputed": {"shard": "full", "checkpointing": "sqrt", **PARTS},
+    "full selective": {"shard": "full", "checkpointing": "selective", "attention": "sdpa", "set_to_none": False},
+    "full float16": {"shard": "full", "dtype": "float16", "attention": "sdpa"},
+    "compiled": {"compile": True, "n_layer": 1, "loss_chunks": 2, "eval_interval": 6},
+    "full compiled": {"compile": True, "n_layer": 1, "shard": "full", "checkpointing": "every:1"},
+    "tensor": {**TENSOR, **SGD, "bias": True, "eval_interval": 2, "eval_windows": 0},
+    "tensor chunks": {**TENSOR, "adamw_impl": "fused", "pad_vocab_to": 64, "attention": "sdpa", "loss_chunks": 3},
+    "tensor documents": {**TENSOR, "data": "documents", **PARTS, "checkpointing": "selective", "attention": "sdpa"},
+    "tensor bfloat16": {**TENSOR, "dtype": "bfloat16", "attention": "sdpa", "loss_chunks": 2},
+    "tensor float16": {**TENSOR, "dtype": "float16", "attention": "sdpa"},
+    "context": {**CONTEXT, "data": "documents", **PARTS, "attention": "sdpa", "eval_interval": 3, "num_workers": 1},
+    "context matmul": {**CONTEXT, "attention": "matmul", "context_length": 30, "checkpointing": "sqrt"},
+    "context compiled": {**CONTEXT, "compile": True, "n_layer": 1, "attention": "sdpa"},
+    "pipeline": {**PIPELINE, **PARTS, "data": "documents", "eval_interval": 3, "lazy_metrics": True},
+    "pipeline interleaved": {
+        **PIPELINE,
+        **PARTS,
+        "pipeline_schedule": "interleaved",
+        "n_layer": 5,
+        "checkpointing": "sqrt",
+    },
+    "pipeline odd": {
+        **PIPELINE,
+        "n_layer": 3,
+        "batch_size": 6,
+        "micro_batch_size": 2,
+        "pad_vocab_to": 48,
+        "bias": True,
+    },
+    "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
+    "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
+    "sgd": {**SGD, "shard": "full"},
+    "adafactor": {"optimizer": "adafactor"},
+    "galore": {"optimizer": "galore"},
+    "lion": {**TENSOR, "optimizer": "lion"},
+    "muon full": {"optimizer": "muon", "shard": "full"},
+    "muon tensor": {**TENSOR, "optimizer": "muon"},
+    "muon pipeline": {**PIPELINE, **PARTS, "optimizer": "muon"},
+    "adamw8bit full": {"optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "shard": "full"},
+    "adamw8bit context": {**CONTEXT, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "attention": "sdpa"},
+    "adamw8bit pipeline": {**PIPELINE, **PARTS, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64},
+}
+FOUR = {
+    "ddp of 4": {"eval_interval": 3, "eval_windows": 0},
+    "optimizer of 4": {"shard": "optimizer", "batch_size": 8, "micro_batch_size": 1},
+    "full of 4": {"shard": "full", "data": "documents", "adamw_impl": "fused"},
+    "tensor of 4": {"tensor_parallel": 4, **SGD, "n_head": 4},
+    "tensor × data": {**TENSOR, **SGD},
+    "tensor × optimizer": {**TENSOR, **SGD, **PARTS, "shard": "optimizer"},
+    "tensor × full": {**TENSOR, **SGD, "shard": "full", "checkpointing": "every:1"},
+    "tensor × 2 copies": {**TENSOR, **SGD, "shard": "full", "shard_within": 1},
+    "context of 4": {"context_parallel": 4, "data": "documents", **PARTS, "attention": "sdpa"},
+    "context × full": {**CONTEXT, "shard": "full", "n_head": 3, "n_embd": 48, "attention": "sdpa"},
+    "pipeline × data": {**PIPELINE, **PARTS, "adamw_impl": "fused"},
+    "pipeline × full": {**PIPELINE, **PARTS, "shard": "full", "n_layer": 5, "pipeline_schedule": "interleaved"},
+}
+LOOSE = {"float16": 5e-3, "bfloat16": 2e-2, "adamw8bit": 1e-2, "muon": 1e-3}  # relative, of losses; else 1e-4
+
+
+def tolerance(name):
+    return next((value for word, value in LOOSE.items() if word in name), 1e-4)
+
+
+def agree(ours, theirs, tolerance=1e-4):
+    """Asserts that two runs logged the same curve and ended with the same weights."""
+    ours, theirs = ((rows(run, *CURVE), rows(run, "grad_norm"), weights(run)) for run in (ours, theirs))
+    for one, other in zip(ours[0], theirs[0], strict=True):
+        assert one == pytest.approx(other, rel=tolerance)
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        assert one == pytest.approx(other, rel=20 * tolerance)
+    assert ours[2].keys() == theirs[2].keys()
+    for name, weight in ours[2].items():
+        torch.testing.assert_close(weight, theirs[2][name], rtol=0, atol=10 * tolerance, msg=name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.fixture(scope="module")
+def alone(dense, documents, folder):
+    """alone(keys): the run of one process with these keys but without a layout, trained once."""
+    runs = {}
+
+    def find(keys):
+        keys = {key: value for key, value in keys.items() if key not in LAYOUT and key != "compile"}
+        name = str(sorted(keys.items()))
+        if name not in runs:
+            runs[name] = configuration(dense, documents, folder / "alone" / str(len(runs)), **keys)
+            train.train(runs[name])
+        return runs[name]
+
+    return find
+
+
+def together(folder, runs, n, **jobs):
+    """n processes train the runs, {name: config}, and do other jobs. Returns what they printed, and what each saw."""
+    result, seen = work(folder, {name: {"argv": words(run)} for name, run in runs.items()} | jobs, n)
+    assert result.returncode == 0, result.stderr
+    assert not [process[name]["error"] for process in seen for name in runs if process[name]["error"]]
+    said = [line for line in result.stderr.splitlines() if "No CUDA runtime is found" not in line]  # by the compiler
+    assert not said
+    return result.stdout, seen
+
+
+@pytest.fixture(scope="module")
+def two(dense, documents, folder):
+    runs = {name: configuration(dense, documents, folder / "two" / name, **keys) for name, keys in TWO.items()}
+    return runs, *together(folder / "of two", runs, 2)
+
+
+@pytest.fixture(scope="module")
+def four(dense, documents, folder):
+    runs = {name: configuration(dense, documents, folder / "four" / name, **keys) for name, keys in FOUR.items()}
+    return runs, *together(folder / "of four", runs, 4)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_processes_train_what_one_does(name, two, alone):
+    agree(two[0][name], alone(TWO[name]), tolerance(name))
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_four_processes_train_what_one_does(name, four, alone):
+    agree(four[0][name], alone(FOUR[name]), tolerance(name))
+
+
+def test_another_curve_does_not_agree(alone):
+    """What the comparison must be able to tell apart."""
+    with pytest.raises(AssertionError):
+        agree(alone(TWO["ddp"]), alone(TWO["float16"]))
+
+
+def test_gradients_are_reduced_once_a_step(two):
+    runs, _, seen = two
+    for name, config in runs.items():
+        if "tensor" not in name and "pipeline" not in name and name != "lion":
+            groups = config.n_layer + 1 if config.shard != "none" else 1  # the model fits one bucket
+            assert {process[name]["reductions"] for process in seen} == {6 * groups}, name
+
+
+def test_only_the_first_process_writes_and_prints(two):
+    runs, printed, _ = two
+    for config in runs.values():
+        names = {path.name for path in Path(config.out_dir).iterdir()}
+        assert {"config.json", "metrics.jsonl", "last.safetensors"} <= names
+        assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
+    assert printed.count("parameters;") == printed.count("processes 2 by gloo") == len(runs)
+    assert "pipeline  blocks 0 | 1 and the head, 1f1b, 4 micro-batches: bubble 20% of a step predicted" in printed
+    assert "pipeline  blocks 0 | 1-2 | 3 | 4 and the head, interleaved, 4 micro-batches: bubble 11%" in printed
+
+
+def test_cpu_threads_are_divided_among_the_processes(two):
+    assert {process["ddp"]["threads"] for process in two[2]} == {max(1, os.cpu_count() // 2)}
+
+
+# -- checkpoints
+
+BASE = {**PARTS, "attention": "sdpa", "adamw_impl": "fused", "save_interval": 3, "eval_interval": 3}
+LAYOUTS = {
+    "ddp": {},
+    "optimizer": {"shard": "optimizer"},
+    "full": {"shard": "full"},
+    "tensor": TENSOR,
+    "context": CONTEXT,
+    "pipeline": PIPELINE,
+}
+ORDER = [*LAYOUTS, "ddp"]  # each continues under the next
+EXACT = {  # what resumes bit for bit in several processes, each with its own dropout
+    **LAYOUTS,
+    "muon": {"optimizer": "muon", "shard": "full"},
+    "lion": {"optimizer": "lion", **TENSOR},
+    "adamw8bit": {"optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "shard": "full"},
+}
+RESAVE = {"program": str(ROOT / "tests" / "parallel" / "resave.py")}
+
+
+@pytest.fixture(scope="module")
+def resumed(dense, documents, folder):
+    """Runs that stop after 3 of 6 steps and continue: ({name: config}, what each process saw)."""
+    folder = folder / "resumed"
+    half = {"max_steps": 3, "lr_decay_steps": 6}
+    base = configuration(dense, documents, folder / "alone", **BASE)
+    runs, others, copies = (
+        {"alone": base, "alone_first": replace(base, out_dir=f"{folder}/alone_first", **half)},
+        {},
+        {},
+    )
+    for run in runs.values():
+        train.train(run)
+
+    def add(name, config, source=None, **keys):
+        runs[name] = others[name] = replace(config, out_dir=f"{folder}/{name}", **keys)
+        copies[name] = {"argv": words(runs[name])}
+        if source:
+            runs[name] = others[name] = replace(runs[name], init_from="resume")
+            copies[name] = {"argv": words(runs[name]), "copy": [f"{folder}/{source}", f"{folder}/{name}"]}
+
+    for name, keys in LAYOUTS.items():
+        add(f"{name}_first", base, **keys, **half)
+        add(f"alone_{name}", base, "alone_first", **keys)
+        for source in ("alone_first", f"{name}_first"):
+            add(f"{source}_{name}_resaved", base, source, **keys)
+            copies[f"{source}_{name}_resaved"] |= RESAVE
+    for name, following in pairwise(ORDER):
+        add(f"{name}_{following}", base, f"{name}_first", **LAYOUTS[following])
+    for name, keys in EXACT.items():
+        dropping = configuration(dense, documents, folder, **{**BASE, "dropout": 0.2, **keys})
+        add(f"dropping_{name}", dropping)
+        add(f"dropping_{name}_first", dropping, **half)
+        add(f"dropping_{name}_resumed", dropping, f"dropping_{name}_first")
+    shutil.copytree(folder / "alone_first", folder / "damaged_first")
+    (folder / "damaged_first" / "last.safetensors").write_bytes(b"")
+    add("damaged", base, "damaged_first", shard="full")
+    runs["damaged"] = replace(runs["damaged"], init_from="auto")
+    copies["damaged"]["argv"] = words(runs["damaged"])
+    add("new", base, init_from=f"{folder}/alone/last.safetensors", max_steps=1, **PIPELINE)
+    printed, seen = together(folder, {}, 2, **copies, **differing(base, folder))
+    assert not [process[name]["error"] for process in seen for name in others if process[name]["error"]]
+    assert printed.count("damaged/last.safetensors is damaged") == 1
+    return runs, seen
+
+
+def differing(base, folder):
+    """Jobs whose second process has another config, other data, or another checkpoint."""
+    facts = {"argv": words(replace(base, out_dir=str(folder / "differing")))}
+    jobs = {"config": facts | {"rank_1": {"argv": ["--learning_rate=0.5"]}}}
+    for number in (0, 1):
+        write_folder(folder / str(number) / "node_data", [number] * 500, [0] * 100, 256)
+        copy = shutil.copytree(folder / "alone_first", folder / str(number) / "differing")
+        state = checkpoint.load(copy / "last.safetensors")
+        state["progress"]["step"] -= number
+        checkpoint.write_file(copy / "last.safetensors", state)
+    nodes = {"cwd": str(folder / "0"), "rank_1": {"cwd": str(folder / "1")}}
+    jobs["data"] = {"argv": [*facts["argv"], "--dataset=node_data"], **nodes}
+    return jobs | {"checkpoint": {"argv": words(replace(base, out_dir="differing", init_from="resume")), **nodes}}
+
+
+def test_a_checkpoint_of_one_layout_continues_under_another(resumed):
+    runs, _ = resumed
+    for name in [f"{name}_{following}" for name, following in pairwise(ORDER)]:
+        agree(runs[name], runs["alone"])
+    for name in LAYOUTS:
+        agree(runs[f"alone_{name}"], runs["alone"])
+    agree(runs["damaged"], runs["alone"])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_checkpoint_of_several_processes_continues_in_one(name, resumed, tmp_path):
+    runs, _ = resumed
+    run = replace(runs["alone"], out_dir=str(tmp_path / "run"), init_from="resume")
+    shutil.copytree(runs[f"{name}_first"].out_dir, run.out_dir)
+    train.train(run)
+    agree(run, runs["alone"])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_checkpoint_is_whole_has_plain_names_and_is_saved_as_it_was_loaded(name, resumed):
+    runs, _ = resumed
+    ours, theirs = saved(runs[f"{name}_first"]), saved(runs["alone_first"])
+    assert ours.keys() == theirs.keys()
+    for part in ("model", "optimizer"):
+        shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in (ours, theirs)]
+        assert shapes[0] == shapes[1]
+        for source in ("alone_first", f"{name}_first"):
+            assert same(saved(runs[source])[part], saved(runs[f"{source}_{name}_resaved"], "resaved")[part]), source
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_several_processes_resume_bit_for_bit_with_their_own_dropout(name, resumed):
+    runs, _ = resumed
+    one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
+    assert rows(one, *CURVE) == rows(parts, *CURVE)
+    for part in ("model", "optimizer", "generators", "progress"):
+        assert same(saved(one)[part], saved(parts)[part]), part
+    states = saved(one)["generators"]["cpu"]
+    assert len(states) == 2 and not torch.equal(*states)
+
+
+def test_four_processes_resume_bit_for_bit(dense, documents, folder):
+    """A sum of four numbers, unlike one of two, depends on their order."""
+    config = configuration(dense, documents, folder / "four_whole", batch_size=8, bias=True)
+    first = replace(config, out_dir=str(folder / "four_parts"), max_steps=3, lr_decay_steps=6)
+    rest = replace(first, init_from="resume", max_steps=6)
+    together(folder / "four_job", {"whole": config, "first": first, "rest": rest}, 4)
+    assert rows(rest, *CURVE, "grad_norm") == rows(config, *CURVE, "grad_norm")
+    for part in ("model", "optimizer"):
+        assert same(saved(rest)[part], saved(config)[part]), part
+
+
+def test_the_weights_of_a_checkpoint_start_a_pipeline(resumed):
+    runs, _ = resumed
+    assert rows(runs["new"])[0]["train_loss"] < rows(runs["alone"])[0]["train_loss"] - 0.3
+
+
+def test_sample_reads_a_checkpoint_of_tensor_parallel_processes(two, run_main):
+    words = "--prompt=the", "--max_new_tokens=3", "--checkpoint=last", "--temperature=0", "--device=cpu"
+    result = run_main(sample.main, f"--out_dir={two[0]['tensor'].out_dir}", *words)
+    assert result.code == 0 and result.out.startswith("the"), result.err
+
+
+def test_what_differs_between_processes_is_named(resumed):
+    for process in resumed[1]:
+        assert "rank 1 has learning_rate=0.5, rank 0 learning_rate=0.01" in process["config"]["error"]
+        assert "in their data: rank 1 has train.bin=500 tokens, digest" in process["data"]["error"]
+        assert "checkpoint in differing: rank 1 has step=2, rank 0 step=3" in process["checkpoint"]["error"]
+
+
+# -- GPUs
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("keys", [{}, {"shard": "full"}, {"compile": True, "compile_mode": "reduce-overhead"}], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_two_gpus_train_what_one_does(dtype, keys, dense, documents, tmp_path):
+    given = {"device": "cuda", "dtype": dtype, "attention": "sdpa", "set_to_none": True, "n_embd": 128}
+    config = configuration(dense, documents, tmp_path / "alone", **given, context_length=64)
+    train.train(config)
+    ours = replace(config, out_dir=str(tmp_path / "two"), **keys)
+    printed, _ = together(tmp_path / "work", {"job": ours}, 2)
+    assert "processes 2 by nccl" in printed
+    agree(ours, config, 5e-3)
