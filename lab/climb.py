@@ -192,7 +192,7 @@ def add_predictions(part, rows, machine, scaling):
     device_type = "cuda" if machine["gpu"] else "cpu"
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
-        with contextlib.suppress(BadInput):  # the 8-bit states of bitsandbytes cannot be predicted
+        with contextlib.suppress(BadInput):  # no torchao, no prediction
             for found in row.get("examine", row.get("exchange", [])):
                 found["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
             if device and row.get("time"):

@@ -60,8 +60,9 @@ ALONE = {
             "check_pipeline": None,
             "check_tensor_parallel": None,
             "check_8_bits": None,
-            "machine.eight_bit_library": "'torchao'",
+            "machine.require_torchao": None,
             "fastest_softmax": "softmax.softmax_",
+            "meeting_place": "None",
         },
     ),
     "mesh": (

@@ -304,7 +304,7 @@ def take_step(step, ledger, counted):
 
 def build_8bit_tables():
     """Lets torchao compute and cache its quantization tables with real numbers, as fake tensors have none."""
-    machine.eight_bit_library(torch.device("cpu"))
+    machine.require_torchao()
     from torchao.optim.subclass_8bit import OptimState8bit
 
     for signed in (False, True):

@@ -23,6 +23,7 @@ LAYERS = [
     ("nanoladder.config",),
     ("model", "nanoladder.errors", "nanoladder.files", "nanoladder", "config"),
     ("nanoladder.kernels",),
+    ("nanoladder.private",),
 ]
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 # The files in the root, and no others.
@@ -208,3 +209,22 @@ def test_train_py_has_at_most_12_conditions_on_fields_of_the_ladder():
 def test_no_function_is_longer_than_60_lines():
     found = list(long_functions(ROOT, 60))
     assert not found, "\n".join(found)
+
+
+def private_names(root):
+    """Names of torch that begin with an underscore, except in nanoladder/private.py, as "file:line: name"."""
+    for path in [*sorted(root.glob("nanoladder/**/*.py")), *sorted(root.glob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.ImportFrom(module=str(module)):
+                    names = [f"{module}.{alias.name}" for alias in node.names]
+                case ast.Attribute() | ast.Import():
+                    names = [ast.unparse(node).removeprefix("import ")]
+                case _:
+                    names = []
+            if path.name != "private.py":
+                yield from (f"{path}:{node.lineno}: {name}" for name in names if re.match(r"torch\b.*\._[a-z]", name))
+
+
+def test_private_names_of_torch_stand_in_one_file():
+    assert list(private_names(ROOT)) == []

@@ -291,7 +291,7 @@ def test_allocator_touches_no_page_twice(stage, kept):
 
 def test_allocator_asks_cuda_for_expandable_segments(monkeypatch):
     asked = []
-    monkeypatch.setattr(machine.memory, "set_allocator", asked.append)
+    monkeypatch.setattr("nanoladder.private.set_allocator", asked.append)
     machine.keep_freed_memory(torch.device("cuda"))
     assert asked == ["expandable_segments:True"]
 

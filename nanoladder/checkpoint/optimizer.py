@@ -56,7 +56,7 @@ def from_plain(value, parameter, name):
     """Converts a value of the named parameter's state from its whole, plain form in a file to this process's shard."""
     if not isinstance(value, dict):
         return parallel.local_shard(value, parameter, name)
-    machine.eight_bit_library(parameter.device)
+    machine.require_torchao()
     from torchao.optim.subclass_8bit import OptimState8bit
 
     whole = OptimState8bit(**value)

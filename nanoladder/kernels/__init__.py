@@ -6,5 +6,3 @@ CPUs. model.py calls both.
 
 from nanoladder.kernels.attention import attend_in_blocks, count_scores, uses_blocks
 from nanoladder.kernels.loss import count_chunks, head_loss
-
-__all__ = ["attend_in_blocks", "count_chunks", "count_scores", "head_loss", "uses_blocks"]

@@ -12,10 +12,10 @@ import math
 
 import torch
 
+from nanoladder.private import softmax_backward
+
 CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
 SIZE, MOST = 256, 8  # bytes of the scores of a key in a block, at least; blocks of a sequence, at most
-
-softmax_backward = torch.ops.aten._softmax_backward_data.out
 
 
 def uses_blocks(config, device_type, dtype):

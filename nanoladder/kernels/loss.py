@@ -16,11 +16,10 @@ import importlib.util
 import math
 
 import torch
-import torch.distributed._functional_collectives as collectives
 
 from nanoladder.kernels import softmax
+from nanoladder.private import all_gather, keeps_graph
 
-all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor  # before 2.13
 CHUNK_BYTES = 128e6  # of a chunk's logits in half precision, for loss_chunks=auto
 
 
@@ -145,7 +144,7 @@ def keep_gradients(ctx, inputs, output):
 def backward(ctx, d_loss, *_):
     """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak."""
     d_hidden, d_weight = ctx.saved_tensors
-    if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph=True
+    if keeps_graph():
         return d_hidden * d_loss, d_weight * d_loss, *[None] * 8
     return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 8
 

@@ -22,31 +22,4 @@ from nanoladder.machine.memory import (
     peak_memory_gb,
     proc_bytes,
 )
-from nanoladder.machine.precision import autocast, choose_dtype, double, eight_bit_library, scaler_of, unscale_gradients
-
-__all__ = [
-    "ATTENTION_KERNELS",
-    "GLIBC",
-    "Load",
-    "attention_kernel",
-    "autocast",
-    "check",
-    "choose_device",
-    "choose_dtype",
-    "configure",
-    "device_name",
-    "double",
-    "eight_bit_library",
-    "find_compiler",
-    "free_memory",
-    "is_out_of_memory",
-    "keep_cache_sound",
-    "keep_freed_memory",
-    "lacks",
-    "limit_memory",
-    "peak_flops",
-    "peak_memory_gb",
-    "proc_bytes",
-    "scaler_of",
-    "unscale_gradients",
-]
+from nanoladder.machine.precision import autocast, choose_dtype, double, require_torchao, scaler_of, unscale_gradients

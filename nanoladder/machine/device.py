@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 from filelock import FileLock
@@ -16,6 +15,7 @@ from torch.nn.attention import SDPBackend
 from nanoladder.errors import BadInput
 from nanoladder.kernels import uses_blocks
 from nanoladder.machine.precision import choose_dtype
+from nanoladder.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 
 # Switches of the kernels behind scaled_dot_product_attention.
 ATTENTION_KERNELS = {
@@ -26,8 +26,8 @@ ATTENTION_KERNELS = {
 }
 
 # Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), with sums in float32, for which a GeForce takes twice as
-# long as for sums in float16. The cards' are multiprocessors × boost clock × 512 FLOP, or × 1024 of professional ones.
-# Names are PyTorch's. A device of a longer name, such as a Ti, needs an entry of its own; unlisted ones have no MFU.
+# long as for sums in float16. Names are PyTorch's. A longer name, such as a Ti's, needs an entry of its own; there is
+# no MFU of a device that is not listed.
 PEAK_TFLOPS = {
     # NVIDIA's datasheets
     "H200 NVL": 835,
@@ -39,38 +39,25 @@ PEAK_TFLOPS = {
     "A100": 312,
     "L40S": 362,
     "L4": 121,
-    "A40": 149.7,
     "A10": 125,
     "A10G": 70,
     "V100": 125,
     "T4": 65,
-    # NVIDIA's white papers on GA102 (2021, appendices A and C), Ada (2023, appendix A), RTX Blackwell (2025, appendix
-    # A) and RTX Blackwell PRO (2025), "Peak FP16 Tensor TFLOPS with FP32 Accumulate", without sparsity
-    "RTX PRO 6000 Blackwell Workstation Edition": 503.8,
+    # NVIDIA's white papers on GA102 (2021), Ada (2023) and RTX Blackwell (2025), appendices A and C: "Peak FP16 Tensor
+    # TFLOPS with FP32 Accumulate", without sparsity; the last two from multiprocessors × clock on the product pages
     "RTX 6000 Ada Generation": 364.2,
     "RTX A6000": 154.8,
     "RTX 5090": 209.5,
     "RTX 5080": 112.6,
-    "RTX 5070 Ti": 87.9,
     "RTX 5070": 61.7,
     "RTX 4090": 165.2,
     "RTX 4080": 97.5,
-    "RTX 4070 Ti": 80.2,
     "RTX 4070": 58.3,
-    "RTX 3090 Ti": 80,
     "RTX 3090": 71,
-    "RTX 3080 Ti": 68.2,
     "RTX 3080": 59.5,
-    "RTX 3070 Ti": 43.5,
     "RTX 3070": 40.6,
-    # Not in the white papers: computed from the multiprocessors and the clock on NVIDIA's product pages
-    "RTX 5060 Ti": 47.4,  # 36 × 2.57 GHz
-    "RTX 5060": 38.4,  # 30 × 2.50 GHz
-    "RTX 4060 Ti": 44.1,  # 34 × 2.535 GHz
     "RTX 4060": 30.2,  # 24 × 2.46 GHz
-    "RTX 3060 Ti": 32.4,  # 38 × 1.665 GHz
     "RTX 3060": 25.5,  # 28 × 1.777 GHz
-    "RTX A5000": 111.1,  # 64 × 1.695 GHz
     # AMD's datasheets
     "AMD Instinct MI325X": 1307.4,
     "AMD Instinct MI300X": 1307.4,
@@ -83,22 +70,16 @@ def choose_device(name):
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         name = found.type if found and found.type in ("cuda", "mps") else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if not device or device.type not in ("cpu", "cuda", "mps") or (device.type == "mps" and device.index):
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise BadInput(f"device={name}: expected auto, cpu, cuda, cuda:N or mps")
-    if device.type == "cpu":
-        return device
-    if device.type == "mps":
-        if not torch.backends.mps.is_available():
-            raise BadInput(f"device={name}: it needs macOS on Apple silicon, with PyTorch for it; try --device=auto")
-        return torch.device("mps")
-    number = device.index or 0
-    if number >= torch.cuda.device_count():
-        raise BadInput(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices; try --device=auto")
-    return torch.device("cuda", number)
+    device = torch.device(name)
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise BadInput("device=mps: it needs macOS on Apple silicon, with PyTorch for it; try --device=auto")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= (n := torch.cuda.device_count()):
+            raise BadInput(f"device={name}: this machine has {n} CUDA devices; try --device=auto")
+    return device
 
 
 def device_name(device):
@@ -125,25 +106,19 @@ def find_compiler(device):
     """Returns the name of the compiler behind torch.compile on this device. Raises BadInput if there is none."""
     if device.type == "mps":
         return "Metal shaders, which PyTorch calls a prototype"
-    if device.type == "cuda":
-        if not torch.version.hip and (capability := torch.cuda.get_device_capability(device)) < (7, 0):
-            raise BadInput(
-                "compile=True needs compute capability 7.0 (Volta) for triton, this GPU has "
-                f"{capability[0]}.{capability[1]}; expected --compile=False"
-            )
-        if importlib.util.find_spec("triton") is None:
-            raise BadInput("compile=True needs triton on a GPU; install it, or use --compile=False")
-        found = next((c for c in (os.environ.get("CC"), "gcc", "clang") if c and shutil.which(c)), None)
-        if found is None:
-            raise BadInput("compile=True needs a C compiler for triton; install gcc, or use --compile=False")
-        return f"triton and {found}"
-    usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-    compiler = os.environ.get("CXX", usual)
-    if shutil.which(compiler) is None:
+    on_gpu = device.type == "cuda"
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        raise BadInput("compile=True needs triton on a GPU; install it, or use --compile=False")
+    usual = ["gcc", "clang"] if on_gpu else [{"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")]
+    given = os.environ.get("CC" if on_gpu else "CXX")
+    compilers = [given] if given else usual
+    found = next((name for name in compilers if shutil.which(name)), None)
+    if found is None:
         raise BadInput(
-            f"compile=True needs a C++ compiler, but {compiler} is missing; install {usual}, or use --compile=False"
+            f"compile=True needs a C{'' if on_gpu else '++'} compiler, but {' or '.join(compilers)} is missing; "
+            f"install {usual[0]}, or use --compile=False"
         )
-    return compiler
+    return f"triton and {found}" if on_gpu else found
 
 
 def attention_kernel(config, device):
@@ -162,17 +137,17 @@ def attention_kernel(config, device):
             raise BadInput(f"attention={config.attention} has no kernel on mps; expected --attention=sdpa or matmul")
         return "sdpa on mps, in training with the (T, T) matrix in memory"
     shape = (1, config.n_head, config.context_length, config.n_embd // config.n_head)
-    kernel = SDPBackend.ERROR
     q = torch.empty(shape, device=device, dtype=dtype, requires_grad=True)
+    kernel = SDPBackend.ERROR.value
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # on a CPU, raises if no kernel is enabled
         warnings.simplefilter("ignore")  # PyTorch warns about each kernel that it rejects
-        kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, dropout_p=config.dropout, is_causal=True))
-    if kernel == SDPBackend.ERROR:
+        kernel = attention_backend(q, dropout_p=config.dropout, is_causal=True)
+    if kernel == SDPBackend.ERROR.value:
         raise BadInput(
             f"attention={config.attention} has no kernel for {q.dtype} with head width {shape[-1]} and "
             f"dropout={config.dropout} on {device.type}; expected one that does, such as attention=sdpa"
         )
-    return f"{kernel.name.lower()} kernel"
+    return "the kernel that PyTorch chooses" if kernel is None else f"{SDPBackend(kernel).name.lower()} kernel"
 
 
 def configure(config, device):
@@ -183,20 +158,12 @@ def configure(config, device):
     if config.deterministic != torch.are_deterministic_algorithms_enabled():  # the call loads the compiler: a second
         torch.use_deterministic_algorithms(config.deterministic)
     if config.compile:
-        compile_tanh_fast()
+        compile_tanh_by_exp()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if config.attention in ("flash", "cudnn", "efficient"):
         for name, enable in ATTENTION_KERNELS.items():
             enable(name == config.attention)
-
-
-def compile_tanh_fast():
-    """Makes compiled code for a CPU compute GELU's tanh by exp: by itself it takes 3 to 4 % of a step longer."""
-    from torch._inductor import config  # imported late: it loads the compiler, a second
-
-    if hasattr(config.cpp, "use_decompose_tanh"):
-        config.cpp.use_decompose_tanh = True
 
 
 def keep_cache_sound():
@@ -206,24 +173,12 @@ def keep_cache_sound():
     every later run fails, or does without vector instructions and does not say so. Code for AVX-512 from a cache that
     machines share runs with AVX2 without an error, on half of the numbers.
     """
-    config, vectors = torch.compiler.config, torch.backends.cpu.get_cpu_capability()
-    if vectors not in config.cache_key_tag:
-        config.cache_key_tag += vectors
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # imported late: it loads the compiler, a second
-
-    folder = Path(cache_dir())
-    for library in folder.glob("*/*.so"):
-        with contextlib.suppress(OSError):  # locked by who compiles it, or deleted by another process
-            if is_cut_off(library):
-                with FileLock(folder / "locks" / f"{library.name.partition('.')[0]}.lock", timeout=0):
-                    if is_cut_off(library):  # nobody has completed it meanwhile
-                        library.unlink()
-
-
-def is_cut_off(library):
-    """True if a linker was killed while it wrote the library: the first bytes are written last."""
-    with open(library, "rb") as file:
-        return not any(file.read(4))
+    torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
+    for library in compiled_libraries():
+        lock = FileLock(library.parents[1] / "locks" / f"{library.name.partition('.')[0]}.lock", timeout=0)
+        with contextlib.suppress(OSError), lock, open(library, "rb") as file:  # unless another process compiles it
+            if not any(file.read(4)):  # they are written last
+                library.unlink()
 
 
 def check(config, device):

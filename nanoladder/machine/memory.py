@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from nanoladder import private
+
 try:
     import resource
 except ImportError:  # Windows
@@ -23,17 +25,11 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 def keep_freed_memory(device):
     """Makes this process keep freed memory for later allocations instead of returning it to the system."""
     if device.type == "cuda":
-        set_allocator("expandable_segments:True")
+        private.set_allocator("expandable_segments:True")
     elif device.type == "cpu" and GLIBC:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap too
         mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
-
-
-def set_allocator(settings):
-    """Configures PyTorch's CUDA allocator, through whichever function this version has."""
-    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    (newer or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def free_memory(device):

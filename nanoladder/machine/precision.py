@@ -1,13 +1,13 @@
-"""Precision: the dtype of matrix products, autocast, gradient scaling for float16, and 8-bit libraries."""
+"""Precision: the dtype of matrix products, autocast, gradient scaling for float16, and the library of 8 bits."""
 
 import importlib
-import importlib.util
 import logging
 import warnings
 
 import torch
 
 from nanoladder.errors import BadInput
+from nanoladder.private import multiplies_bfloat16, scale_of
 
 WITHOUT_FLOAT64 = ("mps",)
 
@@ -24,12 +24,7 @@ def choose_dtype(name, device):
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
-    return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
-
-
-def cpu_multiplies_bfloat16():
-    """True if this CPU has instructions for bfloat16 that oneDNN may use, which ONEDNN_MAX_CPU_ISA can forbid."""
-    return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
 def double(tensor):
@@ -54,8 +49,8 @@ def autocast(model, name, device):
 
 def scale_backward(forward, scaler, device):
     """The forward, with a loss of the same value whose gradient is multiplied by the scaler's scale."""
-    scaler.scale(torch.zeros((), device=device))  # makes the tensor _scale, which is updated in place
-    return lambda *inputs: ScaledBackward.apply(forward(*inputs), scaler._scale)
+    scaler.scale(torch.zeros((), device=device))  # makes the tensor of the scale, which is updated in place
+    return lambda *inputs: ScaledBackward.apply(forward(*inputs), scale_of(scaler))
 
 
 class ScaledBackward(torch.autograd.Function):
@@ -84,18 +79,15 @@ def unscale_gradients(model, optimizer):
     optimizer.overflows = model.scaler.is_enabled()
 
 
-def eight_bit_library(device):
-    """Returns the installed library of 8-bit optimizers, torchao or bitsandbytes. Raises BadInput if there is none."""
-    logging.disable(logging.WARNING)  # torchao warns about kernels that this machine lacks
+def require_torchao():
+    """Imports torchao, with its 8-bit optimizers, without its warnings. Raises BadInput if it is not installed."""
+    logging.disable(logging.WARNING)  # it warns about kernels that this machine lacks
     warnings.filterwarnings("ignore", "OptimState8bit does not implement _stable_hash")  # compiles anyway
     try:
         importlib.import_module("torchao.optim")
     except ImportError:
-        if device.type == "cuda" and importlib.util.find_spec("bitsandbytes"):
-            return "bitsandbytes"
         raise BadInput(
             "optimizer=adamw8bit needs torchao; install it: python -m pip install torchao, or use --optimizer=adamw"
         ) from None
     finally:
         logging.disable(logging.NOTSET)
-    return "torchao"

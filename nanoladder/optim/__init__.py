@@ -3,12 +3,3 @@
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 from nanoladder.optim.skip import step_if_finite
-
-__all__ = [
-    "RELATIVE_LR",
-    "build",
-    "norm_of_updates",
-    "scale_lr",
-    "step_if_finite",
-    "update_in_backward",
-]

@@ -57,16 +57,12 @@ def build(groups, model, config):
 def adamw8bit(groups, config):
     """Builds AdamW with both moments quantized to 8 bits in blocks of 256 (Dettmers et al. 2022).
 
-    groups: list of parameter groups. Raises BadInput if neither library is installed.
+    groups: list of parameter groups. Raises BadInput if torchao is not installed.
     """
-    options = {"lr": config.learning_rate, "betas": (BETA1, config.beta2)}
-    if machine.eight_bit_library(groups[0]["params"][0].device) == "bitsandbytes":
-        from bitsandbytes.optim import AdamW8bit
-
-        return AdamW8bit(groups, **options)
+    machine.require_torchao()
     from torchao.optim import AdamW8bit
 
-    optimizer = AdamW8bit(groups, **options)
+    optimizer = AdamW8bit(groups, lr=config.learning_rate, betas=(BETA1, config.beta2))
     optimizer.register_step_pre_hook(lr_to_tensor)
     if not config.compile:  # torchao compiles its update
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)

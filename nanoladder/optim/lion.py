@@ -14,24 +14,19 @@ class Lion(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
-                continue
-            gradients = [parameter.grad for parameter in parameters]
-            for parameter in parameters:
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 if not self.state[parameter]:
                     self.state[parameter]["mean"] = torch.zeros_like(parameter)
-            means = [self.state[parameter]["mean"] for parameter in parameters]
-            # Every operation is elementwise; torch 2.11 lacks some of them for lists of DTensors
-            parameters, gradients, means = map(local, (parameters, gradients, means))
-            beta1, beta2 = group["betas"]
-            updates = torch._foreach_lerp(gradients, means, beta1)
-            torch._foreach_sign_(updates)
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-            torch._foreach_lerp_(means, gradients, 1 - beta2)
+                # Every operation is elementwise, so each process computes on its own shards
+                weight, gradient, mean = map(local, (parameter, parameter.grad, self.state[parameter]["mean"]))
+                update = gradient.lerp(mean, beta1).sign_()
+                weight.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
+                mean.lerp_(gradient, 1 - beta2)
 
 
-def local(tensors):
-    """This process's shards of the tensors, or the tensors themselves."""
-    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+def local(tensor):
+    """This process's shard of a tensor, or the tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

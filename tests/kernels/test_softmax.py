@@ -60,11 +60,11 @@ SHAPES = [(1000, 1000), (5056, 5001), (300, 299), (4096, 10), (8200, 8199), (1, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block", [1, 3000, 2**20])
-def test_the_operations_equal_the_formula(dtype, shape, block, monkeypatch):
+def test_the_operations_equal_the_formula(dtype, block, monkeypatch):
     monkeypatch.setattr(softmax, "BLOCK", block)
-    check(softmax.softmax_, *shape, dtype, seed=shape[0])
+    for shape in SHAPES:
+        check(softmax.softmax_, *shape, dtype, seed=shape[0])
 
 
 def test_a_shard_without_columns_adds_nothing():

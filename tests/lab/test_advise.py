@@ -23,7 +23,7 @@ def config(dense):
 def no_torchao(request, monkeypatch):
     """Its update is compiled, which takes a second for each prediction."""
     if not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr(machine, "eight_bit_library", lambda device: refuse())
+        monkeypatch.setattr(machine, "require_torchao", lambda: refuse())
 
 
 def refuse():

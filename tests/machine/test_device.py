@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,7 @@ from nanoladder import checkpoint, files, machine, optim, parallel
 from nanoladder.errors import BadInput
 from nanoladder.kernels import loss, softmax
 from nanoladder.machine import memory, precision
-from nanoladder.run import clock, header
-from nanoladder.run.memory import OutOfMemory, fit_micro_batch
+from nanoladder.run import header
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
@@ -77,19 +77,18 @@ def without_cuda(monkeypatch):
             monkeypatch.setattr(module, name, refuse(function))
 
 
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_the_whole_loop_runs_without_a_call_of_cuda(device, dense, tmp_path, run_main, without_cuda, monkeypatch):
+def test_the_whole_loop_runs_without_a_call_of_cuda(dense, tmp_path, run_main, without_cuda, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     out_dir = str(tmp_path / "run")
     finished = {"attention": "sdpa", "adamw_impl": "fused", "keep_memory": True, "lazy_metrics": True, "loss_chunks": 2}
     finished |= {"pad_vocab_to": 64, "dtype": "bfloat16", "num_workers": 1, "micro_batch_size": 2}
-    words = flags(device=device, dataset=dense, out_dir=out_dir, eval_interval=2, save_interval=2, **finished)
+    words = flags(device="auto", dataset=dense, out_dir=out_dir, eval_interval=2, save_interval=2, **finished)
     assert run_main(train.main, *words, "--max_steps=4").code == 0
     assert run_main(train.main, *words, "--init_from=resume").code == 0
     config = tiny(out_dir=out_dir)
     assert [row["step"] for row in rows(config) if "val_loss" in row] == [2, 4, 6]
     assert set(saved(config)["generators"]) == {"cpu"}
-    assert run_main(sample.main, f"--out_dir={out_dir}", f"--device={device}", "--max_new_tokens=3").code == 0
+    assert run_main(sample.main, f"--out_dir={out_dir}", "--device=auto", "--max_new_tokens=3").code == 0
 
 
 def test_a_call_of_cuda_is_noticed(without_cuda):
@@ -110,19 +109,13 @@ class NoFloat64(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion", "adafactor"])
-def test_nothing_needs_float64_on_a_device_that_has_none(optimizer, dense, tmp_path, run_main, monkeypatch):
+def test_nothing_needs_float64_on_a_device_that_has_none(dense, tmp_path, run_main, monkeypatch):
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
-    words = flags(dataset=dense, out_dir=tmp_path / "run", optimizer=optimizer, eval_interval=3, lazy_metrics=True)
+    words = flags(dataset=dense, out_dir=tmp_path / "run", optimizer="muon", eval_interval=3, lazy_metrics=True)
     with NoFloat64():
         assert run_main(train.main, *words, "--adamw_impl=fused").code == 0
         assert run_main(sample.main, f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--max_new_tokens=3").code == 0
     assert machine.double(torch.ones(1)).dtype == torch.float32
-
-
-def test_a_planted_float64_is_noticed():
-    with NoFloat64(), pytest.raises(AssertionError, match="float64 from"):
-        machine.double(torch.ones(1))
 
 
 def test_mps_chooses_float32_and_its_own_attention():
@@ -167,29 +160,6 @@ def test_memory_of_mps_is_metals(monkeypatch):
     monkeypatch.setattr(memory.ctypes, "CDLL", called.append)
     machine.keep_freed_memory(MPS)
     assert not called
-
-
-def test_the_clock_waits_for_mps(monkeypatch):
-    waits = []
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append(1))
-    clock.synchronized_time(MPS)
-    assert waits == [1]
-
-
-def test_out_of_memory_on_mps_is_explained(dense, tmp_path, monkeypatch, capsys):
-    emptied = []
-    monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append(1))
-    monkeypatch.setattr("nanoladder.run.memory.ask", lambda *_: {})  # no prediction, which takes a process
-    error = RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB, max allowed: 9.07 GiB).")
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path), vocab_size=17, device="mps", memory_gb=8.0)
-
-    @fit_micro_batch
-    def train(config):
-        raise OutOfMemory(error, config, MPS)
-
-    with pytest.raises(SystemExit) as stop:
-        train(config)
-    assert stop.value.code == 3 and "out of memory" in capsys.readouterr().err and emptied
 
 
 def test_the_generator_of_mps_is_saved_and_restored(monkeypatch):
@@ -252,19 +222,11 @@ def test_a_gpu_before_ampere_uses_float16_without_tf32(gpu):
     assert asked == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float16)"
 
 
-def test_a_gpu_before_volta_does_not_compile(gpu):
+def test_a_gpu_before_volta_takes_softmax_of_pytorchs_operations(gpu):
     gpu("NVIDIA GeForce GTX 1080", (6, 1))
-    with pytest.raises(BadInput, match=r"needs compute capability 7.0 \(Volta\).* has 6.1; expected --compile=False"):
-        machine.find_compiler(CUDA)
     loss.runs_triton.cache_clear()
     assert loss.fastest_softmax(is_cuda=True) is softmax.softmax_
     loss.runs_triton.cache_clear()
-
-
-def test_a_gpu_from_ampere_on_lacks_nothing(gpu):
-    gpu("NVIDIA GeForce RTX 3060", (8, 6))
-    chosen = header.choices(tiny(vocab_size=17, dtype="bfloat16", compile=True), CUDA)
-    assert chosen["dtype"] == "bfloat16 (as requested)" and "no effect" not in chosen
 
 
 def test_rocm_is_named(gpu):
@@ -274,7 +236,7 @@ def test_rocm_is_named(gpu):
 
 
 def test_a_cpu_that_emulates_bfloat16_says_so(monkeypatch):
-    monkeypatch.setattr(precision, "cpu_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
     text = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CPU)["dtype"]
     assert text == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float32)"
 
@@ -285,8 +247,6 @@ def test_a_cpu_whose_bfloat16_is_forbidden_to_onednn_takes_float32():
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["torch.float32"]
-    native = torch.cpu._is_avx512_bf16_supported()
-    assert machine.choose_dtype("auto", CPU) == (torch.bfloat16 if native else torch.float32)
 
 
 # -- the compiler's cache
@@ -306,29 +266,18 @@ def test_libraries_that_a_killed_linker_left_are_deleted_from_the_cache(tmp_path
 
 
 @pytest.mark.nightly
-def test_no_code_is_reused_that_is_cut_off_or_for_other_vectors(dense, tmp_path):
-    """The cache of a run whose linkers were killed, then one that machines share: used with shorter vectors."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    shorter = {"AVX512": "avx2"}.get(capability, "default")
-    cache = tmp_path / "cache"
-    eager = tiny(dataset=str(dense), out_dir=str(tmp_path / "eager"), n_layer=1, max_steps=2)
-    train.train(eager)
-    for name in ("filled", "repaired", "used"):
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-        if name == "repaired":
-            libraries = list(cache.glob("*/*.so"))
-            for library in libraries:
-                library.write_bytes(b"")
-        if name == "used":
-            assert libraries and all(map(os.path.getsize, libraries))
-            environment["ATEN_CPU_CAPABILITY"] = shorter
-        compiled = {"compile": True, "compile_scope": "block", "out_dir": tmp_path / name}
-        words = flags(dataset=dense, n_layer=1, max_steps=2, **compiled)
-        command = [sys.executable, "train.py", *words]
+def test_no_code_is_reused_that_is_for_other_vectors(dense, tmp_path):
+    """A cache that machines share: code for one is not run by another, of shorter vectors."""
+    shorter = {"AVX512": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default")
+    losses = []
+    for name, more in (("eager", {}), ("filled", {}), ("used", {"ATEN_CPU_CAPABILITY": shorter})):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", **more}
+        keys = {"compile": name != "eager", "compile_scope": "block", "n_layer": 1, "max_steps": 2}
+        command = [sys.executable, "train.py", *flags(dataset=dense, out_dir=tmp_path / name, **keys)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        losses = [row["train_loss"] for row in rows(tiny(out_dir=str(tmp_path / name)))]
-        assert losses == pytest.approx([row["train_loss"] for row in rows(eager)], abs=1e-3), name
+        losses.append([row["train_loss"] for row in rows(tiny(out_dir=str(tmp_path / name)))])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3) and losses[2] == pytest.approx(losses[0], abs=1e-3)
 
 
 # -- peaks
@@ -338,44 +287,19 @@ def test_no_code_is_reused_that_is_cut_off_or_for_other_vectors(dense, tmp_path)
     "name, tflops",
     [
         ("NVIDIA GeForce RTX 3060", 25.5),
-        ("NVIDIA GeForce RTX 3070", 40.6),
-        ("NVIDIA GeForce RTX 3080", 59.5),
-        ("NVIDIA GeForce RTX 3080 Ti", 68.2),
-        ("NVIDIA GeForce RTX 3090", 71),
-        ("NVIDIA GeForce RTX 4060 Ti", 44.1),
-        ("NVIDIA GeForce RTX 4070", 58.3),
-        ("NVIDIA GeForce RTX 4080", 97.5),
         ("NVIDIA GeForce RTX 4090", 165.2),
-        ("NVIDIA GeForce RTX 5070 Ti", 87.9),
-        ("NVIDIA GeForce RTX 5090", 209.5),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8),
         ("NVIDIA RTX 6000 Ada Generation", 364.2),
-        ("NVIDIA RTX A6000", 154.8),
-        ("NVIDIA RTX A5000", 111.1),
         ("NVIDIA A10", 125),
         ("NVIDIA A10G", 70),
-        ("NVIDIA A40", 149.7),
-        ("AMD Instinct MI300X", 1307.4),
+        ("NVIDIA H200 NVL", 835),
         ("AMD Instinct MI300X VF", 1307.4),
-        ("AMD Instinct MI325X", 1307.4),
         # others, of a longer or similar name
         ("NVIDIA GeForce RTX 3060 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", None),
-        ("NVIDIA GeForce RTX 4070 SUPER", None),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", None),
         ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA GeForce RTX 5090 D v2", None),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
-        ("NVIDIA RTX 5000 Ada Generation", None),
-        ("NVIDIA RTX A5000 Laptop GPU", None),
         ("Quadro RTX 6000", None),
-        ("Quadro RTX 5000 with Max-Q Design", None),
         ("NVIDIA A10-8Q", None),
-        ("GRID A100-10C", None),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", None),
-        ("AMD Instinct MI250X/MI250", None),
-        ("AMD Radeon RX 7900 XTX", None),
     ],
 )
 def test_a_peak_is_that_of_the_very_device(name, tflops, gpu):
@@ -436,19 +360,11 @@ def test_installed_memory_without_proc(monkeypatch):
     monkeypatch.setattr(memory, "proc_bytes", lambda path, field: (_ for _ in ()).throw(FileNotFoundError(path)))
     assert machine.free_memory(CPU) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-    def installed(kib):
-        kib._obj.value = 2**24
-
-    kernel = SimpleNamespace(GetPhysicallyInstalledSystemMemory=installed)
-    monkeypatch.setattr(memory.ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert machine.free_memory(CPU) == 2**34
-
 
 @pytest.mark.parametrize("platform, compiler", [("win32", "cl"), ("darwin", "clang++"), ("linux", "g++")])
 def test_the_missing_compiler_is_that_of_the_platform(platform, compiler, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(machine.device.shutil, "which", lambda name: None)
-    with pytest.raises(BadInput, match=f"but {compiler.replace('+', '.')} is missing"):
+    with pytest.raises(BadInput, match=rf"but {re.escape(compiler)} is missing; install {re.escape(compiler)}"):
         machine.find_compiler(CPU)
