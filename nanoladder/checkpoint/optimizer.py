@@ -1,9 +1,9 @@
 """Conversion of optimizer state to and from its form in a file: whole, plain tensors and values by parameter name."""
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from nanoladder import machine, parallel
+from nanoladder.private import tree_map_only
 
 
 def names(model):
