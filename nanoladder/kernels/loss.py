@@ -47,8 +47,7 @@ def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, fir
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    frozen = not weight.requires_grad
-    return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad, frozen)[0]
+    return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad)[0]
 
 
 def compute(
@@ -61,16 +60,15 @@ def compute(
     first_row: int,
     group: str,
     needs_grad: bool,
-    frozen: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad, or if frozen."""
+    """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad."""
     softmax_pass = fastest_softmax(hidden.is_cuda)
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
     columns = softmax.target_columns(targets, ignore_index, first_row, n_real)
     products_weight = weight.to(hidden.dtype)
     losses = torch.empty(len(hidden), device=hidden.device)
     d_hidden = torch.empty_like(hidden) if needs_grad else hidden.new_empty(0)
-    d_weight = torch.zeros_like(weight) if needs_grad and not frozen else weight.new_empty(0)
+    d_weight = torch.zeros_like(weight) if needs_grad else weight.new_empty(0)
     size = math.ceil(len(hidden) / n_chunks)
     buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
     for start in range(0, len(hidden), size):
@@ -88,8 +86,7 @@ def compute(
         losses[chunk] = torch.where(column == softmax.IGNORED, 0.0, log_sum - picked)
         if needs_grad:
             torch.mm(logits, products_weight, out=d_hidden[chunk])
-            if not frozen:
-                add_product(d_weight, logits.T, h)
+            add_product(d_weight, logits.T, h)
     return losses.sum(), d_hidden, d_weight
 
 
@@ -129,10 +126,10 @@ operator = torch.library.custom_op("nanoladder::head_loss", compute, mutates_arg
 
 
 @operator.register_fake
-def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad, frozen=False):
+def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad):
     loss = hidden.new_empty((), dtype=torch.float32)
     if needs_grad:
-        return loss, torch.empty_like(hidden), weight.new_empty(0) if frozen else torch.empty_like(weight)
+        return loss, torch.empty_like(hidden), torch.empty_like(weight)
     return loss, hidden.new_empty(0), weight.new_empty(0)
 
 
@@ -145,8 +142,8 @@ def backward(ctx, d_loss, *_):
     """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak."""
     d_hidden, d_weight = ctx.saved_tensors
     if keeps_graph():
-        return d_hidden * d_loss, d_weight * d_loss, *[None] * 8
-    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 8
+        return d_hidden * d_loss, d_weight * d_loss, *[None] * 7
+    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 7
 
 
 operator.register_autograd(backward, setup_context=keep_gradients)

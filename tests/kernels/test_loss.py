@@ -133,16 +133,6 @@ def test_without_gradients_none_is_computed(monkeypatch):
     assert [x.numel() for x in loss.operator(hidden, weight, targets, 200, 4, IGNORE, 0, "", False)[1:]] == [0, 0]
 
 
-def test_a_frozen_weight_has_no_gradient_and_the_hidden_states_the_same():
-    hidden, weight, targets = inputs()
-    expected = torch.autograd.grad(head_loss(hidden, weight, targets, 200, 4), hidden)[0]
-    found = torch.autograd.grad(head_loss(hidden, weight.detach(), targets, 200, 4), hidden)[0]
-    assert torch.equal(found, expected)
-    arguments = (hidden, weight.detach(), targets, 200, 4, IGNORE, 0, "", True, True)  # needs_grad, frozen
-    assert [part.numel() for part in loss.operator(*arguments)[1:]] == [hidden.numel(), 0]
-    torch.library.opcheck(loss.operator, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
 def test_a_second_backward_gives_the_same_gradients():
     hidden, weight, targets = inputs()
     value = head_loss(hidden, weight, targets, 200, 3) / 7
