@@ -341,7 +341,7 @@ def test_amp_trains_the_same_model_in_any_dtype(tiny, dtype):
 def test_amp_chooses_what_is_native(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for native in (True, False):
-        monkeypatch.setattr(precision, "cpu_multiplies_bfloat16", lambda native=native: native)
+        monkeypatch.setattr(precision, "multiplies_bfloat16", lambda native=native: native)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native)
         assert machine.choose_dtype("auto", cpu) == (torch.bfloat16 if native else torch.float32)
         assert machine.choose_dtype("auto", cuda) == (torch.bfloat16 if native else torch.float16)
