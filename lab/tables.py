@@ -333,7 +333,6 @@ def memory_columns():
     return {part: part_of(part) for part in parts} | {
         "predicted peak": gigabytes("predicted"),
         "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
-        "a block's activations MB": lambda row: f"{row['memory']['block'] / 1e6:.1f}" if row["memory"]["block"] else "",
     }
 
 

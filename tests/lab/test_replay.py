@@ -69,7 +69,9 @@ def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(conf
     assert contents(config) == files
 
 
-@pytest.mark.parametrize("keys", [{}, {"compile": True, "n_layer": 1, "micro_batch_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{}, pytest.param({"compile": True, "n_layer": 1, "micro_batch_size": 2}, marks=pytest.mark.slow)], ids=str
+)
 def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config, run_main, monkeypatch, traced):
     monkeypatch.setattr(train, "train_step", spoiled(7))
     run_main(train.main, *words(config, **keys))
