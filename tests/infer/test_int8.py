@@ -109,7 +109,7 @@ def random_int8_gpts(dtype):
     return gpts
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_of_one_row_reads_int8_and_computes_the_row_once():
     """It calls no library for the product, and no norm stands in the loop of the product."""
     gpt = nn.Module()
@@ -129,7 +129,7 @@ def test_the_program_of_one_row_reads_int8_and_computes_the_row_once():
 
 
 @pytest.mark.slow
-def test_sample_writes_with_int8(trained, run_main):
+def test_sample_writes_with_int8(trained, run_main, traced):
     words = [f"--out_dir={trained.out_dir}", "--device=cpu", "--prompt=the", "--max_new_tokens=12", "--temperature=0"]
     plain = run_main(sample.main, *words, "--dtype=float32")
     found = run_main(sample.main, *words, "--dtype=float32", "--compile", "--quantize=int8")

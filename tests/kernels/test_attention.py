@@ -85,11 +85,6 @@ def test_only_products_that_the_mask_shows_are_computed(small):
     assert kept.numel() == 3 * 2 * 40 * 40 * 15 / 25
 
 
-def test_without_gradients_no_probabilities_are_kept(small):
-    parts, _ = inputs(40)
-    assert attention.operator(*parts, False)[1].numel() == 0
-
-
 def test_the_operators_keep_what_they_promise_the_compiler(small):
     (q, k, v), _ = inputs(19)
     torch.library.opcheck(attention.operator, (q, k, v, True), test_utils=["test_schema", "test_faketensor"])
@@ -150,15 +145,11 @@ def test_the_header_names_blocks_and_a_gpu_refuses_them(refused, tmp_path):
     [
         ({}, "cpu", True),
         ({"dtype": "float32", "context_length": 256}, "cpu", True),
-        ({"dtype": "float32", "context_length": 1024}, "cpu", True),
-        ({"dtype": "float32", "context_length": 255}, "cpu", False),
         ({"dtype": "float32", "context_length": 1025}, "cpu", False),
         ({"dtype": "float16", "context_length": 512}, "cpu", False),
         ({"dropout": 0.1}, "cpu", False),
         ({}, "cuda", False),
         ({"attention": "sdpa"}, "cpu", False),
-        ({"attention": "matmul"}, "cpu", False),
-        ({"attention": "flash"}, "cpu", False),
     ],
     ids=str,
 )
