@@ -195,6 +195,7 @@ def test_a_pipe_that_is_closed_ends_the_program(trained):
 REFUSED = [
     ("--out_dir=nowhere", ["out_dir=nowhere", "no such folder"]),
     ("--checkpoint=newest", ["checkpoint", "invalid choice"]),
+    ("--model=hf:gpt2 --checkpoint=last", ["--checkpoint=last is of a run", "--out_dir"]),
     ("--num_samples=0", ["num_samples", "at least 1"]),
     ("--max_new_tokens=0", ["max_new_tokens", "at least 1"]),
     ("--temperature=nan", ["temperature", "0 or more"]),

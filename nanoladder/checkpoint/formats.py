@@ -23,12 +23,14 @@ def add_source(parser):
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     group.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of the run (default: best)")
+    parser.add_argument("--checkpoint", choices=["best", "last"], help="of the run (default: best)")
 
 
 def source_of(options):
     """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
-    return options.model or str(best_or_last(options.out_dir, options.checkpoint))
+    if options.model and options.checkpoint:
+        raise BadInput(f"--checkpoint={options.checkpoint} is of a run; expected --out_dir beside it, not --model")
+    return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
 
 
 def load_model(source):
