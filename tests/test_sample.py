@@ -195,7 +195,6 @@ def test_a_pipe_that_is_closed_ends_the_program(trained):
 REFUSED = [
     ("--out_dir=nowhere", ["out_dir=nowhere", "no such folder"]),
     ("--checkpoint=newest", ["checkpoint", "invalid choice"]),
-    ("--model=hf:gpt2 --checkpoint=last", ["--checkpoint=last is of a run", "--out_dir"]),
     ("--num_samples=0", ["num_samples", "at least 1"]),
     ("--max_new_tokens=0", ["max_new_tokens", "at least 1"]),
     ("--temperature=nan", ["temperature", "0 or more"]),
@@ -211,6 +210,10 @@ REFUSED = [
     ("--interactive --prompt=a", ["interactive: expected no prompts"]),
     ("x", ["x"]),
 ]
+
+
+def test_a_checkpoint_beside_a_model_is_refused(refused):
+    assert "--checkpoint=last is of a run" in refused(sample.main, "--model=hf:gpt2", "--checkpoint=last")
 
 
 @pytest.mark.parametrize("words, named", REFUSED)
