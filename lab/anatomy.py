@@ -136,7 +136,7 @@ def kernels(events):
     return [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
 
 
-def product_dtype(config, device):
+def product_format(config, device):
     """The format of the matrix products' inputs: float32, tf32, bfloat16 or float16."""
     dtype = machine.choose_dtype(config.dtype, device)
     if dtype == torch.float32 and device.type == "cuda" and config.matmul_precision != "highest":

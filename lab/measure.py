@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
 from lab import limits
-from lab.anatomy import allocated, anatomy, product_dtype, seconds_by_kind
+from lab.anatomy import allocated, anatomy, product_format, seconds_by_kind
 from lab.launch import reason
 from lab.traffic import Counter
 from model import IGNORE
@@ -222,7 +222,7 @@ def examine(config, trace=None):
         "memory": memory,
         "seconds_by_kind": seconds_by_kind(profiler.events(), loop.config, on_gpu),
         "profiled_seconds": seconds,
-        "product_dtype": product_dtype(loop.config, loop.device),
+        "product_dtype": product_format(loop.config, loop.device),
         "parameters": loop.model.n_params,
         "flops_per_token": flops_per_token(loop.model),
         "attention_kernel": machine.attention_kernel(loop.config, loop.device),

@@ -1,6 +1,6 @@
 """This loop: train.py's own step, as lab/measure.py takes it."""
 
-from lab.anatomy import product_dtype
+from lab.anatomy import product_format
 from lab.measure import Loop
 
 
@@ -10,4 +10,4 @@ def train(task):
     loop = Loop(task.config)
     while not task.clock.step(loop.step()):
         pass
-    return "", product_dtype(task.config, task.device)
+    return "", product_format(task.config, task.device)

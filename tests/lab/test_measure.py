@@ -214,9 +214,9 @@ def test_matrices_are_as_large_as_the_machine_is_fast(flops, rows, monkeypatch):
 
 def test_products_in_tf32_only_on_a_gpu():
     config = tiny(matmul_precision="high")
-    assert anatomy.product_dtype(config, torch.device("cpu")) == "float32"
-    assert anatomy.product_dtype(config, torch.device("cuda")) == "tf32"
-    assert anatomy.product_dtype(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
+    assert anatomy.product_format(config, torch.device("cpu")) == "float32"
+    assert anatomy.product_format(config, torch.device("cuda")) == "tf32"
+    assert anatomy.product_format(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
 
 
 @needs_gpu
