@@ -99,7 +99,7 @@ def kind_of(event, config, kernel=""):
         names.append(ancestor.name)
         ancestor = ancestor.cpu_parent
     # A kernel does not wait for data, and the softmax of the loss's operator is not attention's.
-    excluded = ["data"] * bool(kernel) + ["attention"] * ("nanoladder::head_loss" in names)
+    excluded = ["data"] * bool(kernel) + ["attention"] * ("nanoladder::loss_in_chunks" in names)
     for kind, words in KINDS.items():
         if kind not in excluded and any(word in name for word in words for name in names):
             return kind

@@ -95,16 +95,16 @@ def tolerance(name):
     return next((value for word, value in LOOSE.items() if word in name), 1e-4)
 
 
-def agree(ours, theirs, tolerance=1e-4):
-    """Asserts that two runs logged the same curve and ended with the same weights."""
-    ours, theirs = ((rows(run, *CURVE), rows(run, "grad_norm"), weights(run)) for run in (ours, theirs))
+def agree(ours, theirs, tolerance=1e-4, run=""):
+    """Asserts that two runs logged the same curve and ended with the same weights. run: its name, for the message."""
+    ours, theirs = ((rows(of, *CURVE), rows(of, "grad_norm"), weights(of)) for of in (ours, theirs))
     for one, other in zip(ours[0], theirs[0], strict=True):
-        assert one == pytest.approx(other, rel=tolerance)
+        assert one == pytest.approx(other, rel=tolerance), run
     for one, other in zip(ours[1], theirs[1], strict=True):
-        assert one == pytest.approx(other, rel=20 * tolerance)
+        assert one == pytest.approx(other, rel=20 * tolerance), run
     assert ours[2].keys() == theirs[2].keys()
     for name, weight in ours[2].items():
-        torch.testing.assert_close(weight, theirs[2][name], rtol=0, atol=10 * tolerance, msg=name)
+        torch.testing.assert_close(weight, theirs[2][name], rtol=0, atol=10 * tolerance, msg=f"{run} {name}")
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +150,15 @@ def four(dense, documents, folder):
     return runs, *together(folder / "of four", runs, 4)
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_two_processes_train_what_one_does(name, two, alone):
-    agree(two[0][name], alone(TWO[name]), tolerance(name))
+def test_two_processes_train_what_one_does(two, alone):
+    """In one test, as the others below: spread over pytest's processes, each of them would train all of it."""
+    for name, keys in TWO.items():
+        agree(two[0][name], alone(keys), tolerance(name), name)
 
 
-@pytest.mark.parametrize("name", FOUR)
-def test_four_processes_train_what_one_does(name, four, alone):
-    agree(four[0][name], alone(FOUR[name]), tolerance(name))
+def test_four_processes_train_what_one_does(four, alone):
+    for name, keys in FOUR.items():
+        agree(four[0][name], alone(keys), tolerance(name), name)
 
 
 def test_another_curve_does_not_agree(alone):
@@ -280,36 +281,38 @@ def test_a_checkpoint_of_one_layout_continues_under_another(resumed):
     agree(runs["damaged"], runs["alone"])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_checkpoint_of_several_processes_continues_in_one(name, resumed, tmp_path):
+def test_a_checkpoint_of_several_processes_continues_in_one(resumed, tmp_path):
     runs, _ = resumed
-    run = replace(runs["alone"], out_dir=str(tmp_path / "run"), init_from="resume")
-    shutil.copytree(runs[f"{name}_first"].out_dir, run.out_dir)
-    train.train(run)
-    agree(run, runs["alone"])
+    for name in LAYOUTS:
+        run = replace(runs["alone"], out_dir=str(tmp_path / name), init_from="resume")
+        shutil.copytree(runs[f"{name}_first"].out_dir, run.out_dir)
+        train.train(run)
+        agree(run, runs["alone"], run=name)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_checkpoint_is_whole_has_plain_names_and_is_saved_as_it_was_loaded(name, resumed):
+def test_a_checkpoint_is_whole_has_plain_names_and_is_saved_as_it_was_loaded(resumed):
     runs, _ = resumed
-    ours, theirs = saved(runs[f"{name}_first"]), saved(runs["alone_first"])
-    assert ours.keys() == theirs.keys()
-    for part in ("model", "optimizer"):
-        shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in (ours, theirs)]
-        assert shapes[0] == shapes[1]
-        for source in ("alone_first", f"{name}_first"):
-            assert same(saved(runs[source])[part], saved(runs[f"{source}_{name}_resaved"], "resaved")[part]), source
+    theirs = saved(runs["alone_first"])
+    for name in LAYOUTS:
+        ours = saved(runs[f"{name}_first"])
+        assert ours.keys() == theirs.keys()
+        for part in ("model", "optimizer"):
+            shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in (ours, theirs)]
+            assert shapes[0] == shapes[1], name
+            for source in ("alone_first", f"{name}_first"):
+                resaved = saved(runs[f"{source}_{name}_resaved"], "resaved")[part]
+                assert same(saved(runs[source])[part], resaved), (name, source)
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_several_processes_resume_bit_for_bit_with_their_own_dropout(name, resumed):
+def test_several_processes_resume_bit_for_bit_with_their_own_dropout(resumed):
     runs, _ = resumed
-    one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
-    assert rows(one, *CURVE) == rows(parts, *CURVE)
-    for part in ("model", "optimizer", "generators", "progress"):
-        assert same(saved(one)[part], saved(parts)[part]), part
-    states = saved(one)["generators"]["cpu"]
-    assert len(states) == 2 and not torch.equal(*states)
+    for name in EXACT:
+        one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
+        assert rows(one, *CURVE) == rows(parts, *CURVE), name
+        for part in ("model", "optimizer", "generators", "progress"):
+            assert same(saved(one)[part], saved(parts)[part]), (name, part)
+        states = saved(one)["generators"]["cpu"]
+        assert len(states) == 2 and not torch.equal(*states), name
 
 
 def test_four_processes_resume_bit_for_bit(dense, documents, folder):
