@@ -21,7 +21,7 @@ KINDS = {
         *["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
         *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels
     ],
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "head_loss"],
+    "loss": ["log_softmax", "nll_loss", "logsumexp", "loss_in_chunks", "head_loss"],
 }
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
 # Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
