@@ -18,6 +18,7 @@ warmup_steps = 40
 beta2 = 0.99
 log_interval = 10
 eval_interval = 150
+sample_interval = 50  # a line of text, the first within a minute
 save_interval = 150
 attention = "matmul"  # on a CPU with so short a context no slower than the fused kernel, with bfloat16 1.15× as fast
 compile = False  # compiling takes a CPU longer than it saves in so short a run

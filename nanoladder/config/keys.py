@@ -91,6 +91,7 @@ class Config:
     log_interval: Annotated[int, "steps between rows of metrics.jsonl"] = 10
     eval_interval: Annotated[int, "steps between evaluations of the validation loss"] = 250
     eval_windows: Annotated[int, "validation sequences per evaluation, always the same ones; 0: all"] = 256
+    sample_interval: Annotated[int, "steps between lines of text that the model writes; 0: none"] = 0
     save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
     keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2
     track: Annotated[Literal["off", "wandb"], "dashboard to feed"] = "off"

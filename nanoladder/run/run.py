@@ -20,6 +20,7 @@ from nanoladder.run.failures import explain_compiler_failure, is_compiler_failur
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, bits_per_byte, flops_per_token, throughput
+from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.start import begin
 
@@ -44,13 +45,16 @@ class Run:
     def resolve(self, dataset, device):
         """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
-        Raises BadInput if the config cannot run on the device, or if processes differ in their config or data.
+        Raises BadInput: a config that cannot run, samples without tokenizer, processes of unequal config or data.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
         machine.check(config, device)
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
         self.dataset, self.device = dataset, device
+        self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
+        if config.sample_interval and self.tokenizer is None:
+            raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
         self.config = memory.resolve_micro_batch(config, device)
         return self.config
 
@@ -108,7 +112,8 @@ class Run:
             tqdm.write(f"first step: {self.clock.lap():.1f} s{compiled}")
             self.lap_began = step
         self.saving = self.signals.arrived() or self.due(config.save_interval)
-        pausing = self.saving or self.due(config.log_interval) or self.due(config.eval_interval)
+        sampling = self.due(config.sample_interval)
+        pausing = self.saving or sampling or self.due(config.log_interval) or self.due(config.eval_interval)
         self.watch.add(step, lr, loss, grad_norm)
         self.watch.look(pausing)
         if self.due(config.log_interval):
@@ -122,6 +127,8 @@ class Run:
             progress |= {"interval_loss": 0.0, "interval_steps": 0}
         if pausing:
             self.clock.stop()
+        if sampling:
+            print_line(step, self.model, self.tokenizer, config)
 
     def throughput(self, step):
         """Returns the throughput metrics of the lap that ends with this step."""

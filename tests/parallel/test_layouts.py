@@ -31,13 +31,13 @@ TWO = {
     "loader": {"num_workers": 1, "adamw_impl": "fused", "lazy_metrics": True},
     "float16": {"dtype": "float16", "micro_batch_size": 1},
     "optimizer": {"shard": "optimizer", "eval_interval": 3, "batch_size": 8, "micro_batch_size": 1},
-    "full": {"shard": "full", "data": "documents", "eval_interval": 3, "adamw_impl": "fused"},
+    "full": {"shard": "full", "data": "documents", "sample_interval": 6, "adamw_impl": "fused"},
     "full recomputed": {"shard": "full", "checkpointing": "sqrt", **PARTS},
     "full selective": {"shard": "full", "checkpointing": "selective", "attention": "sdpa", "set_to_none": False},
     "full float16": {"shard": "full", "dtype": "float16", "attention": "sdpa"},
     "compiled": {"compile": True, "n_layer": 1, "loss_chunks": 2, "eval_interval": 6},
     "full compiled": {"compile": True, "n_layer": 1, "shard": "full", "checkpointing": "every:1"},
-    "tensor": {**TENSOR, **SGD, "bias": True, "eval_interval": 2, "eval_windows": 0},
+    "tensor": {**TENSOR, **SGD, "bias": True, "eval_interval": 2, "eval_windows": 0, "sample_interval": 6},
     "tensor chunks": {**TENSOR, "adamw_impl": "fused", "pad_vocab_to": 64, "attention": "sdpa", "loss_chunks": 3},
     "tensor documents": {**TENSOR, "data": "documents", **PARTS, "checkpointing": "selective", "attention": "sdpa"},
     "tensor bfloat16": {**TENSOR, "dtype": "bfloat16", "attention": "sdpa", "loss_chunks": 2},
@@ -45,7 +45,7 @@ TWO = {
     "context": {**CONTEXT, "data": "documents", **PARTS, "attention": "sdpa", "eval_interval": 3, "num_workers": 1},
     "context matmul": {**CONTEXT, "attention": "matmul", "context_length": 30, "checkpointing": "sqrt"},
     "context compiled": {**CONTEXT, "compile": True, "n_layer": 1, "attention": "sdpa"},
-    "pipeline": {**PIPELINE, **PARTS, "data": "documents", "eval_interval": 3, "lazy_metrics": True},
+    "pipeline": {**PIPELINE, **PARTS, "data": "documents", "sample_interval": 6, "lazy_metrics": True},
     "pipeline interleaved": {
         **PIPELINE,
         **PARTS,
@@ -181,6 +181,7 @@ def test_only_the_first_process_writes_and_prints(two):
         names = {path.name for path in Path(config.out_dir).iterdir()}
         assert {"config.json", "metrics.jsonl", "last.safetensors"} <= names
         assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
+    assert printed.count("step     6  sample ") == sum(config.sample_interval == 6 for config in runs.values()) == 3
     assert printed.count("parameters;") == printed.count("processes 2 by gloo") == len(runs)
     assert "pipeline  blocks 0 | 1 and the head, 1f1b, 4 micro-batches: bubble 20% of a step predicted" in printed
     assert "pipeline  blocks 0 | 1-2 | 3 | 4 and the head, interleaved, 4 micro-batches: bubble 11%" in printed

@@ -1,0 +1,37 @@
+"""A line of text from a model in training."""
+
+import dataclasses
+
+import torch
+from tqdm import tqdm
+
+from nanoladder import checkpoint, parallel
+from nanoladder.data.tokenizer import first_token
+from nanoladder.errors import BadInput
+from nanoladder.infer import USUAL, CachedGPT, Text, generate
+
+LENGTH = 100  # characters
+
+
+def print_line(step, model, tokenizer, config):
+    """Prints the beginning of a document, LENGTH characters or up to its end, from rank 0. Collective.
+
+    A copy of the weights on the CPU writes, in float32: neither the model, nor its device's memory, nor any random
+    state changes. The same weights and seed write the same text. If the logits are not finite, nothing is printed: the
+    next step explains it.
+    """
+    state = {"config": dataclasses.asdict(config), "model": checkpoint.gather_weights(model)}
+    if parallel.rank():
+        return
+    with torch.random.fork_rng(devices=[]):  # a new model draws weights before it takes over these
+        gpt = checkpoint.build_gpt(state, "the model in training")
+    text = Text(tokenizer, [first_token(tokenizer)], torch.Generator().manual_seed(config.seed), LENGTH)
+    characters = ""
+    try:
+        for _ in generate(CachedGPT(gpt, 1, min(1 + LENGTH, config.context_length)), [text], USUAL):
+            characters += text.take()
+            if len(characters) >= LENGTH:
+                break
+    except BadInput:
+        return
+    tqdm.write(f"step {step:5d}  sample {characters[:LENGTH]!r}")  # on one line
