@@ -1,7 +1,7 @@
-"""Judges a change, gain or noise: python profile.py config/x.py --mode=judge --against=COMMIT (or --patch=FILE)
+"""Judges a change, gain or noise: python profile.py config/x.py --mode=judge --against=COMMIT
 
-Two versions run their own code and config, in processes of their own, which one lab/ measures: "this", the working tree
-with the patch, if there is one, and "other", the commit or else the tree without the patch (versions.py).
+Two versions run their own code and config, in processes of their own, which one lab/ measures: "this", the working
+tree, and "other", the commit (versions.py).
 
 Their first losses must be equal. Then they take turns, in rounds (rounds.py): a process of each, in an order that
 alternates. The changes from round to round give an effect and its interval.
@@ -69,8 +69,8 @@ METRICS = {
 
 def judge(options, config_words):
     """Judges, writes judge-METRIC.json, prints a table and, last, the verdict. Returns the exit code."""
-    if not (options.against or options.patch):
-        raise BadInput("--mode=judge: expected another version, --against=COMMIT, or a change, --patch=FILE")
+    if not options.against:
+        raise BadInput("--mode=judge: expected another version, --against=COMMIT")
     config = load_config(config_words)
     if config.dropout and options.metric != "loss":
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
@@ -81,7 +81,7 @@ def judge(options, config_words):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the copies, as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
-        names = check_out(folder, options.against, options.patch, paths)
+        names = check_out(folder, options.against, paths)
         return Judgment(folder, names, words, config, options).run()
 
 
@@ -220,8 +220,8 @@ def require_comparable(measured, seed):
         raise Wrong(f"it diverges with {seed}")
     if this["val_data"] != other["val_data"]:
         raise Wrong("it validates on other data")
-    if this["tokens"][-1] != other["tokens"][-1]:
-        raise Wrong(f"it trains on {this['tokens'][-1]:,} tokens instead of {other['tokens'][-1]:,}")
+    if this["tokens"] != other["tokens"]:
+        raise Wrong(f"it trains on {this['tokens']:,} tokens instead of {other['tokens']:,}")
 
 
 def decide(metric, effect):

@@ -3,56 +3,36 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 from lab.results import ROOT
 from nanoladder.errors import BadInput
 
 
-def check_out(folder, against, patch, paths):
+def check_out(folder, against, paths):
     """Fills folder/this and folder/other, and returns {side: its name}. Raises BadInput.
 
-    this: the working tree as it stands, with the patch if there is one. other: the commit `against` or, without one,
-    the tree without the patch. Both get the lab/ of this. paths: config files inside the checkout; other gets those
-    that it lacks.
+    this: the working tree as it stands, with new Python files. other: the commit `against`, with the lab/ of this.
+    paths: config files inside the checkout; other gets those that it lacks.
     """
     this, other = folder / "this", folder / "other"
-    head, changed = git(ROOT, "rev-parse", "--short", "HEAD"), git(ROOT, "status", "--porcelain", "--", "*.py")
-    tree = f"{head} + changes" if changed else head
-    names = {"other": against or tree, "this": f"{tree} + {Path(patch).name}" if patch else tree}
-    copy_tree(this)
-    if against:
-        archive = folder / "other.zip"
-        git(ROOT, "archive", f"--output={archive}", against, failed=f"--against={against}: expected a commit or branch")
-        shutil.unpack_archive(archive, other)
-    else:
-        shutil.copytree(this, other)
-    if patch:
-        failed = f"--patch={patch} does not apply to the working tree; expected one that `git diff` wrote"
-        git(this, "apply", str(Path(patch).resolve()), failed=failed)
-    for path in paths:
-        for version, source in ((this, ROOT), (other, this)):
-            if not (version / path).exists():
-                (version / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source / path, version / path)
-    shutil.rmtree(other / "lab", ignore_errors=True)
-    shutil.copytree(this / "lab", other / "lab")
-    return names
+    head, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "*.py")
+    archive = folder / "other.zip"
+    folder.mkdir(parents=True, exist_ok=True)
+    git("archive", f"--output={archive}", against, failed=f"--against={against}: expected a commit or branch")
+    shutil.unpack_archive(archive, other)
+    listed = git("ls-files"), git("ls-files", "--others", "--exclude-standard", "--", "*.py")
+    names = [name for name in "\n".join(listed).splitlines() if (ROOT / name).is_file()]  # not deleted
+    for version, copied in ((this, names), (other, [name for name in names if name.startswith("lab/")])):
+        for name in [*copied, *(path for path in paths if not (version / path).exists())]:
+            (version / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, version / name)
+    return {"other": against, "this": f"{head} + changes" if changed else head}
 
 
-def copy_tree(folder):
-    """Copies the files that git tracks as they stand, and Python files that it neither tracks nor ignores."""
-    listed = git(ROOT, "ls-files"), git(ROOT, "ls-files", "--others", "--exclude-standard", "--", "*.py")
-    for name in "\n".join(listed).splitlines():
-        if (ROOT / name).is_file():  # not deleted
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-
-
-def git(folder, *words, failed="--mode=judge takes two versions of a git checkout"):
-    """The output of a git command in a folder. Raises BadInput with the reason if it fails."""
-    settings = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
-    command = ["git", "-C", str(folder), "-c", "core.quotePath=false", *words]
+def git(*words, failed="--mode=judge takes two versions of a git checkout"):
+    """The output of a git command in this repository. Raises BadInput with the reason if it fails."""
+    settings = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
+    command = ["git", "-C", str(ROOT), "-c", "core.quotePath=false", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     except OSError as error:

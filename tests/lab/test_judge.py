@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, flags
@@ -154,7 +153,7 @@ def trained(changes=(0.0,), **this):
     def answer(side, measurement, words):
         assert measurement == "curve"
         seed = int(words[-1].removeprefix("--seed="))
-        run = {"val_loss": 3 + seed % 7 / 100, "val_data": "abc", "tokens": [10, 20]}
+        run = {"val_loss": 3 + seed % 7 / 100, "val_data": "abc", "tokens": 20}
         if side == "other":
             return run
         return run | {"val_loss": run["val_loss"] + changes[seed % len(changes)]} | this
@@ -170,7 +169,7 @@ def trained(changes=(0.0,), **this):
         (trained([0.004, -0.006]), 0, "no change larger than 0.0060 nats can be seen"),
         (trained(), 0, "no change of validation loss"),
         (trained(val_data="abd"), 1, "WRONG: it validates on other data"),
-        (trained(tokens=[10, 30]), 1, "WRONG: it trains on 30 tokens instead of 20"),
+        (trained(tokens=30), 1, "WRONG: it trains on 30 tokens instead of 20"),
         (trained(val_loss=None), 1, "WRONG: it diverges with --seed=5"),
     ],
 )
@@ -258,7 +257,7 @@ def contents(root):
 
 def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path):
     before = contents(repository)
-    names = versions.check_out(tmp_path / "judge", "HEAD", None, ["config/x.py", "config/mine.py"])
+    names = versions.check_out(tmp_path / "judge", "HEAD", ["config/x.py", "config/mine.py"])
     assert names == {"other": "HEAD", "this": f"{git(repository, 'rev-parse', '--short', 'HEAD')} + changes"}
     this, other = (tmp_path / "judge" / side for side in ("this", "other"))
     assert (this / "train.py").read_text() == "three\n"
@@ -270,33 +269,12 @@ def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path
     assert contents(repository) == before
 
 
-def test_a_patch_is_judged_against_the_tree_without_it(repository, tmp_path):
-    patch = tmp_path / "x.patch"
-    patch.write_text("--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-three\n+four\n")
-    before = contents(repository)
-    names = versions.check_out(tmp_path / "judge", None, str(patch), [])
-    assert [name.partition(" ")[2] for name in names.values()] == ["+ changes", "+ changes + x.patch"]
-    texts = [(tmp_path / "judge" / side / "train.py").read_text() for side in ("other", "this")]
-    assert texts == ["three\n", "four\n"]
-    assert contents(repository) == before
-
-
-@pytest.mark.parametrize(
-    "against, patch, message",
-    [
-        ("nowhere", None, "--against=nowhere: expected a commit or branch"),
-        (None, "x.patch", "--patch=x.patch does not apply to the working tree; .*patch failed: train.py:1"),
-        (None, "y.patch", "--patch=y.patch does not apply"),
-    ],
-)
-def test_a_version_that_cannot_be_had_is_named(against, patch, message, repository, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("x.patch").write_text("--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-nine\n+ten\n")
-    with pytest.raises(BadInput, match=message):
-        versions.check_out(tmp_path / "judge", against, patch, [])
+def test_a_version_that_cannot_be_had_is_named(repository, tmp_path):
+    with pytest.raises(BadInput, match="--against=nowhere: expected a commit or branch"):
+        versions.check_out(tmp_path / "judge", "nowhere", [])
     shutil.rmtree(repository / ".git")
     with pytest.raises(BadInput, match="--mode=judge takes two versions of a git checkout"):
-        versions.check_out(tmp_path / "judge", against, patch, [])
+        versions.check_out(tmp_path / "judge", "HEAD", [])
 
 
 # -- for real
