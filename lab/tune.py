@@ -2,35 +2,39 @@
 
 A search by measurement. It begins with the finished loop, the config as it is, and changes one setting
 (search_space.py) at a time. The first losses must stay the finished loop's. Then the change races against the best
-config so far: both train in processes of their own (turns.py) and step in turns, in rounds (rounds.py). A change that
-falls behind is dropped at once; one that is seen to be faster takes the place of the best. Settings that depend on
-others are then tried again. In the last quarter of the time the best config races against the finished loop; unless it
-is seen to be faster, the finished loop wins.
+config so far: both train in processes of their own that live at the same time and step in turns, in rounds (rounds.py).
+A change that falls behind is dropped at once; one that is seen to be faster takes the place of the best. Settings that
+depend on others are then tried again. In the last quarter of the time the best config races against the finished loop;
+unless it is seen to be faster, the finished loop wins.
 
 tune.json holds every race. The same command repeats the search, and reads the outcome of a race that is in the file.
 """
 
 import contextlib
 import json
+import math
+import re
+import statistics
+import textwrap
 from pathlib import Path
 from time import monotonic
 
-from lab import plan, predict, tables, tuned
+from lab import launch, measure, plan, predict, tables
 from lab.launch import TimeUp
-from lab.results import default_folder, write
-from lab.rounds import CLEAR, SIDES, decide, order
+from lab.results import commit, default_folder, machine_name, presets, resume, write
+from lab.rounds import CLEAR, SIDES, bounds, decide, order, plan_looks
 from lab.search_space import INTERACTING, directions
-from lab.tuned import CONFIRMATION, SEARCH
-from lab.turns import WorkerPool
 from nanoladder import machine
+from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
-HOPELESS = 0.3  # a change of time that needs no rounds if the first steps show it
-SHORT = 0.1  # seconds; the first of steps that take less show nothing
+FORMAT_VERSION = 2
+SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of a race
 FAR = 0.15  # a change of time that is not tried again beside other changes
 SEARCHING = 0.75  # share of the time; the rest is for the confirmation
 PATIENCE = 0.15  # share of the time within which a process must be ready, unless that is less than
 LEAST_PATIENCE = 60  # seconds, in which a GPU's compiler has done all but autotuning
+LONGEST = 200  # characters of a config's name
 
 
 def tune(options, config, conditions):
@@ -42,40 +46,55 @@ def tune(options, config, conditions):
         raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
     if config.dropout:  # its random numbers depend on the kernels
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
-    start, conditions = monotonic(), {**conditions(), "config": options.given}
+    start, conditions = monotonic(), {**conditions(), "config": options.given, "format_version": FORMAT_VERSION}
     folder = Path(options.out_dir or default_folder(conditions))
-    search = Search(tuned.open_results(folder, conditions), config, folder, options.minutes, start)
+    kinds = {"spent": float, "races": list, "confirmations": list}
+    results = resume(folder / "tune.json", conditions, kinds)
+    results = results or {**conditions, "commit": commit(), **{key: kind() for key, kind in kinds.items()}}
+    search = Search(results, config, folder, options.minutes, start)
     try:
-        verdict = search.run()
+        changes, verdict = search.run()
     finally:
-        search.pool.end()
-    tuned.report(search.results, verdict, folder, options.tuned_dir)
+        search.end()
+    report(results, changes, verdict, folder, options.tuned_dir)
 
 
-class Unfit(Exception):
-    """A change that needs no rounds: it does not fit the memory, or its losses are wrong."""
+class Worker(launch.Child):
+    """A process that trains with a config, and takes its steps when asked; meanwhile it disturbs nobody.
+
+    losses: of the first steps. Raises RuntimeError with the reason if the process fails, and TimeUp if an answer takes
+    longer than `limit` seconds.
+    """
+
+    def __init__(self, config, limit):
+        super().__init__(measure.take_turns, config)
+        self.losses = self.receive(limit)["losses"]
+
+    def turn(self, limit):
+        """Seconds of a step, over about a second of steps."""
+        return self.ask(limit)["seconds"]
 
 
 class Search:
-    """A search: what was measured (results), the best changes so far, and the processes that run (pool)."""
+    """A search: what was measured (results), the best changes so far, and the processes that run."""
 
     def __init__(self, results, config, folder, minutes, start):
         self.results, self.config, self.folder, self.machine = results, config, folder, results["machine"]
         self.total, self.start = 60 * minutes, start - results["spent"]
         self.free = None if self.machine["gpu"] else machine.free_memory(machine.choose_device("cpu"))
-        self.best, self.pool, self.costs, self.tried = {}, WorkerPool(), {}, {}
+        self.best, self.running, self.apart = {}, {}, False  # apart: two processes did not fit the memory
+        self.costs = {plan.here(config): 0.0}  # {config, in its normal form, or change: the change of time}
 
     def run(self):
-        """Searches and confirms. Returns the verdict."""
+        """Searches and confirms. Returns the changes to write, and the verdict in words."""
         self.measure_finished()
-        self.tried[plan.here(self.config)] = 0.0
         with contextlib.suppress(TimeUp):
             self.sweep(directions(self.config, self.machine))
             before = None
             while self.best != before:
                 before = self.best
                 self.sweep(INTERACTING)
-        return tuned.verdict(self.best, self.confirm())
+        return self.confirm()
 
     def left(self, share=SEARCHING):
         """Seconds that are left of a share of the time."""
@@ -88,10 +107,27 @@ class Search:
             raise config
         return config
 
-    def worker(self, changes):
+    def worker(self, changes, share=SEARCHING):
         """The process that trains with these changes. Raises RuntimeError, and TimeUp if it is not ready in time."""
-        patience = max(PATIENCE * self.total, LEAST_PATIENCE)
-        return self.pool.worker(self.changed(changes), min(self.left(), patience))
+        config, patience = self.changed(changes), max(PATIENCE * self.total, LEAST_PATIENCE)
+        if config in self.running:
+            return self.running[config]
+        if self.apart:
+            self.end()
+        try:
+            self.running[config] = Worker(config, min(self.left(share), patience))
+        except RuntimeError as error:
+            if not (self.running and machine.is_out_of_memory(str(error))):
+                raise
+            self.apart = True
+            return self.worker(changes, share)
+        return self.running[config]
+
+    def end(self, *changes):
+        """Ends the processes that train with these changes, or all."""
+        for config in [plan.changed(self.config, each) for each in changes] or list(self.running):
+            if config in self.running:
+                self.running.pop(config).end()
 
     def write(self):
         self.results["spent"] = monotonic() - self.start
@@ -129,15 +165,14 @@ class Search:
         key, changes = json.dumps(change), {**self.best, **change}
         changes = {field: value for field, value in changes.items() if value != getattr(self.config, field)}
         form = plan.here(plan.changed(self.config, changes))
-        if form in self.tried or self.costs.get(key, 0.0) > FAR:
-            return self.tried.get(form, self.costs.get(key))
-        race = tuned.find(self.results["races"], changes, self.best)
+        if form in self.costs or self.costs.get(key, 0.0) > FAR:
+            return self.costs.get(form, self.costs.get(key))
+        race = find(self.results["races"], changes, self.best, change)
         if race["outcome"] is None:
-            race["change"] = change
             self.race(race)
-        self.costs[key] = self.tried[form] = tuned.cost(race)
+        self.costs[key] = self.costs[form] = cost(race)
         kept = race["outcome"] == "kept"
-        self.pool.end(plan.changed(self.config, self.best if kept else changes))
+        self.end(self.best if kept else changes)
         self.best = changes if kept else self.best
         return self.costs[key]
 
@@ -150,38 +185,31 @@ class Search:
         start = monotonic()
         try:
             self.require_memory(race)
-            other = self.worker(race["against"])
-            this = self.worker(race["changes"])
-            if wrong := tables.difference(this.losses, self.results["losses"]):
-                raise Unfit(f"WRONG: {wrong}")
-            race["first"] = this.seconds / other.seconds - 1
-            if race["first"] > HOPELESS and this.seconds > SHORT:
-                race["outcome"] = "slower"
+            losses = [self.worker(race[side]).losses for side in ("against", "changes")]
+            if wrong := tables.difference(losses[1], self.results["losses"]):
+                raise BadInput(f"WRONG: {wrong}")
             self.take_rounds(race, SEARCH, SEARCHING, drops=True)
         except TimeUp:
             if self.left() < 1:
                 raise
             race |= {"outcome": "failed", "note": f"not ready after {monotonic() - start:.0f} s"}
-        except (BadInput, Unfit) as error:
+        except (BadInput, RuntimeError) as error:
             race |= {"outcome": "failed", "note": str(error)}
-        except RuntimeError as error:
-            race |= {"outcome": "failed", "note": str(error)}
-            self.pool.end()  # either may have failed
+            if isinstance(error, RuntimeError):
+                self.end()  # either may have failed
         self.write()
-        print(f"{self.results['spent'] / 60:5.1f} min  {tuned.name(race)}: {tuned.outcome(race)}", flush=True)
+        print(f"{self.results['spent'] / 60:5.1f} min  {name(race)}: {outcome(race)}", flush=True)
 
     def require_memory(self, race):
-        """Raises Unfit for a config that is too large. Decides if two processes fit at a time.
+        """Raises BadInput for a config that is too large for a CPU. Decides if two processes fit at a time.
 
         A GPU's process says so itself if memory runs out; a CPU's may be killed, and others with it.
         """
-        if not self.free:
-            return
-        with contextlib.suppress(BadInput):  # not predictable, or no valid config
+        if self.free is not None:
             this, other = (predict.predict_memory(self.changed(race[side])).peak for side in ("changes", "against"))
             if this > self.free:
-                raise Unfit(f"{this / 1e9:.2f} GB predicted, of {self.free / 1e9:.2f} GB")
-            self.pool.apart = self.pool.apart or this + other > 0.8 * self.free
+                raise BadInput(f"{this / 1e9:.2f} GB predicted, of {self.free / 1e9:.2f} GB")
+            self.apart = self.apart or this + other > 0.8 * self.free
 
     def take_rounds(self, race, looks, share, drops=False):
         """Adds rounds until there is an outcome (decide). Raises TimeUp if the share of the time is over."""
@@ -189,22 +217,132 @@ class Search:
         while race["outcome"] is None:
             seconds = {}
             for side in order(len(race["rounds"]) + 1):
-                worker = self.pool.worker(self.changed(sides[side]), self.left(share))
-                seconds[side] = worker.turn(self.left(share))
+                seconds[side] = self.worker(sides[side], share).turn(self.left(share))
             race["rounds"].append({side: seconds[side] for side in SIDES})
-            race["outcome"] = decide(tuned.changes_of_time(race), looks, drops)
+            race["outcome"] = decide(changes_of_time(race), looks, drops)
             self.write()
 
     def confirm(self):
-        """Races the best config against the finished loop. Returns the race, None if they are the same."""
-        self.pool.end()
+        """Races the best config against the finished loop. Returns the changes to write, and the verdict in words."""
+        self.end()
         if not self.best:
-            return None
-        race = tuned.find(self.results["confirmations"], self.best, {})
+            return {}, "no change of the finished loop is seen to be faster"
+        race = find(self.results["confirmations"], self.best, {})
         if race not in self.results["confirmations"]:
             self.results["confirmations"].append(race)
         print("the tuned loop beside the finished one", flush=True)
         with contextlib.suppress(RuntimeError, TimeUp):
             self.take_rounds(race, CONFIRMATION, 1.0)
         self.write()
-        return race
+        if not race["outcome"]:
+            return {}, "no time was left to compare the tuned loop with the finished one (more --minutes continue)"
+        times = speed(race, CONFIRMATION)
+        if race["outcome"] != "kept":
+            return {}, f"the tuned loop is not seen to be faster than the finished one ({times})"
+        finished, ours = (milliseconds(race, side) for side in SIDES)
+        return self.best, f"{times} as fast as the finished loop, {ours} ms a step and not {finished}"
+
+
+# -- races: {change, changes and against of the finished config, outcome, note, rounds}
+
+
+def find(races, changes, against, change=None):
+    """The race of these two configs, each as changes of the finished one, if it has begun; else a new one."""
+    for race in races:
+        if (race["changes"], race["against"]) == (changes, against):
+            return race
+    return {"change": change, "changes": changes, "against": against, "outcome": None, "note": None, "rounds": []}
+
+
+def changes_of_time(race):
+    """The change of time in each round, as a share."""
+    return [seconds["this"] / seconds["other"] - 1 for seconds in race["rounds"]]
+
+
+def cost(race):
+    """The change of time that a race has shown, the median of its rounds."""
+    return math.inf if race["outcome"] == "failed" else statistics.median(changes_of_time(race))
+
+
+def name(race):
+    """The change in words, without the compile=True that comes with a scope or a mode of the compiler."""
+    change = race["change"]
+    return plan.in_words({field: change[field] for field in change if field != "compile" or len(change) == 1})
+
+
+def speed(race, looks=SEARCH):
+    """The speed beside the other config and its interval over the rounds, such as 1.10× (1.07–1.18)."""
+    changes = changes_of_time(race)
+    low, high = bounds(changes, looks.get(len(changes), 1))
+    return f"{1 / (1 + statistics.median(changes)):.2f}× ({1 / (1 + high):.2f}–{1 / (1 + low):.2f})"
+
+
+def outcome(race):
+    """The outcome of a race in words."""
+    return race["note"] or f"{speed(race)} as fast, {race['outcome']}"
+
+
+def milliseconds(race, side):
+    """The median of a side's rounds."""
+    return tables.milliseconds(statistics.median(seconds[side] for seconds in race["rounds"]))
+
+
+# -- the files
+
+
+COLUMNS = {  # of the table of races
+    "ms/step": lambda row: milliseconds(row["race"], "this"),
+    "speed": lambda row: speed(row["race"]),
+    "outcome": lambda row: row["race"]["outcome"] or "no time left",
+    "best so far": lambda row: milliseconds(row["race"], "other"),
+    "rounds": lambda row: str(len(row["race"]["rounds"])),
+}
+
+
+def report(results, changes, verdict, folder, tuned_dir):
+    """Writes the table, and the config in tuned_dir unless it would change nothing; prints the outcome.
+
+    Raises BadInput if a file cannot be written.
+    """
+    path = config_path(results["machine"], results["config"], tuned_dir)
+    races = [race for race in results["races"] if race["note"] or race["rounds"]]
+    rows = [{"name": f"{n}. {name(race)}", "note": race["note"]} for n, race in enumerate(races, 1)]
+    rows = [row if row["note"] else row | {"race": race} for row, race in zip(rows, races, strict=True)]
+    sentence = f"{verdict.capitalize()}: {plan.in_words(changes) or 'the config as it is'}."
+    keys, torch = results["keys"], results["machine"]["torch"]
+    words, tries = " ".join(results["config"]), f"{len(rows)} changes tried in {results['spent'] / 60:.1f} minutes"
+    table = [
+        f"## tune: `{words}`",
+        f"{tables.device(results)}; torch {torch}; a step is {keys['batch_size']} × {keys['context_length']} tokens; "
+        f"{tries}.",
+        f"**{sentence}**",
+        tables.markdown(COLUMNS, rows),
+        "Each change raced against the best config so far, which it replaced if it was kept. A speed is the median of "
+        "the rounds, and the interval of the sign test or, of less than 8 rounds, their range.",
+    ]
+    write(folder, {"tune.md": "\n\n".join(table)})
+    print(tables.on_terminal(sentence, COLUMNS, rows))
+    print(f"\nwritten: {folder}/tune.md with all figures, and tune.json")
+    if not changes:
+        return path.unlink(missing_ok=True)  # of an earlier search
+    lines = [
+        '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict}.", 115),
+        f"\n{tries}, torch {torch}.",
+        f"Written by: python profile.py {words} --mode=tune",
+        f'To be used: python train.py {words} {path.as_posix()}\n"""\n',
+    ]
+    for field, value in changes.items():
+        kept = [race for race in races if race["outcome"] == "kept" and field in race["change"]]
+        text = json.dumps(value) if isinstance(value, str) else repr(value)
+        lines.append(f"{field} = {text}  # {speed(kept[-1])} the speed of the best before")
+    write(path.parent, {path.name: "\n".join(lines)})
+    print(f"use: python train.py {words} {path}")
+
+
+def config_path(machine, words, tuned_dir):
+    """<machine>/<config>.py in tuned_dir; further words are in its name, as in reference-dtype-float32.py."""
+    given = parse_arguments(words)[1]
+    given.pop("device", None)  # the machine's name says it
+    text = "-".join([presets(words), *(f"{key}-{given[key]}" for key in sorted(given))])
+    name = re.sub(r"[^\w.-]+", "-", text)[:LONGEST]
+    return Path(tuned_dir, machine_name(machine), f"{name}.py")

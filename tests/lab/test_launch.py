@@ -5,7 +5,7 @@ import time
 import pytest
 from conftest import flags, replace, tiny
 
-from lab import launch, measure, turns
+from lab import launch, measure, tune
 
 pytestmark = pytest.mark.slow
 CODE = """
@@ -77,7 +77,7 @@ def test_a_fork_is_as_good_as_a_new_process(planted):
 
 def test_workers_train_side_by_side_answer_and_end(dense):
     config = tiny(dataset=str(dense))
-    first, second = turns.Worker(config, 120), turns.Worker(replace(config, adamw_impl="foreach"), 120)
+    first, second = tune.Worker(config, 120), tune.Worker(replace(config, adamw_impl="foreach"), 120)
     assert first.losses == pytest.approx(second.losses, abs=1e-3) and len(first.losses) == 5
     assert first.turn(60) > 0 and second.turn(60) > 0
     with pytest.raises(launch.TimeUp):
@@ -88,7 +88,7 @@ def test_workers_train_side_by_side_answer_and_end(dense):
         second.turn(60)
     second.end()
     with pytest.raises(RuntimeError, match="no kernel for"):
-        turns.Worker(replace(config, attention="cudnn"), 120)
+        tune.Worker(replace(config, attention="cudnn"), 120)
 
 
 def test_measurements_of_one_process_and_of_two(dense):
@@ -102,8 +102,7 @@ def test_measurements_of_one_process_and_of_two(dense):
     assert 0 < sum(examined["seconds_by_kind"].values()) < examined["profiled_seconds"]
 
     curve = launch.run_alone(measure.curve, replace(config, max_steps=60))
-    assert len(curve["losses"]) == len(curve["tokens"]) == 30
-    assert curve["losses"][-1] < curve["losses"][0] and curve["val_loss"] < curve["losses"][0]
+    assert max(curve["val_loss"], curve["loss"]) < examined["losses"][0] and curve["tokens"] == 60 * 64
 
     timed = launch.run_alone(measure.time_steps, config, steps=2, threads=1)
     assert min(timed["seconds"], timed["first_step_seconds"]) > 0 and timed["tokens"] == 64

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import flags
 
-from lab import climb, launch, pages, rounds, search_space, tune, tuned, turns
+from lab import climb, launch, pages, rounds, search_space, tune
 from nanoladder.run import load_config
 
 MACHINE = {
@@ -33,7 +33,7 @@ class World:
         self.interrupted, self.room = None, 2
         self.seconds, self.losses, self.start, self.peak = seconds, losses, start, peak
         self.random, self.noise = random.Random(1), noise
-        monkeypatch.setattr(turns, "Worker", lambda config, limit: Player(self, config, limit))
+        monkeypatch.setattr(tune, "Worker", lambda config, limit: Player(self, config, limit))
         monkeypatch.setattr(tune, "monotonic", lambda: self.now)
         monkeypatch.setattr(tune.predict, "predict_memory", lambda config, *_: SimpleNamespace(peak=peak(config)))
         monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
@@ -54,7 +54,8 @@ class Player:
             raise RuntimeError("CUDA out of memory")
         world.started.append(config)
         world.wait(world.start, limit)
-        self.seconds, self.losses = self.step(), world.losses(config)
+        world.seconds(config)  # fails if the config does
+        self.losses = world.losses(config)
         world.alive += 1
 
     def step(self):
@@ -67,7 +68,6 @@ class Player:
         seconds = self.step()
         self.world.turns.append(self.config)
         self.world.wait(seconds * math.ceil(1 / seconds), limit)
-        self.seconds = seconds
         return seconds
 
     def end(self):
@@ -83,7 +83,7 @@ def tuning(monkeypatch, dense, tmp_path):
     def run(*words, **config):
         own = ["x.py", *flags(**{**FINISHED, "dataset": dense, "batch_size": 16, **config})]
         climb.main([*own, "--mode=tune", "--out_dir=out", *words])
-        path = tuned.config_path(MACHINE, own, "config/tuned")
+        path = tune.config_path(MACHINE, own, "config/tuned")
         written = {}
         if path.exists():
             for statement in ast.parse(path.read_text()).body[1:]:
@@ -107,7 +107,7 @@ def planted(config):
 
 
 def names(results, outcome):
-    return [tuned.name(race) for race in results["races"] if race["outcome"] == outcome]
+    return [tune.name(race) for race in results["races"] if race["outcome"] == outcome]
 
 
 def test_the_planted_best_is_found_and_written_as_a_config(tuning, monkeypatch, capsys):
@@ -218,7 +218,7 @@ def test_equal_changes_are_seldom_kept_and_small_gains_are():
             draw, changes, outcome = random.Random(seed), [], None
             while outcome is None:
                 changes.append((1 - gain) * (1 + draw.gauss(0, 0.01)) / (1 + draw.gauss(0, 0.01)) - 1)
-                outcome = rounds.decide(changes, tuned.SEARCH, drops=True)
+                outcome = rounds.decide(changes, tune.SEARCH, drops=True)
             kept[gain] += outcome == "kept"
     assert kept[0.0] <= 0.05 * 300 and kept[0.03] >= 0.75 * 300
 
