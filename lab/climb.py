@@ -4,7 +4,7 @@ Every figure comes from train.py's own train_step on real batches, in processes 
 after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
 the same batches as the first row's: it records the losses and counts where memory and time go. The others time the
 row. Rows take turns, round after round, so that a drift of the machine hits all of them alike. --mode=scaling measures
-1 to --processes processes at once. Optimizers differ in whole runs only: --mode=optimizers takes those, and no rounds.
+1 to --processes processes at once; --train takes whole runs and no rounds; peers/task.py measures other loops.
 """
 
 import contextlib
@@ -18,15 +18,8 @@ from tqdm import tqdm
 
 from lab import devices, judge, measure, pictures, plan, predict, tables, tune
 from lab.launch import run_alone, run_command
-from lab.peers import mode as peers
-from lab.results import (
-    code_hash,
-    default_folder,
-    open_mode,
-    open_results,
-    write,
-    write_results,
-)
+from lab.peers import task
+from lab.results import code_hash, default_folder, open_mode, open_results, write, write_results
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -47,8 +40,6 @@ def main(argv):
             sys.exit(judge.judge(options, words))
         case "tune":
             tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words))
-        case "peers":
-            peers.compare(options, words, lambda: conditions_of(options, words))
         case _:
             climb(options, words)
 
@@ -126,7 +117,7 @@ def climb(options, config_words):
     conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
     results = open_results(folder, conditions)
-    kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options.mode)
+    kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options)
     words_of_rows = {name: changes_of(row, base) for name, row in rows.items()}
     part = open_mode(folder, results, kind, words_of_rows, reasons)
     todo = tasks(options, rows)
@@ -140,24 +131,23 @@ def climb(options, config_words):
                 continue
             try:
                 n = int(name) if scaling and name else 1
-                own = options_for(measurement, name, options, folder, results)
-                done.append(take(measurement, config, n, **own))
+                done.append(take(measurement, config, n, **options_for(measurement, name, options, results)))
             except RuntimeError as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
             write_results(folder, results)
     add_predictions(part, rows, results["machine"], scaling)
     write_results(folder, results)
-    pictures.draw(results, kind, folder / f"{kind}.png")
+    drawn = pictures.draw(results, kind, folder / f"{kind}.png")
     print(tables.brief(results, kind))
-    print(f"\nwritten: {folder}/table.md with all figures, results.json and {kind}.png")
+    print(f"\nwritten: {folder}/table.md with all figures, results.json{f' and {kind}.png' if drawn else ''}")
 
 
 def take(measurement, config, n=1, **options):
-    """The figures of one of measure.MEASUREMENTS, in one process or in n that torchrun starts."""
+    """The figures of one of measure.MEASUREMENTS, or of a peer, in one process or in n that torchrun starts."""
     if n > 1:
         return run_command(measurement, plan.command_line(vars(config) | options), n)
-    return run_alone(measure.MEASUREMENTS[measurement], config, **options)
+    return run_alone(task.measure if "peer" in options else measure.MEASUREMENTS[measurement], config, **options)
 
 
 def changes_of(row, base):
@@ -173,7 +163,7 @@ def forecast(todo, rows, part, options, config, machine):
         row = part["rows"][name] if name else {}
         if row.get("note") or len(row.get(measurement, ())) >= count:
             continue
-        steps = {"time": max(options.steps, measure.WINDOW / step), "curve": options.train_steps}.get(measurement, 8)
+        steps = {"time": max(options.steps, measure.WINDOW / step), "curve": config.max_steps}.get(measurement, 8)
         compiles = name and rows[name].compile
         compiling = COMPILING * (1 if measurement == "examine" else 0.2) if compiles else 0.0
         seconds += STARTING + compiling + (steps * step if name else 2 * STARTING)
@@ -219,22 +209,25 @@ def tasks(options, rows):
     Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
     first or always follows the same one.
     """
-    if options.mode == "optimizers":
+    if options.train:
         return [(name, "curve", 1) for name in rows]
-    found = [(name, "exchange" if options.mode == "scaling" else "examine", 1) for name in rows]
+    found, peers = [], options.mode == "peers"
+    if not peers:
+        found += [(name, "exchange" if options.mode == "scaling" else "examine", 1) for name in rows]
     for count in range(1, options.repeats + 1):
-        found.append((None, "limits", count))
+        found += [] if peers else [(None, "limits", count)]
         found += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
     return found
 
 
-def options_for(measurement, name, options, folder, results):
+def options_for(measurement, name, options, results):
     """The options of a measurement of a row, beside its config."""
     found = {}
     if measurement == "time":
         found["steps"] = options.steps
     if options.mode == "scaling" and name:  # as many threads in one process alone as in one of all
         found["threads"] = max(1, results["machine"]["threads"] // options.processes)
-    if options.trace and measurement == "examine":
-        found["trace"] = Path(folder, "traces", name.replace(" ", "_"))
+    if options.mode == "peers":
+        peer, best = task.PEERS.get(name, ("ours", True))
+        found |= {"peer": peer, "best": best, "nanogpt": options.nanogpt}
     return found

@@ -8,7 +8,6 @@ skipped part nor one that ran out of time is.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from nanoladder.entry import Parser, run_script
 
 import torch
 
-from lab import report
+from lab import tables
 from lab.plan import positive
-from lab.results import ROOT, code_hash
+from lab.results import ROOT, code_hash, read_results
+from lab.summary import summarize
 from nanoladder import files
 from nanoladder.errors import BadInput
 
@@ -33,83 +33,69 @@ DATASETS = {  # name: the command that prepares it
     "python_stdlib": ["data/python_stdlib/prepare.py"],
     "shakespeare_char": ["data/shakespeare_char/prepare.py"],
 }
-SPEED_STAGES = "naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
 BAD_INPUT = 2  # exit code of nanoladder.entry
-ALL_DESELECTED = 5  # pytest's exit code if the tests that are left are none
 GRACE = 10  # seconds that a part has to end
 TUNING = 0.45  # share of the minutes that the search for the fastest config takes; it keeps to its time by itself
-ROUNDS = ["--repeats=2"]  # of a ladder and of the peers: a GPU's times differ little, and its minutes are few
-EAGER = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
-EAGER += ["--micro_batch_size=0", "--compile=False"]
-ONCE = [*EAGER, "--repeats=1", "--steps=1"]
-REHEARSED = {  # {program or mode: options that make a rehearsal short}; of an option given twice, the last counts
-    "pytest": [],
-    "train.py": [*EAGER, "--max_steps=20", "--eval_windows=8"],
-    "ladder": [*ONCE, "--stages=naive,flash"],
-    "vary": [*ONCE, "--vary", "attention=matmul,sdpa"],
-    "optimizers": [*EAGER, "--train_steps=6", "--grid=1"],
-    "tune": [*EAGER, "--minutes=1.5"],
-    "peers": ONCE,
+LEGITIMATE = ("not applicable", "out of memory", "needs ", "no kernel")  # notes of rows that are no fault
+TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
+TINY += ["--micro_batch_size=0", "--compile=False"]
+REHEARSED = {  # a word of a command: what makes its rehearsal short; of an option given twice, the last counts
+    "train.py": ["--max_steps=20", "--eval_windows=8"],
+    "--repeats=2": ["--repeats=1", "--steps=1"],
+    "--mode=ladder": ["--stages=naive,flash"],
+    "--mode=tune": ["--minutes=1.5"],
+    "--vary": ["--vary", "attention=matmul,sdpa"],
+    "--train": ["--max_steps=6"],
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command: name, program and its arguments, share of the minutes that it may take, dataset and mode."""
+    """A command: its name, the share of the minutes that it may take, and its words after `python`."""
 
     name: str
-    program: str
-    words: tuple
     share: float
-    dataset: str = ""
-    mode: str = ""  # of profile.py
+    words: list
 
     def command(self, folder, rehearse):
+        """The command line that writes to the folder. rehearse: at tiny size on the CPU."""
         words = list(self.words)
-        if self.dataset:
-            words += [f"--dataset={self.dataset}", f"--out_dir={folder / self.name}"]
-        if self.mode:
-            words += [f"--mode={self.mode}"]
-        if self.mode in ("tune", "peers"):
-            words += [f"--tuned_dir={folder / 'tuned'}"]
-        log = folder / f"{self.name}.log"
-        if self.program == "pytest" and log.exists():
-            passed = re.findall(r"^(tests/.*?) PASSED", log.read_text(), re.MULTILINE)
-            words += [f"--deselect={test}" for test in passed]
+        if words[0].endswith(".py"):
+            words.append(f"--out_dir={folder / self.name}")
+        if "--mode=tune" in words:
+            words.append(f"--tuned_dir={folder / 'tuned'}")
         if rehearse:
-            words += REHEARSED[self.mode or self.program]
-        return [sys.executable, *([] if self.program.endswith(".py") else ["-m"]), self.program, *words]
+            tiny = TINY if words[0].endswith(".py") else []
+            words += [*tiny, *(short for word in self.words for short in REHEARSED.get(word, ()))]
+        return [sys.executable, *words]
 
 
 def parts(minutes=9.0, nanogpt=None):
     """The parts in order of value, for so many minutes. nanogpt: path of a checkout, which is a peer too."""
-    tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
-    tests = [path for path in tests if "needs_gpu" in (ROOT / path).read_text()]
-
-    def profile(name, share, mode, dataset, *words):
-        return Part(name, "profile.py", words, share, dataset, mode)
-
-    reference, gpt2, shakespeare = "config/reference.py", "config/gpt2.py", "config/shakespeare_char.py"
-    few, speed = "--stages=naive,compile,chunked_loss", f"--stages={SPEED_STAGES}"
-    batch_32, batch_64 = ([f"--batch_size={n}", f"--micro_batch_size={n}"] for n in (32, 64))
-    small = ("config/quickstart.py", "--n_embd=192", "--n_head=4", "--learning_rate=2e-3")
-    kernels = ("--vary", "attention=matmul,flash,cudnn,efficient")
-    beside = [f"--nanogpt={nanogpt}"] if nanogpt else []
-    return [
-        Part("tests", "pytest", ("-vv", "-m", "gpu", *tests), 0.3),
-        profile("reference-50257", 0.45, "ladder", GPT2_TOKENS, reference, *ROUNDS),
-        profile("reference-256", 0.15, "ladder", BYTES, reference, few, *ROUNDS),
-        profile("gpt2", 0.35, "ladder", GPT2_TOKENS, gpt2, *batch_32, speed, *ROUNDS),
-        profile("tune", TUNING + 0.05, "tune", BYTES, reference, f"--minutes={TUNING * minutes:g}"),
-        profile("peers", 0.4, "peers", BYTES, reference, *beside, *ROUNDS),
-        profile("attention", 0.15, "vary", GPT2_TOKENS, reference, *kernels, *ROUNDS),
-        profile("gpt2-batch-64", 0.15, "vary", GPT2_TOKENS, gpt2, *batch_64, "--vary", "micro_batch_size=32", *ROUNDS),
-        profile("loss-chunks", 0.15, "vary", GPT2_TOKENS, reference, "--vary", "loss_chunks=0,2,8,32", *ROUNDS),
-        Part("train-shakespeare", "train.py", (shakespeare, "--init_from=auto"), 0.25, "shakespeare_char"),
-        Part("train-reference", "train.py", (reference, "--init_from=auto"), 0.2, BYTES),
-        profile("gpt2-low-memory", 0.2, "ladder", GPT2_TOKENS, "config/gpt2_low_memory.py", "--stages=naive", *ROUNDS),
-        profile("optimizers", 0.45, "optimizers", "python_stdlib", *small),
-    ]
+    reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
+    ladder, finished = "--mode=ladder --repeats=2", "--repeats=2 --vary"  # a GPU's times differ little
+    bytewise, subwords = f"--dataset={BYTES}", f"--dataset={GPT2_TOKENS}"
+    speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
+    small = "profile.py config/quickstart.py --dataset=python_stdlib --n_embd=192 --n_head=4"
+    optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
+    batch_64 = "--batch_size=64 --micro_batch_size=64"
+    beside = f" --nanogpt={nanogpt}" if nanogpt else ""
+    commands = {
+        "tests": (0.3, "-m pytest -v -m gpu tests"),
+        "reference-50257": (0.45, f"{reference} {subwords} {ladder}"),
+        "reference-256": (0.15, f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss"),
+        "gpt2": (0.35, f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32"),
+        "tune": (TUNING + 0.05, f"{reference} {bytewise} --mode=tune --minutes={TUNING * minutes:g}"),
+        "peers": (0.4, f"{reference} {bytewise} --mode=peers --repeats=2{beside}"),
+        "attention": (0.15, f"{reference} {subwords} {finished} attention=matmul,flash,cudnn,efficient"),
+        "gpt2-batch-64": (0.15, f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32"),
+        "loss-chunks": (0.15, f"{reference} {subwords} {finished} loss_chunks=0,2,8,32"),
+        "train-shakespeare": (0.25, "train.py config/shakespeare_char.py --dataset=shakespeare_char --init_from=auto"),
+        "train-reference": (0.2, f"train.py config/reference.py {bytewise} --init_from=auto"),
+        "gpt2-low-memory": (0.2, f"profile.py config/gpt2_low_memory.py {subwords} {ladder} --stages=naive"),
+        "optimizers": (0.45, f"{small} --train --max_steps=300 --warmup_steps=30 --vary {optimizers}"),
+    }
+    return [Part(name, share, text.split()) for name, (share, text) in commands.items()]
 
 
 def main(argv):
@@ -141,45 +127,39 @@ def measure(parts, folder, seconds, rehearse):
     state = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + seconds
     for part in parts:
-        before = state.setdefault(part.name, {"status": "out of time", "seconds": 0})
         left = deadline - time.monotonic() - GRACE
-        if before["status"] == "done" or left < 0:
+        if state.get(part.name) == "done" or left < 0:
             continue
         print(f"{part.name} …", flush=True)
-        state[part.name] = run(part, folder, min(left, part.share * seconds), rehearse, before["seconds"])
-        print(f"{part.name}: {report.status(state[part.name])}", flush=True)
+        state[part.name] = run(part, folder, min(left, part.share * seconds), rehearse)
+        print(f"{part.name}: {state[part.name]}", flush=True)
         files.write(path, json.dumps(state, indent=1) + "\n")
-        lines, _ = report.summary(parts, folder, state)
-        files.write(folder / "summary.txt", "\n".join(lines) + "\n")
+        files.write(folder / "summary.txt", "\n".join(summary(parts, folder, state)[0]) + "\n")
         pack(folder)
-    return report.summary(parts, folder, state)
+    return summary(parts, folder, state)
 
 
-def run(part, folder, seconds, rehearse, before):
-    """Runs a part for so many seconds at most. Returns its state; `before`: seconds that it took in earlier runs.
+def run(part, folder, seconds, rehearse):
+    """Runs a part for so many seconds at most. Returns its state in words.
 
     A part that refuses its input, or finds no package, is skipped: it lacks something here.
     """
-    start, path = time.monotonic(), folder / f"{part.name}.log"
+    path = folder / f"{part.name}.log"
     # A part that is cut off must not take with it what it has printed; tiny models need one thread.
     environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if rehearse else {})
-    with open(path, "a") as log:
+    with open(path, "w") as log:
         command, options = part.command(folder, rehearse), {"stdout": log, "stderr": log, "process_group": 0}
         process = subprocess.Popen(command, env=os.environ | environment, **options)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            code = None
+            return "out of time; the same command continues"
         finally:
             end(process)
-    done = code == 0 or (part.program == "pytest" and code == ALL_DESELECTED)
-    state = {"status": "done" if done else "out of time" if code is None else "failed"}
-    if state["status"] == "failed":
-        reason = path.read_text().strip().rpartition("\n")[2]
-        state["reason"] = f"exit code {code}; {reason}"
-        if code == BAD_INPUT or "No module named" in reason:
-            state = {"status": "skipped", "reason": reason}
-    return state | {"seconds": round(before + time.monotonic() - start)}
+    reason = path.read_text().strip().rpartition("\n")[2]
+    if code == BAD_INPUT or (code and "No module named" in reason):
+        return f"skipped: {reason}"
+    return f"failed: exit code {code}; {reason}" if code else "done"
 
 
 def end(process):
@@ -190,6 +170,41 @@ def end(process):
             process.wait(GRACE)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
+
+
+def summary(parts, folder, state):
+    """The lines of all parts, and those that say what is wrong: {part: its state} of those that had their turn."""
+    lines, wrong = [], []
+    for part in parts:
+        said, faults = found(folder, part.name)
+        lines += [f"{part.name}: {state.get(part.name, 'not started')}", *(f"  {line}" for line in said if line)]
+        wrong += [f"{part.name}, {fault}" for fault in faults]
+        if state.get(part.name, "").startswith("failed"):
+            wrong.append(f"{part.name}: {state[part.name]}")
+    return [*lines, *(f"WRONG: {fault}" for fault in wrong), *([] if wrong else ["nothing is wrong"])], wrong
+
+
+def found(folder, name):
+    """The lines that a part's results are worth so far, or the end of its log, and the faults among them.
+
+    Faults are rows whose losses are another model's, and those that failed, other than for a reason of the machine's.
+    """
+    try:
+        results = read_results(folder / name / "results.json")
+    except BadInput:  # no results, or not yet
+        log = folder / f"{name}.log"
+        return (log.read_text().strip().splitlines()[-12:] if log.exists() else []), []
+    on, lines, faults = results["machine"], [], []
+    for mode, part in results["modes"].items():
+        rates = [tables.machine_limits(part["limits"], on["native_bfloat16"])] if part["limits"] else []
+        lines += [f"{tables.device(results)}; torch {on['torch']}, CUDA {on.get('cuda')}", *rates]
+        lines += tables.brief(results, mode).splitlines()
+        for row in summarize(results, mode):
+            if tables.is_wrong(row):
+                faults.append(f"{row['name']}: {tables.losses(row)}")
+            if row["note"] and not any(reason in row["note"] for reason in LEGITIMATE):
+                faults.append(f"{row['name']}: {row['note']}")
+    return lines, faults
 
 
 def pack(folder):

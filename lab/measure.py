@@ -35,7 +35,6 @@ from nanoladder.run.metrics import flops_per_token
 WARMUP = 2  # steps before the clock starts (see warmup): the first compiles, both touch memory for the first time
 COMPARED = 5  # steps whose losses are compared with naive's
 WINDOW = 1.0  # seconds: the least that is timed
-POINTS = 50  # of a curve of losses
 
 
 def main(argv):
@@ -149,23 +148,20 @@ def take_turns(config):
 
 
 def curve(config):
-    """Losses of the config's whole run, each the mean over a POINTS-th of its steps, and the final validation loss.
+    """The config's whole run: its highest learning rate, the tokens, losses at its end, and the final validation loss.
 
-    A run whose loss is not finite ends there, without that loss and without a validation loss.
+    A run whose loss is not finite has no validation loss.
     """
     loop = Loop(config)
-    width = math.ceil(config.max_steps / POINTS)
-    learning_rate = max(loop.learning_rate(step) for step in range(1, config.max_steps + 1))
-    found = {"learning_rate": learning_rate, "tokens": [], "losses": [], "val_loss": None}
-    for start in range(0, config.max_steps, width):
-        steps = min(width, config.max_steps - start)
-        loss = float(sum(loop.step() for _ in range(steps))) / steps
-        if not math.isfinite(loss):
-            return found
-        found["tokens"].append((start + steps) * config.batch_size * config.context_length)
-        found["losses"].append(loss)
+    losses = [loop.step() for _ in range(config.max_steps)]
     val_loss = loop.val_loss()
-    return found | {"val_loss": val_loss if math.isfinite(val_loss) else None, "val_data": loop.val_digest()}
+    return {
+        "learning_rate": max(loop.learning_rate(step) for step in range(1, config.max_steps + 1)),
+        "tokens": config.max_steps * config.batch_size * config.context_length,
+        "loss": float(losses[-1]),
+        "val_loss": val_loss if math.isfinite(val_loss) else None,
+        "val_data": loop.val_digest(),
+    }
 
 
 def exchange(config, threads=None):
@@ -191,11 +187,10 @@ def exchange(config, threads=None):
     return found
 
 
-def examine(config, trace=None):
+def examine(config):
     """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
 
     If CUDA graphs are recorded, it is in step WARMUP: the allocator sees no memory in the steps that replay them.
-    trace: folder for a Chrome trace of that step.
     """
     on_gpu = machine.choose_device(config.device).type == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
@@ -214,9 +209,6 @@ def examine(config, trace=None):
         start = synchronized_time(loop.device)
         losses.append(float(loop.step()))
         seconds = synchronized_time(loop.device) - start
-    if trace:
-        trace.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace / "trace.json.gz"))  # for a browser's tracing page
     return {
         "losses": losses,
         "memory": memory,

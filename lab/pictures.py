@@ -1,6 +1,5 @@
-"""Figures of measured results, one for each mode."""
+"""The figure of a mode's results: time and memory of a step, a bar for each row."""
 
-import itertools
 import textwrap
 
 from lab.summary import UNCHANGED, speedup, summarize
@@ -34,16 +33,16 @@ def subplots(*shape, figsize, **options):
 
 
 def draw(results, mode, path):
-    """Plots a mode's rows to a file: stacked bars of time and memory; curves for scaling and optimizers."""
-    kind = mode.partition("-")[0]  # scaling-tensor is drawn as scaling is
-    needed = {"scaling": {"seconds"}, "optimizers": {"val_loss"}}.get(kind, {"seconds", "peak"})
-    if rows := [row for row in summarize(results, mode) if needed <= row.keys()]:
-        figure = {"scaling": efficiency, "optimizers": training}.get(kind, bars)(rows)
+    """Plots the rows of a mode, time and memory in stacked bars, to a file. Returns False if no row has both."""
+    rows = [row for row in summarize(results, mode) if {"seconds", "shares"} <= row.keys()]
+    if rows:
+        figure = bars(rows)
         title = f"{mode}: {' '.join(results['config']) or 'the defaults'}\n{device(results)}"
         width = int(9 * figure.get_figwidth())  # characters
         lines = [line for part in title.splitlines() for line in textwrap.wrap(part, width, break_on_hyphens=False)]
         figure.suptitle("\n".join(lines), fontsize="large", parse_math=False)  # a word may have a $
         figure.savefig(path, dpi=110)
+    return bool(rows)
 
 
 def bars(rows):
@@ -84,33 +83,3 @@ def stack(axis, names, values, styles, labels):
     below = axis.transAxes + ScaledTranslation(0, -0.25, axis.figure.dpi_scale_trans)  # a quarter of an inch
     style = {"ncols": 3, "frameon": False, "fontsize": "small"}
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
-
-
-def efficiency(rows):
-    """Plots throughput over the number of processes, against linear scaling."""
-    counts = [int(row["name"]) for row in rows]
-    figure, axis = subplots(figsize=(6, 4.5))
-    axis.plot(counts, [n * rows[0]["tokens_per_s"] / counts[0] for n in counts], "k:", linewidth=1, label="linear")
-    axis.plot(counts, [row["tokens_per_s"] for row in rows], marker="o", label="measured")
-    axis.set(xlabel="processes", ylabel="tokens/s of all processes", xticks=counts, ylim=(0, None))
-    axis.legend()
-    return figure
-
-
-def training(rows):
-    """Plots the training loss of each optimizer's best run."""
-    best = {}  # of one optimizer, the last is the lowest
-    for row in sorted(rows, key=lambda row: row["val_loss"], reverse=True):
-        best[row["name"].partition(" ")[0]] = row
-    figure, axis = subplots(figsize=(9, 6))
-    for row, color in zip(best.values(), itertools.cycle(LINES), strict=False):
-        tokens = [tokens / 1e6 for tokens in row["curve"]["tokens"]]
-        axis.plot(tokens, row["curve"]["losses"], color=color, label=f"{row['name']}: {row['val_loss']:.3f}")
-    losses = [row["curve"]["losses"] for row in best.values()]
-    low, high = min(map(min, losses)), max(curve[len(curve) // 10] for curve in losses)  # without the steep start
-    axis.set(xlabel="million tokens", ylabel="nats per token", ylim=(low - 0.05 * (high - low), high))
-    axis.set(title="training loss of each optimizer at its best learning rate, and its validation loss")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return figure

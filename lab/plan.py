@@ -12,12 +12,13 @@ import math
 import os
 import textwrap
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 from nanoladder.entry import Parser
 
 from lab.devices import DATASHEETS
+from lab.peers import task
 from lab.summary import row_below
-from nanoladder.config import TYPES, apply, check, parse_arguments, stage_names
+from nanoladder.config import apply, check, parse_arguments, stage_names
 from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
@@ -51,11 +52,6 @@ def at_least(least):
 
 positive = number(float, lambda n: 0 < n < math.inf, "a positive number")
 fraction = number(float, lambda n: 0 < n <= 1, "a fraction above 0, up to 1, such as 0.4")
-
-
-def factors_of_learning_rate(text):
-    """Parses "0.3,1,3" into its numbers in ascending order, each once."""
-    return sorted({positive(word) for word in text.split(",")})
 
 
 def one_of(*names):
@@ -103,19 +99,18 @@ class Mode(NamedTuple):
 
 TIMING = ("steps", "repeats", "out_dir")
 MODES = {
-    "ladder": Mode("each stage on top of those that it stands on (the default)", ("stages", *TIMING, "trace")),
+    "ladder": Mode("each stage on top of those that it stands on (the default)", ("stages", *TIMING)),
     "vary": Mode(
-        "the config as it is, beside other values of its keys (implied by --vary)", ("vary", *TIMING, "trace")
+        "the config as it is, beside other values of its keys (implied by --vary)", ("vary", "train", *TIMING)
     ),
-    "optimizers": Mode("whole training runs with every optimizer: their losses", ("train_steps", "grid", "out_dir")),
     "scaling": Mode("1, 2, 4, ... processes of this machine along a dimension", ("processes", "dimension", *TIMING)),
     "judge": Mode(
         "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
         "seen; 1: worse or wrong; 2: bad input",
-        ("against", "patch", "metric", "rounds", "out_dir"),
+        ("against", "metric", "rounds", "out_dir"),
     ),
     "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir", "tuned_dir")),
-    "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING, "tuned_dir")),
+    "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
         "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
         ("stages", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
@@ -131,18 +126,15 @@ OPTIONS = {
     "stages": Option(stages, None, "comma-separated names (default: all that do something here)"),
     "steps": Option(at_least(1), "4", "least number of steps that a process times"),
     "repeats": Option(at_least(1), "3", "processes that time each row"),
-    "trace": Option(None, None, "write a Chrome trace of each row to OUT_DIR/traces"),
     "out_dir": Option(str, None, "folder of the results (default: results/<machine>/<config>; of predict none)"),
-    "train_steps": Option(at_least(1), "300", "length of each training run"),
-    "grid": Option(factors_of_learning_rate, "0.3,1,3", "multiples of each optimizer's learning rate to try"),
+    "train": Option(None, None, "train every row for all of its max_steps, and compare losses instead of steps"),
     "processes": Option(at_least(2), None, "largest number of processes"),
     "dimension": Option(one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two have a batch each"),
     "against": Option(str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
-    "patch": Option(str, None, "judge the working tree with this patch (default of --against: without it)"),
     "metric": Option(one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
     "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "minutes": Option(positive, "10", "how long the search takes; the same command with more continues it"),
-    "tuned_dir": Option(str, "config/tuned", "tune writes <machine>/<config>.py there, and peers measures it"),
+    "tuned_dir": Option(str, "config/tuned", "folder of the tuned config, <machine>/<config>.py"),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(positive, None, "in GB: names the largest micro-batch that fits"),
     "world_size": Option(at_least(1), "1", "processes of the predicted run"),
@@ -172,6 +164,8 @@ def parse(argv):
     if options.mode == "vary" and (not options.vary or "stages" in options.vary != ["stages"]):
         raise BadInput("--mode=vary: expected --vary KEY=a,b,c ..., or --vary=stages alone")
     measured = measurable(options, words)  # first, as `given` is no option to suggest
+    if options.mode == "peers":
+        task.require_comparable(load_config(measured), options.nanogpt)
     options.given = words
     return options, measured
 
@@ -231,7 +225,7 @@ def measurable(options, words):
     if config.stage and options.mode == "ladder":
         raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
     added = []
-    several = options.mode in ("optimizers", "predict", "judge", "tune") or options.dimension == "pipeline"
+    several = options.mode in ("predict", "judge", "tune") or options.dimension == "pipeline" or options.train
     one_micro_batch = config.micro_batch_size and not several
     if one_micro_batch and not any(word.startswith("--batch_size") for word in words):
         added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too
@@ -245,7 +239,7 @@ def part_of_results(options):
             return f"scaling-{options.dimension}"
         case "vary":
             keys = [part if part == "stages" else next(iter(part[0])) for part in options.vary]
-            return "-".join(["vary", *keys])
+            return "-".join(["train" if options.train else "vary", *keys])
     return options.mode
 
 
@@ -266,9 +260,8 @@ def rows(options, words):
         case "vary":
             merged = [dict(itertools.chain(*map(dict.items, part))) for part in itertools.product(*options.vary)]
             return {AS_CONFIGURED: config, **{in_words(keys): changed(config, keys) for keys in merged}}
-        case "optimizers":
-            runs = itertools.product(get_args(TYPES["optimizer"]), options.grid)
-            return {f"{name} × {rate:g}": training_run(config, name, options.train_steps, rate) for name, rate in runs}
+        case "peers":
+            return stage_rows(["naive"], words) | dict.fromkeys([AS_CONFIGURED, *task.PEERS], config)
         case "scaling":
             counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
             return {str(n): changed(config, divided(config, options.dimension, n)) for n in counts}
@@ -333,13 +326,6 @@ def stages_of(n):
     return [stage for stage in stage_names() if n > 1 or not needs_several(stage)]
 
 
-def training_run(config, optimizer, steps, factor):
-    """The row of a run of so many steps, its warm-up a tenth of them at most, its learning rates times a factor."""
-    schedule = {"max_steps": steps, "warmup_steps": min(config.warmup_steps, steps // 10), "lr_decay_steps": 0}
-    rates = {key: factor * getattr(config, key) for key in ("learning_rate", "min_lr")}
-    return changed(config, {"optimizer": optimizer} | schedule | rates)
-
-
 def here(config):
     """The config in its normal form on this machine; a BadInput stays as it is."""
     if isinstance(config, BadInput):
@@ -358,9 +344,11 @@ def in_one_process(config, device_type, dtype):
     return dataclasses.replace(config, stage="", **same, **ALONE)
 
 
-def not_applicable(rows, mode):
+def not_applicable(rows, options):
     """{row: reason} of the rows not to be measured: no valid config, or that of the row they are compared with."""
-    reasons, configs = {}, {}
+    mode, reasons, configs = options.mode, {}, {}
+    if mode == "peers":
+        return task.missing(options.nanogpt)
     for name, config in rows.items():
         if isinstance(config, BadInput):
             reasons[name] = str(config)

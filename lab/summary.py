@@ -20,15 +20,20 @@ def summarize(results, mode):
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
     seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curve: of
     a training run, with its val_loss unless it diverged. Of several processes also the seconds beyond a process's share
-    of the work; the bytes sent by a process; the bubble of a pipeline, predicted.
+    of the work; the bytes sent by a process; the bubble of a pipeline, predicted. Of a peer its setting, in words.
     """
     part = results["modes"][mode]
     reference = next((measured for measured in part["rows"].values() if measured.get("examine")), None)
+    of_peers = [measured["time"][0] for measured in part["rows"].values() if mode == "peers" and measured.get("time")]
     rows = []
     for name, measured in part["rows"].items():
         row = {"name": name, "note": measured["note"]}
         if timed := measured.get("time"):
             row |= timing(timed)
+        if timed and of_peers:
+            row |= {"loss": timed[0]["losses"][-1], "setting": timed[0]["setting"]}
+            row |= {"peak": timed[0]["peak"]} if timed[0]["peak"] else {}
+            row |= gap(timed[0], of_peers[0])
         if exchanged := measured.get("exchange"):
             n = int(name)
             row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
@@ -95,11 +100,14 @@ def examination(found, first, row, gpu):
         "parameters": found["parameters"],
         "shares": shares(found, row, gpu),
     }
-    if found is not first:
-        gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
-        figures["gap"] = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
-    figures |= {name: found[name] for name in ("predicted", "attention_kernel") if found.get(name)}
+    figures |= gap(found, first) | {name: found[name] for name in ("predicted", "attention_kernel") if found.get(name)}
     return figures
+
+
+def gap(found, first):
+    """The largest difference of a loss from the first row's, which has none itself."""
+    gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
+    return {} if found is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
 
 
 def trains_otherwise(words, first, keys):

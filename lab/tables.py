@@ -237,6 +237,12 @@ def columns(rows, mode):
         "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
         **tokens,
         "kernel": lambda row: row["attention_kernel"],
+        "setting": lambda row: row["setting"],
+    }
+    trained = {
+        "validation loss": lambda row: f"{row['val_loss']:.4f}" if "val_loss" in row else "diverged",
+        f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}",
+        "learning rate": lambda row: f"{row['curve']['learning_rate']:.2g}",
     }
     relative = {
         "ladder": {
@@ -255,11 +261,8 @@ def columns(rows, mode):
             "sent by a process MB": lambda row: "" if row is first else f"{row['sent'] / 1e6:.1f}",
             "predicted GB": gigabytes("predicted"),
         },
-        "optimizers": {
-            "validation loss": lambda row: f"{row['val_loss']:.4f}" if "val_loss" in row else "diverged",
-            f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}",
-            "learning rate": lambda row: f"{row['curve']['learning_rate']:.2g}",
-        },
+        "optimizers": trained,
+        "train": trained,
     }
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
@@ -314,9 +317,9 @@ def first_steps(row):
 def losses(row):
     if row["gap"] == 0:
         return "bit-equal"
-    if row["another_update"] and row["gap"] < math.inf:
+    if row.get("another_update") and row["gap"] < math.inf:
         return "another update"
-    if row["gap"] > SAME and row["dropout"]:
+    if row["gap"] > SAME and row.get("dropout"):
         return f"{row['gap']:.2g} apart (dropout)"
     return f"within {row['gap']:.0e}" if row["gap"] <= SAME else f"WRONG by {row['gap']:.2g}"
 

@@ -1,22 +1,19 @@
 """Hugging Face transformers: its GPT-2 under its Trainer."""
 
 import torch
+import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from lab.peers.task import Sequences
 from nanoladder.checkpoint.huggingface import their_config, their_tensors
 
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
-SAME = {"max_steps": "max_steps", "learning_rate": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}
-SAME |= {"per_device_train_batch_size": "batch_size", "max_grad_norm": "grad_clip"}  # its name: ours
-SAME |= {"adam_beta2": "beta2"}
-OFF = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 
 
 def train(task):
-    """Trains until the clock ends it. Returns the setting in words and the dtype."""
+    """Trains until the clock ends it. Returns the setting in words."""
     task.clock.start()
-    best = {}
+    config, best = task.naive, {}
     if task.best:  # what its guide to performance names, as far as it acts here
         best = {"torch_compile": True, **HALF.get(task.dtype, {}), "dataloader_num_workers": task.config.num_workers}
     if task.best and task.device.type == "cuda":
@@ -24,18 +21,27 @@ def train(task):
         torch.set_float32_matmul_precision("high")
     arguments = TrainingArguments(
         output_dir=str(task.folder),
+        max_steps=config.max_steps,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
         lr_scheduler_type="constant",
+        weight_decay=config.weight_decay,
+        adam_beta2=config.beta2,
+        max_grad_norm=config.grad_clip,
+        seed=config.seed,
         use_cpu=task.device.type == "cpu",
         train_sampling_strategy="sequential",
         remove_unused_columns=False,  # shift_labels is none of the forward's own parameters
-        **{key: getattr(task.naive, name) for key, name in SAME.items()},
-        **OFF,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
         **best,
     )
     trainer = Recorder(build_model(task), arguments, train_dataset=Sequences(task), data_collator=collate)
     trainer.add_callback(Stopper(trainer, task.clock))
     trainer.train()
-    return ", ".join(f"{key}={value}" for key, value in best.items()), task.dtype if task.best else "float32"
+    return ", ".join([transformers.__version__, *(f"{key}={value}" for key, value in best.items())])
 
 
 def build_model(task):

@@ -12,10 +12,10 @@ from train import build_optimizer
 
 
 def train(task):
-    """Trains until the clock ends it. Returns the setting in words and the dtype."""
+    """Trains until the clock ends it. Returns the setting in words."""
     task.clock.start()
-    dtype = task.dtype if task.best else "float32"
-    precision = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}[dtype]
+    precision = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
+    precision = precision[task.dtype if task.best else "float32"]
     workers = task.config.num_workers if task.best else 0
     pinned = task.best and task.device.type == "cuda"
     if pinned:
@@ -35,8 +35,8 @@ def train(task):
         enable_model_summary=False,
     )
     trainer.fit(Module(task), loader)
-    setting = f"torch.compile, precision={precision}, sdpa, num_workers={workers}" + ", pin_memory, TF32" * pinned
-    return setting if task.best else "", dtype
+    setting = [lightning.__version__, f"precision={precision}"]
+    return ", ".join(setting + ["torch.compile", "sdpa", f"num_workers={workers}"] * task.best)
 
 
 class Module(lightning.LightningModule):

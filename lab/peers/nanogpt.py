@@ -26,7 +26,7 @@ class Finished(Exception):
 
 
 def train(task):
-    """Runs train.py until the clock ends it. Returns the setting in words and the dtype.
+    """Runs train.py until the clock ends it. Returns the setting in words.
 
     Raises BadInput for data that its format cannot hold, or a script that does not do what nanoGPT's does.
     """
@@ -50,7 +50,7 @@ def train(task):
     try:
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), namespace)
     except Finished:
-        return " ".join(words), dtype
+        return " ".join(words)
     raise BadInput(f"{path} ended before it had taken {task.clock.last} steps; expected nanoGPT's train.py")
 
 

@@ -1,6 +1,6 @@
 """The task that every peer gets: the same weights, batches and hyperparameters, and one clock.
 
-measure() lets the peer in the file of that name train, in a process of its own.
+measure() lets the peer in the file of that name train; --mode=peers calls it in processes of their own.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import importlib
 import os
 import tempfile
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -18,25 +19,58 @@ from torch.utils.data import Dataset
 from lab.measure import WARMUP, WINDOW, resident_before, resident_bytes
 from model import GPT
 from nanoladder import data, machine
-from nanoladder.run import load_config
+from nanoladder.config import apply
+from nanoladder.config.stages import files
+from nanoladder.errors import BadInput
 from nanoladder.run.clock import synchronized_time
 
+PEERS = {  # row: the peer's file, and if it is at its best
+    "nanoGPT": ("nanogpt", False),
+    "nanoGPT, compiled": ("nanogpt", True),
+    "Hugging Face Trainer": ("huggingface", False),
+    "Hugging Face Trainer, compiled": ("huggingface", True),
+    "Lightning": ("lightning", False),
+    "Lightning, compiled": ("lightning", True),
+}
+NEEDED = {"huggingface": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
+ALIKE = {  # key: its only value with which every peer trains the same
+    **{"stage": "", "optimizer": "adamw", "dropout": 0.0},
+    **{"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "shard": "none"},
+}
 
-def measure(peer, words, best=False, steps=4, nanogpt=None):
-    """The figures of the peer in the file of that name, with a config's words.
+
+def require_comparable(config, nanogpt):
+    """Raises BadInput for a config with which not every peer trains the same, and for a checkout that is none."""
+    if config.micro_batch_size % config.batch_size:
+        raise BadInput(f"micro_batch_size={config.micro_batch_size}: every peer takes a batch at once; expected 0")
+    for key, value in ALIKE.items():
+        if (given := getattr(config, key)) != value:
+            expected = f"--{key}={value}" if value != "" else f"no {key}"
+            raise BadInput(f"{key}={given}: not every peer can train so; expected {expected}")
+    if nanogpt and not Path(nanogpt, "train.py").is_file():
+        raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
+
+
+def missing(nanogpt):
+    """{row: the reason why its peer cannot be measured}. nanogpt: path of a checkout, or None."""
+    reasons = {} if nanogpt else {"nanogpt": "needs a checkout: --nanogpt=PATH"}
+    for peer, packages in NEEDED.items():
+        if absent := [name for name in packages if find_spec(name) is None]:
+            reasons[peer] = f"needs {' and '.join(absent)}: pip install -r requirements-peers.txt"
+    return {row: reasons[peer] for row, (peer, _) in PEERS.items() if peer in reasons}
+
+
+def measure(config, peer="ours", best=False, steps=4, nanogpt=None):
+    """The figures of the peer in the file of that name.
 
     best: its own best settings, instead of its defaults. steps: the least number to time. nanogpt: path of a checkout.
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer takes all that there are
     warnings.filterwarnings("ignore")
-    rate = load_config(words).learning_rate
-    constant = [f"--min_lr={rate}", "--warmup_steps=0", "--lr_decay_steps=0", "--max_steps=1000000"]
-    config, naive = (load_config([*words, *constant, *stage]) for stage in ([], ["--stage=naive"]))
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        task = Task(config, naive, steps, best, folder, nanogpt)
-        setting, dtype = importlib.import_module(f"lab.peers.{peer}").train(task)
-    tokens = config.batch_size * config.context_length
-    return task.clock.figures() | {"tokens": tokens, "setting": setting, "dtype": dtype}
+        task = Task(config, steps, best, folder, nanogpt)
+        setting = importlib.import_module(f"lab.peers.{peer}").train(task)
+    return task.clock.figures() | {"tokens": config.batch_size * config.context_length, "setting": setting}
 
 
 class Clock:
@@ -86,23 +120,22 @@ class Clock:
 class Task:
     """A training task for a peer.
 
-    config: as configured; it says the dtype and the workers of a loop at its best. naive: the same config without any
-    optimization, as which the initial weights are drawn. best: if the peer is to use its own best settings. folder:
-    for files that it must write. checkout: of the peer's code, if it needs one.
+    config: as configured, at a constant learning rate; it says the dtype and the workers of a loop at its best. naive:
+    the same without any optimization, as which the initial weights are drawn. best: if the peer is to use its own best
+    settings. folder: for files that it must write. checkout: of the peer's code, if it needs one.
     """
 
-    def __init__(self, config, naive, steps, best, folder, checkout=None):
-        dataset = data.open_dataset(naive)
-        self.split, self.naive = dataset.train, dataclasses.replace(naive, vocab_size=dataset.vocab_size)
-        self.config, self.best, self.folder, self.checkout = config, best, Path(folder), checkout
+    def __init__(self, config, steps, best, folder, checkout=None):
+        dataset = data.open_dataset(config)
+        constant = {"min_lr": config.learning_rate, "warmup_steps": 0, "lr_decay_steps": 0, "max_steps": 1_000_000}
+        self.config = dataclasses.replace(config, vocab_size=dataset.vocab_size, **constant)
+        self.naive = dataclasses.replace(self.config, **apply([files()["naive"]], {}, vars(self.config)))
+        self.split, self.best, self.folder, self.checkout = dataset.train, best, Path(folder), checkout
         self.device = machine.choose_device(config.device)
         self.clock = Clock(self.device, steps)
         self.batches = data.TrainingBatches(self.split, self.naive)  # [step], counted from 1
-
-    @property
-    def dtype(self):
-        """Name of the dtype of matrix products at the peer's best: float32, bfloat16 or float16."""
-        return str(machine.choose_dtype(self.config.dtype, self.device)).removeprefix("torch.")
+        # Name of the dtype of matrix products at the peer's best: float32, bfloat16 or float16
+        self.dtype = str(machine.choose_dtype(config.dtype, self.device)).removeprefix("torch.")
 
     def model(self, **fields):
         """The initial model on the CPU, plain but for these fields of its config."""

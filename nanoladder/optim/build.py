@@ -8,7 +8,7 @@ from nanoladder.optim.galore import GaLore
 
 BETA1 = 0.9  # decay rate of the mean gradient, as AdamW's in train.py
 # Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
-# `profile.py --mode=optimizers`, whose table in results/ shows a lower and a higher one as well.
+# `profile.py --train`, whose table in results/ shows a lower and a higher one as well.
 RELATIVE_LR = {
     "sgd": 100.0,
     "adafactor": 30.0,  # Adafactor multiplies by a matrix's RMS, about 0.02

@@ -1,24 +1,21 @@
 """--mode=peers gives every peer the same weights and batches, one clock, and a row, also if it fails."""
 
 import itertools
-import json
-import re
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, build, flags, tiny
+from conftest import build, flags, tiny
 
 import train
 from lab import climb
 from lab.launch import run_alone
-from lab.measure import machine_facts
-from lab.peers import mode, nanogpt, task
+from lab.peers import nanogpt, task
 from lab.peers.task import Sequences, Task
 from nanoladder.errors import BadInput
 
-MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
+MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
 
 # A checkout whose script has the outside of nanoGPT's: its flags, files, draws and printed lines. It keeps what it saw.
 SCRIPT = """
@@ -85,10 +82,9 @@ def given(dense, tmp_path, checkout, monkeypatch):
     monkeypatch.setattr(task, "WINDOW", 0)
 
     def make(n, best=False, **overrides):
-        constant = {"warmup_steps": 0, "min_lr": 1e-2, "max_steps": 1000}
-        config = tiny(**{"dataset": str(dense), **constant, **overrides})
         (tmp_path / "task").mkdir()
-        return Task(config, config, n - task.WARMUP, best, tmp_path / "task", checkout)
+        config = tiny(**{"dataset": str(dense), **overrides})
+        return Task(config, n - task.WARMUP, best, tmp_path / "task", checkout)
 
     return make
 
@@ -134,7 +130,7 @@ def test_sequences_are_the_rows_of_all_batches_in_order(given):
 
 def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends_it(given, run_script):
     task = given(3)
-    assert run_script(task) == ("--compile=False --dtype=float32", "float32")
+    assert run_script(task) == "--compile=False --dtype=float32"
     assert task.clock.losses == [5.0, 4.9, 4.8]
     assert len(list(task.folder.glob("*.pt"))) == 3  # it ended at once
     for step in range(3):
@@ -164,7 +160,7 @@ def test_hugging_faces_trainer_has_the_losses_of_this_loop(bias, given):
     from lab.peers import huggingface
 
     task = given(4, bias=bias)
-    assert huggingface.train(task) == ("", "float32")
+    huggingface.train(task)
     losses = [float(loss) for loss in task.clock.losses]
     assert losses == pytest.approx(our_losses(task, 4), abs=1e-3)
     assert losses[0] == pytest.approx(our_losses(task, 1)[0], abs=1e-6)
@@ -176,90 +172,41 @@ def test_lightning_has_the_losses_of_this_loop(given):
     from lab.peers import lightning
 
     task = given(4)
-    assert lightning.train(task) == ("", "float32")
+    lightning.train(task)
     assert [float(loss) for loss in task.clock.losses] == pytest.approx(our_losses(task, 4), abs=1e-6)
 
 
 # -- the mode
 
 
-@pytest.fixture
-def measured(monkeypatch, dense, tmp_path, checkout, capsys):
-    """measured(answer, *words) -> peers.json and the output; answer(peer, best) plays processes."""
-    monkeypatch.setattr(mode, "find_spec", lambda name: None if name == "accelerate" else name)
-    monkeypatch.setattr(mode.metadata, "version", lambda name: "1.0")
-
-    def run(answer, *words):
-        def run_alone(function, *args):
-            if function is machine_facts:
-                return MACHINE
-            peer, words, best, *_ = args
-            return answer(peer + " naive" * ("--stage=naive" in words), best and peer != "ours")
-
-        for module in (climb, mode):
-            monkeypatch.setattr(module, "run_alone", run_alone)
-        options = ["--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path / 'results'}", "--repeats=2"]
-        climb.main([*flags(dataset=dense), *options, *words])
-        return json.loads((tmp_path / "results" / "peers.json").read_text()), capsys.readouterr().out
-
-    return run
-
-
-def answer(peer, best):
-    seconds = {"ours": 1.0, "ours naive": 2.5, "nanogpt": 2.0 - best, "lightning": 3.0}[peer]
-    figures = {"first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "losses": [5.0, 4.0 - best / 100]}
-    return figures | {"seconds": seconds, "peak": None, "setting": "--x=1" * best, "dtype": "float32"}
-
-
-def test_the_table_sets_every_peer_beside_the_finished_loop_and_says_why_one_was_not_measured(measured, tmp_path):
-    _, out = measured(answer)
-    assert "The fastest: " in out and max(map(len, out.splitlines()[:-1])) <= 100
-    text = (tmp_path / "results/peers.md").read_text()
-    rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
-    by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
-    assert by["naive"]["time against finished"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.000"
-    assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT, compiled"]["ms/step"] == "1000"
-    assert by["nanoGPT, compiled"]["losses differ from naive's by"] == "0.01"
-    assert by["nanoGPT, compiled"]["setting"] == "--x=1" and by["nanoGPT"]["setting"] == "its defaults"
-    assert rows["Hugging Face Trainer"][2] == "needs accelerate: pip install -r requirements-peers.txt"
-    assert "lightning 1.0" in text
-
-
-def test_rows_take_turns_and_results_are_not_measured_again(measured):
+def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_was_not_measured(
+    monkeypatch, dense, tmp_path, checkout
+):
     asked = []
 
-    def count_calls(*call):
-        asked.append(call)
-        return answer(*call)
-
-    first, _ = measured(count_calls)
-    names = [("ours naive", False), ("ours", False)]
-    names += [(peer, best) for peer in ("nanogpt", "lightning") for best in (False, True)]
-    assert asked == [*names, *reversed(names)]
-    again, _ = measured(count_calls)
-    assert again == first and len(asked) == 12
-
-
-def test_a_peer_that_fails_is_a_row_with_its_reason_and_is_tried_again(measured):
-    def fail(peer, best):
+    def take(measurement, config, n, peer, best, nanogpt, steps):
+        asked.append((peer, best))
         if peer == "lightning":
             raise RuntimeError("no such precision")
-        return answer(peer, best)
+        seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.stage == "naive")
+        figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
+        return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
 
-    results, out = measured(fail)
-    assert results["rows"]["Lightning"]["note"] == "no such precision"
-    assert "\nLightning, Lightning, compiled: no such precision" in out
-    assert measured(answer)[0]["rows"]["Lightning"]["note"] is None
-
-
-# -- bad input
-
-
-def test_the_packages_are_pinned_and_no_requirement_of_training():
-    pinned = (ROOT / "requirements-peers.txt").read_text()
-    for name in itertools.chain(*mode.NEEDED.values()):
-        assert re.search(rf"^{name}==", pinned, re.MULTILINE)
-        assert name not in (ROOT / "requirements.txt").read_text()
+    monkeypatch.setattr(climb, "take", take)
+    monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+    monkeypatch.setattr(task, "find_spec", lambda name: None if name == "accelerate" else name)
+    argv = [*flags(dataset=dense), "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=2"]
+    climb.main(argv)
+    turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
+    assert asked == [*turn, ("lightning", False), ("lightning", True), *turn[::-1]]
+    text = (tmp_path / "table.md").read_text()
+    rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
+    by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
+    assert by["as configured"]["speed"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.00"
+    assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT"]["losses against naive"] == "bit-equal"
+    assert by["nanoGPT, compiled"]["losses against naive"] == "WRONG by 1"
+    assert by["nanoGPT"]["setting"] == "--x=1" and rows["Lightning"][2] == "no such precision"
+    assert rows["Hugging Face Trainer"][2] == "needs accelerate: pip install -r requirements-peers.txt"
 
 
 # -- for real
@@ -267,9 +214,8 @@ def test_the_packages_are_pinned_and_no_requirement_of_training():
 
 @pytest.mark.slow
 def test_a_process_measures_a_peer(dense, checkout):
-    ours, theirs = (
-        run_alone(task.measure, peer, flags(dataset=dense), steps=3, nanogpt=checkout) for peer in ("ours", "nanogpt")
-    )
+    config = tiny(dataset=str(dense))
+    ours, theirs = (run_alone(task.measure, config, peer, steps=3, nanogpt=checkout) for peer in ("ours", "nanogpt"))
     assert len(ours["losses"]) == len(theirs["losses"]) == 5
     assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
     assert min(ours["seconds"], theirs["seconds"]) > 0 and ours["tokens"] == 64
