@@ -3,9 +3,9 @@
     python -m lab.equal config/x.py [more.py ...] [--processes=4] [--steps=12] [--key=value ...]
 
 Layouts are all grids of 2, 4, ... processes along data, tensor, context and pipeline; sharded and not; with every
-schedule; in micro-batches; and each of them once more, resumed from the checkpoint of the layout before it. Every step
-is train.py's own. Ends with code 1 if a layout trains another model. Sizes are the config's: small ones, and
---compile=False, are quick.
+schedule; in micro-batches. Each trains half of the steps from the beginning, and the others from the checkpoint that
+the layout before it saved there. Every step is train.py's own. Ends with code 1 if a layout trains another model. Sizes
+are the config's: small ones, and --compile=False, are quick.
 """
 
 import json
@@ -22,8 +22,8 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from tqdm import tqdm
 
 import train
-from lab import equal_worker, traffic, workers
-from lab.layouts import layouts
+from lab import equal_worker, workers
+from lab.layouts import describe, layouts
 from nanoladder import data, machine
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -31,11 +31,11 @@ from nanoladder.run import load_config
 FLOAT32, HALF = 1e-4, 5e-3  # relative tolerances of losses, by the precision of matrix products
 NORMS = {FLOAT32: 20, HALF: 40}  # times that: a norm sums up what rounding does to every gradient
 KEYS = ("--ddp=True", "--num_workers=0", "--lr_decay_steps=0")
+REFUSED = "nanoladder.errors.BadInput: "
 
 
 def main(argv):
-    options, words = parse(argv)
-    config, words = prepare(words, options)
+    config, processes = parse(argv)
     limits = tolerances(config)
     print(
         f"{config.max_steps} updates of {config.n_layer} layers × {config.n_embd}, {config.batch_size} × "
@@ -43,32 +43,24 @@ def main(argv):
         f"{machine.choose_device(config.device)}; tolerances: "
         + ", ".join(f"{kind} {limit:.2g}" for kind, limit in limits.items())
     )
-    rows = compare(words, options.processes, options.explain, limits)
+    rows = compare(config, processes, limits)
     print(table(rows))
-    if options.explain:
-        print(traffic.explanation(rows))
-    if wrong := [title(row) for row in rows if row["wrong"]]:
-        sys.exit(f"error: {len(wrong)} of {len(rows)} runs differ from one process: {'; '.join(wrong)}")
+    if wrong := [row["name"] for row in rows if row["wrong"]]:
+        sys.exit(f"error: {len(wrong)} of {len(rows)} layouts differ from one process: {'; '.join(wrong)}")
 
 
 def parse(argv):
-    """Splits a command line into lab.equal's options and the config's words."""
+    """The config with which every layout trains, and --processes. Raises BadInput if layouts could not be equal."""
     usage = "python -m lab.equal config/x.py [more.py ...] [--processes=4] [--steps=12] [--key=value ...]"
     parser = Parser(prog="python -m lab.equal", usage=usage, description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--processes", type=int, default=2, help="most processes of a layout (default: 2)")
     parser.add_argument("--steps", type=int, default=12, help="updates of each run, at least 2 (default: 12)")
-    parser.add_argument("--explain", action="store_true", help="also print what each collective sends in a step")
     options, words = parser.parse_known_args(argv)
     if "WORLD_SIZE" in os.environ:
         raise BadInput("lab.equal starts its processes itself; expected `python -m lab.equal`, without torchrun")
     for name in ("processes", "steps"):  # layouts resume from half of the steps
         if (number := getattr(options, name)) < 2:
             raise BadInput(f"--{name}={number}: expected at least 2")
-    return options, words
-
-
-def prepare(words, options):
-    """The config and the words that every layout trains with. Raises BadInput if layouts could not be equal."""
     config = load_config(words, vars(options))
     if config.dropout:
         raise BadInput(f"dropout={config.dropout}: each layout drops other activations; expected --dropout=0")
@@ -76,8 +68,9 @@ def prepare(words, options):
     # The less rounding, the smaller the faults that show; but a GPU's half-precision messages have to be tried as well
     on_cpu = machine.choose_device(config.device).type == "cpu"
     exact = ["--dtype=float32"] if config.dtype == "auto" and on_cpu else []
-    words = [*words, *KEYS, *exact, *steps, f"--vocab_size={data.open_dataset(config).vocab_size}"]
-    return load_config(words), words
+    whole = ["--micro_batch_size=0"] if config.micro_batch_size == "auto" else []
+    vocabulary = f"--vocab_size={data.open_dataset(config).vocab_size}"
+    return load_config([*words, *KEYS, *exact, *whole, *steps, vocabulary]), options.processes
 
 
 def tolerances(config):
@@ -97,42 +90,33 @@ def tolerances(config):
 # -- training
 
 
-def compare(words, processes, explain, limits):
-    """Trains every layout of up to so many processes. Returns a judged row for each run but the reference's.
+def compare(config, processes, limits):
+    """Trains every layout of up to so many processes. Returns a judged row for each but the reference.
 
-    One process is the first layout, the reference, and once more the last one, resumed. Raises BadInput if it cannot
-    train the config.
+    One process is the first layout, the reference, and once more the last one, which continues another's run. Raises
+    BadInput if it cannot train the config.
     """
-    config, counts = load_config(words), [2**k for k in range(processes.bit_length())]
+    counts = [2**k for k in range(processes.bit_length())]
     whole, *planned = [(n, layout) for n in counts for layout in layouts(config, n)]
     with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        [reference] = train_layout(*whole, [None], words, folder, explain)
-        if reason := reference.get("refused") or reference.get("failed"):
-            raise BadInput(f"one process cannot train this config: {reason}")
-        rows, before = [], equal_worker.pass_on(folder, whole[1].name)
-        for n, layout in tqdm(planned, unit="layout"):
-            sources = [None, before] if layout.resumed and n > 1 else [None]
-            rows += train_layout(n, layout, sources, words, folder, explain)
-            before = equal_worker.pass_on(folder, layout.name) or before
-        rows += train_layout(*whole, [before], words, folder, explain)
+        reference = train_layout(*whole, Path(folder))
+        if "failed" in reference:
+            raise BadInput(f"one process cannot train this config: {reference['failed']}")
+        rows = [train_layout(n, layout, Path(folder)) for n, layout in tqdm([*planned, whole], unit="layout")]
     return [judge(row, reference, limits) for row in rows]
 
 
-def train_layout(n, layout, sources, words, folder, explain):
-    """Trains a layout by n processes, for each source: resumed from this layout's checkpoint, or whole if it is None.
-
-    Returns a row for each run.
-    """
-    path, failed = folder / "rows.json", []
-    path.write_text("[]")
+def train_layout(n, config, folder):
+    """The row of a layout, trained by n processes, as equal_worker has it; what it has saved is for the next."""
+    name = describe(config, n)
     try:
-        workers.run(equal_worker.train_layout, layout, sources, words, folder, explain, n=n, folder=folder)
+        workers.run(equal_worker.train_layout, config, folder, n=n, folder=folder)
     except (ProcessRaisedException, ProcessExitedException) as error:
         lines = str(error).strip().splitlines()
-        reasons = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)] or lines[-1:]
-        failed = [{"name": layout.name, "resumed_from": None, "failed": reasons[0]}]
-    return json.loads(path.read_text()) + failed
+        reasons = [line for line in lines if re.match(rf"{REFUSED}|[\w.]*(Error|Exception)\b", line)] or lines[-1:]
+        return {"name": name, "failed": reasons[0]}
+    os.replace(folder / equal_worker.NEW_HALF, folder / equal_worker.HALF)
+    return {"name": name} | json.loads((folder / "row.json").read_text())
 
 
 # -- judging
@@ -141,20 +125,19 @@ def train_layout(n, layout, sources, words, folder, explain):
 def judge(row, reference, limits):
     """The row with what is wrong, if anything, as text, and its largest differences, relative for losses and norms.
 
-    The run may have been resumed. A refused layout is no fault; one that failed is.
+    A refused layout is no fault; one that failed is.
     """
-    if "refused" in row or "failed" in row:
-        return row | {"wrong": f"FAILED: {row['failed']}" if "failed" in row else "", "largest": {}}
+    if "failed" in row:
+        return row | {"wrong": "" if row["failed"].startswith(REFUSED) else f"FAILED: {row['failed']}", "largest": {}}
     faults, largest = [], {}
     for kind in ("losses", "norms"):
-        expected = reference[kind][row["first_step"] - 1 :]
-        relative = [distance(one, other) for one, other in zip(row[kind], expected, strict=True)]
+        relative = [distance(one, other) for one, other in zip(row[kind], reference[kind], strict=True)]
         largest[kind] = max(relative)
-        if beyond := [step for step, value in enumerate(relative, row["first_step"]) if value > limits[kind]]:
+        if beyond := [step for step, value in enumerate(relative, 1) if value > limits[kind]]:
             faults.append(f"{kind} from step {beyond[0]}")
     if differing := [tensor for tensor, value in row["weights"].items() if value > limits["weights"]]:
         faults.append(f"weights of {differing[0]}, of {len(differing)} tensors")
-    if row.get("changed"):
+    if row["changed"]:
         faults.append(f"the checkpoint's {row['changed'][0]} came back changed")
     largest["weights"] = max(row["weights"].values())
     return row | {"wrong": f"WRONG: {'; '.join(faults)}" if faults else "", "largest": largest}
@@ -165,19 +148,15 @@ def distance(one, other):
     return abs(one - other) / abs(other) if math.isfinite(one) and math.isfinite(other) and other else math.inf
 
 
-def title(row):
-    return f"{row['name']}, resumed from {row['resumed_from']}" if row["resumed_from"] else row["name"]
-
-
 def table(rows):
     """The matrix as text: a line for each run."""
-    width = max(len(title(row)) for row in rows)
+    width = max(len(row["name"]) for row in rows)
     lines = [f"{'largest difference of':<{width}}  {'loss':>8}  {'norm':>8}  {'weights':>8}"]
     for row in rows:
         numbers = [row["largest"].get(kind) for kind in ("losses", "norms", "weights")]
         cells = "  ".join(f"{'' if number is None else f'{number:.1e}':>8}" for number in numbers)
-        verdict = f"refused: {row['refused']}" if "refused" in row else row["wrong"] or "equal"
-        lines.append(f"{title(row):<{width}}  {cells}  {verdict}")
+        verdict = row["wrong"] or (f"refused: {row['failed'].removeprefix(REFUSED)}" if "failed" in row else "equal")
+        lines.append(f"{row['name']:<{width}}  {cells}  {verdict}")
     return "\n".join(lines)
 
 

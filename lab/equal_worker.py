@@ -4,85 +4,70 @@ Every step is train.py's own. The first run of all is the reference: its weights
 reports how far it is from them.
 """
 
-import contextlib
 import dataclasses
+import itertools
 import json
 import math
-import os
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import train
-from lab import traffic
 from nanoladder import checkpoint, data, machine, parallel
-from nanoladder.errors import BadInput
-from nanoladder.run import load_config
+from nanoladder.config import check
 
 REFERENCE, HALF, NEW_HALF = "reference.safetensors", "half.safetensors", "new_half.safetensors"
 
 
-def train_layout(layout, sources, words, folder, explain):
-    """Trains a layout for each source, as equal.train_layout says. Rank 0 writes a list of rows to rows.json."""
-    rows = []
-    for source in sources:
-        row = {"name": layout.name, "resumed_from": source}
-        try:
-            row |= follow([*words, *layout.words], folder, source is not None, explain)
-        except BadInput as error:
-            row["refused"] = str(error)
-        rows.append(row)
-        if os.environ["RANK"] == "0":  # a refused config has no group
-            (folder / "rows.json").write_text(json.dumps(rows))
+def train_layout(config, folder):
+    """Trains a layout, from half of its steps on as what another one has saved. Rank 0 writes row.json.
+
+    The row: losses and norms of each step, weights {name: distance from the reference's}, and changed, the names of
+    tensors that were not what the checkpoint holds after it was resumed.
+    """
+    check(config)
+    device = train.set_up(config)
+    split, half = data.open_dataset(config).train, config.max_steps // 2
+    machine.check(config, device)
+    row = {"losses": [], "norms": []}
+    parts = build(config, device)
+    advance(config, parts, split, range(1, half + 1), device, row)
+    keep(folder / NEW_HALF, snapshot(config, *parts, half))
+    parts = build(config, device)
+    source = folder / (HALF if (folder / HALF).exists() else NEW_HALF)
+    row["changed"] = resume(config, *parts, source)
+    advance(config, parts, split, range(half + 1, config.max_steps + 1), device, row)
+    state = snapshot(config, *parts, config.max_steps)
+    if parallel.rank() == 0:
+        if not (folder / REFERENCE).exists():
+            keep(folder / REFERENCE, state)
+        row["weights"] = distances(state["model"], checkpoint.load(folder / REFERENCE)["model"])
+        (folder / "row.json").write_text(json.dumps(row))
     parallel.stop()
 
 
-def pass_on(folder, name):
-    """Makes this layout's checkpoint, if it has written one, that which the next resumes. Returns its name, or None."""
-    if not (folder / NEW_HALF).exists():
-        return None
-    os.replace(folder / NEW_HALF, folder / HALF)
-    return name
-
-
-def follow(words, folder, resumed=False, explain=False):
-    """Trains a layout, from another one's checkpoint if resumed. Returns what it saw; explain: also what was sent."""
-    config = load_config(words)
-    device = train.set_up(config)
-    dataset = data.open_dataset(config)
-    config = dataclasses.replace(config, vocab_size=dataset.vocab_size)
-    machine.check(config, device)
+def build(config, device):
     model = train.build_model(config, device)
-    parts = model, train.build_optimizer(model, config)
-    found = {"first_step": 1, "losses": [], "norms": []}
-    if resumed:
-        found |= resume(config, *parts, folder)
-    batches = train.training_batches(dataset.train, config, found["first_step"], device)
-    for step, batch in enumerate(batches, found["first_step"]):
-        count = explain and not resumed and step == config.max_steps
-        with counted(config, model, found) if count else contextlib.nullcontext():
-            loss, norm = train.train_step(*parts, batch, train.learning_rate(step, config), config)
-        found["losses"].append(float(loss))
-        found["norms"].append(float(norm))
-        if step == config.max_steps // 2 and not resumed:
-            keep(folder / NEW_HALF, snapshot(config, *parts, step))
-    state = snapshot(config, *parts, config.max_steps)
-    if parallel.rank() == 0 and (folder / REFERENCE).exists():
-        found["weights"] = distances(state["model"], checkpoint.load(folder / REFERENCE)["model"])
-    elif parallel.rank() == 0:
-        keep(folder / REFERENCE, state)
-    return found
+    return model, train.build_optimizer(model, config)
 
 
-def resume(config, model, optimizer, folder):
-    """Continues the run that the folder has half of. Returns the next step and the names of wrong tensors."""
-    state = checkpoint.load(folder / HALF)
-    last = checkpoint.resume(model, optimizer, state, folder / HALF)["step"]
-    again = snapshot(config, model, optimizer, last)
-    changed = unequal(again["model"], state["model"]) if parallel.rank() == 0 else []
-    if parallel.rank() == 0 and config.optimizer != "adamw8bit":  # codes of 8 bits depend on how they are cut
-        changed += unequal(again["optimizer"], state["optimizer"])
-    return {"first_step": last + 1, "changed": changed}
+def advance(config, parts, split, steps, device, row):
+    """Takes these steps, and adds the loss and the gradient norm of each to the row."""
+    batches = train.training_batches(split, dataclasses.replace(config, max_steps=steps[-1]), steps[0], device)
+    for step, batch in zip(steps, batches, strict=True):
+        loss, norm = train.train_step(*parts, batch, train.learning_rate(step, config), config)
+        row["losses"].append(float(loss))
+        row["norms"].append(float(norm))
+
+
+def resume(config, model, optimizer, path):
+    """Loads a checkpoint. Returns the names of tensors that a new one has otherwise."""
+    state = checkpoint.load(path)
+    step = checkpoint.resume(model, optimizer, state, path)["step"]
+    again = snapshot(config, model, optimizer, step)
+    # codes of 8 bits depend on how they are cut
+    compared = ["model"] if config.optimizer == "adamw8bit" else ["model", "optimizer"]
+    return list(itertools.chain(*(unequal(again[part], state[part]) for part in compared if parallel.rank() == 0)))
 
 
 def snapshot(config, model, optimizer, step):
@@ -121,12 +106,3 @@ def distances(weights, reference):
             difference = difference.unflatten(0, (3, -1))[::2]  # of queries and values
         found[name] = difference.square().mean(-1).sqrt().max().nan_to_num(math.inf).item()
     return found | dict.fromkeys(weights.keys() - reference.keys(), math.inf)
-
-
-@contextlib.contextmanager
-def counted(config, model, found):
-    """Counts what each process sends in the step inside, which runs eagerly, as found["sent"]."""
-    with torch.compiler.set_stance("force_eager"), traffic.Counter() as counter:
-        yield
-    found["sent"] = parallel.gather_objects(dict(counter.sent))
-    found["expected"] = traffic.expected(config, model.n_params)

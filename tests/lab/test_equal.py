@@ -1,7 +1,7 @@
 """lab.equal: every layout trains the same model as one process, and a layout that does not is found and named."""
 
 import math
-from types import SimpleNamespace
+import re
 from unittest.mock import patch
 
 import pytest
@@ -11,10 +11,9 @@ from conftest import flags, replace, tiny
 
 import train
 from lab import equal, equal_worker
-from lab.layouts import Layout, layouts
+from lab.layouts import describe, layouts
 from nanoladder import checkpoint, parallel
-from nanoladder.parallel.mesh import Grid
-from nanoladder.run import load_config
+from nanoladder.config import check
 
 LIMITS = {"losses": 1e-4, "norms": 2e-3, "weights": 1e-4}
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
@@ -24,25 +23,23 @@ SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_s
 
 
 def run(**planted):
-    """A row as the worker reports it, of a run that equals reference()."""
-    row = {"name": "2 data", "resumed_from": None, "losses": [5.0, 4.0, 3.0], "norms": [1.0, 2.0, 1.0]}
-    return {**row, "first_step": 1, "weights": {"a": 1e-7, "b": 2e-7}, **planted}
+    """A row of a run that equals another run()."""
+    row = {"name": "2 data", "losses": [5.0, 4.0, 3.0], "norms": [1.0, 2.0, 1.0]}
+    return {**row, "weights": {"a": 1e-7, "b": 2e-7}, "changed": [], **planted}
 
 
 @pytest.mark.parametrize(
     "planted, text",
     [
         ({"losses": [5.0001, 4.0, 3.0]}, ""),
-        ({"refused": "n_head=2"}, ""),
+        ({"failed": "nanoladder.errors.BadInput: n_head=2"}, ""),
         ({"losses": [5.0, 4.01, 3.01]}, "WRONG: losses from step 2"),
         ({"losses": [5.0, math.nan, 3.0]}, "WRONG: losses from step 2"),
         ({"norms": [1.0, 2.0, 1.01]}, "WRONG: norms from step 3"),
         ({"weights": {"a": 0.0, "b": 1e-3, "c": 1e-2}}, "WRONG: weights of b, of 2 tensors"),
         ({"weights": {"a": 0.0, "b": math.inf}}, "WRONG: weights of b, of 1 tensors"),
-        ({"changed": ["a"], "resumed_from": "2 tensor"}, "WRONG: the checkpoint's a came back changed"),
+        ({"changed": ["a"]}, "WRONG: the checkpoint's a came back changed"),
         ({"failed": "ValueError: x"}, "FAILED: ValueError: x"),
-        ({"first_step": 3, "losses": [3.0], "norms": [1.0], "resumed_from": "2 tensor", "changed": []}, ""),
-        ({"first_step": 3, "losses": [3.01], "norms": [1.0]}, "WRONG: losses from step 3"),
     ],
 )
 def test_a_planted_difference_is_named(planted, text):
@@ -59,83 +56,62 @@ def test_distances_name_what_differs_and_leave_out_the_biases_of_keys():
 
 @pytest.mark.parametrize("planted, code", [({}, 0), ({"norms": [1.0, 2.0, 1.5]}, 1)])
 def test_the_matrix_is_printed_and_a_difference_ends_with_code_1(planted, code, dense, run_main, monkeypatch):
-    rows = [run(), run(name="2 tensor", **planted), run(resumed_from="2 tensor")]
+    rows = [run(), run(name="2 tensor", **planted)]
     monkeypatch.setattr(equal, "compare", lambda *_: [equal.judge(row, run(), LIMITS) for row in rows])
     result = run_main(equal.main, *flags(dataset=dense), "--steps=3")
-    assert "2 tensor   " in result.out and "resumed from 2 tensor" in result.out
-    assert ("norms from step 3" in result.out) == bool(code)
-    assert result.code == ("error: 1 of 3 runs differ from one process: 2 tensor" if code else 0)
+    assert "2 tensor   " in result.out and ("norms from step 3" in result.out) == bool(code)
+    assert result.code == ("error: 1 of 2 layouts differ from one process: 2 tensor" if code else 0)
 
 
-def test_half_precision_has_larger_tolerances():
+def test_half_precision_has_larger_tolerances(dense):
     config = tiny(max_steps=2, warmup_steps=2)  # learning rates 0.005 and 0.01
     assert equal.tolerances(config) == pytest.approx({"losses": 1e-4, "norms": 2e-3, "weights": 1e-4})
     half = equal.tolerances(replace(config, dtype="bfloat16"))
     assert half == pytest.approx({"losses": 5e-3, "norms": 0.2, "weights": 0.03})
-
-
-def test_auto_is_float32_on_a_cpu(dense):
-    options = SimpleNamespace(processes=2, steps=4)
     for given, taken in {"auto": "float32", "bfloat16": "bfloat16"}.items():
-        assert equal.prepare(flags(dataset=dense, dtype=given), options)[0].dtype == taken
+        assert equal.parse(flags(dataset=dense, dtype=given))[0].dtype == taken
 
 
 # -- the layouts
 
 
 def test_every_dimension_sharding_and_schedule_is_listed():
-    keys = {"batch_size": 8, "n_head": 4}
-    config = load_config(flags(**keys))
-    names = [layout.name for layout in layouts(config, 4)]
+    config = tiny(batch_size=8, n_head=4, ddp=True)
+    found = layouts(config, 4)
+    names = [describe(layout, 4) for layout in found]
     assert len(set(names)) == len(names)
     assert {"4 data, shard=full, shard_within=2", "2 data × 2 tensor, shard=full"} <= set(names)
-    assert {"4 data", "4 tensor", "4 context", "4 pipeline, interleaved", "2 pipeline × 2 context"} <= set(names)
-    for layout in layouts(config, 4):
-        load_config(flags(**keys) + layout.words)  # is a config
-    alone = layouts(config, 1)
-    assert [layout.name for layout in alone] == ["1 process", "1 process, micro_batch_size=4"]
+    assert {"4 data", "4 tensor", "4 context", "4 pipeline, interleaved", "2 pipeline × 2 context, 1f1b"} <= set(names)
+    for layout in found:
+        check(layout)
+    assert [describe(layout, 1) for layout in layouts(config, 1)] == ["1 process", "1 process, micro_batch_size=4"]
 
 
-# -- planted faults, in one process
+# -- planted faults
 
 
-def words(dataset, **keys):
-    return flags(dataset=dataset, ddp=True, max_steps=4, **keys)
+def one_row_too_many(model, optimizer, batch, *rest, train_step=train.train_step):
+    """train_step, of another batch."""
+    return train_step(model, optimizer, type(batch)(*(part[[0, 0, 0, 0]] for part in batch)), *rest)
 
 
-def follow(dataset, folder, **keys):
-    return equal_worker.follow(words(dataset, **keys), folder)
+def spoiled(model, *rest, resume=checkpoint.resume):
+    """checkpoint.resume, with a weight that is not quite the checkpoint's."""
+    progress = resume(model, *rest)
+    model.norm.weight.data += 1e-6
+    return progress
 
 
-def test_a_wrong_gradient_is_found(dense, tmp_path, monkeypatch):
-    reference, train_step = follow(dense, tmp_path), train.train_step
-    assert not equal.judge({"name": "again", **follow(dense, tmp_path)}, reference, LIMITS)["wrong"]
-
-    def one_row_too_many(model, optimizer, batch, *rest):
-        return train_step(model, optimizer, type(batch)(*(part[[0, 0, 0, 0]] for part in batch)), *rest)
-
-    monkeypatch.setattr(train, "train_step", one_row_too_many)
-    row = equal.judge({"name": "wrong", **follow(dense, tmp_path)}, reference, LIMITS)
-    assert "losses from step 1; norms from step 1; weights of " in row["wrong"]
+def wrong_batch(*args):
+    """train_layout, with one_row_too_many."""
+    train.train_step = one_row_too_many
+    equal_worker.train_layout(*args)
 
 
-def test_a_checkpoint_that_is_loaded_wrong_is_found(dense, tmp_path, monkeypatch):
-    follow(dense, tmp_path)
-    assert equal_worker.pass_on(tmp_path, "1 process") == "1 process"
-    resumed = equal_worker.follow(words(dense), tmp_path, resumed=True)
-    assert resumed["first_step"] == 3 and resumed["changed"] == []
-    resume = checkpoint.resume
-
-    def spoiled(model, *rest):
-        progress = resume(model, *rest)
-        model.norm.weight.data += 1e-6
-        return progress
-
-    monkeypatch.setattr(checkpoint, "resume", spoiled)
-    assert equal_worker.follow(words(dense), tmp_path, resumed=True)["changed"] == ["['norm.weight']"]
-
-
-# -- several processes
+def wrong_resumption(*args):
+    """train_layout, with a spoiled checkpoint."""
+    checkpoint.resume = spoiled
+    equal_worker.train_layout(*args)
 
 
 def summing(*args):
@@ -152,8 +128,10 @@ def plant(spoil, train_layout=equal_worker.train_layout):
     data_parallel = parallel.distributed_data_parallel
 
     def hook(_, bucket):
-        reduced = dist.all_reduce(bucket.buffer().copy_(spoil(bucket.buffer())), async_op=True)
-        return reduced.get_future().then(lambda future: future.value()[0])
+        dist.all_reduce(bucket.buffer().copy_(spoil(bucket.buffer())))
+        reduced = torch.futures.Future()
+        reduced.set_result(bucket.buffer())
+        return reduced
 
     def spoiled(model):
         model = data_parallel(model)
@@ -165,49 +143,42 @@ def plant(spoil, train_layout=equal_worker.train_layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", [None, summing, dropping])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_wrong_collective_is_found_whatever_the_optimizer(optimizer, planted, dense, tmp_path, monkeypatch):
-    reference = follow(dense, tmp_path, optimizer=optimizer)
-    if planted:
-        monkeypatch.setattr(equal_worker, "train_layout", planted)
-    layout = Layout(Grid(data=2), {})
-    [row] = equal.train_layout(2, layout, [None], words(dense, optimizer=optimizer), tmp_path, explain=False)
-    wrong = equal.judge(row, reference, LIMITS)["wrong"]
-    assert "norms from step 1" in wrong if planted else not wrong
+def test_a_planted_fault_is_found_whatever_the_optimizer(optimizer, dense, tmp_path, monkeypatch):
+    config, _ = equal.parse(flags(dataset=dense, optimizer=optimizer, steps=4))
+    reference = equal.train_layout(1, config, tmp_path)
+    faults = {
+        None: "",
+        wrong_batch: "WRONG: losses from step 1; norms from step 1; weights of ",
+        wrong_resumption: "the checkpoint's ['norm.weight'] came back changed",
+        summing: "norms from step 1",
+        dropping: "norms from step 1",
+    }
+    for fault, text in faults.items():
+        with monkeypatch.context() as patch:
+            if fault:
+                patch.setattr(equal_worker, "train_layout", fault)
+            row = equal.judge(equal.train_layout(2, config, tmp_path), reference, LIMITS)
+        assert text in row["wrong"] if fault else not row["wrong"], fault
 
 
 def pairs(config, n):
-    """The layouts of two processes, and of four those along two dimensions, each in its first form."""
+    """The layouts of two processes, and of four those along two dimensions, sharded or not."""
     found = layouts(config, n)
-    return found if n < 4 else [layout for layout in found if layout.name == str(layout.grid) and max(layout.grid) == 2]
+    two = [layout for layout in found if re.fullmatch(r"2 \w+ × 2 \w+(, shard=full)?(, 1f1b)?", describe(layout, n))]
+    return two if n == 4 else found
 
 
-@pytest.fixture(scope="module")
-def matrix(documents):
+@pytest.mark.slow
+def test_every_layout_equals_one_process(documents):
     """Every dimension of two processes and every pair: padded documents, an odd vocabulary, biases, heads of 9."""
-    options = SimpleNamespace(processes=4, steps=2)
-    config, given = equal.prepare(flags(dataset=documents, vocab_size=257, **SIZES), options)
+    config, _ = equal.parse(flags(dataset=documents, vocab_size=257, **SIZES, steps=2))
     with patch.object(equal, "layouts", pairs):
-        return equal.compare(given, 4, explain=True, limits=equal.tolerances(config))
-
-
-@pytest.mark.slow
-def test_every_layout_equals_one_process(matrix):
-    resumed = [row for row in matrix if row["resumed_from"]]
-    assert not [row["wrong"] for row in matrix if row["wrong"] or "refused" in row]
-    assert len(matrix) == 34 and len(resumed) == 14 and resumed[-1]["name"] == "1 process"
-    for row in matrix:
-        assert len(row["losses"]) == (1 if row["resumed_from"] else 2), row["name"]
-        assert max(row["weights"].values()) < 1e-4
-
-
-@pytest.mark.slow
-def test_what_is_sent_is_what_the_formulas_say(matrix):
-    for row in matrix:
-        for kind in {kind for sent in row.get("sent", []) for kind in sent}:
-            measured = sum(sent.get(kind, (0, 0))[1] for sent in row["sent"]) / len(row["sent"])
-            assert measured == pytest.approx(row["expected"][kind][0], rel=0.02, abs=1024), (row["name"], kind)
+        rows = equal.compare(config, 4, equal.tolerances(config))
+    assert not [row for row in rows if row["wrong"] or "failed" in row]
+    assert len(rows) == 26 and rows[-1]["name"] == "1 process"
+    for row in rows:
+        assert len(row["losses"]) == 2 and max(row["weights"].values()) < 1e-4, row["name"]
 
 
 # -- bad input
@@ -219,7 +190,6 @@ def test_what_is_sent_is_what_the_formulas_say(matrix):
         ({"dropout": 0.1}, "dropout=0.1: each layout drops other activations; expected --dropout=0"),
         ({"processes": 1}, "--processes=1: expected at least 2"),
         ({"processes": "two"}, "invalid int value: 'two'"),
-        ({"steps": 1}, "--steps=1: expected at least 2"),
         ({"step": 3}, "unknown key 'step', did you mean 'steps'?"),
     ],
 )

@@ -74,20 +74,6 @@ TWO = {
     "adamw8bit context": {**CONTEXT, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "attention": "sdpa"},
     "adamw8bit pipeline": {**PIPELINE, **PARTS, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64},
 }
-FOUR = {
-    "ddp of 4": {"eval_interval": 3, "eval_windows": 0},
-    "optimizer of 4": {"shard": "optimizer", "batch_size": 8, "micro_batch_size": 1},
-    "full of 4": {"shard": "full", "data": "documents", "adamw_impl": "fused"},
-    "tensor of 4": {"tensor_parallel": 4, **SGD, "n_head": 4},
-    "tensor × data": {**TENSOR, **SGD},
-    "tensor × optimizer": {**TENSOR, **SGD, **PARTS, "shard": "optimizer"},
-    "tensor × full": {**TENSOR, **SGD, "shard": "full", "checkpointing": "every:1"},
-    "tensor × 2 copies": {**TENSOR, **SGD, "shard": "full", "shard_within": 1},
-    "context of 4": {"context_parallel": 4, "data": "documents", **PARTS, "attention": "sdpa"},
-    "context × full": {**CONTEXT, "shard": "full", "n_head": 3, "n_embd": 48, "attention": "sdpa"},
-    "pipeline × data": {**PIPELINE, **PARTS, "adamw_impl": "fused"},
-    "pipeline × full": {**PIPELINE, **PARTS, "shard": "full", "n_layer": 5, "pipeline_schedule": "interleaved"},
-}
 LOOSE = {"float16": 5e-3, "bfloat16": 2e-2, "adamw8bit": 1e-2, "muon": 1e-3}  # relative, of losses; else 1e-4
 
 
@@ -144,21 +130,10 @@ def two(dense, documents, folder):
     return runs, *together(folder / "of two", runs, 2)
 
 
-@pytest.fixture(scope="module")
-def four(dense, documents, folder):
-    runs = {name: configuration(dense, documents, folder / "four" / name, **keys) for name, keys in FOUR.items()}
-    return runs, *together(folder / "of four", runs, 4)
-
-
 def test_two_processes_train_what_one_does(two, alone):
     """In one test, as the others below: spread over pytest's processes, each of them would train all of it."""
     for name, keys in TWO.items():
         agree(two[0][name], alone(keys), tolerance(name), name)
-
-
-def test_four_processes_train_what_one_does(four, alone):
-    for name, keys in FOUR.items():
-        agree(four[0][name], alone(keys), tolerance(name), name)
 
 
 def test_another_curve_does_not_agree(alone):
