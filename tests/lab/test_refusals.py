@@ -14,7 +14,6 @@ REFUSED = [
     (advise.main, f"{ADVICE} --device=mps", "device=mps"),
     (cluster.main, "", "vocab_size=0"),
     (cluster.main, "--vocab_size=257 --memory_gb=1e-6", "no layout of batch_size=4 fits 1e-06 GB"),
-    (cluster.main, "--vocab_size=257 --gpus=many", "--gpus"),
     (cluster.main, "--vocab_size=257 --gpu=8", "unknown key 'gpu', did you mean 'gpus'"),
     (cluster.main, "--vocab_size=257 --gpus=-8", "--gpus=-8: expected at least 1"),
     (replay.main, "", "required: --step"),
