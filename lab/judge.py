@@ -7,8 +7,7 @@ Their first losses must be equal. Then they take turns, in rounds (rounds.py): a
 alternates. The changes from round to round give an effect and its interval.
 """
 
-import contextlib
-import dataclasses
+import functools
 import signal
 import statistics
 import sys
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from lab import tables
 from lab.launch import run_command
-from lab.results import ROOT, code_hash, default_folder, resume, write
+from lab.results import ROOT, default_folder, write
 from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
 from lab.versions import check_out
 from nanoladder.config import parse_arguments
@@ -82,7 +81,21 @@ def judge(options, config_words):
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against, paths)
-        return Judgment(folder, names, words, config, options).run()
+        ask = functools.partial(measure, folder, names, words)
+        results = {"names": names, "machine": ask("other", "machine"), "config": words, "examined": {}, "rounds": []}
+        path = Path(options.out_dir or default_folder(results), f"judge-{options.metric}.json")
+        write(path.parent, {path.name: results})  # in case that it cannot be written
+        effects = {}
+        try:
+            effects = compare(options, config, ask, results)
+            verdict = decide(METRICS[options.metric], effects[options.metric])
+        except Wrong as reason:
+            verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
+    write(path.parent, {path.name: results | {"verdict": verdict}})
+    if effects:
+        print(tables.texts({METRICS[name].heading: row(name, results, effects[name]) for name in effects}))
+    print(f"written: {path}\n{verdict['text']}")
+    return EXIT_CODES[verdict["kind"]]
 
 
 def inside(path):
@@ -91,124 +104,71 @@ def inside(path):
     return str(path.relative_to(ROOT.resolve()) if path.is_relative_to(ROOT.resolve()) else path)
 
 
-class Judgment:
-    """Two versions side by side, and what was measured of them, written to a file after every round."""
+def measure(folder, names, words, side, measurement, *more):
+    """Takes a measurement of a version. If it fails, raises Wrong for this version, BadInput for the other."""
+    try:
+        return run_command(measurement, [*words, *more], root=folder / side)
+    except RuntimeError as error:
+        reason = str(error)
+    if side == "this":
+        raise Wrong(f"{names[side]} fails: {reason}")
+    raise BadInput(f"{names[side]} cannot run this config, or is too old for the lab/ of this version: {reason}")
 
-    def __init__(self, folder, names, words, config, options):
-        self.roots = {side: folder / side for side in SIDES}
-        self.names, self.words, self.seed, self.metric = names, words, config.seed, options.metric
-        self.looks = plan_looks(options.rounds)
-        self.batch_bytes = 2 * 8 * config.batch_size * config.context_length  # int64 inputs and targets
-        conditions = {
-            "metric": self.metric,
-            "most_rounds": options.rounds,
-            "machine": self.ask("other", "machine"),
-            "config": [word for word in words if not word.startswith("--dataset=")],
-            "keys": dataclasses.asdict(config),
-            "data": open_dataset(config).fingerprint(),
-            "code": {side: code_hash(self.roots[side], "config/**/*.py") for side in SIDES},
-        }
-        self.path = Path(options.out_dir or default_folder(conditions), f"judge-{self.metric}.json")
-        self.results = unfinished(self.path, conditions) or {**conditions, "names": names, "examined": {}, "rounds": []}
-        self.rounds = self.results["rounds"]
 
-    def run(self):
-        """Measures until there is a verdict, and reports it. Returns its exit code."""
-        self.write()
-        try:
-            if self.metric != "loss":
-                self.examine()
-            if self.metric != "memory":
-                self.race()
-            verdict = decide(METRICS[self.metric], self.effect(self.metric))
-        except Wrong as reason:
-            verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
-        self.results["verdict"] = verdict
-        self.write()
-        if verdict["kind"] != "wrong":
-            names = ["speed", "memory"] if self.metric == "speed" else [self.metric]
-            print(tables.texts({METRICS[name].heading: self.row(name) for name in names}))
-        print(f"written: {self.path}\n{verdict['text']}")
-        return EXIT_CODES[verdict["kind"]]
+def compare(options, config, ask, results):
+    """{metric: Effect} on what decides and, if that is the speed, on the memory. Adds what it measures to the results.
 
-    def examine(self):
-        """Measures the memory of both and their first losses. Raises Wrong if the losses differ."""
-        examined = self.results["examined"]
-        for side in SIDES:
-            if side not in examined:
-                examined[side] = self.ask(side, "examine")
-                self.write()
+    Takes rounds up to the look at which there is an effect or nothing has changed, or up to the last one. Raises Wrong
+    if the versions do not train the same.
+    """
+    effects, metric, looks = {}, METRICS[options.metric], plan_looks(options.rounds)
+    if options.metric != "loss":
+        examined = results["examined"] = {side: ask(side, "examine") for side in SIDES}
         if wrong := tables.difference(examined["this"]["losses"], examined["other"]["losses"]):
             raise Wrong(wrong)
-
-    def race(self):
-        """Takes rounds, up to the look at which there is an effect or nothing has changed, or up to the last one."""
-        done, most = len(self.rounds), max(self.looks)
-        for number in tqdm(range(done + 1, most + 1), initial=done, total=most, unit="round"):
-            self.take_round(number)
-            if number in self.looks:
-                effect = self.effect(self.metric)
-                if effect.seen or not any(effect.changes):
-                    break
-
-    def take_round(self, number):
-        """Measures a process of each version; every second time, this comes first."""
-        words = [f"--seed={self.seed + number - 1}"] if self.metric == "loss" else []
-        measured = {side: self.ask(side, METRICS[self.metric].measurement, *words) for side in order(number)}
-        if self.metric == "loss":
-            require_comparable(measured, words[0])
-        self.rounds.append({side: measured[side] for side in SIDES})
-        self.write()
-
-    def ask(self, side, measurement, *words):
-        """Takes a measurement of a version. If it fails, raises Wrong for this version, BadInput for the other."""
-        try:
-            return run_command(measurement, [*self.words, *words], root=self.roots[side])
-        except RuntimeError as error:
-            name, reason = self.names[side], str(error)
-        if side == "this":
-            raise Wrong(f"{name} fails: {reason}")
-        raise BadInput(f"{name} cannot run this config, or is too old for the lab/ of this version: {reason}")
-
-    def write(self):
-        """Writes the file. Raises BadInput if it cannot be written."""
-        write(self.path.parent, {self.path.name: self.results})
-
-    def values(self, name):
-        """{side: a figure of every process so far}"""
-        metric = METRICS[name]
-        if name == "memory":
-            return {side: [self.results["examined"][side]["memory"][metric.key]] for side in SIDES}
-        return {side: [processes[side][metric.key] for processes in self.rounds] for side in SIDES}
-
-    def effect(self, name):
-        """The Effect on a figure, after as many rounds as there are; of a count, which has no noise, the change."""
-        metric, values = METRICS[name], self.values(name)
-        if name == "memory":
-            other, this = (values[side][0] for side in SIDES)
-            return Effect.exact(metric.change(other, this), max(LEAST, WAITING * self.batch_bytes / other))
-        return effect(metric.change, values, self.looks[len(self.rounds)])
-
-    def row(self, name):
-        """A row of the table: {heading: text}."""
-        metric, values, effect = METRICS[name], self.values(name), self.effect(name)
-        other, this = (f"{statistics.median(values[side]) / metric.size:.4g}" for side in SIDES)
-        change, low, high, noise = map(metric.text, (effect.change, effect.low, effect.high, effect.noise))
-        counted = not effect.equal
-        return {
-            self.names["other"]: other,
-            f"this: {self.names['this']}": this,
-            "change": change,
-            f"{1 - ALPHA:.0%} interval": "counted" if counted else f"{low} to {high}",
-            "noise floor": "" if counted else f"± {noise}",
-        }
+        effects["memory"] = effect_on_memory(config, *(examined[side]["memory"]["peak"] for side in SIDES))
+    if options.metric == "memory":
+        return effects
+    for number in tqdm(range(1, max(looks) + 1), unit="round"):
+        seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
+        measured = {side: ask(side, metric.measurement, *seed) for side in order(number)}
+        if seed:
+            require_comparable(measured, *seed)
+        results["rounds"].append(measured)
+        if number in looks:
+            found = effect(metric.change, values(options.metric, results), looks[number])
+            if found.seen or not any(found.changes):
+                break
+    return {options.metric: found, **effects}
 
 
-def unfinished(path, conditions):
-    """The results in a file if they were measured under the same conditions and have no verdict yet, else None."""
-    with contextlib.suppress(BadInput):
-        results = resume(path, conditions, {"names": dict, "examined": dict, "rounds": list})
-        return None if results and "verdict" in results else results
+def effect_on_memory(config, other, this):
+    """The Effect on bytes, which are counted and have no noise: the change, if it is one."""
+    batch = 2 * 8 * config.batch_size * config.context_length  # bytes of int64 inputs and targets
+    return Effect.exact(this / other - 1, max(LEAST, WAITING * batch / other))
+
+
+def values(name, results):
+    """{side: a figure of every process}"""
+    key = METRICS[name].key
+    if name == "memory":
+        return {side: [results["examined"][side]["memory"][key]] for side in SIDES}
+    return {side: [processes[side][key] for processes in results["rounds"]] for side in SIDES}
+
+
+def row(name, results, effect):
+    """A row of the table: {heading: text}."""
+    metric, measured, names = METRICS[name], values(name, results), results["names"]
+    other, this = (f"{statistics.median(measured[side]) / metric.size:.4g}" for side in SIDES)
+    change, low, high, noise = map(metric.text, (effect.change, effect.low, effect.high, effect.noise))
+    counted = not effect.equal
+    return {
+        names["other"]: other,
+        f"this: {names['this']}": this,
+        "change": change,
+        f"{1 - ALPHA:.0%} interval": "counted" if counted else f"{low} to {high}",
+        "noise floor": "" if counted else f"± {noise}",
+    }
 
 
 def require_comparable(measured, seed):
