@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import devices, judge, measure, pictures, plan, predict, tables, tune
+from lab import devices, judge, measure, plan, predict, tables, tune
 from lab.launch import run_alone, run_command
 from lab.peers import task
 from lab.results import code_hash, default_folder, open_mode, open_results, write, write_results
@@ -138,9 +138,10 @@ def climb(options, config_words):
             write_results(folder, results)
     add_predictions(part, rows, results["machine"], scaling)
     write_results(folder, results)
-    drawn = pictures.draw(results, kind, folder / f"{kind}.png")
     print(tables.brief(results, kind))
-    print(f"\nwritten: {folder}/table.md with all figures, results.json{f' and {kind}.png' if drawn else ''}")
+    print(f"\nwritten: {folder}/table.md with all figures, and results.json")
+    if options.mode in ("ladder", "scaling"):
+        print(f"as a page, beside the programs: python ladder.py html {folder}/results.json")
 
 
 def take(measurement, config, n=1, **options):

@@ -56,9 +56,6 @@ def table(results, mode):
     if examined := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
         text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, examined)]
-        if any("limit" in row for row in examined):
-            said = "The least time of each kind of work, ms, and its share of the time that the work took:"
-            text += [said, markdown(limit_columns(), examined)]
         text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
     if limits := results["modes"][mode]["limits"]:
         text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
@@ -118,17 +115,6 @@ def cost(row, first):
     against = f"{speed} {first['name']}'s speed"
     text += f": not measurably faster than {first['name']}" if speed == UNCHANGED else f": {against}"
     return text + cell(lambda row: f", in {row['peak'] / first['peak']:.0%} of the memory", row)
-
-
-def limit_columns():
-    def reached(kind):
-        def cell(row):
-            limit, measured = row["limit_kinds"].get(kind, 0.0), row["seconds"] * row["shares"][kind]
-            return f"{milliseconds(limit, row['seconds'])} ({limit / measured:.0%})" if measured else ""
-
-        return cell
-
-    return {label: reached(kind) for kind, label in KINDS.items() if kind not in ("data", "host")}
 
 
 def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):

@@ -1,7 +1,6 @@
 """Shared fixtures and helpers: a tiny config, small datasets, and an in-process command line."""
 
 import dataclasses
-import itertools
 import json
 import os
 import sys
@@ -147,33 +146,6 @@ def traced():
     torch._dynamo.utils.counters.clear()
     with torch.compiler.set_stance(force_backend="aot_eager"):
         yield
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """{file name: figure} of the pictures that lab/pictures.py draws. No text in them covers another or is cut off."""
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-    from matplotlib.transforms import Bbox
-
-    figures, boxes, save, draw = {}, {}, Figure.savefig, Text.draw
-
-    def record(text, renderer):
-        if text.get_visible() and text.get_text():
-            whole, boxes[text] = text.get_figure().bbox, text.get_window_extent(renderer).padded(-1)
-            assert Bbox.union([whole, boxes[text]]).size.tolist() == whole.size.tolist(), f"{text} is cut off"
-        draw(text, renderer)
-
-    def savefig(figure, path, **options):
-        boxes.clear()
-        save(figure, path, **options)
-        for one, other in itertools.combinations(boxes, 2):
-            assert not boxes[one].overlaps(boxes[other]), f"{one.get_text()!r} overlaps {other.get_text()!r}"
-        figures[path.name] = figure
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    monkeypatch.setattr(Text, "draw", record)
-    return figures
 
 
 @pytest.fixture

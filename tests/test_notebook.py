@@ -45,9 +45,8 @@ def test_the_quickstart_runs_to_its_end(tmp_path, monkeypatch):
     assert text["sample"].startswith("def __init__(self")
     assert "+" in text["diff"] and "autocast" in text["diff"]
     assert "| fused_adamw" in text["profile"] and "naive's speed" in text["profile"]
-    for name in ("loss", "figure"):
-        (picture,) = cells[name].outputs
-        assert len(base64.b64decode(picture.data["image/png"])) > 5000
+    (picture,), (table,) = cells["loss"].outputs, cells["table"].outputs
+    assert len(base64.b64decode(picture.data["image/png"])) > 5000 and "| fused_adamw" in table.data["text/markdown"]
 
 
 def test_the_quickstart_clones_the_repository_that_it_is_given(tmp_path, monkeypatch):

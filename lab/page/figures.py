@@ -8,12 +8,18 @@ from typing import NamedTuple
 
 from lab import pages, tables
 from lab.page.markup import Markup, join, tag
-from lab.pictures import PARTS, parts_of_peak
 from lab.results import read_results
 from lab.summary import UNCHANGED, speedup, summarize
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
+PARTS = {  # part of the peak memory: label
+    "weights": "weights",
+    "kept gradients": "kept gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "rest": "gradients, temporary",
+}
 SCALED = ("ms/step", "tokens/s", "efficiency", "sent by a process MB", "tensors GB")
 
 
@@ -55,7 +61,7 @@ def measured(key, name, results):
     rows = summarize(results, "ladder")
     for row in rows:
         if "memory" in row:
-            row["parts"] = parts_of_peak(row["memory"])
+            row["parts"] = row["memory"] | {"kept gradients": kept_gradients(row["memory"])}
         if "seconds" in row:
             row["kinds"] = {kind: row["seconds"] * share for kind, share in row.get("shares", {}).items()}
     on, keys = results["machine"], results["keys"]
@@ -69,6 +75,11 @@ def measured(key, name, results):
         ("code", ", commit ".join(filter(None, [results["code"], results.get("commit")]))),
     ]
     return Set(key, tables.device(results), name, conditions, {row["name"]: row for row in rows})
+
+
+def kept_gradients(memory):
+    """Bytes of the gradients that are kept during the forward: with them, PARTS add up to the peak."""
+    return memory["peak"] - sum(memory[part] for part in PARTS if part in memory)
 
 
 # -- a card: a machine's figures at a stage
@@ -88,7 +99,7 @@ MEMORY = Chart(
     "Memory of a step",
     "peak",
     "parts",
-    {part: label for part, (label, _) in PARTS.items()},
+    PARTS,
     lambda value, whole=None: f"{value / 1e9:.{3 if (whole or value) < 1e10 else 1}f}",
     "GB",
 )

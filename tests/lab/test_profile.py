@@ -54,7 +54,6 @@ def measured(monkeypatch, dense, tmp_path):
     run.more = {}
     monkeypatch.setattr(climb, "take", take)
     monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
-    monkeypatch.setattr(climb.pictures, "draw", lambda results, mode, path: not path.touch())  # test_pictures.py draws
     monkeypatch.setattr(climb.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
     return run
 
@@ -190,10 +189,9 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(measu
     assert rows["flash"]["ms/step"] == "out of memory"
     assert rows["naive"]["tensors GB"] == "2.000" and rows["naive"]["resident GB"] == "3.00"
     assert rows["naive"]["of the matmul rate"] == "35%"  # 64 tokens × 6e8 FLOP in 0.1095 s, of 1e12
-    assert (tmp_path / "ladder.png").exists()
     out = capsys.readouterr().out
     assert "WRONG: the losses of compile are not naive's." in out and "no measurable change" in out
-    assert max(map(len, out.splitlines()[:-1])) <= tables.WIDTH
+    assert max(map(len, out.partition("written:")[0].splitlines())) <= tables.WIDTH
 
 
 def test_each_row_stands_beside_its_limit_if_launches_were_measured(measured, tmp_path):
@@ -211,7 +209,6 @@ def test_each_row_stands_beside_its_limit_if_launches_were_measured(measured, tm
             assert rows[name]["least ms"] == tables.milliseconds(limit)
             assert rows[name]["of the limit"] == f"{limit / timed[name]:.0%}"
             assert rows[name]["bound by"].startswith("launches ")
-    assert "The least time of each kind of work" in (tmp_path / "table.md").read_text()
 
 
 def test_the_climb_goes_on_without_its_first_stage_and_a_loss_that_is_no_number_is_wrong(measured):
@@ -235,7 +232,6 @@ def test_results_of_other_conditions_or_rows_are_not_mixed_and_modes_share_a_fol
             measured(usual, *words)
     measured(usual, "--vary", "compile=False")
     assert list(read_results(tmp_path / "results.json")["modes"]) == ["ladder", "vary-compile"]
-    assert all((tmp_path / f"{mode}.png").exists() for mode in ("ladder", "vary-compile"))
     monkeypatch.setattr(climb, "code_hash", lambda *_: "other")
     with pytest.raises(BadInput, match="another code"):
         measured(usual, "--stages=naive")
@@ -252,7 +248,6 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     assert rows["4"]["efficiency"] == "80%"
     assert rows["4"]["sent by a process MB"] == "7.0"  # 2 · 3/4 of the all_reduce
     assert rows["4"]["tensors GB"] == "2.000" and rows["4"]["predicted GB"] == "1.000"
-    assert (tmp_path / "scaling.png").exists()
 
 
 def test_scaling_of_one_batch_names_what_is_beyond_a_share_of_the_work_and_the_bubble(measured):
@@ -276,7 +271,6 @@ def test_a_row_that_trains_otherwise_has_losses_of_its_own_unless_they_are_no_nu
     )
     assert rows["optimizer=sgd, compile=True"]["losses against as configured"] == "another update"
     assert rows["optimizer=adafactor, compile=True"]["losses against as configured"] == "WRONG by inf"
-    assert (tmp_path / "vary-optimizer-compile.png").exists()
 
 
 def test_vary_attention_says_which_kernel_ran_and_why_one_cannot(measured):
