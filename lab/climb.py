@@ -19,7 +19,7 @@ from tqdm import tqdm
 from lab import devices, judge, measure, plan, predict, tables, tune
 from lab.launch import run_alone, run_command
 from lab.peers import task
-from lab.results import code_hash, default_folder, open_mode, open_results, write, write_results
+from lab.results import code_hash, default_folder, open_results, write, write_results
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -84,16 +84,10 @@ def predict_all(options, config_words):
         tqdm.write(tables.line(columns, found[-1], width))
     if not options.out_dir:
         return print("\n--out_dir=FOLDER writes all figures to predict.md")
-    folder, of = Path(options.out_dir), f" of each of {n} processes" if n > 1 else ""
-    text = [
-        f"`{' '.join(config_words)}`",
-        header,
-        f"Predicted memory of a step{of}, GB (and bytes per parameter):",
-        tables.markdown(tables.memory_columns(), found),
-        *tables.least_times(found, columns, device, config),
-    ]
-    write(folder, {"predict.md": "\n\n".join(text)})
-    print(f"\nwritten: {folder}/predict.md")
+    table = tables.markdown(columns | tables.TIME_COLUMNS | tables.memory_columns(), found)
+    text = [f"`{' '.join(config_words)}`", header, tables.limits_in_words(device), table]
+    write(Path(options.out_dir), {"predict.md": "\n\n".join(text)})
+    print(f"\nwritten: {options.out_dir}/predict.md")
 
 
 def device_of(options, kind, config_words):
@@ -116,10 +110,10 @@ def climb(options, config_words):
     base, rows, scaling = load_config(words), plan.rows(options, words), options.mode == "scaling"
     conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
-    results = open_results(folder, conditions)
     kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options)
     words_of_rows = {name: changes_of(row, base) for name, row in rows.items()}
-    part = open_mode(folder, results, kind, words_of_rows, reasons)
+    results = open_results(folder, conditions, kind, words_of_rows, reasons)
+    part = results["modes"][kind]
     todo = tasks(options, rows)
     print(tables.wrapped(forecast(todo, rows, part, options, base, results["machine"])), flush=True)
     with tqdm(todo, unit="process") as bar:

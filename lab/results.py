@@ -1,7 +1,6 @@
 """Files of results: everything that was measured, process by process, and the conditions of the measurement.
 
-results.json has its own functions here. tune.json, peers.json and judge-METRIC.json are read and written by the same
-resume() and write().
+results.json has its own functions here. tune.json is resumed and written by the same resume() and write().
 """
 
 import contextlib
@@ -35,14 +34,14 @@ def read(path, kinds):
     return results
 
 
-def resume(path, conditions, kinds):
-    """The results in a file, to be continued; None if there is no file.
+def resume(path, conditions, new):
+    """The results in a file, to be continued; if there is no file, those conditions with the members of new.
 
     Raises BadInput as read() does, and if they were measured under other conditions.
     """
     if not path.exists():
-        return None
-    results = read(path, kinds)
+        return {**conditions, "commit": commit(), **new}
+    results = read(path, {key: type(value) for key, value in new.items()})
     if different := " and ".join(key for key in conditions if key not in results or results[key] != conditions[key]):
         raise BadInput(f"{path} was measured under another {different}; choose another --out_dir, or remove it")
     return results
@@ -75,19 +74,13 @@ def write_results(folder, results):
     write(folder, {"results.json": results, "table.md": text})
 
 
-def open_results(folder, conditions):
-    """The results in a folder, or new ones. Raises BadInput if those were measured under other conditions."""
-    conditions = {"format_version": FORMAT_VERSION, **conditions}
-    results = resume(folder / "results.json", conditions, {"modes": dict})
-    return results or {**conditions, "commit": commit(), "modes": {}}
-
-
-def open_mode(folder, results, mode, rows, reasons):
-    """The part of the results that holds a mode, its rows {name: words} in it, the file written.
+def open_results(folder, conditions, mode, rows, reasons):
+    """The results in a folder, or new ones, with the rows {name: words} of a mode in them; written.
 
     reasons: {row: why it is not measured}.
-    Raises BadInput if the folder holds other rows of the mode, or cannot be written.
+    Raises BadInput for results of other conditions or rows, and if they cannot be written.
     """
+    results = resume(folder / "results.json", {"format_version": FORMAT_VERSION, **conditions}, {"modes": {}})
     part = results["modes"].setdefault(mode, {"limits": [], "rows": {}})
     part.pop("note", None)
     if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
@@ -95,7 +88,7 @@ def open_mode(folder, results, mode, rows, reasons):
     for name, words in rows.items():
         part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # rows that failed are tried again
     write_results(folder, results)
-    return part
+    return results
 
 
 def machine_name(machine):
@@ -116,16 +109,16 @@ def presets(words):
     return "-".join(Path(path).stem for path in parse_arguments(words)[0]) or "defaults"
 
 
-def commit(root=ROOT):
+def commit():
     """The commit that is checked out, with -dirty if files differ from it; None if git does not know."""
     with contextlib.suppress(OSError):
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
-def code_hash(root=ROOT, *more):
-    """Eight hexadecimal digits of the names and contents of MEASURED_CODE, and of the files that fit more patterns."""
+def code_hash(root=ROOT):
+    """Eight hexadecimal digits of the names and contents of MEASURED_CODE."""
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in (*MEASURED_CODE, *more) for path in root.glob(pattern)}):
+    for path in sorted(path for pattern in MEASURED_CODE for path in root.glob(pattern)):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]

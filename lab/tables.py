@@ -161,19 +161,11 @@ def line(columns, row, width):
     return "  ".join([(row["name"] if row else "").ljust(width), *cells])
 
 
-def least_times(rows, columns, device, config):
-    """The paragraphs of --mode=predict on time: the device, a table of predict.predict_row's, what it leaves out."""
+def limits_in_words(device):
+    """The limits of a devices.Device on which the least time of a step rests."""
     limits = [f"{name} {flops_per_second(rate)}" for name, rate in device.flops.items()]
     limits += [f"memory {device.bytes_per_s / 1e9:.4g} GB/s", f"a launch {1e6 * device.launch_seconds:.2g} µs"]
-    return [
-        f"The least time of a step on {device.name}, every operation at its limit ({device.source}: "
-        f"{', '.join(limits)}), and the hours of {config.max_steps} steps of {config.batch_size} × "
-        f"{config.context_length} tokens:",
-        markdown(columns | TIME_COLUMNS, rows),
-        "A real step takes longer. Fused: a run of elementwise operations and reductions is one kernel, as in a "
-        "compiled forward and backward. Data, Python, and messages between processes take no time. MFU is of the "
-        "highest rate.",
-    ]
+    return f"At the least time every operation of a step is at its limit ({device.source}: {', '.join(limits)})."
 
 
 def three_digits(number):

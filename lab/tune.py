@@ -21,7 +21,7 @@ from time import monotonic
 
 from lab import launch, measure, plan, predict, tables
 from lab.launch import TimeUp
-from lab.results import commit, default_folder, machine_name, presets, resume, write
+from lab.results import default_folder, machine_name, presets, resume, write
 from lab.rounds import CLEAR, SIDES, bounds, decide, order, plan_looks
 from lab.search_space import INTERACTING, directions
 from nanoladder import machine
@@ -48,9 +48,7 @@ def tune(options, config, conditions):
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
     start, conditions = monotonic(), {**conditions(), "config": options.given, "format_version": FORMAT_VERSION}
     folder = Path(options.out_dir or default_folder(conditions))
-    kinds = {"spent": float, "races": list, "confirmations": list}
-    results = resume(folder / "tune.json", conditions, kinds)
-    results = results or {**conditions, "commit": commit(), **{key: kind() for key, kind in kinds.items()}}
+    results = resume(folder / "tune.json", conditions, {"spent": 0.0, "races": [], "confirmations": []})
     search = Search(results, config, folder, options.minutes, start)
     try:
         changes, verdict = search.run()

@@ -7,7 +7,6 @@ import pytest
 from conftest import flags, replace, tiny
 
 from lab import advise, predict
-from lab.trace import traced
 from nanoladder import machine
 from nanoladder.errors import BadInput
 
@@ -82,10 +81,3 @@ def test_the_command_prints_one_line_of_json(config, run_main):
         result = run_main(advise.main, *options, *flags(**given))
         expected = advise.answer(question, resolved, 40_000_000, 2)
         assert result.code == 0 and result.out == json.dumps(expected) + "\n" and result.err == ""
-
-
-def test_an_optimizer_whose_package_is_missing_is_not_advised(config):
-    traced.clear()
-    assert "optimizer" not in savings(replace(config, n_embd=256))
-    with pytest.raises(BadInput, match="needs torchao"):
-        advise.answer("savings", replace(config, optimizer="adamw8bit"), 0)

@@ -266,25 +266,14 @@ def test_scaling_of_one_batch_names_what_is_beyond_a_share_of_the_work_and_the_b
 def test_a_row_that_trains_otherwise_has_losses_of_its_own_unless_they_are_no_numbers(measured, tmp_path):
     losses = {"sgd": [5.0, 4.5], "adafactor": [5.0, math.nan]}
     _, rows = measured(
-        lambda what, config: usual(what, config) | {"losses": losses.get(config.optimizer, [5.0, 4.0])},
+        lambda what, config: (
+            usual(what, config) | {"losses": losses.get(config.optimizer, [5.0, 4.0]), "attention_kernel": "math"}
+        ),
         *("--vary", "optimizer=sgd,adafactor", "compile=True", "--repeats=1"),
     )
     assert rows["optimizer=sgd, compile=True"]["losses against as configured"] == "another update"
     assert rows["optimizer=adafactor, compile=True"]["losses against as configured"] == "WRONG by inf"
-
-
-def test_vary_attention_says_which_kernel_ran_and_why_one_cannot(measured):
-    def answer(what, config):
-        if config.attention == "cudnn":
-            raise RuntimeError("attention=cudnn has no kernel for torch.float32")
-        found = EXAMINED | {"attention_kernel": f"{config.attention} kernel"}
-        return found if what == "examine" else TIMED | {"seconds": {"auto": 1.0, "efficient": 2.0}[config.attention]}
-
-    _, found = measured(answer, "--vary", "attention=cudnn,efficient")
-    assert list(found) == ["as configured", "attention=cudnn", "attention=efficient"]
-    assert found["attention=cudnn"]["ms/step"] == "attention=cudnn has no kernel for torch.float32"
-    assert found["attention=efficient"]["kernel"] == "efficient kernel"
-    assert found["attention=efficient"]["speed"] == "0.50× (0.50–0.50)"
+    assert rows["as configured"]["kernel"] == "math"
 
 
 def test_whole_runs_are_compared_by_their_losses(measured, capsys):
@@ -304,12 +293,6 @@ def test_whole_runs_are_compared_by_their_losses(measured, capsys):
     assert "Lowest validation loss: 3.5000, optimizer=sgd." in capsys.readouterr().out
 
 
-def test_a_stage_that_the_command_line_rules_out_is_a_row_that_says_so(measured):
-    asked, rows = measured(usual, "--dtype=float32", "--stages=tf32,amp")
-    assert rows["amp"]["ms/step"].startswith("not applicable")
-    assert not any(config.stage == "amp" for _, config, *_ in asked)
-
-
 # -- predicting
 
 
@@ -321,13 +304,6 @@ def figures_of(out):
     """{row: its cells} of the lines that --mode=predict prints."""
     lines = [line for line in out.splitlines() if line.startswith(("naive ", "flash ", "as configured "))]
     return {line[:13].strip(): line[13:].split() for line in lines}
-
-
-def test_predict_says_why_a_stage_of_the_ladder_cannot_run_and_goes_on(capsys):
-    argv = ["config/finetune_shakespeare.py", *PREDICTED, "--init_from=scratch", "--gpu=H100", "--optimizer=adafactor"]
-    climb.main([*argv, "--stages=naive,shard"])
-    out = capsys.readouterr().out
-    assert "\nshard: optimizer=adafactor" in out and figures_of(out).keys() == {"naive", "as configured"}
 
 
 def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(tmp_path, capsys):
@@ -342,16 +318,19 @@ def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_ther
         assert float(cost) == pytest.approx(1e3 * float(hours), rel=0.06)
         assert float(peak) > 0.06 and memory.endswith("%") and speed.endswith("×") and fits.isdecimal()
     text = (tmp_path / "predict.md").read_text()
-    assert "Predicted memory of a step, GB" in text and "| fused ms |" in text.replace("  ", " ")
+    assert "weights" in text and "| fused ms |" in text.replace("  ", " ")
 
 
 def test_predict_takes_this_machine_s_limits(tmp_path, monkeypatch, capsys):
     more = {"cached_bytes": {}, "launch_seconds": 1e-6, "new_bytes": 1e9}
     answers = {"machine_facts": MACHINE, "machine_limits": LIMITS | more}
     monkeypatch.setattr(climb, "run_alone", lambda what, config: answers[what.__name__])
-    climb.main([*PREDICTED, "--device=cpu", "--stages=naive", "--dtype=float32", f"--out_dir={tmp_path}"])
-    assert "on 1 × a CPU, 4 threads, native bfloat16 at 40%" in capsys.readouterr().out.replace("\n ", "")
-    assert "every operation at its limit (measured here: float32 1 TFLOP/s" in (tmp_path / "predict.md").read_text()
+    words = ["--device=cpu", "--stages=naive,shard", "--dtype=float32", "--optimizer=adafactor"]
+    climb.main([*PREDICTED, *words, f"--out_dir={tmp_path}"])
+    out = capsys.readouterr().out
+    assert "on 1 × a CPU, 4 threads, native bfloat16 at 40%" in out.replace("\n ", "")
+    assert "\nshard: optimizer=adafactor" in out and figures_of(out).keys() == {"naive", "as configured"}
+    assert "is at its limit (measured here: float32 1 TFLOP/s" in (tmp_path / "predict.md").read_text()
 
 
 # -- tables

@@ -8,15 +8,16 @@ from lab.results import read, resume, write
 from nanoladder.errors import BadInput
 
 CONDITIONS = {"config": ["x.py"], "memory_gb": None}
-KINDS = {"rows": dict, "spent": float}
+NEW = {"rows": {}, "spent": 0.0}
 RESULTS = {**CONDITIONS, "rows": {"a": 1}, "spent": 0.5}
 
 
 def test_what_was_written_is_resumed_and_no_file_is_none(tmp_path):
     folder = tmp_path / "new" / "folder"
-    assert resume(folder / "x.json", CONDITIONS, KINDS) is None
+    new = resume(folder / "x.json", CONDITIONS, NEW)
+    assert new == CONDITIONS | NEW | {"commit": new["commit"]}
     write(folder, {"x.json": RESULTS, "x.md": "text"})
-    assert resume(folder / "x.json", CONDITIONS, KINDS) == RESULTS
+    assert resume(folder / "x.json", CONDITIONS, NEW) == RESULTS
     assert (folder / "x.md").read_text() == "text\n"
 
 
@@ -24,7 +25,7 @@ def test_other_conditions_are_named_and_so_is_one_that_is_missing(tmp_path):
     missing = {key: value for key, value in RESULTS.items() if key != "memory_gb"}
     write(tmp_path, {"x.json": missing})
     with pytest.raises(BadInput, match="measured under another config and memory_gb; choose another --out_dir, or"):
-        resume(tmp_path / "x.json", CONDITIONS | {"config": ["y.py"]}, KINDS)
+        resume(tmp_path / "x.json", CONDITIONS | {"config": ["y.py"]}, NEW)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_a_damaged_file_is_one_line(content, tmp_path):
     with pytest.raises(
         BadInput, match=r"x.json is not a results file of profile.py \(.+\); expected one, or remove it"
     ):
-        read(tmp_path / "x.json", KINDS)
+        resume(tmp_path / "x.json", {}, NEW)
 
 
 def test_a_pipe_and_a_folder_are_not_read_and_a_file_is_no_folder(tmp_path):
@@ -44,6 +45,6 @@ def test_a_pipe_and_a_folder_are_not_read_and_a_file_is_no_folder(tmp_path):
     write(tmp_path, {"file": "text"})
     for name in ("pipe", ".", "nowhere"):
         with pytest.raises(BadInput, match="is not a results file"):
-            read(tmp_path / name, KINDS)
+            read(tmp_path / name, {})
     with pytest.raises(BadInput, match=r"file cannot be written .+; choose another --out_dir"):
         write(tmp_path / "file", {"x.json": {}})
