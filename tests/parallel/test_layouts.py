@@ -2,12 +2,11 @@
 
 import os
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, replace, rows, same, saved, weights, write_folder
+from conftest import replace, rows, same, saved, weights, write_folder
 from processes import configuration, words, work
 from torch.utils._pytree import tree_map
 
@@ -177,14 +176,12 @@ LAYOUTS = {
     "context": CONTEXT,
     "pipeline": PIPELINE,
 }
-ORDER = [*LAYOUTS, "ddp"]  # each continues under the next
 EXACT = {  # what resumes bit for bit in several processes, each with its own dropout
     **LAYOUTS,
     "muon": {"optimizer": "muon", "shard": "full"},
     "lion": {"optimizer": "lion", **TENSOR},
     "adamw8bit": {"optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "shard": "full"},
 }
-RESAVE = {"program": str(ROOT / "tests" / "parallel" / "resave.py")}
 
 
 @pytest.fixture(scope="module")
@@ -193,42 +190,28 @@ def resumed(dense, documents, folder):
     folder = folder / "resumed"
     half = {"max_steps": 3, "lr_decay_steps": 6}
     base = configuration(dense, documents, folder / "alone", **BASE)
-    runs, others, copies = (
-        {"alone": base, "alone_first": replace(base, out_dir=f"{folder}/alone_first", **half)},
-        {},
-        {},
-    )
+    runs = {"alone": base, "alone_first": replace(base, out_dir=f"{folder}/alone_first", **half)}
+    jobs = {}
     for run in runs.values():
         train.train(run)
 
     def add(name, config, source=None, **keys):
-        runs[name] = others[name] = replace(config, out_dir=f"{folder}/{name}", **keys)
-        copies[name] = {"argv": words(runs[name])}
+        runs[name] = replace(config, out_dir=f"{folder}/{name}", **keys)
+        jobs[name] = {"argv": words(runs[name])}
         if source:
-            runs[name] = others[name] = replace(runs[name], init_from="resume")
-            copies[name] = {"argv": words(runs[name]), "copy": [f"{folder}/{source}", f"{folder}/{name}"]}
+            jobs[name]["copy"] = [f"{folder}/{source}", f"{folder}/{name}"]
 
-    for name, keys in LAYOUTS.items():
-        add(f"{name}_first", base, **keys, **half)
-        add(f"alone_{name}", base, "alone_first", **keys)
-        for source in ("alone_first", f"{name}_first"):
-            add(f"{source}_{name}_resaved", base, source, **keys)
-            copies[f"{source}_{name}_resaved"] |= RESAVE
-    for name, following in pairwise(ORDER):
-        add(f"{name}_{following}", base, f"{name}_first", **LAYOUTS[following])
     for name, keys in EXACT.items():
         dropping = configuration(dense, documents, folder, **{**BASE, "dropout": 0.2, **keys})
         add(f"dropping_{name}", dropping)
         add(f"dropping_{name}_first", dropping, **half)
-        add(f"dropping_{name}_resumed", dropping, f"dropping_{name}_first")
+        add(f"dropping_{name}_resumed", dropping, f"dropping_{name}_first", init_from="resume")
     shutil.copytree(folder / "alone_first", folder / "damaged_first")
     (folder / "damaged_first" / "last.safetensors").write_bytes(b"")
-    add("damaged", base, "damaged_first", shard="full")
-    runs["damaged"] = replace(runs["damaged"], init_from="auto")
-    copies["damaged"]["argv"] = words(runs["damaged"])
+    add("damaged", base, "damaged_first", shard="full", init_from="auto")
     add("new", base, init_from=f"{folder}/alone/last.safetensors", max_steps=1, **PIPELINE)
-    printed, seen = together(folder, {}, 2, **copies, **differing(base, folder))
-    assert not [process[name]["error"] for process in seen for name in others if process[name]["error"]]
+    printed, seen = together(folder, {}, 2, **jobs, **differing(base, folder))
+    assert not [process[name]["error"] for process in seen for name in jobs if process[name]["error"]]
     assert printed.count("damaged/last.safetensors is damaged") == 1
     return runs, seen
 
@@ -248,36 +231,20 @@ def differing(base, folder):
     return jobs | {"checkpoint": {"argv": words(replace(base, out_dir="differing", init_from="resume")), **nodes}}
 
 
-def test_a_checkpoint_of_one_layout_continues_under_another(resumed):
+def test_a_checkpoint_of_one_process_continues_in_several_and_a_damaged_one_is_passed_over(resumed):
+    """lab.equal's test takes every layout's checkpoint to the next."""
     runs, _ = resumed
-    for name in [f"{name}_{following}" for name, following in pairwise(ORDER)]:
-        agree(runs[name], runs["alone"])
-    for name in LAYOUTS:
-        agree(runs[f"alone_{name}"], runs["alone"])
     agree(runs["damaged"], runs["alone"])
 
 
-def test_a_checkpoint_of_several_processes_continues_in_one(resumed, tmp_path):
+def test_a_checkpoint_is_whole_and_has_plain_names(resumed):
     runs, _ = resumed
     for name in LAYOUTS:
-        run = replace(runs["alone"], out_dir=str(tmp_path / name), init_from="resume")
-        shutil.copytree(runs[f"{name}_first"].out_dir, run.out_dir)
-        train.train(run)
-        agree(run, runs["alone"], run=name)
-
-
-def test_a_checkpoint_is_whole_has_plain_names_and_is_saved_as_it_was_loaded(resumed):
-    runs, _ = resumed
-    theirs = saved(runs["alone_first"])
-    for name in LAYOUTS:
-        ours = saved(runs[f"{name}_first"])
-        assert ours.keys() == theirs.keys()
+        states = [saved(runs[run]) for run in (f"dropping_{name}_first", "alone_first")]
+        assert states[0].keys() == states[1].keys()
         for part in ("model", "optimizer"):
-            shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in (ours, theirs)]
+            shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in states]
             assert shapes[0] == shapes[1], name
-            for source in ("alone_first", f"{name}_first"):
-                resaved = saved(runs[f"{source}_{name}_resaved"], "resaved")[part]
-                assert same(saved(runs[source])[part], resaved), (name, source)
 
 
 def test_several_processes_resume_bit_for_bit_with_their_own_dropout(resumed):
