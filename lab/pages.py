@@ -26,7 +26,8 @@ The model comes first. From the first banner on, the code is in the order in whi
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
-COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel")  # the keys on which compiles_blocks depends
+# The keys on which compiles_blocks depends
+COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel", "pipeline_parallel")
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",

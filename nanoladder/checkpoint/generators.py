@@ -12,7 +12,8 @@ def generators(device):
 
 def generator_states(device):
     """Returns {device type: states (processes, bytes) uint8}. Collective."""
-    return {kind: parallel.gather_rows(module.get_rng_state()) for kind, module in generators(device).items()}
+    own = {kind: module.get_rng_state() for kind, module in generators(device).items()}
+    return {kind: torch.stack(parallel.gather_objects(state)) for kind, state in own.items()}
 
 
 def set_generator_states(states, device):

@@ -103,7 +103,7 @@ def count_pieces(c):
 def overwrites_graphs(c):
     """True if a step needs, or moves, memory that a CUDA graph of the model overwrites or has at fixed addresses."""
     recomputes_blocks = c.compile_scope == "block" and c.checkpointing != "none"
-    moves = c.optimizer_in_backward or c.shard != "none" or c.tensor_parallel > 1
+    moves = c.optimizer_in_backward or c.shard != "none" or c.tensor_parallel > 1 or c.pipeline_parallel > 1
     return accumulates(c) or not c.set_to_none or recomputes_blocks or moves
 
 
@@ -147,7 +147,7 @@ COMBINATIONS = [
         "checkpointing={checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
     ),
     (
-        lambda c: c.checkpointing == "selective" and (c.compiles_blocks or (c.compile and c.pipeline_parallel > 1)),
+        lambda c: c.checkpointing == "selective" and c.compiles_blocks,
         "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
         "one by one (compile_scope={compile_scope}, shard={shard}, tensor_parallel={tensor_parallel}, "
         "pipeline_parallel={pipeline_parallel}); expected --checkpointing=every:1, or --compile=False",
@@ -156,7 +156,8 @@ COMBINATIONS = [
         lambda c: replays_graphs(c) and overwrites_graphs(c),
         "compile_mode={compile_mode} replays CUDA graphs, which overwrite their memory in the next forward and hold no "
         "collectives; expected --compile_mode=default, or --micro_batch_size=0 --set_to_none=True --shard=none "
-        "--tensor_parallel=1 --optimizer_in_backward=False, and --compile_scope=model or --checkpointing=none",
+        "--tensor_parallel=1 --pipeline_parallel=1 --optimizer_in_backward=False, and --compile_scope=model or "
+        "--checkpointing=none",
     ),
     (
         lambda c: c.optimizer_in_backward and (accumulates(c) or c.grad_clip or c.dtype == "float16"),

@@ -104,7 +104,8 @@ class Config:
     @property
     def compiles_blocks(self):
         """True if the blocks are compiled one by one: between them, weights or activations are exchanged."""
-        return self.compile and (self.compile_scope == "block" or self.shard != "none" or self.tensor_parallel > 1)
+        is_cut = self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
+        return self.compile and (self.compile_scope == "block" or is_cut)
 
 
 HEADINGS = {  # of --help, by the first key under each

@@ -21,7 +21,6 @@ from nanoladder.parallel.group import (
     already_printed,
     broadcast_from_first,
     gather_objects,
-    gather_rows,
     rank,
     require_agreement,
     start,

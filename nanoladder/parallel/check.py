@@ -67,11 +67,6 @@ def check_pipeline(config, grid, device):
             f"optimizer={config.optimizer} needs plain tensors, and data parallelism beside {cut} makes DTensors of "
             f"them; expected --optimizer=adamw8bit, or {n} processes"
         )
-    if config.compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
-        raise BadInput(
-            f"compile_mode={config.compile_mode} replays CUDA graphs, whose memory the next micro-batch of "
-            f"{cut} overwrites; expected --compile_mode=default"
-        )
     sizes = micro_batch_sizes(config, grid)
     size = 1 if config.micro_batch_size == "auto" else micro_batch_size(config, grid)
     if size not in sizes:
@@ -86,18 +81,12 @@ def check_pipeline(config, grid, device):
 
 
 def check_tensor_parallel(config):
-    """Raises BadInput if the optimizer needs whole matrices, or if a process would have no row of the vocabulary."""
+    """Raises BadInput if the optimizer needs whole rows or matrices."""
     n = mesh().sizes.tensor
     if config.optimizer in ("adafactor", "galore", "adamw8bit"):
         raise BadInput(
             f"optimizer={config.optimizer} needs whole rows or matrices, and tensor_parallel={n} leaves each process "
             "only a part of them; expected --tensor_parallel=1, or another --optimizer, such as adamw or lion"
-        )
-    rows = config.padded_vocab_size
-    if math.ceil(rows / n) * (n - 1) >= rows:
-        raise BadInput(
-            f"vocab_size={config.vocab_size}: cut by tensor_parallel={n}, its {rows} rows leave the last process none; "
-            f"expected --pad_vocab_to={n}"
         )
 
 

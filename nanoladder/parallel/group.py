@@ -133,11 +133,6 @@ def add(number):
     return sum(gather_objects(number))
 
 
-def gather_rows(tensor):
-    """Stacks the CPU tensors (n,) of all processes into (world_size, n). Collective."""
-    return torch.stack(gather_objects(tensor))
-
-
 def gather_objects(value):
     """Lists the values of all processes, by rank. Collective."""
     everyone = [value]

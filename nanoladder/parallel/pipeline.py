@@ -148,11 +148,6 @@ class Pipeline(nn.Module):
         """The blocks of this process."""
         return nn.ModuleList(block for part in self.parts for block in part.blocks)
 
-    def compile(self, **options):
-        """Compiles the blocks, one by one."""
-        for block in self.blocks:
-            block.compile(**options)
-
     def named_parameters(self, *args, **kwargs):
         for name, parameter in super().named_parameters(*args, **kwargs):
             yield name.split(".", 2)[2], parameter  # without parts.N.

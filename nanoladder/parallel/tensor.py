@@ -24,7 +24,7 @@ def apply_tensor_parallel(model):
     """Cuts the model, or each of a pipeline's `parts`, in place. Does nothing unless several processes share it.
 
     Every process must have the same weights, and keeps its part of them. Raises BadInput if the optimizer needs whole
-    matrices, or if a process would have no row of the vocabulary.
+    matrices.
     """
     if mesh().sizes.tensor == 1:
         return

@@ -52,7 +52,7 @@ def choices(config, device):
     if lacking := machine.lacks(device):
         chosen["no effect"] = lacking
     if config.compile:
-        scope = "block" if config.compiles_blocks or parallel.mesh().sizes.pipeline > 1 else "model"
+        scope = "block" if config.compiles_blocks else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
     return chosen | processes(config)
 

@@ -82,7 +82,6 @@ def refuse(keys, sizes, device=CPU):
         ({**PIPELINE, "compile": True, "compile_mode": "max-autotune"}, Grid(2), "replays CUDA graphs"),
         ({"tensor_parallel": 2, "optimizer": "adamw8bit"}, Grid(tensor=2), "adamw8bit needs whole rows or matrices"),
         ({"tensor_parallel": 2, "optimizer": "galore"}, Grid(tensor=2), "expected --tensor_parallel=1"),
-        ({"tensor_parallel": 4, "n_head": 4, "vocab_size": 5}, Grid(tensor=4), "none; expected --pad_vocab_to=4"),
         ({"context_parallel": 2, "context_length": 15}, Grid(context=2), "into 2 pieces"),
         ({"context_parallel": 2, "n_head": 1, "context_length": 18, "attention": "sdpa"}, Grid(context=2), "4 pieces"),
         ({"context_parallel": 2, "n_head": 1, "attention": "matmul"}, Grid(context=2), "expected --attention=sdpa"),
