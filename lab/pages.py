@@ -26,8 +26,7 @@ The model comes first. From the first banner on, the code is in the order in whi
 PAGE = FOLDER / "docs" / "ladder.md"
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
-# The keys on which compiles_blocks depends
-COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel", "pipeline_parallel")
+COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel", "pipeline_parallel")  # keys of compiles_blocks
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",
