@@ -2,7 +2,7 @@
 
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from lab.peers.task import Sequences
 from nanoladder.checkpoint.huggingface import their_config, their_tensors
@@ -38,9 +38,7 @@ def train(task):
         disable_tqdm=True,
         **best,
     )
-    trainer = Recorder(build_model(task), arguments, train_dataset=Sequences(task), data_collator=collate)
-    trainer.add_callback(Stopper(trainer, task.clock))
-    trainer.train()
+    Timed(build_model(task), arguments, train_dataset=Sequences(task), data_collator=collate, clock=task.clock).train()
     return ", ".join([transformers.__version__, *(f"{key}={value}" for key, value in best.items())])
 
 
@@ -60,19 +58,14 @@ def collate(pairs):
     return {"input_ids": inputs, "labels": targets, "shift_labels": targets}
 
 
-class Recorder(Trainer):
-    """A Trainer that keeps the loss of its last step."""
+class Timed(Trainer):
+    """A Trainer that tells the clock of each backward's end, and ends with the step at which the clock says so."""
 
-    def training_step(self, *args, **kwargs):
-        self.last_loss = super().training_step(*args, **kwargs)
-        return self.last_loss
+    def __init__(self, *args, clock, **options):
+        super().__init__(*args, **options)
+        self.clock = clock
 
-
-class Stopper(TrainerCallback):
-    """Tells the clock of each step's end, and ends the training when the clock says so."""
-
-    def __init__(self, trainer, clock):
-        self.trainer, self.clock = trainer, clock
-
-    def on_step_end(self, args, state, control, **_):
-        control.should_training_stop = self.clock.step(self.trainer.last_loss)
+    def training_step(self, *args, **options):
+        loss = super().training_step(*args, **options)
+        self.control.should_training_stop = self.clock.step(loss)
+        return loss

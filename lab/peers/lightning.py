@@ -27,7 +27,6 @@ def train(task):
         precision=precision,
         gradient_clip_val=task.naive.grad_clip,
         max_epochs=1,
-        callbacks=[Stopper(task.clock)],
         default_root_dir=task.folder,
         logger=False,
         enable_checkpointing=False,
@@ -42,11 +41,13 @@ def train(task):
 class Module(lightning.LightningModule):
     """The naive model, at its best with PyTorch's fused attention, compiled; AdamW as PyTorch's default has it.
 
-    Lightning does not clip the gradients of a fused AdamW in mixed precision.
+    Tells the clock of each step's end, and ends the training when the clock says so. Lightning does not clip the
+    gradients of a fused AdamW in mixed precision.
     """
 
     def __init__(self, task):
         super().__init__()
+        self.clock = task.clock
         self.gpt = task.model(attention="sdpa") if task.best else task.model()
         self.forward_loss = torch.compile(self.gpt) if task.best else self.gpt
         self.adamw_impl = "foreach" if task.device.type == "cuda" else "forloop"
@@ -58,12 +59,5 @@ class Module(lightning.LightningModule):
     def configure_optimizers(self):
         return build_optimizer(self.gpt, dataclasses.replace(self.gpt.config, adamw_impl=self.adamw_impl))
 
-
-class Stopper(lightning.Callback):
-    """Tells the clock of each step's end, and ends the training when the clock says so."""
-
-    def __init__(self, clock):
-        self.clock = clock
-
-    def on_train_batch_end(self, trainer, module, outputs, *_):
-        trainer.should_stop = self.clock.step(outputs["loss"])
+    def on_train_batch_end(self, outputs, *_):
+        self.trainer.should_stop = self.clock.step(outputs["loss"])
