@@ -62,8 +62,6 @@ class Part:
         words = list(self.words)
         if words[0].endswith(".py"):
             words.append(f"--out_dir={folder / self.name}")
-        if "--mode=tune" in words:
-            words.append(f"--tuned_dir={folder / 'tuned'}")
         if rehearse:
             tiny = TINY if words[0].endswith(".py") else []
             words += [*tiny, *(short for word in self.words for short in REHEARSED.get(word, ()))]

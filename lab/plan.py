@@ -109,7 +109,7 @@ MODES = {
         "seen; 1: worse or wrong; 2: bad input",
         ("against", "metric", "rounds", "out_dir"),
     ),
-    "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir", "tuned_dir")),
+    "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir")),
     "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
         "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
@@ -134,7 +134,6 @@ OPTIONS = {
     "metric": Option(one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
     "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "minutes": Option(positive, "10", "how long the search takes; the same command with more continues it"),
-    "tuned_dir": Option(str, "config/tuned", "folder of the tuned config, <machine>/<config>.py"),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(positive, None, "in GB: names the largest micro-batch that fits"),
     "world_size": Option(at_least(1), "1", "processes of the predicted run"),

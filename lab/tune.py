@@ -13,7 +13,6 @@ tune.json holds every race. The same command repeats the search, and reads the o
 import contextlib
 import json
 import math
-import re
 import statistics
 import textwrap
 from pathlib import Path
@@ -21,11 +20,10 @@ from time import monotonic
 
 from lab import launch, measure, plan, predict, tables
 from lab.launch import TimeUp
-from lab.results import default_folder, machine_name, presets, resume, write
+from lab.results import default_folder, resume, write
 from lab.rounds import CLEAR, SIDES, bounds, decide, order, plan_looks
 from lab.search_space import INTERACTING, directions
 from nanoladder import machine
-from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 2
@@ -34,11 +32,10 @@ FAR = 0.15  # a change of time that is not tried again beside other changes
 SEARCHING = 0.75  # share of the time; the rest is for the confirmation
 PATIENCE = 0.15  # share of the time within which a process must be ready, unless that is less than
 LEAST_PATIENCE = 60  # seconds, in which a GPU's compiler has done all but autotuning
-LONGEST = 200  # characters of a config's name
 
 
 def tune(options, config, conditions):
-    """Searches, prints the table and the verdict, writes tune.json, tune.md and the tuned config.
+    """Searches, prints the table and the verdict, writes tune.json, tune.md and the tuned config, tuned.py.
 
     config: with its vocab_size. conditions: function that returns those of the results.
     """
@@ -54,7 +51,7 @@ def tune(options, config, conditions):
         changes, verdict = search.run()
     finally:
         search.end()
-    report(results, changes, verdict, folder, options.tuned_dir)
+    report(results, changes, verdict, folder)
 
 
 class Worker(launch.Child):
@@ -297,12 +294,12 @@ COLUMNS = {  # of the table of races
 }
 
 
-def report(results, changes, verdict, folder, tuned_dir):
-    """Writes the table, and the config in tuned_dir unless it would change nothing; prints the outcome.
+def report(results, changes, verdict, folder):
+    """Writes the table, and tuned.py unless it would change nothing; prints the outcome.
 
     Raises BadInput if a file cannot be written.
     """
-    path = config_path(results["machine"], results["config"], tuned_dir)
+    path = folder / "tuned.py"
     races = [race for race in results["races"] if race["note"] or race["rounds"]]
     rows = [{"name": f"{n}. {name(race)}", "note": race["note"]} for n, race in enumerate(races, 1)]
     rows = [row if row["note"] else row | {"race": race} for row, race in zip(rows, races, strict=True)]
@@ -333,14 +330,5 @@ def report(results, changes, verdict, folder, tuned_dir):
         kept = [race for race in races if race["outcome"] == "kept" and field in race["change"]]
         text = json.dumps(value) if isinstance(value, str) else repr(value)
         lines.append(f"{field} = {text}  # {speed(kept[-1])} the speed of the best before")
-    write(path.parent, {path.name: "\n".join(lines)})
+    write(folder, {path.name: "\n".join(lines)})
     print(f"use: python train.py {words} {path}")
-
-
-def config_path(machine, words, tuned_dir):
-    """<machine>/<config>.py in tuned_dir; further words are in its name, as in reference-dtype-float32.py."""
-    given = parse_arguments(words)[1]
-    given.pop("device", None)  # the machine's name says it
-    text = "-".join([presets(words), *(f"{key}-{given[key]}" for key in sorted(given))])
-    name = re.sub(r"[^\w.-]+", "-", text)[:LONGEST]
-    return Path(tuned_dir, machine_name(machine), f"{name}.py")
