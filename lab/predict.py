@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lab import roofline
 from lab.trace import trace
 from model import GPT
-from nanoladder import parallel
+from nanoladder import machine, parallel
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
-from nanoladder.run.memory import product_dtype, share_of_process
+from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
 
 
@@ -53,12 +53,6 @@ def predict_time(config, device, device_type="cpu", world_size=1):
 
 def traces(config, device_type, world_size, counted=False):
     """A process's share of the config, what is traced of it, and its (Memory, Work), of a pipeline in every place."""
-    share, traced, needed = needed_traces(config, device_type, world_size)
-    return share, traced, [trace(*arguments, counted) for arguments in needed]
-
-
-def needed_traces(config, device_type, world_size):
-    """A process's share of the config, what is traced of it, and the arguments of each trace, which are hashable."""
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
     if config.vocab_size == 0:
@@ -67,8 +61,8 @@ def needed_traces(config, device_type, world_size):
         raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
     grid = parallel.divide(config, world_size)
     parallel.check_batch(config, grid)
-    numbers = dataclasses.replace(config, dtype=product_dtype(config, device_type))
-    parallel.check_pipeline(numbers, grid, torch.device("cpu"))
+    config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
+    parallel.check_pipeline(config, grid, torch.device("cpu"))
     if world_size > 1 and config.optimizer_in_backward:
         raise BadInput("optimizer_in_backward=True: for one process alone; expected --optimizer_in_backward=False")
     config = share_of_process(config, world_size)
@@ -78,7 +72,6 @@ def needed_traces(config, device_type, world_size):
         batch_size=n_traced * config.micro_batch_size,
         micro_batch_size=config.micro_batch_size if n_traced > 1 else 0,
         set_to_none=config.set_to_none and not keeps_gradients,
-        dtype=product_dtype(config, device_type),
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
         **{"compile_mode": "default", "ddp": False},
@@ -87,9 +80,9 @@ def needed_traces(config, device_type, world_size):
         alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
         scope = "block" if config.compiles_blocks else "model"
         whole = dataclasses.replace(traced, compile_scope=scope, **alone)
-        return config, traced, [(whole, device_type, 1, 0)]
+        return config, traced, [trace(whole, device_type, 1, 0, counted)]
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
-    return config, traced, [(traced, device_type, world_size, rank) for rank in places]
+    return config, traced, [trace(traced, device_type, world_size, rank, counted) for rank in places]
 
 
 def traced_micro_batches(config, grid):
@@ -106,6 +99,15 @@ def traced_micro_batches(config, grid):
     if averaging and not by_ddp:
         return min(n, 2), False
     return 1, n > 1 or by_ddp
+
+
+def product_dtype(config, device_type):
+    """Name of the dtype of matrix products. On a GPU, "auto" counts as bfloat16; float16 has the same size."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device_type == "cuda":
+        return "bfloat16"
+    return str(machine.choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
 
 
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):

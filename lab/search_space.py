@@ -10,7 +10,7 @@ from typing import get_args
 from nanoladder.config import TYPES
 from nanoladder.kernels import count_chunks
 from nanoladder.machine.device import ATTENTION_KERNELS
-from nanoladder.run.memory import divisors
+from nanoladder.parallel import divide, micro_batch_sizes
 
 GRAPHS = ("reduce-overhead", "max-autotune")  # modes of the compiler that need CUDA
 CHUNKS = (0, 2, 8, 32)
@@ -27,7 +27,8 @@ def directions(config, machine):
     """
     on_gpu = bool(machine["gpu"])
     rows = config.micro_batch_size or config.batch_size
-    sizes = [size for size in divisors(config.batch_size) if size in (2 ** (size.bit_length() - 1), config.batch_size)]
+    sizes = micro_batch_sizes(config, divide(config, 1))
+    sizes = [size for size in sizes if size in (2 ** (size.bit_length() - 1), config.batch_size)]
     chunks = count_chunks(config.loss_chunks, rows * config.context_length, config.padded_vocab_size)
     workers = [n for n in WORKERS if n <= max(2, machine["threads"])]
     padding = [n for n in PADDING if n * math.ceil(config.vocab_size / n) != config.padded_vocab_size]

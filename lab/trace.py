@@ -227,22 +227,12 @@ def cublas_workspaces():
     return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and data-center Blackwell, or any other
 
 
-traced = {}  # {arguments of trace(): its result}
-
-
-def trace(config, device_type, world_size=1, rank=0, counted=False):
+@functools.cache
+def trace(config, device_type, world_size, rank, counted):
     """Memory of train.py's step on fake tensors in process `rank` of world_size, and if it is counted, its Work.
 
-    config: batch_size is that of the process. Counting takes half as long again. Each trace is taken once.
+    config: batch_size is that of the process. Counting takes half as long again. Only here is train.py called.
     """
-    arguments = config, device_type, world_size, rank, counted
-    if arguments not in traced:
-        traced[arguments] = take_trace(*arguments)
-    return traced[arguments]
-
-
-def take_trace(config, device_type, world_size, rank, counted):
-    """Takes a trace(). Only here is train.py called."""
     ledger = Ledger(device_type == "cuda")
     kernels = cuda_kernels(config.attention, ledger.note) if ledger.on_cuda else contextlib.nullcontext()
     programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()

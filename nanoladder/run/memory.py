@@ -130,7 +130,8 @@ def half_of_micro_batch(config):
     if config.micro_batch_size == "auto":  # memory ran out before there was a size
         return 0
     half = share_of_process(config, 1).micro_batch_size // 2
-    return max((size for size in divisors(config.batch_size) if size <= half), default=0)
+    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, 1))
+    return max((size for size in sizes if size <= half), default=0)
 
 
 def release_memory(device):
@@ -233,25 +234,11 @@ def count_tokens(config, world_size):
     return share_of_process(config, world_size).micro_batch_size * config.context_length // parts
 
 
-def product_dtype(config, device_type):
-    """Name of the dtype of matrix products. On a GPU, "auto" counts as bfloat16; float16 has the same size."""
-    if config.dtype != "auto":
-        return config.dtype
-    if device_type == "cuda":
-        return "bfloat16"
-    return str(machine.choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
-
-
 def share_of_process(config, world_size):
     """Returns the config with the batch_size and micro_batch_size of one of world_size processes."""
     grid = parallel.divide(config, world_size)
     micro_batch_size = parallel.micro_batch_size(config, grid)
     return dataclasses.replace(config, batch_size=config.batch_size // grid.data, micro_batch_size=micro_batch_size)
-
-
-def divisors(n):
-    """Divisors of n, ascending."""
-    return [size for size in range(1, n + 1) if n % size == 0]
 
 
 def gb(size):

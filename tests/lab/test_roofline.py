@@ -83,10 +83,8 @@ def test_a_reduction_to_one_number_ends_a_chain():
     [
         (torch.zeros_like, 0, 128),  # reads a shape
         (lambda x: torch.nn.functional.embedding(torch.zeros(2, dtype=torch.long), x), 2 * 16 + 4, 2 * 16),
-        (lambda x: x.detach().view(16, 8).transpose(0, 1), None, None),
         (torch.empty_like, None, None),
         (lambda x: x.fill_(1), 0, 128),
-        (lambda x: x.mul_(2), 128, 128),
         (lambda x: torch._foreach_mul([x, x.clone()], 2), 256, 256),
     ],
 )
@@ -99,12 +97,6 @@ def test_causal_attention_counts_the_pairs_that_the_mask_shows():
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     [operation] = counted(lambda q: attend(q, q, q, is_causal=True), (1, 1, 4, 8)).operations
     assert operation.flops == 2 * 2 * (1 + 2 + 3 + 4) * 8  # two products
-
-
-def test_the_loss_of_a_row_reads_its_target_and_next_to_nothing_of_its_logits():
-    work = counted(lambda x, y: torch.ops.aten.nll_loss_forward(x, y.long(), None, 1, -100), (8, 1000), (8,))
-    assert work.operations[-1].name == "nll_loss_forward"
-    assert work.operations[-1].bytes == 8 * 8  # int64 targets
 
 
 def test_the_fused_update_moves_28_bytes_of_a_parameter():
@@ -153,15 +145,10 @@ def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
-@pytest.mark.parametrize("stage", ["naive", "fused_adamw", "chunked_loss", "grad_accumulation"])
-def test_the_fused_time_of_a_stage_is_at_most_the_eager_time(stage):
-    time = predict.predict_time(small(f"--stage={stage}"), DEVICE)
-    assert 0 < time.fused <= time.seconds < math.inf
-    assert sum(time.by(0).values()) == pytest.approx(time.seconds) == pytest.approx(sum(time.by(1).values()))
-
-
 def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))
+    assert 0 < whole.fused <= whole.seconds < math.inf
+    assert sum(whole.by(0).values()) == pytest.approx(whole.seconds) == pytest.approx(sum(whole.by(1).values()))
     assert cut.seconds > whole.seconds
     assert cut.by(0)["optimizer"] < 2 * whole.by(0)["optimizer"]
 

@@ -6,16 +6,14 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
 
 import train
-from lab import plan, predict
+from lab import predict
 from nanoladder import machine
-from nanoladder.errors import BadInput
 from nanoladder.run import load_config, memory
 
 CPU = torch.device("cpu")
@@ -129,12 +127,6 @@ def test_a_prediction_is_made_in_a_child_that_a_train_py_here_does_not_mislead(c
     assert advice.keys() == SAVINGS.keys() and sum(advice["parts"].values()) == advice["peak"]
 
 
-def test_only_training_finds_a_micro_batch():
-    for options in (["--mode=predict"], ["--vary=stages"], []):
-        with pytest.raises(BadInput, match="micro_batch_size=auto"):
-            plan.parse([*options, "--micro_batch_size=auto"])
-
-
 @needs_gpu
 def test_on_a_gpu_auto_finds_what_fits(config, monkeypatch):
     """The prediction counts no workspaces; the run itself is limited, so that memory really runs out."""
@@ -178,15 +170,10 @@ def no_process(*_, **__):
     raise MemoryError
 
 
-def killed(*_, **__):
-    return SimpleNamespace(returncode=-9, stdout="", stderr="")
-
-
-@pytest.mark.parametrize("run", [no_process, killed])
-def test_a_prediction_that_fails_leaves_an_explanation_without_figures(run, config, run_main, monkeypatch):
+def test_a_prediction_that_fails_leaves_an_explanation_without_figures(config, run_main, monkeypatch):
     train.train(config)
     monkeypatch.undo()
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", no_process)
     monkeypatch.setattr(train, "train_step", no_process)
     result = run_main(train.main, *flags(**vars(config) | {"max_steps": 4, "init_from": "resume"}))
     last = f"{config.out_dir}/last.safetensors"
@@ -194,27 +181,17 @@ def test_a_prediction_that_fails_leaves_an_explanation_without_figures(run, conf
     assert result.code == 3 and result.err.splitlines() == ["error: out of memory: MemoryError: ", checkpoint]
 
 
-@pytest.mark.parametrize("error", [FULL, MemoryError()], ids=["accelerator", "python"])
-def test_memory_that_runs_out_in_a_step_is_explained_once(error, config, predicted, run_main, monkeypatch):
+def test_memory_that_runs_out_in_a_step_is_explained_once(config, predicted, run_main, monkeypatch):
     def train_step(*_):
-        raise error
+        raise FULL
 
     monkeypatch.setattr(train, "train_step", train_step)
     predicted["savings"] = SAVINGS
     result = run_main(train.main, *flags(**vars(config) | {"memory_gb": 6.0}))
     assert result.code == 3 and result.err.count("error: out of memory: ") == 1
-    assert type(error).__name__ in result.err
+    assert "OutOfMemoryError" in result.err
     assert "predicted to take 8.000 GB, of 6.000 GB available: weights 1.000 GB, temp" in result.err
     assert "--micro_batch_size=4       7.000 GB\n  --checkpointing=every:1    4.000 GB  fits\n" in result.err
-
-
-def test_a_gpu_that_others_have_filled_is_named(config, monkeypatch, capsys):
-    def full(*_):
-        raise torch.AcceleratorError("CUDA error: out of memory")
-
-    monkeypatch.setattr(machine, "free_memory", full)
-    memory.explain("MemoryError", config, torch.device("cuda", 0))
-    assert capsys.readouterr().err.endswith("end other processes on the GPU, or choose another --device\n")
 
 
 def of_the_compiler(text):
@@ -235,15 +212,6 @@ def of_the_compiler(text):
 )
 def test_only_errors_of_memory_are_taken_for_it(error, expected):
     assert memory.is_out_of_memory(error) is expected
-
-
-def test_other_errors_pass(config, monkeypatch):
-    def train_step(*_):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    monkeypatch.setattr(train, "train_step", train_step)
-    with pytest.raises(RuntimeError, match="mat1"):
-        train.main(flags(**vars(config)))
 
 
 # -- before training on a CPU, whose system kills processes that take too much
