@@ -4,16 +4,15 @@ import ast
 import difflib
 import re
 from functools import cache
-from pathlib import Path
 
-from lab import summary, tables
+from lab import link, summary, tables
+from lab.fold import fold, merge
+from lab.link import FOLDER
 from lab.results import read_results
 from nanoladder import files
-from nanoladder.config import DEFAULTS, Config, stage_names, stage_path
+from nanoladder.config import DEFAULTS, stage_names, stage_path
 from nanoladder.config.stages import fields, fields_up_to, needs_several, parse, reason, stage_below, tree
-from nanoladder.errors import BadInput
 
-FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
 # The README, the page's first view and its picture show these figures. To show others, change this line, then run
 # python ladder.py docs; python ladder.py html; python -m lab.page.picture
@@ -24,9 +23,7 @@ A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE = FOLDER / "docs" / "ladder.md"
-OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
-COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel", "pipeline_parallel")  # keys of compiles_blocks
 DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",
@@ -86,25 +83,14 @@ def short(speedup):
     return "≈ 1" if speedup == summary.UNCHANGED else speedup.partition(" ")[0]
 
 
-def values(name):
-    """Returns {field: expression} of what a stage's program is folded by. Raises BadInput for an unknown stage."""
-    known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
-    compiled = {key: ast.literal_eval(known[key]) for key in COMPILED}
-    return known | {"compiles_blocks": repr(Config(**compiled).compiles_blocks)}
-
-
 @cache
 def script(name):
     """Returns model.py and train.py as one program, with every ladder field folded to its value at a stage.
 
-    Raises BadInput for an unknown stage, or if libcst is missing.
+    Raises BadInput for an unknown stage.
     """
-    try:
-        from lab.fold import fold, merge
-    except ModuleNotFoundError:
-        raise BadInput("show and diff need libcst: .venv/bin/python -m pip install libcst") from None
     modules = {module: (FOLDER / path).read_text(encoding="utf-8") for module, path in MODULES.items()}
-    return fold(merge(modules, TITLE), values(name))
+    return fold(merge(modules, TITLE), link.values(name))
 
 
 def diff(a, b):
@@ -124,15 +110,8 @@ def diff(a, b):
 
 
 def definitions(a, b):
-    """Returns [(path, source)] of the definitions in nanoladder/ that stage b's program calls and stage a's does not.
-
-    The source is folded as the program is, and has what the definitions need of the same file.
-    """
-    from lab import called  # imported late: libcst may be missing, which script() reports
-
-    program, before = script(b), called.called(script(a))
-    new = {path: names - before.get(path, set()) for path, names in called.called(program).items()}
-    return [(str(path), called.definitions(path, new[path], program, values(b))) for path in sorted(new) if new[path]]
+    """Returns [(path, source)] of the definitions in nanoladder/ that stage b's program calls and a's does not."""
+    return link.definitions(script(b), script(a), link.values(b))
 
 
 def enclosing(lines, start, end):

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from lab import pages, readme
+from lab.link import standalone
 from lab.page import build
 from nanoladder.config.stages import reason, stage_below, tree
 from nanoladder.errors import BadInput
@@ -35,9 +36,6 @@ def main(argv):
         case ["show", name]:
             print(pages.script(name), end="")
         case ["show", name, "--standalone"]:
-            pages.script(name)  # refuses what is no stage, and says if libcst is missing
-            from lab.standalone import standalone
-
             print(standalone(name), end="")
         case ["diff", *names, "--program"]:
             print_diff(*stages(names))

@@ -7,7 +7,7 @@ import re
 from functools import cache
 
 from lab import pages
-from lab.standalone import standalone
+from lab.link import standalone
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
