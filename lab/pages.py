@@ -24,7 +24,6 @@ A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py
 The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE = FOLDER / "docs" / "ladder.md"
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
-DEFINITIONS = ast.ClassDef | ast.FunctionDef
 SCALING = {  # stages of several processes: the mode that measures them
     "ddp": "scaling",
     "shard": "scaling-shard",
@@ -117,8 +116,23 @@ def definitions(a, b):
 def enclosing(lines, start, end):
     """Returns the class or function, such as GPT.forward, of the first nonblank line in lines[start:end]."""
     line = next((n for n in range(start, end) if lines[n]), start) + 1
-    definitions = (node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, DEFINITIONS))
-    return ".".join(node.name for node in definitions if node.lineno <= line <= node.end_lineno)
+    return next((name for name, first, last in reversed(parts("\n".join(lines))) if first <= line <= last), "")
+
+
+def parts(source):
+    """Returns [name, first line, last line] of every class and function; a method is named Class.method."""
+    found = []
+
+    def visit(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef):
+                found.append([prefix + child.name, child.lineno, child.end_lineno])
+                visit(child, f"{prefix}{child.name}.")
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(source), "")
+    return found
 
 
 INTRODUCTION = """\

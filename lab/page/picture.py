@@ -8,7 +8,10 @@ import io
 import os
 import shutil
 import sys
-from nanoladder.entry import Parser, run_script
+from nanoladder.entry import run_script
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
 
 from lab.page.build import PAGE
 from nanoladder import files
@@ -26,11 +29,7 @@ if sys.platform == "linux" and os.geteuid() == 0:
 
 @contextlib.contextmanager
 def chromium():
-    """Yields a headless Chromium as a Playwright Browser. Raises BadInput if Playwright or a browser is missing."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        raise BadInput("a browser is driven by playwright: .venv/bin/python -m pip install playwright") from None
+    """Yields a headless Chromium as a Playwright Browser. Raises BadInput if there is none."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         raise BadInput(f"found no browser: expected {', '.join(NAMES)}, as apt-get install chromium brings it")
@@ -40,11 +39,7 @@ def chromium():
         browser.close()
 
 
-def main(argv):
-    description = "Takes the picture of docs/ladder.html that the README shows."
-    Parser(prog="python -m lab.page.picture", description=description, allow_abbrev=False).parse_args(argv)
-    from PIL import Image
-
+def main(_):
     with chromium() as browser:
         page = browser.new_page(viewport=SIZE, device_scale_factor=1.5, color_scheme="light", reduced_motion="reduce")
         page.goto(f"{PAGE.as_uri()}#{STAGE}")

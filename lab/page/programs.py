@@ -1,6 +1,5 @@
 """Programs of the ladder as HTML: each distinct line highlighted once, and the diff that introduces a stage."""
 
-import ast
 import difflib
 import html
 import re
@@ -12,27 +11,9 @@ from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
 MARKS = {"+": "ins", "-": "del", " ": "div"}  # elements of a diff's lines, by the sign
-
-
-def kinds():
-    """Returns [(Pygments' token type, our CSS class)]; the first that contains a token decides."""
-    try:
-        from pygments.token import Token
-    except ModuleNotFoundError:
-        raise BadInput("html needs Pygments: .venv/bin/python -m pip install Pygments") from None
-    return [
-        (Token.Literal.String.Doc, "c"),
-        (Token.Literal.String, "s"),
-        (Token.Literal.Number, "m"),
-        (Token.Keyword.Constant, "m"),
-        (Token.Keyword, "k"),
-        (Token.Operator.Word, "k"),
-        (Token.Comment, "c"),
-        (Token.Name.Function, "f"),
-        (Token.Name.Class, "f"),
-        (Token.Name.Decorator, "f"),
-        (Token.Name.Builtin, "b"),
-    ]
+# CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
+CLASSES = {"sd": "c", "kc": "m", "ow": "k", "nf": "f", "fm": "f", "nc": "f", "nd": "f", "nb": "b", "bp": "b"}
+COLORED = ("k", "s", "m", "f", "b", "c")
 
 
 @cache
@@ -42,17 +23,21 @@ def highlight(stage):
 
 
 def highlighted(source):
-    table = kinds()
-    from pygments.lexers import PythonLexer
-
+    """Returns the lines of a source as HTML. Raises BadInput if Pygments is missing."""
+    try:
+        from pygments.lexers import PythonLexer
+        from pygments.token import STANDARD_TYPES
+    except ModuleNotFoundError:
+        raise BadInput("html needs Pygments: .venv/bin/python -m pip install Pygments") from None
     lines = [""]
     for token, text in PythonLexer(stripnl=False).get_tokens(source):
-        mark = next((name for kind, name in table if token in kind), None)
+        short = STANDARD_TYPES[token]
+        mark = CLASSES.get(short, short[:1])
         for n, part in enumerate(text.split("\n")):
             if n:
                 lines.append("")
             code = html.escape(part, quote=False)
-            lines[-1] += f"<span class={mark}>{code}</span>" if mark and part.strip() else code
+            lines[-1] += f"<span class={mark}>{code}</span>" if mark in COLORED and part.strip() else code
     return [f"<code{indentation(line)}>{line}</code>" for line in lines[:-1]]
 
 
@@ -77,7 +62,7 @@ def table():
                 "name": name,
                 "on": names.index(below[-1]) if below else None,
                 "lines": [positions.setdefault(line, len(positions)) for line in highlight(name)],
-                "parts": parts(pages.script(name)),
+                "parts": pages.parts(pages.script(name)),
                 "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
             }
         )
@@ -89,22 +74,6 @@ def changed(a, b):
     """Returns [first and last line in a, and in b] of each change between two stages' programs; numbers from 0."""
     opcodes = difflib.SequenceMatcher(None, split(a), split(b), autojunk=False).get_opcodes()
     return [lines for kind, *lines in opcodes if kind != "equal"]
-
-
-def parts(source):
-    """Returns [name, first line, last line] of every class and function; a method is named Class.method."""
-    found = []
-
-    def visit(node, prefix):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, pages.DEFINITIONS):
-                found.append([prefix + child.name, child.lineno, child.end_lineno])
-                visit(child, f"{prefix}{child.name}.")
-            else:
-                visit(child, prefix)
-
-    visit(ast.parse(source), "")
-    return found
 
 
 def static(stage):
