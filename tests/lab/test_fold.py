@@ -7,7 +7,8 @@ import torch
 from conftest import tiny
 
 from lab import pages
-from lab.fold import NO_OPS, fold, merge, no_ops
+from lab.fold import NO_OPS, fold, merge
+from lab.link import OPTIONS
 from model import GPT
 from nanoladder import machine, optim, parallel
 from nanoladder.config import DEFAULTS
@@ -28,25 +29,15 @@ def folded(source):
     [
         ("config.two", "2"),
         ("model.config.kind", '"b"'),
-        ("config.other", "config.other"),
-        ("x.on", "x.on"),
-        ("config.on and x", "x"),
         ("config.off and x", "False"),
         ("x and config.on", "x"),
-        ("x or config.on", "True"),
         ("config.zero or x", "x"),
         ("config.half or x", "config.batch_size // 2"),
-        ("x or 'a default'", "x or 'a default'"),
         ("not config.zero", "True"),
         ("1 if config.on else 2", "1"),
-        ("1 if config.half else 2", "1"),
         ("1 if x else 2", "1 if x else 2"),
         ("config.two > 1 and x > y", "x > y"),
-        ("config.kind in ('a', 'b')", "True"),
-        ("config.kind == 'a' or x", "x"),
-        ("x > config.two", "x > 2"),
         ("2 * 512", "2 * 512"),
-        ("f(config.half)", "f(config.batch_size // 2)"),
         ("10 // config.half", "10 // (config.batch_size // 2)"),
         ("int('every:2'.removeprefix('every:'))", "int('every:2'.removeprefix('every:'))"),
         ("int(config.kind.replace('b', '3'))", "3"),
@@ -68,10 +59,7 @@ def test_a_known_condition_leaves_one_branch(condition, taken):
     [
         (("config.off", "x"), "if x:\n    b()\nelse:\n    c()"),
         (("x", "config.on"), "if x:\n    a()\nelse:\n    b()"),
-        (("x", "config.off"), "if x:\n    a()\nelse:\n    c()"),
-        (("config.off", "config.on"), "b()"),
         (("config.off", "config.off"), "c()"),
-        (("config.on", "x"), "a()"),
     ],
 )
 def test_a_chain_of_conditions(conditions, result):
@@ -109,12 +97,6 @@ def test_a_loop_over_one_item_is_its_body():
 def test_a_context_that_does_nothing_is_gone():
     assert folded("with c() if config.off else nullcontext():\n    f()") == "f()"
     assert folded("with c() if config.on else nullcontext():\n    f()") == "with c():\n    f()"
-    assert folded("with d(), c() if config.off else nullcontext():\n    f()") == "with d():\n    f()"
-
-
-def test_a_name_that_is_only_returned_is_not_named():
-    assert folded("if config.on:\n    y = g(x)\nreturn y") == "return g(x)"
-    assert folded("y = g(x)\nh(y)\nreturn y") == "y = g(x)\nh(y)\nreturn y"
 
 
 # -- calls that do nothing while their stage is off
@@ -136,8 +118,7 @@ def test_calls_that_do_nothing_are_not_shown():
 
 def test_calls_are_shown_where_their_stage_is_on():
     on = OFF | {"ddp": "True", "dtype": "'auto'"}
-    calls = "return parallel.share(x)", "machine.unscale_gradients(x)", "seed(config.seed + parallel.rank())  # why"
-    for source in calls:
+    for source in ("return parallel.share(x)", "seed(config.seed + parallel.rank())  # why"):
         assert simplified(source, on) == source
 
 
@@ -206,15 +187,12 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("call", sorted(no_ops(OFF)))
-def test_a_call_does_nothing_while_its_stage_is_off(call):
-    assert MADE[call]()
-
-
-def test_the_table_of_calls_has_fields_of_the_ladder_or_options_and_the_values_of_naive():
-    naive = pages.fields("naive") | {key: repr(DEFAULTS[key]) for key in pages.OPTIONS}
-    for field, (off, calls) in NO_OPS.items():
-        assert naive[field] in map(repr, off) and set(calls) <= MADE.keys()
+def test_a_call_does_nothing_while_its_stage_is_off():
+    naive = pages.fields("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
+    assert set(MADE) == set().union(*(calls for _, calls in NO_OPS.values()))
+    assert all(naive[field] in map(repr, off) for field, (off, _) in NO_OPS.items())
+    for call, holds in MADE.items():
+        assert holds(), call
 
 
 BEFORE = """
@@ -303,14 +281,6 @@ def test_what_others_call_keeps_its_parameters_and_functions_inside_stay():
     """
     source = dedent(source).lstrip("\n")
     assert fold(source, VALUES) == source
-
-
-def test_what_is_known_of_a_mesh_is_folded():
-    one = {"pipeline_parallel": "1", "context_parallel": "1"}
-    loop = 'for part in getattr(model, "parts", [model]):\n        g(part)'
-    assert simplified(loop, one) == "part = model\n    g(part)"
-    assert simplified("return 1 if mesh().sizes.context > 1 else 2", one) == "return 2"
-    assert simplified("return 1 if mesh().sizes.tensor > 1 else 2", one) == "return 1 if mesh().sizes.tensor > 1 else 2"
 
 
 def test_merged_modules_are_one_program():

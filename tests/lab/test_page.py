@@ -4,15 +4,13 @@ import html
 import json
 import re
 import statistics
-import sys
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 
 from lab import pages, show
-from lab.page import build, figures, picture, programs
+from lab.page import build, figures, programs
 from lab.page.markup import Markup, tag
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
@@ -126,11 +124,6 @@ def test_the_table_holds_every_program_its_parts_and_its_changes(small):
         assert stage["on"] == (None if number == 0 else 0)
     assert ladder["stages"][0]["parts"] == [["f", 6, 8]]
     assert ladder["changes"] == {0: {1: [[0, 2, 0, 0], [7, 8, 5, 6], [11, 11, 9, 10]]}, 1: {}}
-
-
-def test_parts_are_named_as_in_diffs():
-    source = "import a\n\nclass A:\n    def f(self):\n        def g():\n            pass\n\n\n@a\ndef h():\n    pass\n"
-    assert programs.parts(source) == [["A", 3, 6], ["A.f", 4, 6], ["A.f.g", 5, 6], ["h", 10, 11]]
 
 
 def test_texts_are_escaped():
@@ -332,44 +325,3 @@ def test_what_holds_no_ladder_is_refused(tmp_path):
         figures.sets.cache_clear()
         with pytest.raises(BadInput, match=answer):
             figures.sets((path,))
-
-
-# -- colors, and what is missing
-
-
-def luminance(color):
-    linear = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in linear]
-    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(a, b):
-    low, high = sorted(map(luminance, (a, b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("light", [0, 1], ids=["light", "dark"])
-def test_colors_have_enough_contrast(light):
-    style = build.read("page.css")
-    colors = {name: pair[light] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)}
-    for name in ("ink", "soft", "good", "bad", "keyword", "string", "number", "name", "builtin", "accent"):
-        assert contrast(colors[name], colors["card"]) >= 4.5, name
-    for name in ("ink", "soft", "keyword", "string", "number", "name", "builtin"):
-        assert min(contrast(colors[name], colors[ground]) for ground in ("paper", "added", "removed")) >= 4.5, name
-    for name in figures.tables.KINDS:
-        assert contrast(colors[name], colors["card"]) >= 3, name
-
-
-@pytest.mark.parametrize("missing", ["playwright", "browser"])
-def test_without_a_browser_one_line_says_what_to_install(refused, monkeypatch, missing):
-    driver = None if missing == "playwright" else SimpleNamespace(sync_playwright=None)
-    monkeypatch.setitem(sys.modules, "playwright.sync_api", driver)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    answer = {"playwright": "pip install playwright", "browser": "apt-get install chromium"}[missing]
-    assert answer in refused(picture.main)
-
-
-def test_without_pygments_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pygments.token", None)
-    with pytest.raises(BadInput, match="pip install Pygments"):
-        programs.kinds()

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 import pytest
 from test_page import SIGNS, STAGES, Articles
 
+from lab.link import standalone
 from lab.page import build, picture
-from lab.standalone import standalone
 from nanoladder.config import stage_path
 from nanoladder.errors import BadInput
 
