@@ -66,7 +66,7 @@ CHANGES = {
     "shard": ("parallel.fully_shard(", 7, 955, "fsdp.fully_shard(block"),
     "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1105, '"attention.qkv": ColwiseParallel()'),
     "context_parallel": ("parallel.apply_context_parallel(", 1, 1070, "def attend_by_heads("),
-    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 4, 1185, "pipelining.Schedule1F1B"),
+    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1185, "pipelining.Schedule1F1B"),
 }
 LONGEST = 40  # lines of a function that stands behind a call
 
