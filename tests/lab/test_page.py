@@ -60,8 +60,15 @@ def text():
 
 @pytest.mark.slow
 def test_the_page_is_that_of_this_code(text):
-    """If it is not: python ladder.py html."""
+    """If it is not: python ladder.py html. It holds every program, and every diff."""
     assert text == build.page()
+    (lines, ladder), static = programs.table(), Articles(text).lines
+    for stage in ladder["stages"]:
+        name, program = stage["name"], pages.script(stage["name"]).splitlines()
+        assert [html.unescape(re.sub(r"<[^>]*>", "", lines[n])) for n in stage["lines"]] == program
+        below = pages.below(name)
+        diff = list(pages.diff(below[-1], name)) if below else [f" {line}" for line in program]
+        assert static[name] == diff
 
 
 def test_the_page_is_small_and_loads_nothing(text):
@@ -88,44 +95,6 @@ def test_the_rail_groups_stages_that_follow_each_other():
     assert build.rail().count("<li class=group>") == len(build.GROUPS)
 
 
-PROGRAMS = {
-    "naive": 'import math\n\nX = "<&>"  # a < b\n\n\ndef f(x):\n    """One."""\n    return x\n\n\nf(1)\n',
-    "set_to_none": 'X = "<&>"  # a < b\n\n\ndef f(x):\n    """One."""\n    return -x\n\n\nf(1)\nf(2)\n',
-}
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """A ladder of two programs of a few lines."""
-    monkeypatch.setattr(pages, "script", PROGRAMS.get)
-    monkeypatch.setattr(programs, "stage_names", lambda: list(PROGRAMS))
-    programs.highlight.cache_clear()
-    yield
-    programs.highlight.cache_clear()
-
-
-def plain(markup):
-    return html.unescape(re.sub(r"<[^>]*>", "", markup))
-
-
-def test_without_script_a_stage_shows_its_diff_and_the_first_its_program(small):
-    for stage, expected in (
-        ("set_to_none", list(pages.diff(*PROGRAMS))),
-        ("naive", [f" {line}" for line in PROGRAMS["naive"].splitlines()]),
-    ):
-        assert Articles(f"<article class=stage id=x>{programs.static(stage)}").lines["x"] == expected
-    assert "<span class=k>def</span>" in programs.static("naive")
-
-
-def test_the_table_holds_every_program_its_parts_and_its_changes(small):
-    lines, ladder = programs.table()
-    for number, stage in enumerate(ladder["stages"]):
-        assert "\n".join(plain(lines[n]) for n in stage["lines"]) + "\n" == PROGRAMS[stage["name"]]
-        assert stage["on"] == (None if number == 0 else 0)
-    assert ladder["stages"][0]["parts"] == [["f", 6, 8]]
-    assert ladder["changes"] == {0: {1: [[0, 2, 0, 0], [7, 8, 5, 6], [11, 11, 9, 10]]}, 1: {}}
-
-
 def test_texts_are_escaped():
     value = {"</script><script>alert(1)": ["<!--", "é"]}
     assert "<" not in build.embedded(value) and json.loads(build.embedded(value)) == value
@@ -146,40 +115,11 @@ def words(markup):
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
 
 
-def markdown_rows(text):
-    """{row: {heading: cell}} of the first table of a Markdown text."""
-    lines = re.search(r"(^\|.*\n)+", text, re.MULTILINE)[0].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {name: dict(zip(cells[0][1:], line, strict=False)) for name, *line in cells[2:]}
-
-
 def test_every_machine_is_there_and_that_of_the_readme_is_first():
     assert MEASURED.keys() == figures.sets().keys()
     assert re.findall(r"data-set=(\S+?)>", figures.section("amp")) == list(figures.sets())
     assert next(iter(figures.sets())) == "/".join(pages.MEASURED.parts[-2:])
     assert re.findall(r"value=(\S+?)>", figures.options()) == list(figures.sets())
-
-
-@pytest.mark.parametrize("key", MEASURED)
-def test_cards_say_what_the_tables_say(key):
-    path, results = MEASURED[key]
-    heading = r"## ladder: .*?(?=\n## |\Z)"
-    table = markdown_rows(re.search(heading, path.with_name("table.md").read_text(), re.DOTALL)[0])
-    first = next(iter(table))
-    for stage in STAGES:
-        said = words(card(key, stage))
-        measured = results["modes"]["ladder"]["rows"].get(stage, {"note": "not measured here", "time": []})
-        if not measured["time"]:
-            assert f"{stage}: {measured['note']}." in said
-            continue
-        cells = table[stage]
-        assert f"Time of a step {cells['ms/step']} ms" in said
-        assert f"Memory of a step {measured['examine'][0]['memory']['peak'] / 1e9:.3f} GB" in said
-        loss, gap = f"Loss {cells['last loss']}", cells.get("losses against naive", "")
-        assert (f"{loss} · {gap}" if gap else loss) in said
-        for text in (cells[f"against {other}"] for other in ("the stage before", "naive") if stage != first):
-            ratio, _, spread = text.partition(" (")
-            assert ratio in said and spread in said
 
 
 @pytest.mark.parametrize("key", MEASURED)
@@ -202,6 +142,9 @@ def test_bars_and_parts_are_those_of_results_json(key):
             drawn = re.search(r"<tr class=now>.*?<svg.*?>(.*?)</svg>", chart)[1]
             widths = [float(width) for width in re.findall(r"1h([\d.]+)", drawn)]
             assert sum(widths) == pytest.approx(100 * total / scale, abs=0.5)
+        said = words(card(key, stage))
+        assert f"Time of a step {figures.tables.milliseconds(median[stage])} ms" in said
+        assert f"Memory of a step {raw['memory']['peak'] / 1e9:.3f} GB" in said
         seconds = found["kinds"]["attention"]
         shown = f"{figures.tables.milliseconds(seconds, median[stage])} {seconds / median[stage]:.0%}"
         assert f"attention {shown}" in words(
