@@ -46,10 +46,7 @@ NO_OPS = {
     ),
     "dtype": (("float32",), {"machine.autocast": "{0}", "machine.unscale_gradients": None}),
     "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
-}
-# The same for programs that run alone: without refusals and kernels of other devices; and with a mesh of one dimension,
-# data, whose processes have all weights.
-ALONE = {
+    # In programs that run alone: no refusals, and no kernels of other devices.
     "standalone": (
         (True,),
         {
@@ -65,6 +62,7 @@ ALONE = {
             "meeting_place": "None",
         },
     ),
+    # In those with a mesh of one dimension, data: processes have all weights.
     "mesh": (
         ("data",),
         {
@@ -131,7 +129,7 @@ def settle(source, values):
         before = None
         while statement != before:
             known = tuple(item for item in sorted(values.items()) if concerns(item[0], statement))
-            before, statement = statement, fold_once(statement, known, functions)
+            before, statement = statement, visited(statement, Fold, known, functions)
         return statement
 
     header, *statements = split(source)
@@ -147,7 +145,7 @@ def prune(sources):
         def pruned(statement, names=names, attributes=attributes, unread=unread):
             words = set(re.findall(r"\w+", statement))
             concern = tuple((name, positions) for name, positions in unread.items() if name in words)
-            return prune_once(statement, frozenset(names & words), frozenset(attributes & words), concern)
+            return visited(statement, Prune, frozenset(names & words), frozenset(attributes & words), concern)
 
         sources = []
         for source in before:
@@ -171,22 +169,14 @@ def split(source):
 
 def concerns(key, source):
     """True if folding by the key may change the source."""
-    _, calls = (NO_OPS | ALONE).get(key, ((), ()))
+    _, calls = NO_OPS.get(key, ((), ()))
     return key in source or key == "standalone" or any(call in source.replace('"', "'") for call in calls)
 
 
 @cache  # stages have most statements in common
-def fold_once(statement, known, functions):
-    return visited(statement, Fold(dict(known), functions))
-
-
-@cache
-def prune_once(statement, names, attributes, unread):
-    return visited(statement, Prune(names, attributes, dict(unread)))
-
-
-def visited(statement, transformer):
-    module = cst.parse_module(statement).visit(transformer)
+def visited(statement, transformer, *known):
+    """A statement after a pass of Fold or Prune, which is given what is known."""
+    module = cst.parse_module(statement).visit(transformer(*known))
     return module.code if module.body else ""
 
 
@@ -198,8 +188,8 @@ class Fold(cst.CSTTransformer):
     """Substitutes values, drops no-op calls, folds constants and resolves branches."""
 
     def __init__(self, values, functions):
-        self.values, self.functions = values, functions  # functions: names of those of the module
-        self.no_ops = no_ops(values)
+        self.values, self.functions = dict(values), functions  # functions: names of those of the module
+        self.no_ops = no_ops(self.values)
         self.last_names = {call.rstrip(")").rpartition(".")[2] for call in self.no_ops if "()" in call}
         self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
         self.dropped = set()  # variables whose assignment was dropped
@@ -368,7 +358,7 @@ class Fold(cst.CSTTransformer):
 def no_ops(values):
     """Returns {call: replacement} for every stage that values, {field: expression}, turn off."""
     found = {}
-    for field, (off, calls) in (NO_OPS | ALONE).items():
+    for field, (off, calls) in NO_OPS.items():
         if field in values and values[field] in map(repr, off):
             found |= calls
     return found
@@ -391,12 +381,12 @@ def splice(leading_lines, block):
 class Prune(cst.CSTTransformer):
     """Drops unused functions, classes, methods, parameters, imports and assignments.
 
-    names, attributes: those that the whole program reads. unread: {function: positions of its unused parameters}.
+    names, attributes: those that the whole program reads. unread: (function, positions of its unused parameters).
     """
 
     def __init__(self, names, attributes, unread):
         self.scopes = [Reads(names, attributes)]  # of the module, then of the enclosing class and function
-        self.unread = unread
+        self.unread = dict(unread)
 
     def enter(self, node):
         self.scopes.append(reads(ast.parse(code(node))))

@@ -189,8 +189,9 @@ MADE = {
 
 def test_a_call_does_nothing_while_its_stage_is_off():
     naive = pages.fields("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
-    assert set(MADE) == set().union(*(calls for _, calls in NO_OPS.values()))
-    assert all(naive[field] in map(repr, off) for field, (off, _) in NO_OPS.items())
+    ladder = {field: NO_OPS[field] for field in NO_OPS.keys() - {"standalone", "mesh"}}
+    assert set(MADE) == set().union(*(calls for _, calls in ladder.values()))
+    assert all(naive[field] in map(repr, off) for field, (off, _) in ladder.items())
     for call, holds in MADE.items():
         assert holds(), call
 
