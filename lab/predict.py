@@ -47,7 +47,7 @@ def predict_time(config, device, device_type="cpu", world_size=1):
     times = []
     for _, work in found:
         runs = roofline.fuse(work, update=config.optimizer == "adamw8bit") if config.compile else work
-        times.append(roofline.time_of(runs, roofline.fuse(work), device, passes, tf32, keeps_memory))
+        times.append(roofline.least_time(runs, device, passes, tf32, keeps_memory))
     return max(times, key=lambda time: time.seconds)
 
 

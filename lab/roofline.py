@@ -209,18 +209,13 @@ NEW_PAGES = 2**25  # bytes: a tensor this large gets new pages from the system (
 
 
 class Time(NamedTuple):
-    """Least seconds of a step, {(kind of work, bound): seconds}: as it runs, and with all chains fused."""
+    """Least seconds of a step, {(kind of work, bound): seconds}."""
 
     parts: dict
-    fused_parts: dict
 
     @property
     def seconds(self):
         return sum(self.parts.values())
-
-    @property
-    def fused(self):
-        return sum(self.fused_parts.values())
 
     def by(self, place):
         """Seconds by kind of work (0), or by bound (1)."""
@@ -230,13 +225,8 @@ class Time(NamedTuple):
         return found
 
 
-def time_of(work, fused, *conditions):
-    """The Time of a Work as it runs, and of the same work fused, under the conditions of least_time."""
-    return Time(least_time(work, *conditions), least_time(fused, *conditions))
-
-
 def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
-    """{(kind of work, bound): seconds} of a step, which add up. passes: how often a micro-batch's operations are done.
+    """The Time of a Work. passes: how often a micro-batch's operations are done.
 
     keeps_memory: no new pages, for a tensor of NEW_PAGES bytes or more.
     """
@@ -249,7 +239,7 @@ def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
         bound = max(times, key=times.get)
         key = operation.kind, bound
         total[key] = total.get(key, 0.0) + times[bound] * (passes if operation.repeated else 1)
-    return total
+    return Time(total)
 
 
 def seconds(operation, device, tf32=False, new_bytes=0):

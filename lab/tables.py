@@ -147,7 +147,6 @@ def predicted_columns(first, world_size=1, memory_gb=None, price=None):
 
 TIME_COLUMNS = {  # further columns of --mode=predict
     "bound by": lambda row: bound(row["time"].by(1)),
-    "fused ms": lambda row: milliseconds(row["time"].fused, row["seconds"]),
     "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
     "MFU": lambda row: f"{row['mfu']:.0%}",
 }

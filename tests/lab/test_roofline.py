@@ -119,7 +119,7 @@ def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not
     large, small_ = roofline.NEW_PAGES // 4, roofline.NEW_PAGES // 4 - 1
     for n, pages in ((large, 4 * large / DEVICE.new_bytes_per_s), (small_, 0)):
         work = counted(lambda x: x.exp().neg_(), (n,))
-        times = [sum(roofline.least_time(work, DEVICE, keeps_memory=kept).values()) for kept in (False, True)]
+        times = [roofline.least_time(work, DEVICE, keeps_memory=kept).seconds for kept in (False, True)]
         assert times[0] - times[1] == pytest.approx(pages, abs=1e-12)
 
 
@@ -147,7 +147,7 @@ def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
 
 def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))
-    assert 0 < whole.fused <= whole.seconds < math.inf
+    assert 0 < whole.seconds <= predict.predict_time(small(compile=False), DEVICE).seconds < math.inf
     assert sum(whole.by(0).values()) == pytest.approx(whole.seconds) == pytest.approx(sum(whole.by(1).values()))
     assert cut.seconds > whole.seconds
     assert cut.by(0)["optimizer"] < 2 * whole.by(0)["optimizer"]
