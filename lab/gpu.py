@@ -78,8 +78,10 @@ def parts(minutes=9.0, nanogpt=None):
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
     batch_64 = "--batch_size=64 --micro_batch_size=64"
     beside = f" --nanogpt={nanogpt}" if nanogpt else ""
+    tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
+    tests = " ".join(path for path in tests if "needs_gpu" in (ROOT / path).read_text())  # others take time to import
     commands = {
-        "tests": (0.3, "-m pytest -v -m gpu tests"),
+        "tests": (0.3, f"-m pytest -v -m gpu {tests}"),
         "reference-50257": (0.45, f"{reference} {subwords} {ladder}"),
         "reference-256": (0.15, f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss"),
         "gpt2": (0.35, f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32"),

@@ -147,10 +147,9 @@ OPTIONS = {
 
 
 def parse(argv):
-    """Splits a command line into the options of profile.py and the config's words.
+    """Splits a command line into the options of profile.py and the config's words, with what measuring adds to them.
 
-    options.given: the config's words as they were typed, without those that measuring adds.
-    Raises BadInput for options that are wrong or that the mode does not use, and for a config that cannot be measured.
+    Raises BadInput for options that are wrong or that the mode does not use, and for a config that it cannot take.
     """
     if "WORLD_SIZE" in os.environ:
         raise BadInput(
@@ -162,11 +161,19 @@ def parse(argv):
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
     if options.mode == "vary" and (not options.vary or "stages" in options.vary != ["stages"]):
         raise BadInput("--mode=vary: expected --vary KEY=a,b,c ..., or --vary=stages alone")
-    measured = measurable(options, words)  # first, as `given` is no option to suggest
+    config = load_config(words, vars(options))
+    if config.micro_batch_size == "auto":
+        raise BadInput(
+            "micro_batch_size=auto is found when training starts; expected a number, or --vary micro_batch_size=8,16"
+        )
+    if config.stage and options.mode == "ladder":
+        raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
+    several = options.mode in ("predict", "judge", "tune") or options.dimension == "pipeline" or options.train
+    if config.micro_batch_size and not several and not any(word.startswith("--batch_size") for word in words):
+        words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too
     if options.mode == "peers":
-        task.require_comparable(load_config(measured), options.nanogpt)
-    options.given = words
-    return options, measured
+        task.require_comparable(load_config(words), options.nanogpt)
+    return options, words
 
 
 def split(argv):
@@ -212,23 +219,6 @@ def all_modes():
     head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
     lines = [textwrap.fill(mode.meaning, 100, subsequent_indent=" " * 14) for mode in MODES.values()]
     return "\n".join([head, *(f"  {mode:<12}{line}" for mode, line in zip(MODES, lines, strict=True))])
-
-
-def measurable(options, words):
-    """The config's words with what measuring adds to them. Raises BadInput for a config that the mode cannot take."""
-    config = load_config(words, vars(options))
-    if config.micro_batch_size == "auto":
-        raise BadInput(
-            "micro_batch_size=auto is found when training starts; expected a number, or --vary micro_batch_size=8,16"
-        )
-    if config.stage and options.mode == "ladder":
-        raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
-    added = []
-    several = options.mode in ("predict", "judge", "tune") or options.dimension == "pipeline" or options.train
-    one_micro_batch = config.micro_batch_size and not several
-    if one_micro_batch and not any(word.startswith("--batch_size") for word in words):
-        added.append(f"--batch_size={config.micro_batch_size}")  # a step of one micro-batch: large presets run too
-    return [*words, *added]
 
 
 def part_of_results(options):

@@ -214,7 +214,6 @@ def columns(rows, mode):
         "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
         **tokens,
         "kernel": lambda row: row["attention_kernel"],
-        "setting": lambda row: row["setting"],
     }
     trained = {
         "validation loss": lambda row: f"{row['val_loss']:.4f}" if "val_loss" in row else "diverged",
@@ -256,6 +255,7 @@ def columns(rows, mode):
         "first step s (later processes)": first_steps,
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
+        "setting": lambda row: row["setting"],
     }
 
 

@@ -43,7 +43,7 @@ def tune(options, config, conditions):
         raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
     if config.dropout:  # its random numbers depend on the kernels
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
-    start, conditions = monotonic(), {**conditions(), "config": options.given, "format_version": FORMAT_VERSION}
+    start, conditions = monotonic(), {**conditions(), "format_version": FORMAT_VERSION}
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "tune.json", conditions, {"spent": 0.0, "races": [], "confirmations": []})
     search = Search(results, config, folder, options.minutes, start)

@@ -141,7 +141,6 @@ def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
         assert plan.parse(["--micro_batch_size=16", *more])[1][-1] == "--batch_size=16"
     for words in (["--train", "--vary=stages"], ["--mode=predict"], ["--batch_size=480"]):
         assert plan.parse([*words, "--micro_batch_size=16"])[1][-1] == "--micro_batch_size=16"
-    assert plan.parse(["--mode=peers", "--micro_batch_size=16"])[0].given == ["--micro_batch_size=16"]  # as for tune
 
 
 @pytest.mark.parametrize(
