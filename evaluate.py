@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from nanoladder.entry import Parser, run_script
 
-import torch
-
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.errors import BadInput, nearest
@@ -27,7 +25,6 @@ FIGURES = {  # in the table: label and format
     "perplexity": ("perplexity", ",.2f"),
     "bits_per_byte": ("bits per byte", ".4f"),
 }
-GENERATED = 64  # tokens whose generation is timed
 
 
 def main(argv):
@@ -70,7 +67,7 @@ def parse(argv):
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of matrix products (default: as in training)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
-    parser.add_argument("--quantize", choices=["int8"], help="compare with weights of one byte: size, speed and loss")
+    parser.add_argument("--quantize", choices=["int8"], help="weights of one byte, as sample.py has them")
     parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
     parser.add_argument("--details", action="store_true", help="with the scores of each item in it")
     options = parser.parse_args(argv)
@@ -82,8 +79,6 @@ def parse(argv):
             not options.tasks or options.dataset or (options.split == "val" and not options.stride),
             "split, stride: expected --dataset=NAME too, as --tasks alone evaluate on no split",
         ),
-        (not options.quantize or not options.tasks, "quantize: expected no --tasks; it compares on a split"),
-        (not options.quantize or "WORLD_SIZE" not in os.environ, "quantize: expected one process"),
         (not options.output or Path(options.output).parent.is_dir(), "output: expected a file in an existing folder"),
     ]:
         if not condition:
@@ -104,52 +99,14 @@ def evaluate(options, device):
     for name in items:
         parts[name] = evaluation.Task(*items[name], tokenizer, model.config.context_length)
     report = {**describe(options, source, state, model, device), "results": {}}
+    if options.quantize:
+        infer.quantize(model.to(device))
     scorer = evaluation.Scorer(model, options.dtype, device, options.batch_tokens)
     for name, part in parts.items():
         result = part.evaluate(scorer)
         print_result(name, result)
         report["results"][name] = {key: result[key] for key in result if key != "details" or options.details}
-    if options.quantize:
-        report["quantize"] = compare(options, model, state, source, part, result, device)
-        print_comparison(report["quantize"])
     return report
-
-
-def compare(options, model, state, source, part, result, device):
-    """Returns {name: size, speed and loss} of a model as it is, with that result on a part, and of its weights in int8.
-
-    Sizes and speeds are those of sample.py: in its dtype, for one sample, compiled if there is a compiler. The loss is
-    computed as evaluate.py always does: with float32 weights, here rounded to int8, and autocast. The model is left to
-    sample.py's cache.
-    """
-
-    def quantized(dtype):
-        gpt = checkpoint.build_gpt(state, source, options.context_length).to(device, dtype)
-        infer.quantize(gpt)
-        return gpt
-
-    dtype = machine.choose_dtype(options.dtype, device)
-    rounded = evaluation.Scorer(quantized(torch.float32), options.dtype, device, options.batch_tokens)
-    return {
-        str(dtype).removeprefix("torch."): size_and_speed(model.to(dtype), device) | losses(result),
-        "int8": size_and_speed(quantized(dtype), device) | losses(part.evaluate(rounded)),
-    }
-
-
-def losses(result):
-    return {key: result[key] for key in ("loss", "bits_per_byte") if key in result}
-
-
-def size_and_speed(gpt, device):
-    """Megabytes of a model's weights, and tokens per second of sample.py, compiled if there is a compiler."""
-    try:
-        compiles = bool(machine.find_compiler(device))
-    except BadInput:
-        compiles = False
-    n_tokens = min(GENERATED + 1, gpt.config.context_length)
-    weights = sum(tensor.nbytes for tensor in [*gpt.parameters(), *gpt.buffers()])
-    rate = infer.greedy_rate(infer.CachedGPT(gpt, 1, n_tokens, compiles), n_tokens - 1)
-    return {"weights_mb": weights / 1e6, "tokens_per_s": rate}
 
 
 # -- the model, its tokenizer, and what to evaluate on
@@ -196,16 +153,18 @@ def find_dataset(options, source, state, config):
 def describe(options, source, state, model, device):
     """Returns and prints the facts about the model and the settings."""
     n_processes = parallel.world_size()
+    weights = f", weights in {options.quantize}" if options.quantize else ""
     dtype = str(machine.choose_dtype(options.dtype, device)).removeprefix("torch.")
     step = state["progress"]["step"] if "progress" in state else None
     T = model.config.context_length
     print(f"model    {source}{f', step {step}' if step else ''}: {model.n_params:,} parameters, context_length {T}")
-    print(f"device   {device}, {dtype}, {n_processes} {'process' if n_processes == 1 else 'processes'}")
+    print(f"device   {device}, {dtype}{weights}, {n_processes} {'process' if n_processes == 1 else 'processes'}")
     return {
         "model": {"source": source, "step": step, "parameters": model.n_params, "context_length": T},
         "settings": {
             "device": str(device),
             "dtype": dtype,
+            "quantize": options.quantize,
             "processes": n_processes,
             "batch_tokens": options.batch_tokens,
             "stride": options.stride,
@@ -221,14 +180,6 @@ def print_result(name, result):
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_stderr']:.4f}" if f"{key}_stderr" in result else ""
             print(f"  {label:<22}{result[key]:{form}}{error}")
-
-
-def print_comparison(rows):
-    """Prints a table, a row for each way to hold the weights: {name: figures}."""
-    print(f"\n  {'weights':<10}{'size, MB':>12}{'tokens/s':>12}{'loss':>10}{'bits per byte':>16}")
-    for name, row in rows.items():
-        bits = f"{row['bits_per_byte']:16.4f}" if "bits_per_byte" in row else ""
-        print(f"  {name:<10}{row['weights_mb']:12,.1f}{row['tokens_per_s']:12,.1f}{row['loss']:10.4f}{bits}")
 
 
 if __name__ == "__main__":

@@ -141,18 +141,12 @@ REFUSED = [
     (["--out_dir=missing"], "no such folder"),
     (["--split=test"], "invalid choice"),
     (["--tasks", "x.jsonl", "--split=train"], "split, stride: expected --dataset=NAME too"),
-    (["--quantize=int8", "--tasks", "x.jsonl"], "quantize: expected no --tasks"),
 ]
 
 
 @pytest.mark.parametrize("words, expected", REFUSED)
 def test_bad_options_are_refused_in_one_line(words, expected, trained, refused):
     assert expected in refused(evaluate.main, f"--out_dir={trained.out_dir}", "--device=cpu", *words)
-
-
-def test_a_model_that_is_not_there_is_refused(refused):
-    for source in ("missing.safetensors", "hf:missing"):
-        assert "missing" in refused(evaluate.main, f"--model={source}", "--device=cpu")
 
 
 def test_a_broken_task_is_refused_before_anything_is_written(trained, tmp_path, refused):
@@ -193,16 +187,6 @@ def test_a_dataset_in_other_tokens_is_refused(trained, tmp_path, refused):
     folder = write_folder(tmp_path / "other", [1] * 40, [1] * 40, other.n_vocab, encoding=other, tokenizer="char")
     line = refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--dataset={folder}")
     assert "has another tokenizer (char" in line
-
-
-def test_a_model_without_a_dataset_of_its_own_needs_one(trained, refused, monkeypatch, bare):
-    load = checkpoint.load_model
-    monkeypatch.setattr(checkpoint, "load_model", lambda source: without_dataset(load(source)))
-    assert "nothing to evaluate" in refused(evaluate.main, f"--model={bare}")
-
-
-def without_dataset(state):
-    return {**state, "config": {key: value for key, value in state["config"].items() if key != "dataset"}}
 
 
 def test_out_of_memory_is_one_line_and_code_3(trained, run_main, monkeypatch):

@@ -6,6 +6,6 @@ knows nothing of it. Not here: the command line (sample.py), reading models (nan
 """
 
 from nanoladder.infer.cache import CachedGPT
-from nanoladder.infer.generate import USUAL, Sampling, generate, greedy_rate
+from nanoladder.infer.generate import USUAL, Sampling, generate
 from nanoladder.infer.int8 import quantize, require_gain
 from nanoladder.infer.text import Text

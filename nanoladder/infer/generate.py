@@ -1,6 +1,5 @@
 """Generation: whole windows first, then a token at a time, each drawn by temperature, top-k and top-p."""
 
-import time
 from typing import NamedTuple
 
 import torch
@@ -63,14 +62,3 @@ def draw(logits, sampling, generator):
     before = probabilities.cumsum(0) - probabilities  # total probability of more likely tokens
     probabilities[1:][before[1:] >= sampling.top_p * total] = 0
     return tokens[torch.multinomial(probabilities, 1, generator=generator)]
-
-
-@torch.inference_mode()
-def greedy_rate(model, n_tokens):
-    """Tokens per second of a CachedGPT that continues a prompt of one token by the n_tokens likeliest, in every row."""
-    logits = model.prefill([[0]] * model.n_rows, [*range(model.n_rows)])
-    start = time.perf_counter()
-    for position in range(1, n_tokens + 1):
-        logits = model.step(logits.argmax(1).tolist(), [position] * model.n_rows)
-    logits.argmax(1).tolist()  # waits for the device
-    return model.n_rows * n_tokens / (time.perf_counter() - start)
