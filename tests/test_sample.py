@@ -4,15 +4,12 @@ import io
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, saved, tiny
+from conftest import ROOT, saved
 
 import sample
-import train
-from nanoladder import checkpoint
 from nanoladder.infer import CachedGPT
 
 
@@ -80,21 +77,6 @@ def test_a_prompt_from_stdin(text, stdin):
     assert text("--prompt=-", "--temperature=0") == text("--temperature=0")
 
 
-def test_a_prompt_longer_than_the_context_is_said_to_be(trained, run_main):
-    words = f"--out_dir={trained.out_dir}", "--device=cpu", "--max_new_tokens=1"
-    assert run_main(sample.main, *words, "--prompt=" + 16 * "t", "--max_new_tokens=9").err.endswith(" tokens/s\n")
-    result = run_main(sample.main, *words, "--prompt=" + 17 * "t", "--prompt=t")
-    assert result.err == "a prompt of 17 tokens, of which the model sees the last 16\n" and result.code == 0
-
-
-def test_the_speed_is_that_of_the_rounds_after_the_first(text, monkeypatch):
-    speeds, write = [], sample.write
-    monkeypatch.setattr(sample, "write", lambda *args: speeds.append(write(*args)) or speeds[-1])
-    for words in ([], ["--max_new_tokens=3", "--num_samples=4"], ["--max_new_tokens=1"]):
-        text("--prompt=the", "--temperature=0", *words)
-    assert [n_new for n_new, _ in speeds] == [39, 8, 0] and all(seconds > 0 for _, seconds in speeds)
-
-
 def test_an_empty_prompt_begins_a_document(text):
     assert text("--temperature=0") == text("--prompt=\n", "--temperature=0")[1:]
 
@@ -137,12 +119,6 @@ def test_a_cache_larger_than_the_memory_is_not_begun(trained, refused, monkeypat
     assert f" need {needed:,.1f} GB" in line and "fewer samples" in line
 
 
-def test_a_machine_without_a_compiler(trained, refused, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    line = refused(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", "--compile")
-    assert "no-such-compiler is missing" in line and "--compile=False" in line
-
-
 # -- interactive
 
 
@@ -179,14 +155,6 @@ def test_ctrl_c_ends_a_sample_and_without_interactive_the_program(trained):
         assert process.stdout.read(100).startswith(b"at")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130 and process.stderr.read() == b"interrupted\n"
-
-
-@pytest.mark.slow
-def test_a_pipe_that_is_closed_ends_the_program(trained):
-    with endless(trained, "--prompt=at") as process:
-        assert process.stdout.read(20).startswith(b"at")
-        process.stdout.close()
-        assert process.wait(60) == 141 and process.stderr.read() == b""
 
 
 # -- bad input
@@ -228,30 +196,3 @@ def test_prompts_that_are_no_text(trained, refused, stdin, tmp_path):
     assert "position 3" in refused(sample.main, *words, f"--prompt_file={tmp_path / 'file'}")
     stdin(b"the\xff")
     assert "expected text in UTF-8" in refused(sample.main, *words, "--prompt=-")
-
-
-def test_a_folder_without_a_run_or_with_a_damaged_one_or_without_a_tokenizer(trained, tmp_path, refused):
-    content, path = Path(trained.out_dir, "last.safetensors").read_bytes(), tmp_path / "last.safetensors"
-    assert "no checkpoint at" in refused(sample.main, f"--out_dir={tmp_path}")
-    path.write_bytes(content[:-100])
-    assert "damaged" in refused(sample.main, f"--out_dir={tmp_path}")
-    path.write_bytes(content)
-    assert "tokenizer" in refused(sample.main, f"--out_dir={tmp_path}")
-
-
-def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
-    for name in ("last.safetensors", "tokenizer.json", "tokenizer.tiktoken"):
-        (tmp_path / name).write_bytes(Path(trained.out_dir, name).read_bytes())
-    state = saved(trained)
-    state["model"]["norm.weight"].zero_()  # every logit is 0: the first token, a newline, is the likeliest
-    checkpoint.write_file(tmp_path / "best.safetensors", state)
-    words = [f"--out_dir={tmp_path}", "--temperature=0", "--prompt=the", "--max_new_tokens=4"]
-    words += ["--device=cpu", "--dtype=float32"]
-    assert run_main(sample.main, *words).out == "the" + "\n" * 4 + "\n"
-    assert run_main(sample.main, *words, "--checkpoint=last").out.strip() != "the"
-
-
-def test_a_vocabulary_larger_than_the_tokenizers(dense, tmp_path, run_main):
-    train.train(tiny(dataset=str(dense), out_dir=str(tmp_path), vocab_size=500, max_steps=1))
-    words = [f"--out_dir={tmp_path}", "--temperature=2", "--top_p=1", "--device=cpu"]
-    assert run_main(sample.main, *words).code == 0

@@ -237,9 +237,3 @@ def test_an_out_dir_that_cannot_be_written(dense, tmp_path, refused):
     for out_dir in (f"{tmp_path}/file", f"{tmp_path}/file/deeper/run"):
         line = refused(train.main, *flags(dataset=dense, out_dir=out_dir))
         assert f"out_dir={out_dir}" in line and "cannot be written" in line
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps", "meta"])
-def test_a_device_that_is_not_there(device, config, refused):
-    line = refused(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, device=device))
-    assert f"device={device}" in line and not Path(config.out_dir).exists()

@@ -123,32 +123,6 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_files(prepare, expected, t
 
 @pytest.mark.slow
 @needs_fork
-def test_killed_while_it_moves_into_place(prepare, expected, tmp_path, monkeypatch):
-    """The files move one after the other, meta.json last: until then it is no dataset."""
-    folder, replace = tmp_path / "new", os.replace
-    for n_left in range(len(expected)):
-        write_corpus(folder, Texts(["old"] * 9, ["dataset"]), "byte")
-        moved = []
-
-        def replace_until(source, target, n_left=n_left, moved=moved):
-            if Path(target).parent == folder:
-                if len(moved) == n_left:
-                    raise OSError(5, "Input/output error")
-                moved.append(target)
-            replace(source, target)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", replace_until)
-            with pytest.raises(BadInput, match="Input/output error"):
-                prepare(folder)
-        visible = {name: content for name, content in contents(folder).items() if UNFINISHED not in name}
-        assert len(moved) == n_left and "meta.json" not in visible
-        prepare(folder)
-        assert contents(folder) == expected
-
-
-@pytest.mark.slow
-@needs_fork
 def test_it_goes_on_from_the_last_journal(prepare, expected, tmp_path, monkeypatch):
     folder = interrupt(prepare, tmp_path / "new")
     n_appended, append = [], SplitFiles.append

@@ -1,13 +1,11 @@
 """Every optimizer follows its paper's update, keeps state of the documented size, and resumes exactly."""
 
 import math
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import ROOT, build, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
+from conftest import build, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,7 +16,6 @@ from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.machine import precision
 from nanoladder.optim import galore, lion
-from nanoladder.run import load_config
 
 OTHERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
 CPU = torch.device("cpu")
@@ -252,13 +249,6 @@ def test_a_checkpoint_of_an_update_in_the_backward_continues_after_it(dense, tmp
     assert all(same(saved(whole)[part], saved(tiny(**keys))[part]) for part in ("model", "optimizer"))
 
 
-def test_a_checkpoint_of_another_optimizer_is_refused(dense, tmp_path, refused):
-    words = flags(dataset=dense, out_dir=tmp_path, max_steps=2)
-    train.main(words)
-    line = refused(train.main, *words, "--optimizer=lion", "--init_from=resume")
-    assert "was trained with optimizer=adamw" in line and "--init_from=" in line
-
-
 # -- together with the rest of the loop
 
 
@@ -287,12 +277,6 @@ def test_a_float16_step_that_overflows_is_skipped_and_the_next_ones_are_not(name
     torch.testing.assert_close(half, steps(*make(optimizer=name)), rtol=2e-2, atol=0)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "galore"])
-def test_what_needs_whole_matrices_is_not_sharded(name):
-    with pytest.raises(BadInput, match=r"whole matrices.*--shard=none"):
-        load_config([f"--optimizer={name}", "--shard=full"])
-
-
 # -- 8 bits, an extra
 
 
@@ -301,19 +285,6 @@ def test_without_torchao_one_line_says_how_to_install_it(dense, tmp_path, monkey
         monkeypatch.setitem(sys.modules, name, None)
     line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "new", optimizer="adamw8bit"))
     assert "pip install torchao" in line and not (tmp_path / "new").exists()
-
-
-@pytest.mark.nightly
-def test_8_bits_need_no_compiler_unless_asked_to_compile_and_say_nothing(dense, tmp_path):
-    losses = []
-    for name, compile, environment in (("eager", False, {"CXX": "no-such-compiler"}), ("compiled", True, {})):
-        keys = {"optimizer": "adamw8bit", "n_embd": 64, "pad_vocab_to": 64, "max_steps": 3, "n_layer": 1}
-        command = [sys.executable, "train.py", *flags(dataset=dense, out_dir=tmp_path / name, compile=compile, **keys)]
-        result = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
-        assert result.returncode == 0 and "adamw8bit" in result.stdout, result.stderr
-        assert [line for line in result.stderr.splitlines() if "No CUDA runtime is found" not in line] == []
-        losses.append([row["train_loss"] for row in rows(tiny(out_dir=str(tmp_path / name)))])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 # -- the update in the backward
@@ -392,21 +363,6 @@ def test_gradients_never_exist_together():
         sizes = [parameter.nbytes for parameter in model.parameters()]
     assert peaks == {False: sum(sizes), True: max(sizes)}
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "keys, reason",
-    [
-        (["--grad_clip=1"], "global norm"),
-        (["--batch_size=8", "--micro_batch_size=4"], "sum over micro-batches"),
-        (["--dtype=float16"], "overflow"),
-    ],
-)
-def test_what_needs_all_gradients_refuses_updates_in_the_backward(keys, reason):
-    words = ["--optimizer_in_backward=True", "--grad_clip=0"]
-    load_config([*words, "--batch_size=8", "--micro_batch_size=8"])
-    with pytest.raises(BadInput, match=f"{reason}.*optimizer_in_backward=False"):
-        load_config(words + keys)
 
 
 def test_updates_in_the_backward_are_refused_where_auto_is_float16(monkeypatch):
