@@ -31,17 +31,17 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
-    "*.py": 845,
+    "*.py": 795,
     "nanoladder/config/*.py": 545,
     "nanoladder/run/*.py": 1177,
     "nanoladder/data/*.py": 1500,
     "nanoladder/checkpoint/*.py": 890,
     "nanoladder/parallel/*.py": 1021,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 885,
-    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1010,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 845,
+    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1000,
     "lab/**/*.py": 6987,
     "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
-    "tests/**/*.py": 13625,
+    "tests/**/*.py": 13360,
 }
 
 
