@@ -6,8 +6,8 @@ import re
 import pytest
 from conftest import ROOT
 
-from lab import climb, pages, readme
-from nanoladder.config import Config, stage_names
+from lab import climb, readme
+from nanoladder.config import Config
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -82,21 +82,3 @@ def test_the_readme_is_short():
 def test_the_readme_has_the_ladder_as_it_was_measured():
     """If it has not: python ladder.py docs."""
     assert readme.README.read_text(encoding="utf-8") == readme.text()
-
-
-def test_the_readmes_figures_are_those_of_the_table_beside_the_measurements():
-    lines = (pages.MEASURED / "table.md").read_text(encoding="utf-8").split("\n\n")[2].splitlines()
-    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    rows = {cells[0]: dict(zip(header, cells, strict=False)) for cells in rows}
-    written = re.findall(
-        r"^\| \[(\w+)\].* \| (.*?) \| (.*?) \|$", readme.README.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert [stage for stage, *_ in written] == stage_names()
-    for stage, speed, memory in written:
-        row = rows.get(stage, {})
-        if "last loss" not in row:
-            assert speed == memory == ""
-        elif stage == "naive":
-            assert (speed, memory) == (f"{row['ms/step']} ms", f"{row['tensors GB']} GB")
-        else:
-            assert speed == row["against the stage before"].replace("no measurable change", "≈ 1").split(" (")[0]

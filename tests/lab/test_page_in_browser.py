@@ -329,6 +329,7 @@ def test_foreign_code_does_not_run(visit):
         script.textContent = "window.ran = true"; document.body.append(script) }""")
     assert page.evaluate("window.ran") is None
     assert "Content Security Policy" in visit.errors.pop()
+    assert "default-src 'none'; script-src 'sha256-" in page.content()
 
 
 def test_the_picture_is_small(browser, run_main, monkeypatch, tmp_path):
