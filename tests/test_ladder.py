@@ -122,11 +122,14 @@ def test_the_ladder_begins_with_naive_which_learns(tiny):
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("stage", ALONE[1:])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("loader", "compile"))) for name in ALONE[1:]]
+)
 def test_a_stage_alone_trains_the_same_model(tiny, traced, stage):
     agree(climbed(tiny("naive", stage)), climbed(tiny("naive")), TOLERANCE[stage])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["compile", "chunked_loss", "checkpointing"])
 def test_the_gradients_of_the_compiled_model_are_the_eager_ones(tiny, traced, stage):
     """In float32, in which nothing hides behind rounding, and with padding."""
@@ -213,6 +216,7 @@ def test_lazy_metrics_reads_no_loss_in_a_step(tiny):
     assert reads[0] - reads[1] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage, workers", [("naive", 0), ("loader", 2)])
 def test_loader_cuts_batches_in_worker_processes_and_leaves_the_generator_alone(tiny, stage, workers):
     config = tiny("naive", stage)
@@ -491,6 +495,7 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny):
     assert times["none"] == times["selective"] < times["every:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scope, checkpointing", [("model", "every:1"), ("model", "sqrt"), ("model", "selective"), ("block", "every:1")]
 )
@@ -638,6 +643,7 @@ def test_a_step_reads_no_output_of_a_step_before(tiny, tmp_path, monkeypatch, ke
     assert figures[0] == figures[1] and len(figures[0]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"dropout": 0.2}, {"checkpointing": "selective"}])
 def test_the_compiled_model_makes_no_tensor_on_the_host(tiny, monkeypatch, keys):
     """One would keep the compiler from recording CUDA graphs. The meta device stands in for a GPU."""

@@ -17,7 +17,7 @@ from processes import python, script, work
 import train
 from lab import pages, show
 from lab.link import OPTIONS, standalone
-from nanoladder.config import stage_names, stage_path
+from nanoladder.config import stage_names
 from nanoladder.config.stages import needs_several, stage_below
 from nanoladder.run import load_config
 
@@ -127,9 +127,8 @@ def take_along(stage, folder, dense):
     return path, [dense / "train.bin", f"--vocab_size={vocab_size}", *(f"--{key}={TINY[key]}" for key in own)]
 
 
-@pytest.mark.parametrize(
-    "stage", [pytest.param(name, marks=[pytest.mark.slow] * ("compile" in stage_path(name))) for name in ALONE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ALONE)
 def test_all_programs_of_a_stage_train_alike_and_as_naive_does(stage, dense, naive, tmp_path):
     """train.py, the program shown, and the one that runs alone: bit for bit."""
     commands = []
