@@ -19,7 +19,6 @@ from nanoladder.parallel.group import (
     add,
     all_reduce_mean,
     already_printed,
-    broadcast_from_first,
     gather_objects,
     rank,
     require_agreement,

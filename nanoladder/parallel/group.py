@@ -91,14 +91,6 @@ def require_agreement(facts, what):
                 )
 
 
-def broadcast_from_first(make):
-    """Calls make(), which may take minutes, in rank 0 and returns its result in every process. Collective."""
-    values = [make() if rank() == 0 else None]
-    if world_size() > 1:
-        dist.broadcast_object_list(values, group=mesh().hosts)
-    return values[0]
-
-
 class LaggedMax:
     """Maximum over all processes of the numbers passed to the previous call, reduced while a step runs. Collective.
 

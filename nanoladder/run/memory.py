@@ -35,7 +35,8 @@ def resolve_micro_batch(config, device):
     if config.memory_gb and device.type != "cpu":
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size == "auto":
-        size, reason = parallel.broadcast_from_first(lambda: choose_micro_batch(config, device))
+        chosen = choose_micro_batch(config, device) if parallel.rank() == 0 else None
+        size, reason = parallel.gather_objects(chosen)[0]
         print(f"micro_batch_size={size}: {reason}", flush=True)
         return dataclasses.replace(config, micro_batch_size=size)
     if device.type == "cpu" and parallel.rank() == 0:

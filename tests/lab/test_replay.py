@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import flags, rows, saved, tiny
+from conftest import contents, flags, rows, saved, tiny
 
 import train
 from lab import replay
@@ -40,33 +40,16 @@ def spoiled(at_step):
 DIVERGING = {"learning_rate": 1e19, "min_lr": 1e19, "warmup_steps": 0, "dropout": 0.1, "save_interval": 1}
 
 
-def contents(config):
-    return {path: path.read_bytes() for path in Path(config.out_dir).iterdir()}
-
-
-def command_of(line):
-    """The words of the command that a fault names."""
-    *_, python, m, module = (words := shlex.split(line.rpartition("To find its origin: ")[2]))[:3]
-    assert (python, m, module) == ("python", "-m", "lab.replay")
-    return words[3:]
-
-
-def check_replay(fault, output):
-    """Asserts that the output of a replay is of the step that a fault names, and has the same numbers."""
-    step, loss, norm = re.search(r"stopped at step (\d+): loss (\S+), gradient norm (\S+),", fault).groups()
-    assert int(step) > 1
-    assert f"step {step}: loss {loss}, gradient norm {norm}, learning rate 1e+19" in output
-    assert re.search(r"replaying steps \d+ to \d+, from step \d+", output)
-    assert re.search(r"not finite in the backward: (?!nothing)", output)
-
-
 def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(config, run_main):
     fault = run_main(train.main, *words(config, **DIVERGING)).code
-    files = contents(config)
-    result = run_main(replay.main, *command_of(fault))
-    assert result.code == 0
-    check_replay(fault, result.out)
-    assert contents(config) == files
+    files = contents(Path(config.out_dir))
+    _, _, module, *command = shlex.split(fault.rpartition("To find its origin: ")[2])
+    result = run_main(replay.main, *command)
+    assert result.code == 0 and module == "lab.replay" and contents(Path(config.out_dir)) == files
+    step, loss, norm = re.search(r"stopped at step (\d+): loss (\S+), gradient norm (\S+),", fault).groups()
+    assert f"step {step}: loss {loss}, gradient norm {norm}, learning rate 1e+19" in result.out
+    assert re.search(r"replaying steps \d+ to \d+, from step \d+", result.out)
+    assert re.search(r"not finite in the backward: (?!nothing)", result.out)
 
 
 @pytest.mark.parametrize(

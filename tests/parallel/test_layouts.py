@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
 TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"pipeline_parallel": 2}
+INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
@@ -45,21 +46,8 @@ TWO = {
     "context matmul": {**CONTEXT, "attention": "matmul", "context_length": 30, "checkpointing": "sqrt"},
     "context compiled": {**CONTEXT, "compile": True, "n_layer": 1, "attention": "sdpa"},
     "pipeline": {**PIPELINE, **PARTS, "data": "documents", "sample_interval": 6, "lazy_metrics": True},
-    "pipeline interleaved": {
-        **PIPELINE,
-        **PARTS,
-        "pipeline_schedule": "interleaved",
-        "n_layer": 5,
-        "checkpointing": "sqrt",
-    },
-    "pipeline odd": {
-        **PIPELINE,
-        "n_layer": 3,
-        "batch_size": 6,
-        "micro_batch_size": 2,
-        "pad_vocab_to": 48,
-        "bias": True,
-    },
+    "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "checkpointing": "sqrt"},
+    "pipeline odd": {**PIPELINE, "n_layer": 3, "batch_size": 6, "micro_batch_size": 2, "pad_vocab_to": 48},
     "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
     "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
     "sgd": {**SGD, "shard": "full"},
