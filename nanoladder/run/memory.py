@@ -159,13 +159,9 @@ def explain(reason, config, device):
     if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
         return
     print(f"error: out of memory: {reason}", file=sys.stderr)
-    try:
-        available = available_bytes(config, device)
-    except RuntimeError as error:  # not even CUDA's context fits
-        print(f"{summary(error)}: end other processes on the GPU, or choose another --device", file=sys.stderr)
-        return
-    for line in advise(config, device, available):
-        print(line, file=sys.stderr)
+    with contextlib.suppress(RuntimeError):  # if not even CUDA's context fits
+        for line in advise(config, device, available_bytes(config, device)):
+            print(line, file=sys.stderr)
 
 
 def advise(config, device, available):
