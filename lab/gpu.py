@@ -176,11 +176,10 @@ def summary(parts, folder, state):
     """The lines of all parts, and those that say what is wrong: {part: its state} of those that had their turn."""
     lines, wrong = [], []
     for part in parts:
-        said, faults = found(folder, part.name)
-        lines += [f"{part.name}: {state.get(part.name, 'not started')}", *(f"  {line}" for line in said if line)]
-        wrong += [f"{part.name}, {fault}" for fault in faults]
-        if state.get(part.name, "").startswith("failed"):
-            wrong.append(f"{part.name}: {state[part.name]}")
+        now = state.get(part.name, "not started")
+        said, faults = found(folder, part.name) if not now.startswith("skipped") else ([], [])
+        lines += [f"{part.name}: {now}", *(f"  {line}" for line in said if line)]
+        wrong += [f"{part.name}, {fault}" for fault in faults] + [f"{part.name}: {now}"] * now.startswith("failed")
     return [*lines, *(f"WRONG: {fault}" for fault in wrong), *([] if wrong else ["nothing is wrong"])], wrong
 
 

@@ -147,12 +147,6 @@ def test_nanogpt_reads_no_documents(given, documents, run_script):
         run_script(given(3, dataset=str(documents)))
 
 
-def test_another_script_is_named(given, run_script, checkout):
-    (checkout / "train.py").write_text("print('iter 0: loss 1.0')\n")
-    with pytest.raises(BadInput, match=r"train.py ended before it had taken 3 steps; expected nanoGPT's train.py"):
-        run_script(given(3))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 def test_hugging_faces_trainer_has_the_losses_of_this_loop(bias, given):
