@@ -5,10 +5,12 @@ import html
 import re
 from functools import cache
 
+from pygments.lexers import PythonLexer
+from pygments.token import STANDARD_TYPES
+
 from lab import pages
 from lab.link import standalone
 from nanoladder.config import stage_names
-from nanoladder.errors import BadInput
 
 MARKS = {"+": "ins", "-": "del", " ": "div"}  # elements of a diff's lines, by the sign
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
@@ -23,12 +25,7 @@ def highlight(stage):
 
 
 def highlighted(source):
-    """Returns the lines of a source as HTML. Raises BadInput if Pygments is missing."""
-    try:
-        from pygments.lexers import PythonLexer
-        from pygments.token import STANDARD_TYPES
-    except ModuleNotFoundError:
-        raise BadInput("html needs Pygments: .venv/bin/python -m pip install Pygments") from None
+    """Returns the lines of a source as HTML."""
     lines = [""]
     for token, text in PythonLexer(stripnl=False).get_tokens(source):
         short = STANDARD_TYPES[token]
