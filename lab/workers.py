@@ -13,7 +13,8 @@ from torch.distributed import TCPStore
 
 OUTPUTS = "stdout", "stderr"
 
-torch.multiprocessing.set_forkserver_preload(["torch._inductor.compile_fx", "lab.equal_worker"])
+DISTRIBUTED = [f"torch.distributed.{name}" for name in ("fsdp", "tensor.parallel", "pipelining")]
+torch.multiprocessing.set_forkserver_preload(["torch._inductor.compile_fx", *DISTRIBUTED, "lab.equal_worker"])
 
 
 def run(function, *args, n, folder, seconds=3600):
