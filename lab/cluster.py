@@ -203,8 +203,7 @@ def row(layout, step, n_gpus, flops):
 
 def main(argv):
     usage = "python -m lab.cluster config/x.py [more.py ...] [--gpus=8] [--memory_gb=80] [--key=value ...]"
-    description = "Predicts a config's fastest layouts on GPUs."
-    parser = Parser(prog="python -m lab.cluster", usage=usage, description=description, allow_abbrev=False)
+    parser = Parser(prog="python -m lab.cluster", usage=usage, allow_abbrev=False)
     parser.add_argument("--gpus", type=int, default=8, help="processes, eight to a node (default: %(default)s)")
     parser.add_argument("--memory_gb", type=float, default=80, help="of a GPU, in 1e9 bytes (default: %(default)s)")
     options, words = parser.parse_known_args(argv)
