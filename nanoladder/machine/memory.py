@@ -41,8 +41,8 @@ def free_memory(device):
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     try:
         free = proc_bytes("/proc/meminfo", "MemAvailable")
-    except OSError:  # not Linux
-        return installed_memory()
+    except OSError:  # not Linux: all that is installed, which Windows does not say this way
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
     with contextlib.suppress(OSError, ValueError):  # a container's limit; "max" means none
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
@@ -53,15 +53,6 @@ def free_memory(device):
         if most != resource.RLIM_INFINITY:
             free = min(free, most - proc_bytes("/proc/self/status", field))
     return max(0, free)
-
-
-def installed_memory():
-    """Bytes of memory that this machine has."""
-    if sys.platform != "win32":
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    kib = ctypes.c_ulonglong()
-    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kib))
-    return kib.value * 1024
 
 
 def limit_memory(device, size):

@@ -48,7 +48,6 @@ def choices(config, device):
         "loss": loss(config),
         "optimizer": optimizer(config, device),
         "compile": "off",
-        "memory": memory(config, device),
     }
     if lacking := machine.lacks(device):
         chosen["no effect"] = lacking
@@ -133,13 +132,3 @@ def optimizer(config, device):
     if config.optimizer == "adamw8bit" and device.type == "cpu" and not config.compile:
         text += "; eager on a CPU, its update takes longer than the rest of a small model's step"
     return text
-
-
-def memory(config, device):
-    if not config.keep_memory:
-        return "freed memory returns to the system"
-    if device.type == "cuda":
-        return "freed memory is kept, in expandable segments"
-    if machine.GLIBC and device.type == "cpu":
-        return "freed memory is kept, by glibc's mallopt"
-    return f"keep_memory does nothing here: it needs {'CUDA' if device.type == 'mps' else 'glibc or CUDA'}"

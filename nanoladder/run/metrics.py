@@ -82,7 +82,6 @@ class Metrics:
         self.config = config
         self.folder = Path(config.out_dir)
         self.path = self.folder / "metrics.jsonl"
-        self.behind = False  # True while the file lacks rows
         try:
             self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
             self.write_all()
@@ -107,17 +106,12 @@ class Metrics:
         self.bar.set_postfix_str(line.partition("  ")[2])
 
     def append(self, row):
-        """Appends a row to the file. If that fails, training continues and the next call writes all missing rows."""
+        """Appends a row to the file. If that fails, training continues: the file is written anew at the end."""
         try:
-            if self.behind:
-                self.write_all()
-            else:
-                with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-            self.behind = False
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
         except OSError as error:
-            tqdm.write(f"warning: {self.path.name} is behind: {error}", file=sys.stderr)
-            self.behind = True
+            tqdm.write(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
 
     def write_all(self):
         files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
@@ -134,5 +128,8 @@ class Metrics:
             except OSError as error:
                 print(f"warning: cannot write loss.png: {error}", file=sys.stderr)
         self.tracker.finish(failed=failure is not None)
-        if self.behind and failure is None:
-            sys.exit(f"error: {self.path} lacks rows up to step {self.rows[-1]['step']}, which could not be written")
+        try:
+            self.write_all()
+        except OSError as error:
+            line = f"error: {self.path} lacks rows, which could not be written: {error}"
+            sys.exit(line) if failure is None else print(line, file=sys.stderr)

@@ -137,7 +137,7 @@ def test_the_header_says_what_mps_lacks(monkeypatch):
     chosen = header.choices(tiny(vocab_size=17, compile=True, keep_memory=True, dtype="auto"), MPS)
     assert chosen["device"] == "Apple M4, 10 GPU cores"
     assert chosen["dtype"] == "float32 (half precision is no faster on most of Apple's GPUs)"
-    assert "need CUDA" in chosen["no effect"] and "does nothing" in chosen["memory"]
+    assert "keep_memory and CUDA graphs: they need CUDA" in chosen["no effect"]
     assert "Metal" in chosen["compile"] and "prototype" in chosen["compile"]
 
 

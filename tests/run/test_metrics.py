@@ -101,3 +101,15 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
     train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
     timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
     assert timed == [pytest.approx(1000)] * 4
+
+
+def test_rows_that_could_not_be_written_are_there_at_the_end(config, monkeypatch, capsys):
+    def log(self, row):
+        self.path = self.folder / ("nowhere/x" if row["step"] == 3 else "metrics.jsonl")
+        append(self, row)
+
+    append = metrics.Metrics.append
+    monkeypatch.setattr(metrics.Metrics, "append", log)
+    train.train(config)
+    assert "lacks step 3: [Errno 2]" in capsys.readouterr().err
+    assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
