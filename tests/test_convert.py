@@ -115,19 +115,3 @@ def test_a_run_without_a_tokenizer(trained, tmp_path, run_main):
     result = run_main(convert.main, f"--out_dir={tmp_path}", f"--output={tmp_path}/hf")
     assert result.code == 0 and "no tokenizer" in result.out
     assert not list((tmp_path / "hf").glob("tokenizer*"))
-
-
-@pytest.mark.parametrize(
-    "words, named",
-    [
-        (["--output=new"], ["out_dir=nowhere", "no such folder"]),
-        ([], ["--output"]),
-        (["--output=new", "--to=gguf"], ["gguf", "hf"]),
-        (["--output=new", "--checkpoint=newest"], ["newest", "best"]),
-    ],
-    ids=str,
-)
-def test_bad_options(words, named, tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    line = refused(convert.main, "--out_dir=nowhere", *words)
-    assert all(word in line for word in named) and not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import ROOT, flags, rows, tiny, weights
+from conftest import ROOT, rows, tiny, weights
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
@@ -62,10 +62,3 @@ def test_the_preset_has_the_recipe_that_it_names(monkeypatch):
     config = load_config([str(PRESET)])
     assert config.batch_size * config.context_length == 32 * 1024 and config.max_steps == 20
     assert {train.learning_rate(step, config) for step in range(1, 21)} == {3e-5}
-
-
-@pytest.mark.parametrize("name", ["hf:no/such/folder", "no/such/last.safetensors"])
-def test_a_missing_model_is_refused_before_anything_else(name, dense, tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(train, "set_up", lambda config: pytest.fail("begun"))
-    line = refused(train.main, *flags(init_from=name, dataset=dense, out_dir=tmp_path / "run"))
-    assert name in line and not (tmp_path / "run").exists()

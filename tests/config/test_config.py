@@ -71,10 +71,6 @@ def test_expressions_see_earlier_keys_and_the_command_line(file):
     assert load_config([path, "--n_head=1"]).batch_size == 2
 
 
-def test_an_expression_sees_the_files_before(file):
-    assert load_config([file("n_layer = 3", "a.py"), file("n_head = n_layer", "b.py")]).n_head == 3
-
-
 def test_the_low_memory_preset_scales_gpt2s_learning_rate_by_the_square_root():
     words = [str(config.STAGES_DIR.parent / "gpt2_low_memory.py")]
     gpt2 = load_config([str(config.STAGES_DIR.parent / "gpt2.py")])

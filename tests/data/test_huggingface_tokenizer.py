@@ -63,18 +63,6 @@ def test_any_text_has_the_same_ids(pair, text):
     assert theirs.decode(ids, skip_special_tokens=False) == ours.decode(ids)
 
 
-@pytest.mark.slow
-def test_every_character_has_the_same_ids(pair):
-    """The Unicode tables of two regex engines: which characters are letters, numbers and space."""
-    ours, theirs = pair
-    assigned = [*range(0xD800), *range(0xE000, 0x34000), *range(0xE0000, 0xE0200)]  # private planes, nothing beyond
-    texts = [
-        "".join(f"{chr(code)}a {chr(code)}" for code in assigned[i : i + 999]) for i in range(0, len(assigned), 999)
-    ]
-    for text, encoded in zip(texts, theirs.encode_batch(texts), strict=True):
-        assert encoded.ids == encode(ours, text)
-
-
 def ranks_and_text():
     """Tokens in any order, most of which no merges make, and a text of the same letters."""
     tokens = st.lists(st.text("ab", min_size=2, max_size=6), unique=True, max_size=12)

@@ -123,9 +123,6 @@ def test_a_dataset_replaces_no_run_s_tokenizer(trained, tmp_path):
     assert contents(tmp_path / "run") == before
 
 
-# -- splits
-
-
 # -- the datasets
 
 

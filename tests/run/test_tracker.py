@@ -1,7 +1,6 @@
 """wandb gets the config and every row; whatever it does, the run goes on."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -59,22 +58,12 @@ def test_wandb_that_fails_is_a_warning(trouble, misbehave, wandb, config, run_ma
     assert result.err.count("warning: wandb failed, but training goes on") == 1
 
 
-def run_python(config, folder, **environment):
-    folders = {f"WANDB_{kind}_DIR": str(folder / "wandb") for kind in ("DATA", "CACHE", "CONFIG")}
-    code = "import train; from nanoladder.run import tracker; tracker.TIMEOUT = 1; train.main"
-    code += f"({flags(**vars(config))!r})"
-    environment = {**os.environ, **folders, **environment}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
 @pytest.mark.slow
-def test_wandb_for_real_offline_and_with_a_server_that_never_answers(config, tmp_path):
-    result = run_python(config, tmp_path, WANDB_MODE="offline")
+def test_wandb_for_real_offline(config, tmp_path):
+    folders = {f"WANDB_{kind}_DIR": str(tmp_path / "wandb") for kind in ("DATA", "CACHE", "CONFIG")}
+    environment = {**os.environ, **folders, "WANDB_MODE": "offline"}
+    command = [sys.executable, "train.py", *flags(**vars(config))]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0 and "wandb sync" in result.stdout and result.stderr == "", result.stderr
     assert list(Path(config.out_dir, "wandb", "latest-run").glob("run-*.wandb"))
-    again = replace(config, out_dir=f"{config.out_dir} 2")
-    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and that is all
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        result = run_python(again, tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY="0" * 40)
-    assert result.returncode == 0 and "wandb failed" in result.stderr, result.stderr
-    assert len(rows(config)) == len(rows(again)) == 6
+    assert len(rows(config)) == 6
