@@ -11,7 +11,6 @@ from conftest import ROOT, rows, saved, tiny
 
 import sample
 import train
-from data.shakespeare import prepare as shakespeare
 from nanoladder import entry
 
 FULL = "/dev/full"
@@ -52,20 +51,6 @@ def test_ctrl_c_is_one_line_while_a_script_imports_and_later(code):
 def test_an_unknown_option_is_refused_with_the_nearest(word, near, refused):
     line = refused(sample.main, word)
     assert f"{word}, did you mean {near!r}?; --help" in line
-
-
-@pytest.mark.parametrize(
-    "main, word",
-    [
-        (sample.main, "--zzz"),
-        (sample.main, "--output"),
-        (shakespeare.main, "--output"),  # of --input it has the dashes, and put
-        (train.main, "--mode=x"),  # of compile_mode only a half
-        (train.main, "config/no_such.py"),  # of any other only the folder and .py
-    ],
-)
-def test_a_word_that_is_near_no_valid_one_is_refused_without_a_question(main, word, refused):
-    assert "did you mean" not in refused(main, word)
 
 
 def test_each_line_is_passed_on_at_once(tmp_path, monkeypatch):

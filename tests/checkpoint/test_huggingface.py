@@ -154,17 +154,13 @@ REFUSED = [
     (change_config(activation_function="gelu"), ['activation_function="gelu"', '"gelu_new" or "gelu_pytorch_tanh"']),
     (change_config(layer_norm_epsilon=1e-6), ["layer_norm_epsilon=1e-06", "expected 1e-05"]),
     (change_config(n_layer=3), ["it has no 'h.2.ln_1.weight'"]),
-    (change_config(n_layer=1), ["does not have", "h.1."]),
     (change_config(n_head=3), ["n_head=3"]),
     (change_config(n_embd=18), ["wte.weight is (57, 16)"]),
-    (change_config(n_layer="2"), ["n_layer='2'", "a whole number"]),
     (change_tensors(**{"transformer.ln_f.bias": None}), ["it has no 'ln_f.bias'"]),
     (change_tensors(**{"transformer.h.1.mlp.c_fc.weight": torch.zeros(64, 16)}), ["h.1.mlp.c_fc.weight is (16, 64)"]),
     (change_tensors(**{"score.weight": torch.zeros(2, 16)}), ["does not have, such as score.weight"]),
     (change_tensors(**{"lm_head.weight": torch.zeros(57, 16)}), ["lm_head.weight differs"]),
     (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
-    (lambda folder: (folder / "config.json").write_text("[]"), ["a folder of config.json"]),
-    (lambda folder: (folder / "model.safetensors").write_text("x" * 1000), ["a folder of config.json"]),
     (lambda folder: (folder / "model.safetensors").rename(folder / "x.bin"), ["it has no model.safetensors"]),
 ]
 

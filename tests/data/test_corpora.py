@@ -206,14 +206,6 @@ def test_a_corpus_that_vanishes_midway_is_one_line(small_blocks, tmp_path):
     assert str(paths[1]) in line and contents(tmp_path / "out") == {}
 
 
-def test_text_beside_records_is_refused(tmp_path):
-    write_lines(tmp_path / "b.jsonl", ["two", "three"])
-    options = ["--input", str(tmp_path), f"--out_dir={tmp_path / 'out'}"]
-    assert "--documents=files" in refusal(own_text.main, [*options, "--documents=files"])
-    (tmp_path / "a.txt").write_text("one")
-    assert "a.txt is text" in refusal(own_text.main, options)
-
-
 # -- streams of the hub, here local files that `datasets` streams
 
 

@@ -52,9 +52,6 @@ def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, document
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (lambda f: (f / "train.bin").unlink(), ["no train.bin", "prepare"]),
-        (lambda f: (f / "val.bin").unlink(), ["val.bin", "cannot be read"]),
-        (lambda f: flip(f / "val.bin", 9), ["val.bin", "is not the file that meta.json"]),
         (lambda f: (f / "meta.json").write_text('{"format_version": 4}'), ["meta.json", "format 4", "expected 3"]),
         (lambda f: (f / "meta.json").write_text("[1]"), ["meta.json", "prepare it again"]),
         (lambda f: (f / "meta.json").unlink(), ["no meta.json", "--vocab_size"]),

@@ -234,12 +234,10 @@ def test_shakespeare_is_downloaded_checked_or_a_copy(tmp_path, monkeypatch):
         (python_stdlib, ["--tokenizer=bpe:12"], "bpe:12"),
         (own_text, [], "--input"),
         (own_text, ["--input", "no/such/file"], "no/such/file"),
-        (own_text, ["--input", "x", "--val_fraction=1.5"], "val_fraction"),
         (own_text, ["--input", "LATIN"], "latin.txt: not text"),
         (shakespeare_char, ["--input=no/such/file"], "no/such/file"),
         (shakespeare_char, ["--input", "EMPTY"], "the text is empty"),
         (openwebtext, ["--tokenizer=char"], "--tokenizer=char"),
-        (openwebtext, ["--limit_tokens=1B"], "invalid float value: '1B'"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_exit_code_2(dataset, options, fragment, folder, tmp_path, refused):

@@ -130,38 +130,6 @@ def test_logits_that_are_not_finite_are_an_error():
 # -- drawing
 
 
-def drawn(probabilities, n=400, **options):
-    sampling, generator = Sampling(**options), torch.Generator().manual_seed(0)
-    logits = torch.tensor(probabilities).log()
-    tokens = [int(draw(logits.clone(), sampling, generator)) for _ in range(n)]
-    return [tokens.count(token) / n for token in range(len(probabilities))]
-
-
-PROBABILITIES = [0.15, 0.5, 0.05, 0.3]
-
-
-@pytest.mark.parametrize(
-    "options, allowed",
-    [
-        ({}, {0, 1, 2, 3}),
-        ({"top_k": 2}, {1, 3}),
-        ({"top_p": 0.49}, {1}),
-        ({"top_p": 0.79}, {1, 3}),
-        ({"top_p": 0.6, "top_k": 3}, {1, 3}),
-        ({"top_k": 2, "top_p": 0.6}, {1}),  # of the two that are left, the first has 0.625
-        ({"temperature": 0}, {1}),
-    ],
-    ids=str,
-)
-def test_which_tokens_can_be_drawn(options, allowed):
-    shares = drawn(PROBABILITIES, **options)
-    assert {token for token, share in enumerate(shares) if share} == allowed
-    total = sum(PROBABILITIES[token] for token in allowed)
-    if options.get("temperature", 1):
-        expected = [PROBABILITIES[token] / total if token in allowed else 0 for token in range(4)]
-        assert shares == pytest.approx(expected, abs=0.08)
-
-
 def candidates(logits, sampling):
     """{token: weight} of the tokens that can be drawn."""
     found = []

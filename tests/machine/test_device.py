@@ -230,12 +230,6 @@ def test_rocm_is_named(gpu):
     assert machine.lacks(CUDA) == ""
 
 
-def test_a_cpu_that_emulates_bfloat16_says_so(monkeypatch):
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
-    text = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CPU)["dtype"]
-    assert text == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float32)"
-
-
 @pytest.mark.parametrize(
     "load, environment, processes, fragment",
     [
