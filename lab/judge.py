@@ -7,6 +7,7 @@ Their first losses must be equal. Then they take turns, in rounds (rounds.py): a
 alternates. The changes from round to round give an effect and its interval.
 """
 
+import contextlib
 import functools
 import signal
 import statistics
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from lab import tables
 from lab.launch import run_command
-from lab.results import ROOT, default_folder, write
+from lab.results import ROOT, code_hash, default_folder, resume, write
 from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
 from lab.versions import check_out
 from nanoladder.config import parse_arguments
@@ -82,12 +83,14 @@ def judge(options, config_words):
         folder = Path(folder).resolve()
         names = check_out(folder, options.against, paths)
         ask = functools.partial(measure, folder, names, words)
-        results = {"names": names, "machine": ask("other", "machine"), "config": words, "examined": {}, "rounds": []}
-        path = Path(options.out_dir or default_folder(results), f"judge-{options.metric}.json")
-        write(path.parent, {path.name: results})  # in case that it cannot be written
+        code = {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}
+        conditions = {"names": names, "code": code, "machine": ask("other", "machine"), "config": words}
+        path = Path(options.out_dir or default_folder(conditions), f"judge-{options.metric}.json")
+        results, save = begun(path, conditions), lambda: write(path.parent, {path.name: results})
+        save()  # in case that it cannot be written
         effects = {}
         try:
-            effects = compare(options, config, ask, results)
+            effects = compare(options, config, ask, results, save)
             verdict = decide(METRICS[options.metric], effects[options.metric])
         except Wrong as reason:
             verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
@@ -96,6 +99,15 @@ def judge(options, config_words):
         print(tables.texts({METRICS[name].heading: row(name, results, effects[name]) for name in effects}))
     print(f"written: {path}\n{verdict['text']}")
     return EXIT_CODES[verdict["kind"]]
+
+
+def begun(path, conditions):
+    """The results of an interrupted judgment of the same versions, which goes on, or new ones."""
+    new = {"examined": {}, "rounds": []}
+    with contextlib.suppress(BadInput):
+        if "verdict" not in (results := resume(path, conditions, new)):
+            return results
+    return {**conditions, **new}
 
 
 def inside(path):
@@ -115,26 +127,29 @@ def measure(folder, names, words, side, measurement, *more):
     raise BadInput(f"{names[side]} cannot run this config, or is too old for the lab/ of this version: {reason}")
 
 
-def compare(options, config, ask, results):
+def compare(options, config, ask, results, save):
     """{metric: Effect} on what decides and, if that is the speed, on the memory. Adds what it measures to the results.
 
+    save: writes them, after each round.
     Takes rounds up to the look at which there is an effect or nothing has changed, or up to the last one. Raises Wrong
     if the versions do not train the same.
     """
     effects, metric, looks = {}, METRICS[options.metric], plan_looks(options.rounds)
     if options.metric != "loss":
-        examined = results["examined"] = {side: ask(side, "examine") for side in SIDES}
+        examined = results["examined"] = results["examined"] or {side: ask(side, "examine") for side in SIDES}
         if wrong := tables.difference(examined["this"]["losses"], examined["other"]["losses"]):
             raise Wrong(wrong)
         effects["memory"] = effect_on_memory(config, *(examined[side]["memory"]["peak"] for side in SIDES))
     if options.metric == "memory":
         return effects
     for number in tqdm(range(1, max(looks) + 1), unit="round"):
-        seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
-        measured = {side: ask(side, metric.measurement, *seed) for side in order(number)}
-        if seed:
-            require_comparable(measured, *seed)
-        results["rounds"].append(measured)
+        if number > len(results["rounds"]):
+            seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
+            measured = {side: ask(side, metric.measurement, *seed) for side in order(number)}
+            if seed:
+                require_comparable(measured, *seed)
+            results["rounds"].append(measured)
+            save()
         if number in looks:
             found = effect(metric.change, values(options.metric, results), looks[number])
             if found.seen or not any(found.changes):

@@ -116,9 +116,9 @@ def commit():
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
-def code_hash(root=ROOT):
-    """Eight hexadecimal digits of the names and contents of MEASURED_CODE."""
+def code_hash(root=ROOT, patterns=MEASURED_CODE):
+    """Eight hexadecimal digits of the names and contents of the files of these patterns."""
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in MEASURED_CODE for path in root.glob(pattern)):
+    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]

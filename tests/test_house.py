@@ -39,7 +39,7 @@ BUDGETS = {
     "nanoladder/parallel/*.py": 1012,
     "nanoladder/machine/*.py nanoladder/kernels/*.py": 840,
     "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1000,
-    "lab/**/*.py": 6983,
+    "lab/**/*.py": 6998,
     "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
     "tests/**/*.py": 13090,
 }

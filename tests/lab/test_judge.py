@@ -192,6 +192,22 @@ def test_this_version_that_fails_is_wrong_and_the_other_is_bad_input(planted, re
         planted(answer)
 
 
+def test_an_interrupted_judgment_goes_on_and_a_finished_one_begins_again(planted):
+    def answer(side, measurement, _):
+        asked.append(measurement)
+        if len(asked) == 7:
+            raise KeyboardInterrupt
+        return EXAMINED if measurement == "examine" else {"seconds": 1.0 + len(asked)}
+
+    asked = []
+    with pytest.raises(KeyboardInterrupt):
+        planted(answer, "--rounds=6")
+    assert len(planted(answer, "--rounds=6")[1]["rounds"]) == 6
+    assert asked == ["examine"] * 2 + ["time"] * (5 + 8)  # two rounds and a half, then the other four
+    planted(answer, "--rounds=6")
+    assert asked[15:] == ["examine"] * 2 + ["time"] * 12
+
+
 # -- the two versions
 
 
