@@ -37,11 +37,11 @@ BUDGETS = {
     "nanoladder/data/*.py": 1500,
     "nanoladder/checkpoint/*.py": 890,
     "nanoladder/parallel/*.py": 1012,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 840,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 875,
     "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1000,
     "lab/**/*.py": 6998,
     "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
-    "tests/**/*.py": 13090,
+    "tests/**/*.py": 13140,
 }
 
 

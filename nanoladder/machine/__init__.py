@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, precision, memory. Not here: anything that depends on a model or a run."""
+"""Hardware and its settings: device, load, precision, memory. Not here: anything that depends on a model or a run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,
@@ -12,6 +12,7 @@ from nanoladder.machine.device import (
     lacks,
     peak_flops,
 )
+from nanoladder.machine.load import Load
 from nanoladder.machine.memory import (
     GLIBC,
     free_memory,

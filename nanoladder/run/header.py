@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,8 @@ SHARDED = {
 }
 
 
-def print_header(config, model, dataset, device):
-    """Prints the header. model: a GPT; dataset: a Dataset."""
+def print_header(config, model, dataset, device, load):
+    """Prints the header. model: a GPT; dataset: a Dataset; load: a machine.Load of the time since the start."""
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(model) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -33,7 +32,7 @@ def print_header(config, model, dataset, device):
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
         **choices(config, device),
-        **busy(device),
+        **busy(device, load),
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
@@ -75,20 +74,18 @@ def processes(config):
     return chosen
 
 
-def busy(device):
-    """Returns {name: a faster setting} if the last minute's load leaves fewer CPUs than there are threads; else {}.
+def busy(device, load):
+    """Returns {name: a faster setting} if other programs leave fewer CPUs than this one, alone, has threads; else {}.
 
     The threads wait for each other at the end of every operation, each on a CPU that another program could use.
     """
-    if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or sys.platform == "win32":
-        return {}
-    free, n_threads = os.cpu_count() - os.getloadavg()[0], torch.get_num_threads()
+    free, n_threads = load.free_cpus(), torch.get_num_threads()
     n = max(1, round(min(free, n_threads)))
-    if n == n_threads:
+    if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or n == n_threads:
         return {}
     return {
-        "busy": f"the last minute's load leaves {max(0, free):.1f} CPUs to {n_threads} threads; if it lasts, faster "
-        f"with OMP_WAIT_POLICY=passive python train.py ..., bit for bit the same, or with OMP_NUM_THREADS={n}"
+        "busy": f"other programs leave {free:.1f} CPUs to {n_threads} threads: faster now with OMP_WAIT_POLICY=passive "
+        f"python train.py ..., bit for bit the same, or with OMP_NUM_THREADS={n}"
     }
 
 

@@ -230,26 +230,6 @@ def test_rocm_is_named(gpu):
     assert machine.lacks(CUDA) == ""
 
 
-@pytest.mark.parametrize(
-    "load, environment, processes, fragment",
-    [
-        (7.0, {}, 1, "leaves 1.0 CPUs to 4 threads; if it lasts, faster with OMP_WAIT_POLICY=passive"),
-        (5.2, {}, 1, "or with OMP_NUM_THREADS=3"),
-        (4.1, {}, 1, None),
-        (7.0, {}, 2, None),  # torchrun's, which take the CPUs from each other
-        (7.0, {"OMP_WAIT_POLICY": "passive"}, 1, None),
-    ],
-)
-def test_a_faster_setting_is_named_on_a_busy_machine(load, environment, processes, fragment, monkeypatch):
-    monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0, 0))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(parallel, "world_size", lambda: processes)
-    said = header.busy(CPU)
-    assert (fragment in said["busy"]) if fragment else said == {}
-
-
 @pytest.mark.slow
 def test_a_cpu_whose_bfloat16_is_forbidden_to_onednn_takes_float32():
     code = "import torch; from nanoladder import machine; print(machine.choose_dtype('auto', torch.device('cpu')))"

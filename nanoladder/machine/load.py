@@ -1,0 +1,35 @@
+"""CPU time that other programs take from this one."""
+
+import contextlib
+import math
+import os
+import time
+from pathlib import Path
+
+
+class Load:
+    """Measures, from its creation on, what other programs leave of the CPUs that this process may use."""
+
+    def __init__(self):
+        self.before = cpu_times()
+
+    def free_cpus(self):
+        """Number of CPUs that other programs do not keep busy; infinite where the system does not say."""
+        now = cpu_times()
+        if not (now and self.before):
+            return math.inf
+        idle, own, clock = (after - before for before, after in zip(self.before, now, strict=True))
+        return (idle + own) / clock
+
+
+def cpu_times():
+    """Seconds so far: of CPUs that are idle, or run niced programs, which give way; of this process; of the clock.
+
+    A process has those of its ended children. Returns None without Linux's /proc.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        lines = Path("/proc/stat").read_text().splitlines()
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        fields = [line.split() for line in lines if line.partition(" ")[0] in usable]
+        idle = sum(int(nice) + int(idle) + int(iowait) for _, _, nice, _, idle, iowait, *_ in fields)
+        return idle / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]), time.monotonic()
