@@ -84,8 +84,10 @@ def main(argv):
     home = os.getcwd()
     for name, job in jobs.items():
         special = job.get("rank_1", {}) if os.environ["RANK"] == "1" else {}
-        if "copy" in job and parallel.rank() == 0:
-            shutil.copytree(*job["copy"])
+        if "copy" in job:
+            if parallel.rank() == 0:
+                shutil.copytree(*job["copy"])
+            dist.barrier()  # the other looks for its config
         if "fault" in job:
             train.forward_backward = faulty(*job["fault"])
         os.chdir(special.get("cwd", job.get("cwd", home)))
