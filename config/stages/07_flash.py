@@ -5,7 +5,7 @@ the kernel, and the header says which; flash, cudnn and efficient force one of t
 Why: scores, mask, softmax and dropout are five passes over B · nh · T² numbers, which are kept for the backward.
 The fused kernel holds a tile in fast memory and recomputes it: memory grows with T, not with T².
 Cost: sums are taken in another order. The fused kernel of a CPU has no dropout: with dropout the matrix is back.
-Tried: on an EPYC with bfloat16 we lost: 2441 ms a step with the fused kernel, 2176 with the matrix; hence the next
+Tried: on an EPYC with bfloat16 we lost: 1982 ms a step with the fused kernel, 1716 with the matrix; hence the next
 stage.
 Source:
 - Dao et al. 2022, "FlashAttention": https://arxiv.org/abs/2205.14135
