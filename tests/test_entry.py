@@ -1,4 +1,4 @@
-"""Unknown options, and output that cannot be written: scripts end in a line or silently, and training goes on."""
+"""Output that cannot be written, and Ctrl-C: scripts end in a line or silently, and training saves."""
 
 import io
 import os
@@ -9,7 +9,6 @@ import sys
 import pytest
 from conftest import ROOT, rows, saved, tiny
 
-import sample
 import train
 from nanoladder import entry
 
@@ -43,14 +42,6 @@ def test_a_full_disk_is_one_line_and_a_pipe_that_nobody_reads_ends_a_script_sile
 def test_ctrl_c_is_one_line_while_a_script_imports_and_later(code):
     result = run(code, subprocess.DEVNULL)
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
-
-
-@pytest.mark.parametrize(
-    "word, near", [("--promt=x", "--prompt"), ("--num-samples", "--num_samples"), ("--out", "--out_dir")]
-)
-def test_an_unknown_option_is_refused_with_the_nearest(word, near, refused):
-    line = refused(sample.main, word)
-    assert f"{word}, did you mean {near!r}?; --help" in line
 
 
 def test_each_line_is_passed_on_at_once(tmp_path, monkeypatch):

@@ -126,26 +126,6 @@ def agree(a, b):
 # -- bad input
 
 
-REFUSED = [
-    (["--batch_tokens=0"], "batch_tokens: expected at least 1"),
-    (["--context_length=17"], "context_length"),
-    (["--stride=17"], "stride=17: expected 1 to context_length=16"),
-    (["--details"], "expected --output"),
-    (["--output=no/such/folder.json"], "expected a file in an existing folder"),
-    (["--dataset=nowhere"], "no train.bin"),
-    (["--tasks", "missing.jsonl"], f"no file missing.jsonl in {Path.cwd()}; expected a JSONL file, hellaswag or"),
-    (["--tasks", "hellaswagg"], "did you mean 'hellaswag'?"),
-    (["--download", "lamda"], "did you mean 'lambada'?"),
-    (["--out_dir=missing"], "no such folder"),
-    (["--tasks", "x.jsonl", "--split=train"], "split, stride: expected --dataset=NAME too"),
-]
-
-
-@pytest.mark.parametrize("words, expected", REFUSED)
-def test_bad_options_are_refused_in_one_line(words, expected, trained, refused):
-    assert expected in refused(evaluate.main, f"--out_dir={trained.out_dir}", "--device=cpu", *words)
-
-
 def test_a_public_task_goes_by_its_name_and_is_refused_with_its_source_if_it_is_missing(
     trained, tasks, report, refused, monkeypatch, tmp_path
 ):
@@ -155,21 +135,6 @@ def test_a_public_task_goes_by_its_name_and_is_refused_with_its_source_if_it_is_
     monkeypatch.setitem(PUBLIC, "lambada", lambada._replace(path=tmp_path / "lambada_test.jsonl"))
     line = refused(evaluate.main, *words)
     assert "--download lambada" in line and lambada.url in line and "lambada_test.jsonl" in line
-
-
-@pytest.fixture
-def bare(trained, tmp_path):
-    """A checkpoint without a tokenizer beside it."""
-    path = tmp_path / "bare" / "model.safetensors"
-    path.parent.mkdir()
-    path.write_bytes((Path(trained.out_dir) / "last.safetensors").read_bytes())
-    return path
-
-
-def test_a_model_without_tokenizer_can_be_evaluated_on_a_split_alone(bare, tasks, report, refused):
-    found, _ = report(f"--model={bare}")
-    assert len(found["results"]) == 1
-    assert "tasks need the model's tokenizer" in refused(evaluate.main, f"--model={bare}", "--tasks", tasks[0])
 
 
 def test_a_dataset_in_other_tokens_is_refused(trained, tmp_path, refused):

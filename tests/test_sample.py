@@ -81,11 +81,6 @@ def test_an_empty_prompt_begins_a_document(text):
     assert text("--temperature=0") == text("--prompt=\n", "--temperature=0")[1:]
 
 
-def test_a_character_that_the_tokenizer_does_not_know(trained, refused):
-    line = refused(sample.main, f"--out_dir={trained.out_dir}", "--prompt=the Ж")
-    assert "'Ж'" in line and "char" in line
-
-
 # -- the ends of a run
 
 
@@ -158,30 +153,6 @@ def test_ctrl_c_ends_a_sample_and_without_interactive_the_program(trained):
 
 
 # -- bad input
-
-# (words of the command line; parts of the one line that refuses them)
-REFUSED = [
-    ("--out_dir=nowhere", ["out_dir=nowhere", "no such folder"]),
-    ("--checkpoint=newest", ["checkpoint", "invalid choice"]),
-    ("--max_new_tokens=0", ["max_new_tokens", "at least 1"]),
-    ("--temperature=nan", ["temperature", "0 or more"]),
-    ("--top_p=1.1", ["top_p", "up to 1"]),
-    ("--device=tpu", ["device=tpu", "auto, cpu, cuda"]),
-    ("--seed=-1", ["seed", "0 or more"]),
-    ("--compile=maybe", ["compile", "True", "False"]),
-    ("--prompt_file=nowhere", ["nowhere", "No such file"]),
-    ("--interactive --prompt=a", ["interactive: expected no prompts"]),
-]
-
-
-def test_a_checkpoint_beside_a_model_is_refused(refused):
-    assert "--checkpoint=last is of a run" in refused(sample.main, "--model=hf:gpt2", "--checkpoint=last")
-
-
-@pytest.mark.parametrize("words, named", REFUSED)
-def test_bad_options(words, named, trained, refused):
-    line = refused(sample.main, f"--out_dir={trained.out_dir}", *words.split())
-    assert all(part in line for part in named), line
 
 
 def test_prompts_that_are_no_text(trained, refused, stdin, tmp_path):

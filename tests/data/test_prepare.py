@@ -11,12 +11,11 @@ import pytest
 from conftest import contents, needs_rustbpe, refusal
 from processes import python
 
-from data.openwebtext import prepare as openwebtext
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
-from nanoladder.data import corpus, writer
+from nanoladder.data import writer
 from nanoladder.data.corpus import Texts
 from nanoladder.data.meta import sample_digest
 from nanoladder.data.tokenizer import EVERY_CHARACTER, load_tokenizer, make_encoding
@@ -97,13 +96,6 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(n_vocab, dtype, tmp_path, monke
     assert read_meta(tmp_path)["dtype"] == dtype
     assert read_ids(tmp_path, "train") == [ord("a"), n_vocab - 1]
     assert (tmp_path / "train.bin").stat().st_size == 2 * np.dtype(dtype).itemsize
-
-
-def test_a_document_in_blocks_has_its_separators_at_its_ends(monkeypatch, tmp_path):
-    write_dataset(tmp_path / "whole", TRAIN, VAL, "byte", documents=True)
-    monkeypatch.setattr(corpus, "BLOCK", 5)
-    write_dataset(tmp_path / "blocks", TRAIN, VAL, "byte", documents=True)
-    assert contents(tmp_path / "blocks") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("train, val, named", [([""], VAL, "train"), (TRAIN, [], "val"), (["hi"], ["!"], "val")])
@@ -223,25 +215,3 @@ def test_shakespeare_is_downloaded_checked_or_a_copy(tmp_path, monkeypatch):
         monkeypatch.setattr("urllib.request.urlopen", urlopen)
         message = refusal(shakespeare.main, ["--tokenizer=byte", out])
         assert shakespeare.URL in message and "--input=FILE" in message and reason in message
-
-
-# -- the command line
-
-
-@pytest.mark.parametrize(
-    "dataset, options, fragment",
-    [
-        (python_stdlib, ["--tokenizer=bpe:12"], "bpe:12"),
-        (own_text, [], "--input"),
-        (own_text, ["--input", "no/such/file"], "no/such/file"),
-        (own_text, ["--input", "LATIN"], "latin.txt: not text"),
-        (shakespeare_char, ["--input=no/such/file"], "no/such/file"),
-        (shakespeare_char, ["--input", "EMPTY"], "the text is empty"),
-        (openwebtext, ["--tokenizer=char"], "--tokenizer=char"),
-    ],
-)
-def test_bad_input_ends_in_one_line_and_exit_code_2(dataset, options, fragment, folder, tmp_path, refused):
-    (tmp_path / "empty.txt").touch()
-    paths = {"LATIN": folder / "latin.txt", "EMPTY": tmp_path / "empty.txt"}
-    assert fragment in refused(dataset.main, f"--out_dir={tmp_path / 'out'}", *(paths.get(o, o) for o in options))
-    assert not list(tmp_path.glob("out/*"))

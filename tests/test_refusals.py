@@ -1,0 +1,56 @@
+"""Bad input to a script is one line that says what was expected, and exit code 2; nothing is written."""
+
+import pytest
+
+import evaluate
+import sample
+from data.openwebtext import prepare as openwebtext
+from data.python_stdlib import prepare as python_stdlib
+from data.shakespeare_char import prepare as shakespeare_char
+from data.text import prepare as own_text
+
+# (script, words of its command line, part of the line); the keys of train.py are in tests/config
+REFUSED = [
+    (sample, "--promt=x", "--promt=x, did you mean '--prompt'?; --help"),
+    (sample, "--num-samples", "--num-samples, did you mean '--num_samples'?; --help"),
+    (sample, "--out_dir=nowhere", "no such folder"),
+    (sample, "--model=hf:gpt2 --checkpoint=last", "--checkpoint=last is of a run"),
+    (sample, "--max_new_tokens=0", "max_new_tokens: expected at least 1"),
+    (sample, "--temperature=nan", "temperature: expected 0 or more"),
+    (sample, "--top_p=1.1", "top_p: expected above 0, up to 1"),
+    (sample, "--device=tpu", "auto, cpu, cuda"),
+    (sample, "--prompt_file=nowhere", "No such file"),
+    (sample, "--prompt=Ж", "'Ж'"),
+    (sample, "--interactive --prompt=a", "interactive: expected no prompts"),
+    (sample, "--quantize=int8", "expected --compile"),
+    (sample, "--quantize=int8 --compile --num_samples=2", "slower for 2 samples"),
+    (evaluate, "--batch_tokens=0", "batch_tokens: expected at least 1"),
+    (evaluate, "--context_length=17", "context_length"),
+    (evaluate, "--stride=17", "stride=17: expected 1 to context_length=16"),
+    (evaluate, "--details", "expected --output"),
+    (evaluate, "--output=no/such/folder.json", "expected a file in an existing folder"),
+    (evaluate, "--dataset=nowhere", "no train.bin"),
+    (evaluate, "--tasks missing.jsonl", "expected a JSONL file, hellaswag or"),
+    (evaluate, "--tasks hellaswagg", "did you mean 'hellaswag'?"),
+    (evaluate, "--download lamda", "did you mean 'lambada'?"),
+    (evaluate, "--tasks x.jsonl --split=train", "split, stride: expected --dataset=NAME too"),
+    (python_stdlib, "--tokenizer=bpe:12", "bpe:12"),
+    (python_stdlib, "--tokenizer=bpe:4k", "bpe:4k"),
+    (openwebtext, "--tokenizer=char", "--tokenizer=char"),
+    (own_text, "", "--input"),
+    (own_text, "--input no/such/file", "no/such/file"),
+    (own_text, "--input {tmp}/latin.txt", "latin.txt: not text"),
+    (shakespeare_char, "--input={tmp}/empty.txt", "the text is empty"),
+]
+
+
+@pytest.mark.parametrize("script, words, fragment", REFUSED)
+def test_bad_input_is_one_line(script, words, fragment, trained, tmp_path, refused):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "empty.txt").touch()
+    given = words.format(tmp=tmp_path).split()
+    if script not in (sample, evaluate):
+        given.append(f"--out_dir={tmp_path}/new")
+    elif "--model" not in words:
+        given = [f"--out_dir={trained.out_dir}", "--device=cpu", *given]
+    assert fragment in refused(script.main, *given) and not list(tmp_path.glob("new/*"))
