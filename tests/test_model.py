@@ -144,10 +144,11 @@ def test_padding_changes_neither_loss_nor_gradients():
             torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_dropout_acts_in_training_only():
-    model = shake(build(dropout=0.5))
+@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+def test_dropout_acts_in_training_only(attention):
+    model = shake(build(dropout=0.5, attention=attention))
     inputs = tokens(2, 16)
     assert not torch.equal(model.logits(inputs), model.logits(inputs))
     model.eval()
     assert torch.equal(model.logits(inputs), model.logits(inputs))
-    torch.testing.assert_close(model.logits(inputs), shake(build(dropout=0.0)).logits(inputs))
+    torch.testing.assert_close(model.logits(inputs), shake(build(attention=attention)).logits(inputs))

@@ -1,6 +1,5 @@
-"""Head and loss as one operator: exact, compiled too, bounded in memory, over shards of the vocabulary."""
+"""Head and loss as one operator: exact, compiled too."""
 
-import json
 import math
 
 import pytest
@@ -8,10 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import script
-from torch.profiler import ProfilerActivity, profile
 
-from lab.anatomy import allocated
 from nanoladder.kernels import count_chunks, head_loss, loss
 
 IGNORE = -100
@@ -117,22 +113,6 @@ def test_the_operator_is_registered_as_pytorch_expects():
         )
 
 
-def test_without_gradients_none_is_computed(monkeypatch):
-    hidden, weight, targets = inputs()
-    overwritten, softmax_ = [], loss.softmax.softmax_
-
-    def spy(*args, overwrite=True):
-        overwritten.append(overwrite)
-        return softmax_(*args, overwrite=overwrite)
-
-    monkeypatch.setattr(loss.softmax, "softmax_", spy)
-    with torch.no_grad():
-        value = head_loss(hidden, weight, targets, 200, 4)
-    assert overwritten == [False] * 4 and not value.requires_grad
-    assert error(value, exact(hidden, weight, targets, 200)[0]) < 1e-6
-    assert [x.numel() for x in loss.operator(hidden, weight, targets, 200, 4, IGNORE, 0, "", False)[1:]] == [0, 0]
-
-
 def test_a_second_backward_gives_the_same_gradients():
     hidden, weight, targets = inputs()
     value = head_loss(hidden, weight, targets, 200, 3) / 7
@@ -148,52 +128,9 @@ def test_a_target_outside_the_vocabulary_shows_in_the_loss():
         assert math.isinf(head_loss(hidden, weight, targets, 200, 4))
 
 
-def peak_bytes(function, *tensors):
-    """The most bytes that a forward and a backward allocate at a time."""
-    function(*tensors).backward()
-    for tensor in tensors:
-        tensor.grad = None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function(*tensors).backward()
-    return max(now for _, now in allocated(profiler, on_gpu=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_falls_with_the_chunks(dtype, monkeypatch):
-    """The peak is the gradients, the weight in the dtype of products, one chunk's logits, and a block's temporaries."""
-    monkeypatch.setattr(loss.softmax, "BLOCK", 2**14)
-    N, V, C = 256, 8192, 16
-    hidden, weight, targets = inputs(N, V, padding=0, width=C)
-    for n_chunks in (1, 8, 32):
-
-        def function(hidden, weight, n_chunks=n_chunks):
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                return head_loss(hidden, weight, targets, V, n_chunks)
-
-        peak = peak_bytes(function, hidden, weight)
-        logits = dtype.itemsize * N // n_chunks * V
-        gradients = 4 * V * C + 4 * N * C
-        half_weight = 2 * V * C if dtype == torch.bfloat16 else 0
-        half_hidden = 2 * 2 * N * C if dtype == torch.bfloat16 else 0
-        expected = logits + gradients + half_weight + half_hidden
-        assert expected <= peak <= 1.05 * expected + 5 * 4 * 2**14, n_chunks
-
-
 def test_chunks_are_chosen_by_the_bytes_of_the_logits():
     assert [count_chunks(n, 10**6, 10**6) for n in (0, 1, 8)] == [0, 1, 8]
     assert count_chunks("auto", 32 * 512, 256) == 0  # 8 MB
     assert count_chunks("auto", 32 * 512, 50304) == 13  # 1.65 GB
     assert count_chunks("auto", 128, 10**6) == 0  # exactly 256 MB
     assert count_chunks("auto", 129, 10**6) == 3
-
-
-@pytest.mark.slow
-def test_shards_of_the_vocabulary_give_the_loss_of_the_whole(tmp_path):
-    """Four processes, of which the last holds only padding."""
-    result = script("tests/kernels/shards.py", tmp_path, n=4, folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    seen = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
-    assert len(seen) == 4
-    for errors in seen:
-        assert max(errors.values()) < 1e-5, errors

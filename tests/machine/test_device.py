@@ -1,16 +1,13 @@
-"""Devices: the right one is chosen, it is called alone, and what it lacks is said or refused in one line."""
+"""Devices: the right one is chosen, and what it lacks is said or refused in one line."""
 
-import inspect
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, flags, rows, saved, tiny
+from conftest import ROOT, flags, rows, tiny
 from filelock import FileLock
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,8 +16,7 @@ import sample
 import train
 from nanoladder import checkpoint, machine, optim, parallel
 from nanoladder.errors import BadInput
-from nanoladder.kernels import loss, softmax
-from nanoladder.machine import memory, precision
+from nanoladder.machine import precision
 from nanoladder.run import header
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -54,41 +50,6 @@ def test_a_device_that_is_not_there_is_bad_input(name, expected, dense, refused,
     line = refused(train.main, *flags(device=name, dataset=dense, out_dir=tmp_path / "run"))
     assert f"device={name}" in line and expected in line
     assert not (tmp_path / "run").exists()
-
-
-# -- calling it alone
-
-
-@pytest.fixture
-def without_cuda(monkeypatch):
-    """Every function of torch.cuda fails if this project calls it; PyTorch itself may ask for a device."""
-
-    def refuse(function):
-        def call(*args, **kwargs):
-            caller = Path(sys._getframe(1).f_code.co_filename)
-            parts = caller.relative_to(ROOT).parts if caller.is_relative_to(ROOT) else ()
-            assert not parts or parts[0] in ("tests", ".venv", ".venv-oldest"), f"{function.__name__} in {caller}"
-            return function(*args, **kwargs)
-
-        return call
-
-    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
-        for name, function in inspect.getmembers(module, inspect.isroutine):
-            monkeypatch.setattr(module, name, refuse(function))
-
-
-def test_the_whole_loop_runs_without_a_call_of_cuda(dense, tmp_path, run_main, without_cuda, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
-    out_dir = str(tmp_path / "run")
-    finished = {"attention": "sdpa", "adamw_impl": "fused", "keep_memory": True, "lazy_metrics": True, "loss_chunks": 2}
-    finished |= {"pad_vocab_to": 64, "dtype": "bfloat16", "num_workers": 1, "micro_batch_size": 2}
-    words = flags(device="auto", dataset=dense, out_dir=out_dir, eval_interval=2, save_interval=2, **finished)
-    assert run_main(train.main, *words, "--max_steps=4").code == 0
-    assert run_main(train.main, *words, "--init_from=resume").code == 0
-    config = tiny(out_dir=out_dir)
-    assert [row["step"] for row in rows(config) if "val_loss" in row] == [2, 4, 6]
-    assert set(saved(config)["generators"]) == {"cpu"}
-    assert run_main(sample.main, f"--out_dir={out_dir}", "--device=auto", "--max_new_tokens=3").code == 0
 
 
 # -- mps, which no machine of these tests has: a CPU's tensors, and PyTorch's functions replaced
@@ -131,32 +92,6 @@ def test_mps_does_not_recompute_dropout():
     machine.check(tiny(dropout=0.1), MPS)
 
 
-def test_the_header_says_what_mps_lacks(monkeypatch):
-    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4")
-    monkeypatch.setattr(torch.backends.mps, "get_core_count", lambda: 10)
-    chosen = header.choices(tiny(vocab_size=17, compile=True, keep_memory=True, dtype="auto"), MPS)
-    assert chosen["device"] == "Apple M4, 10 GPU cores"
-    assert chosen["dtype"] == "float32 (half precision is no faster on most of Apple's GPUs)"
-    assert "keep_memory and CUDA graphs: they need CUDA" in chosen["no effect"]
-    assert "Metal" in chosen["compile"] and "prototype" in chosen["compile"]
-
-
-def test_memory_of_mps_is_metals(monkeypatch):
-    limits = []
-    fake = {"recommended_max_memory": 8e9, "current_allocated_memory": 3e9, "driver_allocated_memory": 5e9}
-    for name, size in fake.items():
-        monkeypatch.setattr(torch.mps, name, lambda size=size: size)
-    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", limits.append)
-    assert machine.free_memory(MPS) == 5e9 and machine.peak_memory_gb(MPS) == 5.0
-    machine.limit_memory(MPS, 2e9)
-    machine.limit_memory(MPS, 20e9)
-    assert limits == [0.25, 1.0]
-    called = []
-    monkeypatch.setattr(memory.ctypes, "CDLL", called.append)
-    machine.keep_freed_memory(MPS)
-    assert not called
-
-
 def test_the_generator_of_mps_is_saved_and_restored(monkeypatch):
     state, restored = torch.arange(44, dtype=torch.uint8), []
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: state)
@@ -188,19 +123,18 @@ def test_several_processes_on_mps_are_bad_input(monkeypatch):
         parallel.start(tiny(ddp=True), MPS)
 
 
-# -- CUDA before Ampere, and ROCm: a CPU's answers replaced
+# -- CUDA before Ampere: a CPU's answers replaced
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu(name, capability, hip) lets PyTorch describe such a GPU."""
+    """gpu(name, capability) lets PyTorch describe such a GPU."""
 
-    def describe(name, capability, hip=None):
+    def describe(name, capability):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-        native = bool(hip) or capability >= (8, 0)
+        native = capability >= (8, 0)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
-        monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(machine.device.importlib.util, "find_spec", lambda name: True)
         monkeypatch.setattr(machine, "attention_kernel", lambda config, device: "math kernel")
 
@@ -215,19 +149,6 @@ def test_a_gpu_before_ampere_uses_float16_without_tf32(gpu):
     assert "triton" in chosen["compile"]
     asked = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CUDA)["dtype"]
     assert asked == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float16)"
-
-
-def test_a_gpu_before_volta_takes_softmax_of_pytorchs_operations(gpu):
-    gpu("NVIDIA GeForce GTX 1080", (6, 1))
-    loss.runs_triton.cache_clear()
-    assert loss.fastest_softmax(is_cuda=True) is softmax.softmax_
-    loss.runs_triton.cache_clear()
-
-
-def test_rocm_is_named(gpu):
-    gpu("AMD Instinct MI300X", (9, 4), hip="6.4")
-    assert machine.device_name(CUDA) == "AMD Instinct MI300X, ROCm 6.4"
-    assert machine.lacks(CUDA) == ""
 
 
 @pytest.mark.slow
@@ -262,17 +183,11 @@ def test_libraries_that_a_killed_linker_left_are_deleted_from_the_cache(tmp_path
     "name, tflops",
     [
         ("NVIDIA GeForce RTX 3060", 25.5),
-        ("NVIDIA GeForce RTX 4090", 165.2),
-        ("NVIDIA RTX 6000 Ada Generation", 364.2),
         ("NVIDIA A10", 125),
         ("NVIDIA A10G", 70),
-        ("NVIDIA H200 NVL", 835),
         ("AMD Instinct MI300X VF", 1307.4),
-        # others, of a longer or similar name
         ("NVIDIA GeForce RTX 3060 Laptop GPU", None),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", None),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("Quadro RTX 6000", None),
         ("NVIDIA A10-8Q", None),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", None),
     ],
@@ -306,24 +221,3 @@ def test_training_needs_nothing_that_windows_lacks(dense, tmp_path):
     )
     assert windows == linux and len(windows) == 4
     assert not any("peak_memory_gb" in row for row in rows(tiny(out_dir=str(tmp_path / "windows"))))
-
-
-def test_free_memory_of_a_gpu_includes_what_the_allocator_holds_unused(monkeypatch):
-    found = {"mem_get_info": (10e9, 80e9), "memory_reserved": 5e9, "memory_allocated": 2e9}
-    for name, size in found.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
-    assert machine.free_memory(CUDA) == 10e9 + 5e9 - 2e9
-
-
-def test_installed_memory_without_proc(monkeypatch):
-    monkeypatch.setattr(memory, "proc_bytes", lambda path, field: (_ for _ in ()).throw(FileNotFoundError(path)))
-    assert machine.free_memory(CPU) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize("platform, compiler", [("win32", "cl"), ("darwin", "clang++"), ("linux", "g++")])
-def test_the_missing_compiler_is_that_of_the_platform(platform, compiler, monkeypatch):
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(machine.device.shutil, "which", lambda name: None)
-    with pytest.raises(BadInput, match=rf"but {re.escape(compiler)} is missing; install {re.escape(compiler)}"):
-        machine.find_compiler(CPU)
