@@ -26,7 +26,7 @@ from nanoladder.run import metrics
 torch.set_num_threads(1)  # the models here are too small for more
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise every process that compiles starts two more: 6 s
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it once, and some tests here are deterministic
-settings.register_profile("quiet", deadline=None, max_examples=50, database=None, derandomize=True)
+settings.register_profile("quiet", deadline=None, max_examples=20, database=None, derandomize=True)
 settings.load_profile("quiet")
 
 ROOT = Path(__file__).parents[1]
@@ -189,7 +189,7 @@ def refusal(function, *args, **kwargs):
 
 def contents(folder):
     """{path within the folder: bytes} of all files."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 class Call:

@@ -1,4 +1,4 @@
-"""Starts processes: a program in a cheap fork, several that run a script together, or one that holds a lock."""
+"""Starts processes: a program in a cheap fork, or several that run a script together."""
 
 import json
 import multiprocessing
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import child
@@ -34,19 +33,6 @@ def python(*words, cwd=ROOT, env=os.environ, stdin=""):
         process.start()
         process.join()
         return subprocess.CompletedProcess(words, process.exitcode, *(stream.read_text() for stream in streams[1:]))
-
-
-HOLD = "import sys; from nanoladder import files; lock = files.hold(sys.argv[1]); print('held', flush=True); input()"
-
-
-@contextmanager
-def holding(path):
-    """Another process holds the lock of a file."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], cwd=ROOT, text=True, **pipes) as process:
-        assert process.stdout.readline() == "held\n"
-        yield
-        process.communicate("\n")
 
 
 def configuration(dense, documents, out_dir, data="dense", **keys):

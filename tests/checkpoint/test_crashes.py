@@ -1,11 +1,9 @@
-"""Runs that are killed, meet a full disk or resume in another process end as if uninterrupted."""
+"""Runs that are killed or meet a full disk end as if uninterrupted."""
 
 import contextlib
 import copy
 import resource
-import shutil
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -126,46 +124,6 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(dense, tmp_pa
 # -- which checkpoints there are
 
 
-def test_a_state_that_is_last_and_best_is_written_once(dense, tmp_path, monkeypatch):
-    written, write_file = [], checkpoint.save.write_file
-
-    def noted(path, state):
-        written.append(path.name)
-        write_file(path, state)
-
-    monkeypatch.setattr(checkpoint.save, "write_file", noted)
-    config = saving(dense, tmp_path)
-    train.train(config)
-    assert written == ["last.safetensors"] * 4
-    assert names(config) == ["best", "last", "step_00000006", "step_00000008"]  # the two most recent
-    assert len({(tmp_path / f"{name}.safetensors").stat().st_ino for name in ("last", "best", "step_00000008")}) == 1
-
-
-def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(dense, tmp_path, monkeypatch):
-    events, write_file, step, waiting = [], checkpoint.save.write_file, train.train_step, threading.Event()
-
-    def write_slowly(path, state):
-        events.append("write")
-        waiting.wait(100)
-        write_file(path, state)
-        events.append("written")
-
-    def counted_step(*arguments):
-        events.append("step")
-        if events.count("step") == 4:  # two steps after the first save, which still is being written
-            waiting.set()
-        return step(*arguments)
-
-    monkeypatch.setattr(checkpoint.save, "write_file", write_slowly)
-    monkeypatch.setattr(train, "train_step", counted_step)
-    config = saving(dense, tmp_path, max_steps=4, eval_interval=0)
-    train.train(config)
-    assert sorted(events) == ["step"] * 4 + ["write"] * 2 + ["written"] * 2
-    first, second = (n for n, event in enumerate(events) if event == "write")
-    assert events[:first].count("step") == 2 and "written" in events[first:second]
-    assert events.index("written") > 3 and saved(config)["progress"]["step"] == 4
-
-
 def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
     config = replace(saving(dense, tmp_path), vocab_size=17)
     model, optimizer = build(config)
@@ -188,25 +146,3 @@ def test_a_new_start_removes_what_was_being_written_and_later_steps(dense, tmp_p
     (tmp_path / "best.safetensors").unlink()
     train.train(replace(config, init_from="auto", max_steps=7, lr_decay_steps=8, eval_interval=0))
     assert names(config) == ["last", "step_00000006", "step_00000007"]
-
-
-# -- in another process
-
-
-def test_a_new_process_resumes_bit_for_bit(dense, tmp_path):
-    """It finds what the first one had saved after step 7, which ends no interval of the log."""
-    keys = {"max_steps": 12, "log_interval": 3, "eval_interval": 0, "save_interval": 7}
-    keys |= {"micro_batch_size": 2, "num_workers": 2, "dtype": "float16"}
-    whole, parts = (saving(dense, tmp_path / name, **keys) for name in ("whole", "parts"))
-
-    def program(config):
-        result = python("train.py", *words(config), env=ENVIRONMENT)
-        assert result.returncode == 0, result.stderr
-
-    program(whole)
-    shutil.copytree(whole.out_dir, parts.out_dir)
-    for name in ("last.safetensors", "step_00000012.safetensors"):
-        Path(parts.out_dir, name).unlink()
-    program(replace(parts, init_from="auto"))
-    equal(parts, whole, ["last"])
-    assert [row["step"] for row in rows(parts)] == [3, 6, 9, 12]

@@ -106,18 +106,6 @@ def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_
     assert outcomes.total() >= CASES and min(outcomes.values()) >= 2 and len(outcomes) == 3
 
 
-def test_each_damaged_one_is_named_in_a_line(runs, tmp_path, run_main):
-    whole, six, _ = runs
-    shutil.copytree(six.out_dir, tmp_path / "run")
-    for name in FILES[:2]:
-        (tmp_path / "run" / name).write_bytes(b"")
-    config = replace(whole, out_dir=str(tmp_path / "run"), init_from="auto")
-    result = run_main(train.main, *(f"--{key}={value}" for key, value in vars(config).items()))
-    lines = [line for line in result.out.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 2 and all(line.endswith("continuing from step_00000004.safetensors, step 4") for line in lines)
-    assert all(name in line for name, line in zip(FILES, lines, strict=False))
-
-
 @pytest.mark.parametrize("name", ["last.safetensors", "x.pt"])
 def test_a_pickle_is_refused_and_not_executed(name, runs, tmp_path, refused):
     _, six, _ = runs

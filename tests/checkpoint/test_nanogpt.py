@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import Call, flags, refusal, rows, tiny, weights
+from conftest import Call, flags, refusal
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
@@ -88,20 +88,6 @@ def test_padding_of_gpt2s_vocabulary_is_no_vocabulary(tmp_path):
     with torch.no_grad():
         theirs = gpt2(tokens).logits[..., :50257]
         torch.testing.assert_close(model.logits(tokens)[..., :50257], theirs, atol=1e-5, rtol=0)
-
-
-def test_training_starts_from_it_with_a_shorter_context(saved, dense, tmp_path):
-    state, path = saved
-    torch.save(state, path)
-    config = tiny(bias=True, context_length=8, dataset=str(dense), out_dir=str(tmp_path / "run"), init_from=str(path))
-    train.train(config)
-    still = tiny(**{**vars(config), "out_dir": str(tmp_path / "still"), "learning_rate": 0.0, "min_lr": 0.0})
-    train.train(still)
-    assert rows(config)[-1]["train_loss"] < rows(still)[0]["train_loss"]
-    kept = weights(still)
-    assert torch.equal(kept["position_embedding.weight"], state["model"]["transformer.wpe.weight"][:8])
-    assert torch.equal(kept["head.weight"], state["model"]["lm_head.weight"])
-    assert torch.equal(kept["blocks.0.attention.qkv.weight"], state["model"]["transformer.h.0.attn.c_attn.weight"])
 
 
 # -- bad input

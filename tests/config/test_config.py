@@ -1,12 +1,11 @@
 import dataclasses
-import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import predict
@@ -71,16 +70,6 @@ def test_expressions_see_earlier_keys_and_the_command_line(file):
     assert load_config([path, "--n_head=1"]).batch_size == 2
 
 
-def test_the_low_memory_preset_scales_gpt2s_learning_rate_by_the_square_root():
-    words = [str(config.STAGES_DIR.parent / "gpt2_low_memory.py")]
-    gpt2 = load_config([str(config.STAGES_DIR.parent / "gpt2.py")])
-    for batch_size in (4, 120, gpt2.batch_size):
-        scaled = load_config([*words, f"--batch_size={batch_size}"])
-        factor = math.sqrt(batch_size / gpt2.batch_size)
-        assert scaled.learning_rate == pytest.approx(gpt2.learning_rate * factor)
-        assert scaled.min_lr == pytest.approx(gpt2.min_lr * factor)
-
-
 # (words of a command line, or the text of a file; parts that the error line must contain)
 BAD_INPUT = [
     # keys, and names of nanoGPT's
@@ -88,7 +77,6 @@ BAD_INPUT = [
     (["--n_layr=3"], ["n_layr", "command line", "'n_layer'"]),
     (["--lr=1"], ["unknown key 'lr'", "'learning_rate'"]),
     (["--n_layer"], ["--n_layer", "no value", "a whole number"]),
-    (["--bias", "--n_layer=2"], ["bias", "True or False"]),
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
     ("n_layer = 2\nlearning_rat = 3", ["x.py line 2", "'learning_rat'", "'learning_rate'"]),
     (["--block_size=256"], ["command line", "block_size", "expected context_length", "docs/from-nanogpt.md"]),
@@ -96,13 +84,10 @@ BAD_INPUT = [
     (["--init_from=gpt2-xl"], ["no checkpoint at gpt2-xl", "or hf:gpt2"]),
     # types
     (["--n_layer=1.5"], ["n_layer='1.5'", "command line", "a whole number"]),
-    (["--dropout=much"], ["dropout='much'", "a number"]),
     (["--bias=maybe"], ["bias='maybe'", "True or False"]),
-    (["--out_dir="], ["out_dir=''", "text"]),
     ("n_layer = True", ["x.py line 1", "n_layer=True", "a whole number"]),
     (["--dtype=bfloat"], ["dtype=bfloat", "auto, float32, bfloat16, float16", "'bfloat16'"]),
     (["--micro_batch_size=atuo"], ["micro_batch_size='atuo'", "a whole number or auto"]),
-    (["--learning_rate=nan"], ["learning_rate=nan", "a number"]),
     ("out_dir = 'a\\0b'", ["x.py line 1", "out_dir='a\\x00b'", "printable"]),
     # ranges
     (["--n_layer=0"], ["n_layer=0", "at least 1"]),
@@ -113,9 +98,7 @@ BAD_INPUT = [
     (["nowhere/x.py"], ["nowhere/x.py cannot be read in", str(Path.cwd()), "config/gpt2.py"]),
     ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
     (b"n_layer = '\xff'", ["x.py"]),
-    ("n_layer = 2\nn_layer = (", ["x.py line 2", "n_layer = 12"]),
     ("seed = 1\nn_layer = 1 // 0", ["x.py line 2", "ZeroDivisionError", "zero"]),
-    ("n_layer = n_heds", ["x.py line 1", "NameError", "n_heds"]),
 ]
 
 
@@ -242,7 +225,6 @@ def words_of(values):
     return [f"--{key}={value}" for key, value in values.items()]
 
 
-@settings(max_examples=20)
 @given(st.dictionaries(st.sampled_from(sorted(DEFAULTS)), st.one_of(st.none(), st.integers(), st.floats(), st.text())))
 def test_any_values_are_a_config_or_bad_input(odd):
     """odd: {key: value}; None for a good value."""

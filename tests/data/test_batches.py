@@ -2,14 +2,12 @@
 
 import pickle
 import random
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, flags, tiny, write_folder
+from conftest import tiny, write_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -77,27 +75,6 @@ def test_a_batch_is_a_batch_behind_a_loader(dense):
     assert len(pickle.dumps(batches)) < 5000  # a worker maps the file itself
     for step, batch in enumerate(DataLoader(batches, sampler=range(1, 6), num_workers=2, **WORKERS), 1):
         assert type(batch) is Batch and equal(batch, batches[step])
-
-
-# A worker survives SIGTERM for minutes; only a loader that is collected asks its workers to end.
-KEPT = """
-import sys
-from torch.utils.data import DataLoader
-from nanoladder.run import load_config
-from nanoladder.data import WORKERS, TrainingBatches, open_dataset
-config = load_config(sys.argv[1:])
-batches = TrainingBatches(open_dataset(config).train, config)
-iterator = iter(DataLoader(batches, sampler=range(1, 100), num_workers=2, **WORKERS))
-next(iterator)
-1 / 0
-"""
-
-
-@pytest.mark.slow
-def test_workers_that_an_error_leaves_do_not_keep_the_process_from_ending(dense):
-    command = [sys.executable, "-c", KEPT, *flags(dataset=dense)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 # -- training

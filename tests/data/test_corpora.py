@@ -16,7 +16,7 @@ from data.text import prepare as own_text
 from nanoladder.data import corpus, encode
 from nanoladder.data.corpus import Texts, blocks, sha256_of, split_of
 from nanoladder.data.encode import encoded
-from nanoladder.data.sources import Files, Records, find_text
+from nanoladder.data.sources import Records
 from nanoladder.data.tokenizer import (
     END_OF_TEXT,
     GPT2_PATTERNS,
@@ -32,13 +32,6 @@ WORDS = ["the", "cat", "sat", "on a mat,", "and", "hat\nwas", "naïve", "café",
 TEXTS = [" ".join(RNG.choices(WORDS, k=RNG.randint(1, 60))) + f" {i}" for i in range(300)]
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Makes blocks and chunks so small that the texts here have many."""
-    for module in (corpus, encode):
-        monkeypatch.setattr(module, "BLOCK", 100)
-
-
 def read_text(folder, split):
     """The text of a split."""
     meta = json.loads((folder / "meta.json").read_text())
@@ -48,18 +41,22 @@ def read_text(folder, split):
 # -- bounded memory, and the same result whatever the number of threads
 
 
-@pytest.mark.parametrize("tokenizer, documents", [("byte", False), ("char", True)])
-def test_the_files_do_not_depend_on_the_number_of_threads(tokenizer, documents, small_blocks, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokenizer, documents", [("byte", True), ("char", False), ("char", True)])
+def test_the_files_do_not_depend_on_threads_or_blocks(tokenizer, documents, tmp_path, monkeypatch):
     found = []
-    for n_threads in (1, 5):
+    for n_threads, block in ((1, 2**20), (5, 100)):
         monkeypatch.setattr(encode, "n_cores", lambda n=n_threads: n)
+        for module in (corpus, encode):
+            monkeypatch.setattr(module, "BLOCK", block)
         folder = tmp_path / str(n_threads)
         write_corpus(folder, Texts(TEXTS[:-9], TEXTS[-9:]), tokenizer, {}, documents)
         found.append(contents(folder))
     assert found[0] == found[1]
 
 
-def test_only_a_few_chunks_are_held_at_a_time(small_blocks, monkeypatch):
+def test_only_a_few_chunks_are_held_at_a_time(monkeypatch):
+    monkeypatch.setattr(encode, "BLOCK", 100)
+    monkeypatch.setattr(corpus, "BLOCK", 100)
     monkeypatch.setattr(encode, "n_cores", lambda: 2)
     texts, taken = Texts(TEXTS, []), 0
     pieces = texts.pieces
@@ -186,24 +183,6 @@ def test_a_bad_corpus_is_one_line_and_the_old_dataset_stays(name, damage, words,
     line = refusal(own_text.main, ["--input", str(path), "--tokenizer=byte", f"--out_dir={out}"])
     assert all(word in line for word in words), line
     assert len(line) < 600 and contents(out) == old and capfd.readouterr().err == ""
-
-
-def test_a_corpus_that_vanishes_midway_is_one_line(small_blocks, tmp_path):
-    """The second of two files, while the first one is encoded."""
-    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
-    for path in paths:
-        path.write_text("\n".join(TEXTS))
-    files = Files([find_text(path) for path in paths], val_fraction=0.5)
-    documents = files.documents()
-
-    def documents_until(place=None):
-        yield next(documents)
-        paths[1].unlink()
-        yield from documents
-
-    files.documents = documents_until
-    line = refusal(write_corpus, tmp_path / "out", files, "byte")
-    assert str(paths[1]) in line and contents(tmp_path / "out") == {}
 
 
 # -- streams of the hub, here local files that `datasets` streams

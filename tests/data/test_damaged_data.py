@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import flags, tiny
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train
@@ -37,6 +37,7 @@ def remove(path, place):
 
 
 def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, documents, tmp_path, refused):
+    @settings(max_examples=50)
     @given(st.sampled_from(FILES), st.sampled_from([truncate, flip, replace, remove]), st.integers(0, 2**30))
     def attack(name, how, place):
         folder, out_dir = tmp_path / "attacked", tmp_path / "out"
@@ -72,7 +73,6 @@ def test_a_broken_folder_is_bad_input_and_nothing_is_written(damage, words, docu
         ({"dataset": "python_stdlb"}, ["dataset=python_stdlb: no train.bin", "did you mean 'python_stdlib'?"]),
         ({"dataset": "fineweb_edu_char"}, ["python data/fineweb_edu/prepare.py --tokenizer=char`"]),
         ({"vocab_size": 3}, ["vocab_size=3"]),
-        ({"context_length": 100_000}, ["context_length=100000", "train.bin"]),
         ({"context_length": 400}, ["context_length=400", "val.bin", "at least 401"]),
     ],
     ids=str,

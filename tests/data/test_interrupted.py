@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from conftest import contents
-from processes import holding
 from tqdm import tqdm
 
+from nanoladder import files
 from nanoladder.data import corpus, encode, unfinished, writer
 from nanoladder.data.corpus import Texts
 from nanoladder.data.sources import Files, find_text
-from nanoladder.data.unfinished import JOURNAL, LOCK, UNFINISHED, SplitFiles
+from nanoladder.data.unfinished import JOURNAL, UNFINISHED, SplitFiles
 from nanoladder.data.writer import write_corpus
 from nanoladder.errors import BadInput
 
@@ -162,10 +162,11 @@ def test_unfinished_work_that_is_damaged_is_one_line(prepare, tmp_path):
     assert not (folder / "meta.json").exists()
 
 
-@pytest.mark.slow
-def test_two_processes_do_not_write_to_one_folder(prepare, tmp_path):
-    lock = tmp_path / "new" / UNFINISHED / LOCK
-    lock.parent.mkdir(parents=True)
-    with holding(lock), pytest.raises(BadInput, match="by another process"):
+def test_two_processes_do_not_write_to_one_folder(prepare, tmp_path, monkeypatch):
+    def held(path):
+        raise BlockingIOError
+
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match="by another process"):
+        patch.setattr(files, "hold", held)
         prepare(tmp_path / "new")
     prepare(tmp_path / "new")

@@ -42,34 +42,24 @@ def test_last_words(write):
 
 
 @pytest.mark.parametrize(
-    "line, fragment",
+    "first, line, fragment",
     [
-        ("{", "Expecting"),
-        (b'{"text": "\xff b"}', "utf-8"),
-        ("7", "'int'"),
-        ({}, "no field 'ctx'"),
-        ({**CHOICE, "ctx": " "}, "a text is empty"),
-        ({**CHOICE, "endings": ["a"]}, "is no number of an ending"),
-        ({**CHOICE, "endings": ["a", 1, "b"]}, "'int'"),
-        ({**CHOICE, "label": 3}, "label 3 is no number of an ending"),
-        (WORD, "no field 'ctx'"),
+        (CHOICE, "{", "Expecting"),
+        (CHOICE, b'{"text": "\xff b"}', "utf-8"),
+        (CHOICE, "7", "'int'"),
+        (CHOICE, {**CHOICE, "ctx": " "}, "a text is empty"),
+        (CHOICE, {**CHOICE, "endings": ["a"]}, "is no number of an ending"),
+        (CHOICE, {**CHOICE, "label": 3}, "label 3 is no number of an ending"),
+        (CHOICE, WORD, "no field 'ctx'"),
+        (WORD, CHOICE, "no field 'text'"),
+        (WORD, {"text": "word"}, "expected a line like"),
+        (WORD, {"text": 7}, "expected a line like"),
     ],
 )
-def test_a_broken_choice_is_refused_with_its_line(line, fragment, write):
+def test_a_broken_line_is_refused_with_its_number(first, line, fragment, write):
     with pytest.raises(BadInput) as error:
-        read_items(write(CHOICE, "", line, CHOICE))
+        read_items(write(first, "", line, first))
     assert "task.jsonl line 3: " in str(error.value) and fragment in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", "word", 7])
-def test_a_broken_last_word_is_refused_with_its_line(text, write):
-    with pytest.raises(BadInput, match=r"task\.jsonl line 2: .*; expected a line like"):
-        read_items(write(WORD, {"text": text}))
-
-
-def test_choices_among_last_words_are_refused(write):
-    with pytest.raises(BadInput, match="line 2: no field 'text'"):
-        read_items(write(WORD, CHOICE))
 
 
 def test_a_file_without_items_is_refused(write):

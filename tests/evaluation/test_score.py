@@ -1,7 +1,5 @@
 """Rows are scored in batches of little padding; any batches give the same scores."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import GPT, IGNORE
-from nanoladder import parallel
 from nanoladder.errors import BadInput
 from nanoladder.evaluation import Scorer, score
 
@@ -64,22 +61,6 @@ def test_scores_are_those_of_each_row_alone(monkeypatch):
     scores = Scorer(model, "float32", CPU, batch_tokens=70).score("rows", lengths, read)
     assert scores.log_probs == pytest.approx(log_probs, abs=1e-4)
     assert scores.greedy.tolist() == greedy and any(greedy) and not all(greedy)
-
-
-def test_processes_share_the_rows(monkeypatch):
-    lengths = np.random.default_rng(1).integers(1, 17, 60)
-    _, read = rows_of(lengths, lengths)
-    model, shares = GPT(tiny(vocab_size=5)), []
-    alone = Scorer(model, "float32", CPU, batch_tokens=70).score("x", lengths, read)
-    monkeypatch.setattr(parallel, "world_size", lambda: 3)
-    monkeypatch.setattr(parallel, "gather_objects", lambda found: shares.append(found) or shares)
-    for rank in range(3):
-        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
-        with contextlib.suppress(BadInput):  # the first two lack the others' scores
-            together = Scorer(model, "float32", CPU, batch_tokens=70).score("x", lengths, read)
-    rows = [np.concatenate([rows for rows, *_ in share]) for share in shares]
-    assert sorted(np.concatenate(rows)) == list(range(60)) and min(map(len, rows)) > 10
-    assert (together.log_probs == alone.log_probs).all() and (together.greedy == alone.greedy).all()
 
 
 def test_a_broken_model_is_refused():

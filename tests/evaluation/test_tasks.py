@@ -135,17 +135,6 @@ def of_bytes(path, context_length=16, batch_tokens=200):
     return task, task.evaluate(Scorer(model, "float32", CPU, batch_tokens))
 
 
-def test_batches_of_any_size_give_the_same_figures(tmp_path):
-    rng = np.random.default_rng(2)
-    items = [{"ctx": texts(rng, 20), "endings": [texts(rng, 2), texts(rng, 2)], "label": 0} for _ in range(30)]
-    path = write(tmp_path / "choices.jsonl", items)
-    one, all_at_once = (of_bytes(path, 40, batch_tokens)[1] for batch_tokens in (1, 10**6))
-    assert one["padding"] == 0 < all_at_once["padding"]
-    for a, b in zip(one["details"], all_at_once["details"], strict=True):
-        assert a.pop("log_probs") == pytest.approx(b.pop("log_probs"), abs=1e-4)
-        assert a == b
-
-
 def test_a_context_is_cut_from_the_left_and_leaves_room_for_the_ending(tmp_path):
     """16 inputs: of the ending's 10 tokens all but the last, and 7 of the context."""
     path = write(tmp_path / "words.jsonl", [{"text": "0123456789 abcdefghi"}, {"text": "3456789 abcdefghi"}])

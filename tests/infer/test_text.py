@@ -34,16 +34,6 @@ def test_the_end_of_the_text_and_the_last_token_end_it():
     assert text.tokens == [3, 4] and text.ended  # the end is no token of the text
 
 
-def test_the_stop_text_and_its_beginnings_are_held_back():
-    assert pieces(b"one stop two", "stop") == ["o", "n", "e", " ", "", "", "", ""]
-    assert pieces(b"stop", "stop") == ["", "", "", ""]
-    assert pieces(b"s stop", "stop") == ["", "s ", "", "", "", ""]
-    assert pieces(b"ssstop!", "stop") == ["", "s", "s", "", "", ""]
-    assert pieces(b"sto", "stop", max_new_tokens=3) == ["", "", "sto"]  # the last token: it was no stop
-    assert pieces("a☕b".encode(), "☕") == ["a", "", "", ""]
-    assert pieces(b"a\n\nb", "\n\n") == ["a", "", ""]
-
-
 @given(
     content=st.text("ab☕", max_size=12),
     stop=st.text("ab☕", max_size=4),

@@ -9,10 +9,9 @@ from conftest import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import GPT, IGNORE
+from model import GPT
 from nanoladder import parallel
 from nanoladder.config import check as check_config
-from nanoladder.data import ValidationBatches, open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.parallel import check, context, pipeline
 from nanoladder.parallel.mesh import Grid, Mesh, count_sharing, divide
@@ -39,10 +38,8 @@ def test_the_mesh_is_drawn_by_its_dimensions_of_several_processes():
     [
         ({}, 16, 8, 16),
         ({"shard_within": "node"}, 16, 8, 8),
-        ({"shard_within": "node"}, 4, 8, 4),
         ({"shard_within": "node", "tensor_parallel": 8}, 16, 8, 1),
         ({"shard_within": "node", "pipeline_parallel": 4}, 16, 8, 4),  # a stage has half a node
-        ({"shard_within": 2}, 16, 8, 2),
         ({"shard": "none"}, 16, 8, 1),
     ],
 )
@@ -67,8 +64,6 @@ def refuse(keys, sizes, device=CPU):
     [
         ({"batch_size": 10}, Grid(data=4), "among 4 processes; expected batch_size 8 or 12"),
         ({"batch_size": 8, "micro_batch_size": 2}, Grid(data=3), "in micro-batches of 2; expected batch_size 6 or 12"),
-        ({"batch_size": 4}, Grid(data=8), "among 8 processes; expected batch_size 8,"),
-        ({"batch_size": 12, "micro_batch_size": 4}, Grid(data=2), "expected batch_size 8 or 16"),
         ({"optimizer_in_backward": True, "grad_clip": 0.0}, Grid(data=2), "expected --optimizer_in_backward=False"),
         ({**PIPELINE, "batch_size": 1, "micro_batch_size": 0}, Grid(2), "makes 1; expected --batch_size=2"),
         (
@@ -110,17 +105,6 @@ def test_what_divides_is_taken():
     refuse({**PIPELINE, "n_layer": 4, "batch_size": 12, "micro_batch_size": "auto"}, Grid(4))
     assert pipeline.micro_batch_sizes(tiny(batch_size=12), Grid(4)) == [1, 2, 3]
     assert pipeline.micro_batch_sizes(tiny(batch_size=12, pipeline_schedule="interleaved"), Grid(4)) == [1, 3]
-
-
-@pytest.mark.parametrize("kind", ["dense", "documents"])
-def test_evaluation_is_split_into_as_many_batches_for_each(kind, request):
-    config = tiny(dataset=str(request.getfixturevalue(kind)), batch_size=12, eval_windows=0)
-    batches = ValidationBatches(open_dataset(config).val, config)
-    ours = [list(batches.share(rank, 4)) for rank in range(4)]
-    assert len({len(batches) for batches in ours}) == 1
-    seen = [row for batches in ours for _, targets in batches for row in targets.tolist()]
-    everything = [row for _, targets in batches for row in targets.tolist() if set(row) != {IGNORE}]
-    assert sorted(row for row in seen if set(row) != {IGNORE}) == sorted(everything)
 
 
 @pytest.mark.parametrize("n_head, n, T", [(4, 2, 12), (4, 4, 12), (3, 4, 24), (2, 4, 16), (1, 2, 4)])

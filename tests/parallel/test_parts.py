@@ -108,10 +108,3 @@ def test_attention_and_its_gradients_are_those_of_the_whole_sequence(tmp_path):
         assert max(process["heads"]["error"], process["keys"]["error"]) < 1e-14
         assert process["heads"]["sent"] == {"all_to_all": [4, 2 * (3 + 1) * part]}
         assert process["keys"]["sent"] == {"all_gather": [1, 4 * part], "reduce_scatter": [1, 4 * part]}
-
-
-def test_one_process_has_all_positions_and_its_attention_as_it_was():
-    model = train.build_model(tiny(vocab_size=8, context_parallel=2), torch.device("cpu"))
-    assert context.positions(model.config) is None
-    assert "attend" not in vars(model.blocks[0].attention)
-    assert not model.position_embedding._forward_pre_hooks

@@ -1,7 +1,6 @@
 """Memory of a run: finds the micro-batch that fits, warns, and explains out-of-memory errors."""
 
 import json
-import resource
 import subprocess
 import sys
 import weakref
@@ -166,21 +165,6 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     assert any(line.startswith("  --micro_batch_size=") and "fits" in line for line in result.stderr.splitlines())
 
 
-def no_process(*_, **__):
-    raise MemoryError
-
-
-def test_a_prediction_that_fails_leaves_an_explanation_without_figures(config, run_main, monkeypatch):
-    train.train(config)
-    monkeypatch.undo()
-    monkeypatch.setattr(subprocess, "run", no_process)
-    monkeypatch.setattr(train, "train_step", no_process)
-    result = run_main(train.main, *flags(**vars(config) | {"max_steps": 4, "init_from": "resume"}))
-    last = f"{config.out_dir}/last.safetensors"
-    checkpoint = f"{last}, the newest checkpoint, is intact: --init_from=resume continues from it."
-    assert result.code == 3 and result.err.splitlines() == ["error: out of memory: MemoryError: ", checkpoint]
-
-
 def test_memory_that_runs_out_in_a_step_is_explained_once(config, predicted, run_main, monkeypatch):
     def train_step(*_):
         raise FULL
@@ -205,9 +189,7 @@ def of_the_compiler(text):
         (MemoryError(), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (of_the_compiler("C++ compile error\n\nvirtual memory exhausted: Cannot allocate memory"), True),
-        (of_the_compiler("C++ compile error\n\nno such file"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied\nout of memory"), False),
-        (OSError("out of memory"), False),
     ],
 )
 def test_only_errors_of_memory_are_taken_for_it(error, expected):
@@ -229,24 +211,8 @@ def test_a_step_that_may_not_fit_is_warned_of_in_one_line(free, warned, config, 
     assert line.startswith("warning: a step is predicted to take 8.000 GB" if warned else "")
 
 
-def test_a_step_that_fits_easily_is_not_predicted(config, monkeypatch):
-    monkeypatch.setattr(memory, "ask", None)
-    memory.warn_if_too_large(replace(config, vocab_size=17), CPU)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--stage=naive"], ["--checkpointing=every:1", "--micro_batch_size=1"]])
 def test_no_step_that_may_not_fit_is_taken_for_a_small_one(words):
     config = load_config(["config/gpt2.py", *words, "--vocab_size=50257", "--n_layer=2", "--compile=False"])
     assert predict.predict_memory(config).peak < memory.bound_peak(config)
-
-
-def test_free_memory_is_less_if_the_process_is_limited_or_shares_it(monkeypatch):
-    free = machine.free_memory(CPU)
-    assert 1e8 < free < 1e14
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert machine.free_memory(CPU) == pytest.approx(free / 4, rel=0.2)
-    size = machine.proc_bytes("/proc/self/status", "VmSize")
-    limits = {resource.RLIMIT_AS: size + 2**20, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: (limits[limit], resource.RLIM_INFINITY))
-    assert machine.free_memory(CPU) == pytest.approx(2**20, rel=0.9)

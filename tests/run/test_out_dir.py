@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, flags, tiny
+from conftest import ROOT, contents, flags, tiny
 
 import train
 
@@ -18,10 +18,6 @@ import train
 @pytest.fixture
 def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), dropout=0.2)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def test_a_run_replaces_no_dataset_s_tokenizer(config, dense, tmp_path, refused):

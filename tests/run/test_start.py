@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import LINE, TINY, flags, replace, rows, same, saved, tiny, write_folder
+from conftest import LINE, contents, flags, replace, rows, same, saved, tiny, write_folder
 
 import train
 from nanoladder import checkpoint
@@ -64,10 +64,6 @@ def converted(whole, tmp_path):
     return convert
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-
-
 # -- the tokenizer
 
 
@@ -98,17 +94,6 @@ def test_data_without_a_tokenizer_continue_a_run_and_do_not_make_it_forget_its_o
     assert run_main(train.main, *words, f"--dataset={bare}", "--max_steps=4").code == 0
     assert saved(half)["progress"]["step"] == 4
     assert "another tokenizer" in refused(train.main, *words, f"--dataset={others['as_many']}", "--max_steps=5")
-
-
-def test_a_model_without_a_tokenizer_takes_data_of_as_many_tokens(converted, bare, others, tmp_path, run_main, refused):
-    words = [f"--{key}={value}" for key, value in TINY.items() if key not in SHAPE]
-    words += [f"--init_from={converted(None)}"]
-    for dataset in (bare, others["as_many"], others["fewer"]):
-        given = *words, f"--dataset={dataset}", f"--out_dir={tmp_path}/{dataset.name}"
-        if dataset == others["fewer"]:
-            assert "another tokenizer (char, 16 tokens)" in refused(train.main, *given)
-        else:
-            assert run_main(train.main, *given).code == 0
 
 
 # -- the config of a run that continues
