@@ -89,18 +89,6 @@ def test_training_goes_on_from_what_was_written(trained, converted, tmp_path):
     assert ours == theirs and len(ours) == 6  # bit for bit
 
 
-def test_a_run_without_biases_goes_on_without_them(dense, tmp_path, run_main):
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path / "run"))
-    train.train(config)
-    result = run_main(convert.main, f"--out_dir={config.out_dir}", f"--output={tmp_path}/hf")
-    assert result.code == 0 and "no biases" in result.out
-    more = replace(config, init_from=f"hf:{tmp_path}/hf", out_dir=str(tmp_path / "more"))
-    train.train(more)
-    again = replace(config, init_from=f"{config.out_dir}/last.safetensors", out_dir=str(tmp_path / "again"))
-    train.train(again)
-    assert rows(more, "train_loss") == rows(again, "train_loss")
-
-
 def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
     words = [f"--out_dir={trained.out_dir}", f"--output={tmp_path}/hf"]
     result = run_main(convert.main, *words)

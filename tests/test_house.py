@@ -5,6 +5,7 @@ import graphlib
 import re
 import subprocess
 
+import pytest
 from conftest import ROOT
 
 from nanoladder.config.stages import fields
@@ -107,6 +108,7 @@ def test_every_room_says_what_lives_in_it():
         assert ast.get_docstring(TREES[folder / "__init__.py"]), folder
 
 
+@pytest.mark.slow
 def test_the_root_has_the_promised_scripts_and_no_others():
     tracked = []
     if (ROOT / ".git").exists():  # scripts that a user keeps here do not count

@@ -2,7 +2,6 @@
 
 import base64
 import shutil
-import subprocess
 
 import pytest
 from conftest import ROOT
@@ -10,12 +9,6 @@ from conftest import ROOT
 nbformat = pytest.importorskip("nbformat")
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 NOT_COPIED = (".git", ".venv*", "out", "results", "tests", "*.bin", "meta.json", "__pycache__")
-
-
-def cell(name):
-    """The source of the quickstart's cell of this name."""
-    notebook = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
-    return next(found.source for found in notebook.cells if found.id == name)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -47,22 +40,3 @@ def test_the_quickstart_runs_to_its_end(tmp_path, monkeypatch):
     assert "| fused_adamw" in text["profile"] and "naive's speed" in text["profile"]
     (picture,), (table,) = cells["loss"].outputs, cells["table"].outputs
     assert len(base64.b64decode(picture.data["image/png"])) > 5000 and "| fused_adamw" in table.data["text/markdown"]
-
-
-def test_the_quickstart_clones_the_repository_that_it_is_given(tmp_path, monkeypatch):
-    repository, elsewhere = tmp_path / "repository", tmp_path / "elsewhere" / "here"
-    repository.mkdir()
-    elsewhere.mkdir(parents=True)
-    (repository / "train.py").write_text("")
-    git = ["git", "-c", "user.name=x", "-c", "user.email=x@localhost"]
-    for words in (["init", "--quiet"], ["add", "train.py"], ["commit", "--quiet", "-m", "x"]):
-        subprocess.run([*git, *words], cwd=repository, check=True)
-    monkeypatch.chdir(elsewhere)
-    parameters = {"REPO": "", "SMALL": False}
-    with pytest.raises(SystemExit, match="expected REPO in the first cell"):
-        exec(cell("place"), parameters)
-    monkeypatch.setenv("NOTEBOOK_REPO", repository.as_uri())
-    for _ in range(2):  # the second time it is there
-        exec(cell("place"), parameters)
-        assert (elsewhere / "nanoladder" / "train.py").samefile("train.py")
-        monkeypatch.chdir(elsewhere)

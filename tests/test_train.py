@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import train
 from model import GPT, IGNORE
-from nanoladder import checkpoint
 from nanoladder.config import Config
 from nanoladder.data.batches import TrainingBatches
 from nanoladder.data.datasets import open_dataset
@@ -180,17 +179,7 @@ def test_throughput_counts_every_sequence(config, monkeypatch, capsys):
     assert float(re.search(r"([\d.e+-]+) FLOP", out)[1]) == pytest.approx(flops, rel=0.01)
 
 
-# -- faults
-
-
 # -- what a run prints and leaves behind
-
-
-def test_header_says_what_is_trained(config, run_main):
-    out = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, batch_size=5)).out
-    assert f"{initial_model(config).n_params:,} parameters" in out and "80 tokens" in out
-    assert "batch_size=5" in out and "char" in out and "cpu" in out.lower()
-    assert "grad_clip" not in out  # as the defaults have it
 
 
 def test_a_run_leaves_what_the_documents_say(config):
@@ -200,20 +189,6 @@ def test_a_run_leaves_what_the_documents_say(config):
     assert names == {"config.json", "metrics.jsonl", "tokenizer.json", "tokenizer.tiktoken", ".lock"} | checkpoints
     written = json.loads(Path(done.out_dir, "config.json").read_text())
     assert Config(**written) == replace(done, vocab_size=17)
-
-
-@pytest.mark.parametrize("save_interval", [0, 2, 100])
-def test_checkpoints_at_their_interval_and_at_the_end(save_interval, config, monkeypatch):
-    steps = []
-    write_file = checkpoint.save.write_file
-
-    def write_and_read(path, state):
-        write_file(path, state)
-        steps.append(checkpoint.load(path)["progress"]["step"])
-
-    monkeypatch.setattr(checkpoint.save, "write_file", write_and_read)
-    run(config, max_steps=5, save_interval=save_interval)
-    assert steps == {0: [], 2: [2, 4, 5], 100: [5]}[save_interval]
 
 
 # -- bad input
