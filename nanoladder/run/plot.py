@@ -5,17 +5,12 @@ import warnings
 from nanoladder import files
 
 
-def points(rows, key, x="step"):
-    """Returns [(x, value of the key)] of the rows that have both."""
-    return [(row[x], row[key]) for row in rows if x in row and key in row]
-
-
 def plot(rows, path, title):
     """Plots loss, learning rate and throughput over steps to a PNG. rows: one dict of metrics per logged step."""
     from matplotlib.figure import Figure  # loads slowly; unlike pyplot, needs no screen and keeps no figure
 
     def draw(axis, key, **style):
-        if curve := points(rows, key):
+        if curve := [(row["step"], row[key]) for row in rows if key in row]:
             axis.plot(*zip(*curve, strict=True), **style)
 
     figure = Figure(figsize=(11, 5), layout="constrained")
@@ -34,11 +29,6 @@ def plot(rows, path, title):
     axes["T"].set(title="tokens per second", xlabel="step", ylim=(0, None))
     for axis in axes.values():
         axis.grid(alpha=0.3)
-    save(figure, path)
-
-
-def save(figure, path):
-    """Writes a figure to a PNG. Characters that the font lacks become boxes, without a warning."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # such characters become boxes
         files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import flags
 
-from lab import advise, climb, cluster, plot, replay
+from lab import advise, climb, cluster, replay
 
 JUDGE, PEERS, ADVICE = "--mode=judge", "--mode=peers", "savings --available_bytes=9"
 REFUSED = [
@@ -54,7 +54,6 @@ REFUSED = [
     (climb.main, "--mode=predict --vocab_size=50 --gpu=H100", "expected --device=cuda"),
     (climb.main, "--mode=predict --vocab_size=50 --device=mps", "expected one of them"),
     (climb.main, "--mode=predict --dataset=nowhere", "or, to predict without the data, --vocab_size=NUMBER"),
-    (plot.main, "nowhere", "nowhere is not a run: it has no config.json; expected an out_dir of train.py"),
 ]
 
 
@@ -63,8 +62,7 @@ def test_bad_input_is_one_line(main, words, fragment, dense, refused, monkeypatc
     machine = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
     monkeypatch.setattr(climb, "run_alone", lambda *_: machine)
     monkeypatch.setattr(climb, "take", lambda *_: pytest.fail("measured"))
-    config = [] if main is plot.main else flags(dataset=dense)
-    assert fragment in refused(main, *config, *words.split())
+    assert fragment in refused(main, *flags(dataset=dense), *words.split())
 
 
 def test_torchrun_is_refused(refused, monkeypatch):
