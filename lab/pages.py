@@ -176,10 +176,10 @@ def page():
 def measured(name):
     """Returns a Markdown table of a stage's gain on each machine in results/; empty if it was not measured."""
     rows = []
-    for where, found in summaries("ladder"):
+    for _, results, found in summaries("ladder"):
         timed = {stage: row for stage, row in found.items() if "seconds" in row}
         if name in timed and (before := summary.row_below(name, timed)):
-            rows.append({"name": where, "note": None, "before": timed[before], "after": timed[name]})
+            rows.append({"name": where(results), "note": None, "before": timed[before], "after": timed[name]})
     columns = {
         "ms/step": lambda row: " → ".join(tables.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
         "speed": lambda row: summary.speedup(row["before"], row["after"]),
@@ -191,23 +191,30 @@ def measured(name):
 def scaled(mode):
     """Returns Markdown tables of throughput by number of processes, one for each machine in results/."""
     found_tables, batches = [], "per process" if mode in tables.PER_PROCESS else "for all processes"
-    for where, found in summaries(mode):
+    for _, results, found in summaries(mode):
         rows = list(found.values())
         table = tables.markdown(tables.columns(rows, mode), rows)
-        found_tables.append(f"{where}, one batch {batches}:\n\n{table}\n\n")
+        found_tables.append(f"{where(results)}, one batch {batches}:\n\n{table}\n\n")
     return "".join(found_tables)
 
 
+def where(results):
+    return f"{tables.device(results)}: `{' '.join(results['config'])}`"
+
+
 @cache
-def summaries(mode):
-    """Returns [(machine and config, {row name: summary})] of every results.json that contains a mode."""
-    found = []
-    for path in sorted(RESULTS.glob("*/*/results.json")):
-        results = read_results(path)
-        if mode in results["modes"]:
-            where = f"{tables.device(results)}: `{' '.join(results['config'])}`"
-            found.append((where, {row["name"]: row for row in summary.summarize(results, mode)}))
-    return found
+def summaries(mode, own=()):
+    """Returns [(path, results, {row name: summary})] of every results.json that contains a mode.
+
+    Files of a reader's own come first, then that of the README, then the others in results/.
+    """
+    ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != MEASURED, path))
+    found = [(path, read_results(path)) for path in (*own, *ours)]
+    return [
+        (path, results, {row["name"]: row for row in summary.summarize(results, mode)})
+        for path, results in found
+        if mode in results["modes"]
+    ]
 
 
 def section(name):

@@ -4,7 +4,6 @@ import re
 import textwrap
 
 from lab import pages, summary, tables
-from lab.results import read_results
 from nanoladder import files
 from nanoladder.config import stage_names
 from nanoladder.config.stages import fields, reason
@@ -28,8 +27,8 @@ def text():
     before, _, rest = README.read_text(encoding="utf-8").partition(HEADING)
     old, _, after = rest.split("\n\n", 2)
     said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", old, re.MULTILINE))
-    results = read_results(pages.MEASURED / "results.json")
-    rows = {row["name"]: row for row in summary.summarize(results, "ladder") if "peak" in row}
+    _, results, rows = pages.summaries("ladder")[0]
+    rows = {name: row for name, row in rows.items() if "peak" in row}
     lines = ["| stage | what it does | field | speed | memory |", "| --- | --- | --- | --- | --- |"]
     for name in stage_names():
         field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if pages.below(name) else ""
@@ -49,8 +48,7 @@ def measured(name, rows):
     """Returns a stage's speed and memory against the stage that it stands on; of the first, in ms and GB."""
     if name not in rows:
         return "", ""
-    row = rows[name]
-    below = next((rows[stage] for stage in reversed(pages.below(name)) if stage in rows), None)
+    row, below = rows[name], rows.get(summary.row_below(name, rows))
     if below is None:
         return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
     less = below["peak"] / row["peak"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lab import pages, tables
 from lab.page.markup import Markup, join, tag
 from lab.results import read_results
-from lab.summary import UNCHANGED, speedup, summarize
+from lab.summary import UNCHANGED, speedup
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
@@ -40,25 +40,18 @@ def sets(own=()):
 
     Raises BadInput for a file of the reader's that has nothing to show.
     """
-    found = {}
-    for path in (*own, *ours()):
-        results = read_results(path)
-        if path in own and not results["modes"].keys() & {"ladder", *pages.SCALING.values()}:
+    for path in own:
+        if not read_results(path)["modes"].keys() & {"ladder", *pages.SCALING.values()}:
             raise BadInput(f"{path} holds no stages; expected a results.json of --mode=ladder or scaling")
+    found = {}
+    for path, results, rows in pages.summaries("ladder", own):
         machine, name = path.resolve().parts[-3:-1]
-        if "ladder" in results["modes"]:
-            key = f"{machine}/{name}"
-            found.setdefault(key, measured(key, name, results))
+        key = f"{machine}/{name}"
+        found.setdefault(key, measured(key, name, results, [dict(row) for row in rows.values()]))
     return found
 
 
-def ours():
-    """The results.json files in results/, that of the README first."""
-    return sorted(pages.RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != pages.MEASURED, path))
-
-
-def measured(key, name, results):
-    rows = summarize(results, "ladder")
+def measured(key, name, results, rows):
     for row in rows:
         if "memory" in row:
             row["parts"] = row["memory"] | {"kept gradients": kept_gradients(row["memory"])}
@@ -250,18 +243,17 @@ def loss(row):
 def scaling(stage, own=()):
     """Cards of a stage's throughput by number of processes, one for each results.json that holds it."""
     mode = pages.SCALING.get(stage)
-    found = [results for results in map(read_results, (*own, *ours()) if mode else ()) if mode in results["modes"]]
-    return [scaling_card(results, mode) for results in found]
+    return [scaling_card(results, mode, rows.values()) for _, results, rows in pages.summaries(mode, own)]
 
 
-def scaling_card(results, mode):
+def scaling_card(results, mode, rows):
     def processes(row):
         return f"{row['name']} process" + "es" * (row["name"] != "1")
 
     def linear(row):
         return int(row["name"]) * first["tokens_per_s"] / int(first["name"])
 
-    rows = [row for row in summarize(results, mode) if "seconds" in row]
+    rows = [row for row in rows if "seconds" in row]
     first, last = rows[0], rows[-1]
     scale = max(max(row["tokens_per_s"], linear(row)) for row in rows)
     batch = "one batch per process" if mode in tables.PER_PROCESS else "one batch for all processes"
