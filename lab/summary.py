@@ -19,8 +19,8 @@ def summarize(results, mode):
     resident: peak resident memory above the start's. memory: by part (anatomy.py). peak: of the bytes of all tensors.
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
     seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curve: of
-    a training run, with its val_loss unless it diverged. Of several processes also the seconds beyond a process's share
-    of the work; the bytes sent by a process; the bubble of a pipeline, predicted. Of a peer its setting, in words.
+    a training run, with its val_loss unless it diverged. Of several processes also the bytes sent by a process, and
+    the predicted bubble of a pipeline. Of a peer its setting, in words.
     """
     part = results["modes"][mode]
     reference = next((measured for measured in part["rows"].values() if measured.get("examine")), None)
@@ -38,9 +38,6 @@ def summarize(results, mode):
             n = int(name)
             row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
             row |= {key: exchanged[0][key] for key in ("predicted", "bubble") if exchanged[0].get(key)}
-        if mode.startswith("scaling-") and timed and rows and "seconds" in rows[0]:
-            own_tokens = row["tokens_per_s"] * row["seconds"] / int(name)
-            row["beyond"] = row["seconds"] - own_tokens / rows[0]["tokens_per_s"]
         if found := (measured.get("examine") or [None])[0]:
             row |= examination(found, reference["examine"][0], row, results["machine"]["gpu"])
             row["dropout"] = results["keys"]["dropout"]

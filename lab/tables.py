@@ -230,9 +230,6 @@ def columns(rows, mode):
         "scaling": {
             **tokens,
             "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
-            "beyond its share of one process's time ms": lambda row: (
-                "" if row is first else f"{1e3 * row['beyond']:.1f}"
-            ),
             "bubble predicted": lambda row: f"{row['bubble']:.0%}",
             "sent by a process MB": lambda row: "" if row is first else f"{row['sent'] / 1e6:.1f}",
             "predicted GB": gigabytes("predicted"),

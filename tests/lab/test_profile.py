@@ -239,7 +239,7 @@ def test_results_of_other_conditions_or_rows_are_not_mixed_and_modes_share_a_fol
 def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     def answer(what, config):
         n = config.batch_size // 4
-        return EXCHANGED if what == "exchange" else TIMED | {"seconds": 1.0 if n == 1 else 1.25, "tokens": 64 * n}
+        return EXCHANGED | {"bubble": 0.25} if what == "exchange" else TIMED | {"seconds": 1.0 if n == 1 else 1.25, "tokens": 64 * n}
 
     asked, rows = measured(answer, "--mode=scaling", "--processes=4", "--repeats=2")
     assert [n for _, _, n, _ in asked] == [1, 2, 4, 1, 2, 4, 4, 2, 1]
@@ -247,18 +247,6 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     assert rows["4"]["efficiency"] == "80%"
     assert rows["4"]["sent by a process MB"] == "7.0"  # 2 · 3/4 of the all_reduce
     assert rows["4"]["tensors GB"] == "2.000" and rows["4"]["predicted GB"] == "1.000"
-
-
-def test_scaling_of_one_batch_names_what_is_beyond_a_share_of_the_work_and_the_bubble(measured):
-    def answer(what, config):
-        alone = config.pipeline_parallel == 1
-        if what == "exchange":
-            return EXCHANGED if alone else EXCHANGED | {"bubble": 0.25}
-        return TIMED if alone else TIMED | {"seconds": 0.4}
-
-    words = ["--dimension=pipeline", "--n_layer=4", "--micro_batch_size=1", "--repeats=1"]
-    _, rows = measured(answer, "--mode=scaling", "--processes=4", *words)
-    assert rows["4"]["beyond its share of one process's time ms"] == "150.0"
     assert rows["4"]["bubble predicted"] == "25%"
 
 
