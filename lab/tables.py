@@ -234,7 +234,6 @@ def columns(rows, mode):
             "sent by a process MB": lambda row: "" if row is first else f"{row['sent'] / 1e6:.1f}",
             "predicted GB": gigabytes("predicted"),
         },
-        "optimizers": trained,
         "train": trained,
     }
     return {

@@ -7,7 +7,7 @@ import torch
 from conftest import tiny
 
 from lab import pages
-from lab.fold import NO_OPS, fold, merge
+from lab.fold import NO_OPS, fold
 from lab.link import OPTIONS
 from model import GPT
 from nanoladder import machine, optim, parallel
@@ -52,38 +52,6 @@ def test_expressions(expression, result):
 def test_a_known_condition_leaves_one_branch(condition, taken):
     assert folded(f"if {condition}:\n    a()\nelse:\n    b()") == taken
     assert folded(f"x()\nif {condition}:\n    a()\ny()") == "x()\n" + ("a()\n" if taken == "a()" else "") + "y()"
-
-
-@pytest.mark.parametrize(
-    "conditions, result",
-    [
-        (("config.off", "x"), "if x:\n    b()\nelse:\n    c()"),
-        (("x", "config.on"), "if x:\n    a()\nelse:\n    b()"),
-        (("config.off", "config.off"), "c()"),
-    ],
-)
-def test_a_chain_of_conditions(conditions, result):
-    assert folded("if {}:\n    a()\nelif {}:\n    b()\nelse:\n    c()".format(*conditions)) == result
-
-
-def test_comments_stay_with_what_they_are_about():
-    source = """
-    # before
-    if config.on:  # why
-        # first
-        a()  # beside
-    else:  # why not
-        # gone
-        b()
-    """
-    assert folded(source) == "# before\n# why\n# first\na()  # beside"
-
-
-def test_nothing_follows_a_return():
-    assert folded("if config.on:\n    return 1\nreturn 2") == "return 1"
-    assert folded("if config.off:\n    return 1\nreturn 2") == "return 2"
-    unknown = "returned = 1\nif x:\n    return 1\nreturn returned"
-    assert folded(unknown) == unknown
 
 
 def test_a_loop_over_one_item_is_its_body():
@@ -257,38 +225,3 @@ main(1)
 
 def test_what_nothing_reads_is_dropped():
     assert fold(BEFORE, VALUES) == AFTER
-
-
-def test_what_others_call_keeps_its_parameters_and_functions_inside_stay():
-    source = """
-    def passed(ctx, inputs):
-        return ctx
-
-
-    @register
-    def _(ctx, inputs):
-        return ctx
-
-
-    def called(x, config):
-        def inner(y):
-            return y
-
-        x.switch = config
-        return inner(x)
-
-
-    register(passed, called(1, 2))
-    """
-    source = dedent(source).lstrip("\n")
-    assert fold(source, VALUES) == source
-
-
-def test_merged_modules_are_one_program():
-    library = '"""A library."""\n\nimport os\n\nfrom a import b\n\nK = 1  # one\n'
-    imports = "import math\nimport os\n\nimport torch\n\nimport c\nfrom library import K\n"
-    program = f'"""A script."""\n\n{imports}\n\nmain(K)\n'
-    assert merge({"library": library, "program": program}, "A program.") == (
-        '"""A program.\n\nA library.\n"""\n\nimport math\nimport os\n\nimport torch\n\n'
-        "import c\nfrom a import b\n\nK = 1  # one\n\n\nmain(K)\n"
-    )

@@ -1,6 +1,5 @@
 """Measurements of lab/measure.py count the right bytes, seconds and operations."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -67,11 +66,11 @@ def test_time_is_the_operators_on_a_cpu():
     assert (seconds["gemm"], seconds["elementwise"], seconds["data"]) == (0.25, 0.125, pytest.approx(0.051))
 
 
-def launched(name, operators, shapes=(), id=1, call="cudaLaunchKernel"):
+def launched(name, operators):
     """A kernel, the call that launched it, and the operators around that call, the outermost first."""
     *outer, inner = operators
-    call = event(call, [event(inner, outer, shapes)], id=id, microseconds=7)
-    return [call, event(name, microseconds=100_000, device="CUDA", id=id)]
+    call = event("cudaLaunchKernel", [event(inner, outer)], id=1, microseconds=7)
+    return [call, event(name, microseconds=100_000, device="CUDA", id=1)]
 
 
 REPLAYED = ["step", "Torch-Compiled Region: 0/1", "CompiledFunction"]  # around a cudaGraphLaunch
@@ -103,28 +102,11 @@ def test_every_kernel_has_its_kind():
         assert {kind: value for kind, value in seconds.items() if value} == {kind: 0.2}, name
 
 
-def test_every_kernel_counts_once_and_a_range_on_the_gpu_s_timeline_does_not():
-    events = [event("data wait", microseconds=50_000), event("step", microseconds=9_000)]
-    for id, (name, (operators, _)) in enumerate(KERNELS.items()):
-        events += launched(name, operators, id=id)
-    graph = [event(name, microseconds=100_000, device="CUDA", id=99) for name in KERNELS]  # all in one launch
-    events += [event("cudaGraphLaunch", REPLAYED, id=99), *graph]
-    events.append(event("nvjet_unknown_launch", microseconds=100_000, device="CUDA", id=1000))
-    expected = 0.2 * (2 * len(KERNELS) + 1)
+def test_data_is_what_the_host_waits_and_a_range_on_the_gpu_s_timeline_is_no_kernel():
+    events = [event("data wait", microseconds=50_000), *launched("nvjet_tst", REPLAYED)]
     events.append(event("step", microseconds=10**7, device="CUDA", is_user_annotation=True))
     seconds = anatomy.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=True)
-    assert seconds.pop("data") == 0.15  # what the host waited
-    assert sum(seconds.values()) == pytest.approx(expected)
-
-
-def test_python_is_the_host_s_time(dense):
-    loop = measure.Loop(tiny(dataset=str(dense)))
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        loop.optimizer.zero_grad = lambda **_: time.sleep(0.2)
-        loop.step()
-    events = profiler.events()
-    everything = sum(event.self_cpu_time_total for event in events) / 1e6
-    assert sum(anatomy.seconds_by_kind(events, loop.config, on_gpu=False).values()) <= everything - 0.2
+    assert seconds == dict.fromkeys(seconds, 0.0) | {"data": 0.15, "gemm": 0.2}
 
 
 @pytest.mark.parametrize("mode, expected", [("default", 2), ("reduce-overhead", 3), ("max-autotune", 3)])

@@ -239,7 +239,9 @@ def test_results_of_other_conditions_or_rows_are_not_mixed_and_modes_share_a_fol
 def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     def answer(what, config):
         n = config.batch_size // 4
-        return EXCHANGED | {"bubble": 0.25} if what == "exchange" else TIMED | {"seconds": 1.0 if n == 1 else 1.25, "tokens": 64 * n}
+        if what == "exchange":
+            return EXCHANGED | {"bubble": 0.25}
+        return TIMED | {"seconds": 1.0 if n == 1 else 1.25, "tokens": 64 * n}
 
     asked, rows = measured(answer, "--mode=scaling", "--processes=4", "--repeats=2")
     assert [n for _, _, n, _ in asked] == [1, 2, 4, 1, 2, 4, 4, 2, 1]
@@ -329,43 +331,6 @@ def test_the_help_of_a_mode_has_its_own_options(mode, run_main):
     assert found.code == 0 and plan.MODES[mode].meaning.split()[0] in found.out
     listed = set(re.findall(r"^  --(\w+)", found.out, re.MULTILINE))
     assert listed == {"mode", *plan.MODES[mode].options}
-
-
-def test_a_cell_is_empty_if_its_figure_was_not_measured_and_so_are_columns():
-    rows = [{"name": "a", "note": None, "seconds": 1.0, "memory": {"peak": 1e9}}, {"name": "b", "note": None}]
-    columns = {
-        "s": lambda row: f"{row['seconds']:g}",
-        "IQR": lambda row: f"{row['iqr']:g}",
-        "GB": lambda row: f"{row['memory']['peak'] / 1e9:g}",
-    }
-    first, _, *body = tables.markdown(columns, rows).splitlines()
-    assert first.split() == ["|", "|", "s", "|", "GB", "|"]
-    assert [line.split() for line in body] == [["|", "a", "|", "1", "|", "1", "|"], ["|", "b", "|", "|", "|"]]
-
-
-def test_stored_results_still_have_their_tables():
-    paths = list(ROOT.glob("results/*/*/results.json"))
-    assert paths
-    for path in paths:
-        stored = read_results(path)
-        for mode in stored["modes"]:
-            written = rows_in(path.with_name("table.md").read_text().partition(f"## {mode}:")[2])
-            again = rows_in(tables.table(stored, mode))
-            assert {row: cells["ms/step"] for row, cells in again.items()} == {
-                row: cells["ms/step"] for row, cells in written.items()
-            }
-
-
-@pytest.mark.parametrize(
-    "native, bfloat16, line",
-    [
-        (False, 0.5e9, "bfloat16 0.5 GFLOP/s (emulated); a copy 10 GB/s."),
-        (True, 0.5e12, "bfloat16 0.5 TFLOP/s; a copy 10 GB/s."),
-    ],
-)
-def test_the_table_names_emulated_bfloat16(native, bfloat16, line):
-    limits = [{"flops": {"float32": 1e12, "bfloat16": bfloat16}, "copy_bytes": 1e10}]
-    assert tables.machine_limits(limits, native) == f"The machine itself: matrix products float32 1 TFLOP/s, {line}"
 
 
 # -- for real
