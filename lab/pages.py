@@ -151,8 +151,9 @@ in `--stage=ddp --checkpointing=every:1`.
 Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. Below it stand the
 definitions in `nanoladder/` that the program newly calls, folded as the program is. `python ladder.py show NAME
 --standalone` prints a stage's whole program as one file that runs alone, with torch and numpy: by `python`, or from ddp
-on by `torchrun`. The gain of a stage depends on the machine: the tables list what was measured, and
-`python profile.py config/reference.py` measures your machine.
+on by `torchrun`. "Measured" says how many times as fast a step is as with the stage below, and in how many times fewer
+bytes, on the README's machine; ≈ 1 is no measurable change. The gain depends on the machine: [ladder.html](ladder.html)
+shows others, and several processes; `python profile.py config/reference.py` measures yours.
 
 Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
 """
@@ -174,32 +175,19 @@ def page():
 
 
 def measured(name):
-    """Returns a Markdown table of a stage's gain on each machine in results/; empty if it was not measured."""
-    rows = []
-    for _, results, found in summaries("ladder"):
-        timed = {stage: row for stage, row in found.items() if "seconds" in row}
-        if name in timed and (before := summary.row_below(name, timed)):
-            rows.append({"name": where(results), "note": None, "before": timed[before], "after": timed[name]})
-    columns = {
-        "ms/step": lambda row: " → ".join(tables.milliseconds(row[at]["seconds"]) for at in ("before", "after")),
-        "speed": lambda row: summary.speedup(row["before"], row["after"]),
-        "tensors, GB": lambda row: " → ".join(f"{row[at]['peak'] / 1e9:.3f}" for at in ("before", "after")),
-    }
-    return tables.markdown(columns, rows) + "\n\n" if rows else ""
+    """Returns a stage's speed and memory beside the stage that it stands on; of the first, in ms and GB.
 
-
-def scaled(mode):
-    """Returns Markdown tables of throughput by number of processes, one for each machine in results/."""
-    found_tables, batches = [], "per process" if mode in tables.PER_PROCESS else "for all processes"
-    for _, results, found in summaries(mode):
-        rows = list(found.values())
-        table = tables.markdown(tables.columns(rows, mode), rows)
-        found_tables.append(f"{where(results)}, one batch {batches}:\n\n{table}\n\n")
-    return "".join(found_tables)
-
-
-def where(results):
-    return f"{tables.device(results)}: `{' '.join(results['config'])}`"
+    Texts, of the figures in MEASURED; empty if the stage is not among them.
+    """
+    _, _, found = summaries("ladder")[0]
+    rows = {stage: row for stage, row in found.items() if "peak" in row}
+    if name not in rows:
+        return "", ""
+    row, below = rows[name], rows.get(summary.row_below(name, rows))
+    if below is None:
+        return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
+    less = below["peak"] / row["peak"]
+    return short(summary.speedup(below, row)), "≈ 1" if abs(less - 1) < 0.01 else f"{less:.2f}×"
 
 
 @cache
@@ -228,7 +216,8 @@ def section(name):
     field = f"`{change(name)}`\n\n" if below else ""
     behind = definitions(below, name) if below else []
     blocks = "".join(f"`{path}`:\n\n```python\n{source}\n```\n\n" for path, source in behind)
-    gain = scaled(SCALING[name]) if name in SCALING else measured(name)
+    speed, memory = measured(name)
+    gain = f"Measured: speed {speed}, memory {memory}.\n\n" if speed and below else ""
     return (
         f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
         f"```{language}\n{lines}\n```\n\n{blocks}{gain}`python ladder.py {command}`\n"

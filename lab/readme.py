@@ -3,7 +3,7 @@
 import re
 import textwrap
 
-from lab import pages, summary, tables
+from lab import pages, tables
 from nanoladder import files
 from nanoladder.config import stage_names
 from nanoladder.config.stages import fields, reason
@@ -33,7 +33,7 @@ def text():
     for name in stage_names():
         field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if pages.below(name) else ""
         cells = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name)), field.replace("'", '"')]
-        lines.append(f"| {' | '.join([*cells, *measured(name, rows)])} |")
+        lines.append(f"| {' | '.join([*cells, *pages.measured(name)])} |")
     paragraph = PARAGRAPH.format(
         parameters=next(iter(rows.values()))["parameters"] / 1e6,
         machine=tables.device(results),
@@ -42,14 +42,3 @@ def text():
     )
     wrapped = textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
     return before + HEADING + "\n".join(lines) + f"\n\n{wrapped}\n\n{after}"
-
-
-def measured(name, rows):
-    """Returns a stage's speed and memory against the stage that it stands on; of the first, in ms and GB."""
-    if name not in rows:
-        return "", ""
-    row, below = rows[name], rows.get(summary.row_below(name, rows))
-    if below is None:
-        return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
-    less = below["peak"] / row["peak"]
-    return pages.short(summary.speedup(below, row)), "≈ 1" if abs(less - 1) < 0.01 else f"{less:.2f}×"

@@ -53,8 +53,9 @@ def sets(own=()):
 
 def measured(key, name, results, rows):
     for row in rows:
-        if "memory" in row:
-            row["parts"] = row["memory"] | {"kept gradients": kept_gradients(row["memory"])}
+        if memory := row.get("memory"):  # with the gradients that are kept during the forward, PARTS make up the peak
+            kept = memory["peak"] - sum(memory[part] for part in PARTS if part in memory)
+            row["parts"] = memory | {"kept gradients": kept}
         if "seconds" in row:
             row["kinds"] = {kind: row["seconds"] * share for kind, share in row.get("shares", {}).items()}
     on, keys = results["machine"], results["keys"]
@@ -68,11 +69,6 @@ def measured(key, name, results, rows):
         ("code", ", commit ".join(filter(None, [results["code"], results.get("commit")]))),
     ]
     return Set(key, tables.device(results), name, conditions, {row["name"]: row for row in rows})
-
-
-def kept_gradients(memory):
-    """Bytes of the gradients that are kept during the forward: with them, PARTS add up to the peak."""
-    return memory["peak"] - sum(memory[part] for part in PARTS if part in memory)
 
 
 # -- a card: a machine's figures at a stage
