@@ -69,31 +69,21 @@ class Loop:
         self.optimizer = train.build_optimizer(self.model, config)
         self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
 
-    def learning_rate(self, step):
-        return train.learning_rate(step, self.config)
-
     def step(self):
         """Takes the next step. Returns its loss, which may be a tensor on the device."""
         with record_function("data wait"):
             number, batch = next(self.batches)
-        lr = self.learning_rate(number)
+        lr = train.learning_rate(number, self.config)
         with record_function("step"):
             loss, _ = train.train_step(self.model, self.optimizer, batch, lr, self.config)
         return machine.double(loss) if torch.is_tensor(loss) else loss  # sums of losses are exact enough
 
-    def val_loss(self):
-        return train.evaluate(self.model, self.dataset.val, self.config, self.device)
-
     def val_digest(self):
-        """A digest of the tokens on which val_loss() is measured."""
+        """A digest of the tokens on which the validation loss is measured."""
         digest = hashlib.sha256()
         for batch in data.ValidationBatches(self.dataset.val, self.config):
             digest.update(batch.targets[batch.targets != IGNORE].numpy().tobytes())
         return digest.hexdigest()[:8]
-
-    def all_reduce_mean(self, seconds):
-        """The mean over the processes, so that all of them take the same number of steps."""
-        return float(parallel.all_reduce_mean(torch.tensor(seconds, device=self.device)))
 
     def seconds(self, steps, window=WINDOW):
         """Mean seconds of a step over the next steps: as many as given, or more if those take less than the window.
@@ -103,7 +93,8 @@ class Loop:
         start = synchronized_time(self.device)
         for _ in range(steps):
             self.step()
-        elapsed = self.all_reduce_mean(synchronized_time(self.device) - start)
+        elapsed = torch.tensor(synchronized_time(self.device) - start, device=self.device)
+        elapsed = float(parallel.all_reduce_mean(elapsed))  # so that all processes take the same number of steps
         return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
 
 
@@ -154,9 +145,9 @@ def curve(config):
     """
     loop = Loop(config)
     losses = [loop.step() for _ in range(config.max_steps)]
-    val_loss = loop.val_loss()
+    val_loss = train.evaluate(loop.model, loop.dataset.val, loop.config, loop.device)
     return {
-        "learning_rate": max(loop.learning_rate(step) for step in range(1, config.max_steps + 1)),
+        "learning_rate": max(train.learning_rate(step, config) for step in range(1, config.max_steps + 1)),
         "tokens": config.max_steps * config.batch_size * config.context_length,
         "loss": float(losses[-1]),
         "val_loss": val_loss if math.isfinite(val_loss) else None,
