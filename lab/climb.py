@@ -141,7 +141,7 @@ def climb(options, config_words):
 def take(measurement, config, n=1, **options):
     """The figures of one of measure.MEASUREMENTS, or of a peer, in one process or in n that torchrun starts."""
     if n > 1:
-        return run_command(measurement, plan.command_line(vars(config) | options), n)
+        return run_command(measurement, plan.command_line(vars(config)), n, **options)
     return run_alone(task.measure if "peer" in options else measure.MEASUREMENTS[measurement], config, **options)
 
 

@@ -120,14 +120,15 @@ def reason(error):
     return name + str(error).strip().partition("\n")[0]
 
 
-def run_command(measurement, words, processes=1, root=None):
-    """Takes a measurement by `python -m lab.measure`, in one process or as torchrun starts several.
+def run_command(measurement, words, processes=1, root=None, **options):
+    """Takes a measurement, with its options, by `python -m lab.measure`, in one process or as torchrun starts several.
 
     root: the folder whose code is measured, if not this one. Such a process is no fork: all forks of a server have its
     memory layout, which may be a lucky one. Raises RuntimeError with the reason if it fails.
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "lab.measure", measurement, *words]
+    command = ["-m", "lab.measure", measurement, json.dumps(options), *words]
+    command = [sys.executable, *(torchrun if processes > 1 else []), *command]
     environment = os.environ | {"PYTHONPATH": str(root)} if root else child_environment()
     process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     if process.returncode == 0:

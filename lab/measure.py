@@ -1,11 +1,10 @@
 """Measurements: functions of a config, each called in a process of its own (launch.py), or by a command line:
 
-    python -m lab.measure MEASUREMENT config/x.py [--key=value ...]
+    python -m lab.measure MEASUREMENT '{"steps": 4}' config/x.py [--key=value ...]
 
 prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import hashlib
@@ -13,7 +12,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
+from nanoladder.entry import run_script
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -38,14 +37,10 @@ WINDOW = 1.0  # seconds: the least that is timed
 
 
 def main(argv):
-    parser = Parser(prog="lab.measure", allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument("measurement", choices=MEASUREMENTS)
-    parser.add_argument("--steps", type=int, help="least number of steps to time")
-    parser.add_argument("--threads", type=int, help="threads of each process")
-    options, config_words = parser.parse_known_args(argv)
-    config, options = load_config(config_words), vars(options)
+    measurement, options, *words = argv
+    config = load_config(words)
     try:
-        measured = MEASUREMENTS[options.pop("measurement")](config, **options)
+        measured = MEASUREMENTS[measurement](config, **json.loads(options))
     except BadInput:
         raise
     except Exception as error:

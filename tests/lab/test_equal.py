@@ -143,9 +143,8 @@ def plant(spoil, train_layout=equal_worker.train_layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_planted_fault_is_found_whatever_the_optimizer(optimizer, dense, tmp_path, monkeypatch):
-    config, _ = equal.parse(flags(dataset=dense, optimizer=optimizer, steps=4))
+def test_a_planted_fault_is_found_even_with_the_optimizer_that_amplifies_rounding(dense, tmp_path, monkeypatch):
+    config, _ = equal.parse(flags(dataset=dense, optimizer="muon", steps=4))
     reference = equal.train_layout(1, config, tmp_path)
     faults = {
         None: "",

@@ -108,7 +108,7 @@ def test_measurements_of_one_process_and_of_two(dense):
     assert min(timed["seconds"], timed["first_step_seconds"]) > 0 and timed["tokens"] == 64
     assert 0 < timed["resident_bytes"] < 1e9
 
-    exchanged = launch.run_command("exchange", [*words, "--ddp=True", "--threads=1"], processes=2)
+    exchanged = launch.run_command("exchange", [*words, "--ddp=True"], processes=2, threads=1)
     assert exchanged["sent"]["all_reduce"][1] == pytest.approx(4 * parameters, abs=100)  # and two scalars
     assert exchanged["peak"] > 16 * parameters
 

@@ -163,21 +163,6 @@ def test_cuda_keeps_the_tensors_of_its_own_kernels():
     assert dropped - plain == pytest.approx((2 * 3 + 1) * B * T * C, rel=0.02)  # a bool for each number dropped from
 
 
-def test_shares_of_sharded_state_are_smaller():
-    config = small(dtype="float32")
-    whole, optimizer, full = (
-        predict.predict_memory(replace(config, batch_size=size, shard=shard), "cpu", world_size)
-        for size, shard, world_size in [(2, "none", 1), (8, "optimizer", 4), (8, "full", 4)]
-    )
-    assert optimizer.optimizer == full.optimizer == pytest.approx(whole.optimizer / 4, rel=0.01)
-    assert optimizer.gradients == full.gradients == pytest.approx(whole.gradients / 4, rel=0.01)
-    assert optimizer.weights == pytest.approx(1.25 * whole.weights, rel=0.01)  # its shard, and all of them gathered
-    outside = 4 * (1024 + 128 + 1) * 128
-    assert full.weights == pytest.approx(whole.weights / 4 + outside, rel=0.01)
-    assert full.peak < optimizer.peak < whole.peak
-    assert full.activations == optimizer.activations == pytest.approx(whole.activations, rel=0.01)
-
-
 def test_on_cuda_the_weights_of_blocks_are_gathered_in_half_precision():
     config = small(shard="optimizer", dtype="bfloat16")
     cpu, cuda = (predict.predict_memory(config, device, 2) for device in ("cpu", "cuda"))

@@ -252,19 +252,6 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     assert rows["4"]["bubble predicted"] == "25%"
 
 
-def test_a_row_that_trains_otherwise_has_losses_of_its_own_unless_they_are_no_numbers(measured, tmp_path):
-    losses = {"sgd": [5.0, 4.5], "adafactor": [5.0, math.nan]}
-    _, rows = measured(
-        lambda what, config: (
-            usual(what, config) | {"losses": losses.get(config.optimizer, [5.0, 4.0]), "attention_kernel": "math"}
-        ),
-        *("--vary", "optimizer=sgd,adafactor", "compile=True", "--repeats=1"),
-    )
-    assert rows["optimizer=sgd, compile=True"]["losses against as configured"] == "another update"
-    assert rows["optimizer=adafactor, compile=True"]["losses against as configured"] == "WRONG by inf"
-    assert rows["as configured"]["kernel"] == "math"
-
-
 def test_whole_runs_are_compared_by_their_losses(measured, capsys):
     losses = {"adamw": 4.0, "sgd": 3.5, "muon": None}
 
