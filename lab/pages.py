@@ -15,7 +15,8 @@ from nanoladder.config.stages import fields, fields_up_to, needs_several, parse,
 
 RESULTS = FOLDER / "results"
 # The README, the page's first view and its picture show these figures. To show others, change this line, then run
-# python ladder.py docs; python ladder.py html; python -m lab.page.picture
+# python ladder.py docs; python ladder.py html; chromium --headless --hide-scrollbars --force-device-scale-factor=1.5 \
+#     --window-size=1440,900 --screenshot=docs/ladder-page.png "file://$PWD/docs/ladder.html#amp"
 MEASURED = RESULTS / "amd-epyc-2-threads-bf16" / "reference"
 MODULES = {"model": "model.py", "train": "train.py"}
 TITLE = """\
