@@ -35,7 +35,7 @@ LEAST_PATIENCE = 60  # seconds, in which a GPU's compiler has done all but autot
 
 
 def tune(options, config, conditions):
-    """Searches, prints the table and the verdict, writes tune.json, tune.md and the tuned config, tuned.py.
+    """Searches, prints the table and the verdict, writes tune.json and the tuned config, tuned.py.
 
     config: with its vocab_size. conditions: function that returns those of the results.
     """
@@ -295,34 +295,20 @@ COLUMNS = {  # of the table of races
 
 
 def report(results, changes, verdict, folder):
-    """Writes the table, and tuned.py unless it would change nothing; prints the outcome.
-
-    Raises BadInput if a file cannot be written.
-    """
+    """Prints the outcome and every race, and writes tuned.py, unless it would change nothing. Raises BadInput."""
     path = folder / "tuned.py"
     races = [race for race in results["races"] if race["note"] or race["rounds"]]
     rows = [{"name": f"{n}. {name(race)}", "note": race["note"]} for n, race in enumerate(races, 1)]
     rows = [row if row["note"] else row | {"race": race} for row, race in zip(rows, races, strict=True)]
     sentence = f"{verdict.capitalize()}: {plan.in_words(changes) or 'the config as it is'}."
-    keys, torch = results["keys"], results["machine"]["torch"]
-    words, tries = " ".join(results["config"]), f"{len(rows)} changes tried in {results['spent'] / 60:.1f} minutes"
-    table = [
-        f"## tune: `{words}`",
-        f"{tables.device(results)}; torch {torch}; a step is {keys['batch_size']} × {keys['context_length']} tokens; "
-        f"{tries}.",
-        f"**{sentence}**",
-        tables.markdown(COLUMNS, rows),
-        "Each change raced against the best config so far, which it replaced if it was kept. A speed is the median of "
-        "the rounds, and the interval of the sign test or, of less than 8 rounds, their range.",
-    ]
-    write(folder, {"tune.md": "\n\n".join(table)})
+    words = " ".join(results["config"])
     print(tables.on_terminal(sentence, COLUMNS, rows))
-    print(f"\nwritten: {folder}/tune.md with all figures, and tune.json")
+    print(f"\nwritten: {folder}/tune.json, with all rounds")
     if not changes:
         return path.unlink(missing_ok=True)  # of an earlier search
     lines = [
         '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict}.", 115),
-        f"\n{tries}, torch {torch}.",
+        f"\n{len(rows)} changes tried in {results['spent'] / 60:.1f} minutes, torch {results['machine']['torch']}.",
         f"Written by: python profile.py {words} --mode=tune",
         f'To be used: python train.py {words} {path.as_posix()}\n"""\n',
     ]
