@@ -19,14 +19,13 @@ def config(dense):
 
 
 @pytest.fixture(autouse=True)
-def no_torchao(request, monkeypatch):
+def no_torchao(monkeypatch):
     """Its update is compiled, which takes a second for each prediction."""
-    if not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr(machine, "require_torchao", lambda: refuse())
 
+    def refuse():
+        raise BadInput("optimizer=adamw8bit needs torchao")
 
-def refuse():
-    raise BadInput("optimizer=adamw8bit needs torchao")
+    monkeypatch.setattr(machine, "require_torchao", refuse)
 
 
 def savings(config, available=0, device="cpu", world_size=1):

@@ -178,24 +178,3 @@ def test_every_layout_equals_one_process(documents):
     assert len(rows) == 26 and rows[-1]["name"] == "1 process"
     for row in rows:
         assert len(row["losses"]) == 2 and max(row["weights"].values()) < 1e-4, row["name"]
-
-
-# -- bad input
-
-
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        ({"dropout": 0.1}, "dropout=0.1: each layout drops other activations; expected --dropout=0"),
-        ({"processes": 1}, "--processes=1: expected at least 2"),
-        ({"processes": "two"}, "invalid int value: 'two'"),
-        ({"step": 3}, "unknown key 'step', did you mean 'steps'?"),
-    ],
-)
-def test_bad_input_is_one_line(given, message, dense, refused):
-    assert message in refused(equal.main, *flags(dataset=dense, **given))
-
-
-def test_torchrun_is_refused(dense, refused, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "lab.equal starts its processes itself" in refused(equal.main, *flags(dataset=dense))
