@@ -1,4 +1,4 @@
-"""docs/ladder.html is that of this code; its figures are those of results/; none of its texts becomes markup."""
+"""docs/ladder.md and ladder.html are those of this code, with the figures of results/; no text becomes markup."""
 
 import html
 import json
@@ -56,8 +56,9 @@ def text():
 
 
 @pytest.mark.slow
-def test_the_page_is_that_of_this_code(text):
-    """If it is not: python ladder.py html. It holds every program, and every diff."""
+def test_the_pages_are_those_of_this_code(text):
+    """If they are not: python ladder.py docs; python ladder.py html. They hold every program, and every diff."""
+    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
     assert text == build.page()
     (lines, ladder), static = programs.table(), Articles(text).lines
     for stage in ladder["stages"]:

@@ -244,17 +244,6 @@ def test_what_is_no_stage_is_refused(refused, words, answer):
     assert answer in refused(show.main, *words)
 
 
-@pytest.mark.slow
-def test_the_page_is_that_of_this_code(run_main, monkeypatch, tmp_path):
-    """If it is not: python ladder.py docs. The README links every stage to its section."""
-    committed, readme = pages.PAGE.read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
-    monkeypatch.setattr(pages, "PAGE", tmp_path / "docs" / "ladder.md")
-    assert run_main(show.main, "docs").code == 0
-    assert pages.PAGE.read_text(encoding="utf-8") == committed
-    for stage in STAGES:
-        assert f"| [{stage}](docs/ladder.md#{stage}) |" in readme and f"\n## {stage}\n" in committed
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_says_why_and_names_its_sources_with_links(stage):
     text = pages.explanation(stage)
