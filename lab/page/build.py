@@ -64,14 +64,13 @@ def rail():
 
 
 def article(stage, own):
-    """Returns the article on a stage: its reason, measurements, explanation and diff."""
+    """Returns the article on a stage: its reason, measurements, explanation and what it newly calls."""
     title = f"<h2>{stage}</h2>\n<p class=reason>{inline(reason(stage))}</p>"
     more = tag("p", pages.change(stage), class_="change") if pages.below(stage) else opening()
     return (
         f"<article id={stage} class=stage aria-label={stage}>\n<header>\n{title}\n{more}\n</header>\n"
         f"{figures.section(stage, own)}\n"
         f"<div class=text>\n{text(pages.explanation(stage))}\n</div>\n"
-        f'<div class="code static">\n{programs.static(stage)}\n</div>\n'
         f'<div class="code mechanism">\n{programs.mechanism(stage)}\n</div>\n</article>'
     )
 

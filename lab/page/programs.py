@@ -1,9 +1,7 @@
-"""Programs of the ladder as HTML: each distinct line highlighted once, and the diff that introduces a stage."""
+"""Programs of the ladder as HTML: each distinct line highlighted once, and the definitions that a stage newly calls."""
 
 import difflib
 import html
-import re
-from functools import cache
 
 from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
@@ -12,16 +10,9 @@ from lab import pages
 from lab.link import standalone
 from nanoladder.config import stage_names
 
-MARKS = {"+": "ins", "-": "del", " ": "div"}  # elements of a diff's lines, by the sign
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
 CLASSES = {"sd": "c", "kc": "m", "ow": "k", "nf": "f", "fm": "f", "nc": "f", "nd": "f", "nb": "b", "bp": "b"}
 COLORED = ("k", "s", "m", "f", "b", "c")
-
-
-@cache
-def highlight(stage):
-    """Returns the lines of a stage's program as HTML, one string each."""
-    return highlighted(pages.script(stage))
 
 
 def highlighted(source):
@@ -58,7 +49,7 @@ def table():
             {
                 "name": name,
                 "on": names.index(below[-1]) if below else None,
-                "lines": [positions.setdefault(line, len(positions)) for line in highlight(name)],
+                "lines": [positions.setdefault(line, len(positions)) for line in highlighted(pages.script(name))],
                 "parts": pages.parts(pages.script(name)),
                 "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
             }
@@ -71,25 +62,6 @@ def changed(a, b):
     """Returns [first and last line in a, and in b] of each change between two stages' programs; numbers from 0."""
     opcodes = difflib.SequenceMatcher(None, split(a), split(b), autojunk=False).get_opcodes()
     return [lines for kind, *lines in opcodes if kind != "equal"]
-
-
-def static(stage):
-    """Returns a stage's diff to the stage before, or the first stage's whole program, as HTML without script."""
-    if not (below := pages.below(stage)):
-        return "\n".join(f"<div class=line data-n={n}>{line}</div>" for n, line in enumerate(highlight(stage), 1))
-    before = below[-1]
-    code = {text: line for name in (before, stage) for text, line in zip(split(name), highlight(name), strict=True)}
-    rows = []
-    for line in pages.diff(before, stage):
-        if header := re.match(r"@@ -\S+ \+(\d+),", line):
-            n = int(header[1])
-            rows.append(f"<div class=hunk>{line}</div>")
-        else:
-            mark = MARKS[line[0]]
-            number = f" data-n={n}" if mark != "del" else ""
-            rows.append(f"<{mark} class=line{number}>{code[line[1:]]}</{mark}>")
-            n += mark != "del"
-    return "\n".join(rows)
 
 
 def mechanism(stage):
