@@ -32,6 +32,7 @@ settings.load_profile("quiet")
 ROOT = Path(__file__).parents[1]
 needs_gpu = pytest.mark.gpu  # pytest -m gpu runs these alone
 needs_rustbpe = pytest.mark.skipif(find_spec("rustbpe") is None, reason="needs rustbpe: pip install rustbpe")
+MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
 LINE = "the cat sat on the mat, naïve at the café ☕\n"
 TINY = {
     "device": "cpu",

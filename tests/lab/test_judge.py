@@ -1,6 +1,5 @@
 """--mode=judge tells a gain from noise, runs the other version's own code, and leaves the checkout alone."""
 
-import hashlib
 import itertools
 import json
 import os
@@ -12,12 +11,11 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, flags
+from conftest import MACHINE, ROOT, contents, flags
 
 from lab import climb, judge, rounds, versions
 from nanoladder.errors import BadInput
 
-MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
 EXAMINED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
 
 
@@ -244,15 +242,6 @@ def git(root, *words):
     author = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"]
     done = subprocess.run(["git", "-C", root, *author, *words], check=True, capture_output=True, text=True)
     return done.stdout.strip()
-
-
-def contents(root):
-    """{file: digest} of a folder, git's own files and index among them."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in root.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
 
 
 def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path):

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import build, flags, tiny
+from conftest import MACHINE, build, flags, tiny
 
 import train
 from lab import climb
@@ -14,8 +14,6 @@ from lab.launch import run_alone
 from lab.peers import nanogpt, task
 from lab.peers.task import Sequences, Task
 from nanoladder.errors import BadInput
-
-MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
 
 # A checkout whose script has the outside of nanoGPT's: its flags, files, draws and printed lines. It keeps what it saw.
 SCRIPT = """

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import MACHINE, ROOT
 
 from lab import climb, pages, plan, summary, tables
 from lab.results import code_hash, read_results
@@ -32,7 +32,6 @@ EXAMINED = {
 TIMED = {"seconds": 1.0, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64}
 EXCHANGED = {"sent": {"all_reduce": [3, 4e6], "send": [1, 1e6]}, "peak": 2e9}
 LIMITS = {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10}
-MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import flags
+from conftest import MACHINE, flags
 
 from lab import advise, climb, cluster, equal, replay
 
@@ -63,8 +63,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("main", "words", "fragment"), REFUSED)
 def test_bad_input_is_one_line(main, words, fragment, dense, refused, monkeypatch):
-    machine = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "torch": "2.13"}
-    monkeypatch.setattr(climb, "run_alone", lambda *_: machine)
+    monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
     monkeypatch.setattr(climb, "take", lambda *_: pytest.fail("measured"))
     assert fragment in refused(main, *flags(dataset=dense), *words.split())
 
