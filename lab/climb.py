@@ -111,9 +111,12 @@ def climb(options, config_words):
     conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
     kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options)
-    words_of_rows = {name: changes_of(row, base) for name, row in rows.items()}
-    results = open_results(folder, conditions, kind, words_of_rows, reasons)
+    valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
+    changes = {name: plan.command_line(plan.changes(row, base)) for name, row in valid.items()}
+    results = open_results(folder, conditions, kind, {name: [] for name in rows} | changes, reasons)
     part = results["modes"][kind]
+    for name, row in valid.items():
+        part["rows"][name]["another_update"] = plan.trains_otherwise(row, next(iter(valid.values())))
     todo = tasks(options, rows)
     print(tables.wrapped(forecast(todo, rows, part, options, base, results["machine"])), flush=True)
     with tqdm(todo, unit="process") as bar:
@@ -143,11 +146,6 @@ def take(measurement, config, n=1, **options):
     if n > 1:
         return run_command(measurement, plan.command_line(vars(config)), n, **options)
     return run_alone(task.measure if "peer" in options else measure.MEASUREMENTS[measurement], config, **options)
-
-
-def changes_of(row, base):
-    """The words with which results.json keeps a row: those that change the config as it is."""
-    return [] if isinstance(row, BadInput) else plan.command_line(plan.changes(row, base))
 
 
 def forecast(todo, rows, part, options, config, machine):

@@ -28,6 +28,7 @@ from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
+HOW = ("stage", "compile_scope", "compile_mode")  # keys of how a step is computed that are no stage's
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
 
 
@@ -298,6 +299,12 @@ def changed(config, changes):
 def changes(config, base):
     """{key: value} of what a config changes in another one."""
     return {key: value for key, value in vars(config).items() if value != getattr(base, key)}
+
+
+def trains_otherwise(config, base):
+    """True if a config changes more of another one than how a step is computed. AdamW in 8 bits counts as AdamW."""
+    another_optimizer = config.optimizer.removesuffix("8bit") != base.optimizer.removesuffix("8bit")
+    return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), *HOW, "optimizer"}
 
 
 def in_words(changes):

@@ -5,9 +5,7 @@ import math
 import statistics
 
 from nanoladder.config import stage_names, stage_path
-from nanoladder.config.stages import fields
 
-HOW = ("stage", "compile_scope", "compile_mode")  # keys of how a step is computed that are no stage's
 UNCHANGED = "no measurable change"
 
 
@@ -41,7 +39,7 @@ def summarize(results, mode):
         if found := (measured.get("examine") or [None])[0]:
             row |= examination(found, reference["examine"][0], row, results["machine"]["gpu"])
             row["dropout"] = results["keys"]["dropout"]
-            row["another_update"] = trains_otherwise(measured["words"], reference["words"], results["keys"])
+            row["another_update"] = measured.get("another_update", False)
             if timed:
                 row |= utilization(found, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
         if timed and (limit := measured.get("limit")):
@@ -105,22 +103,6 @@ def gap(found, first):
     """The largest difference of a loss from the first row's, which has none itself."""
     gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
     return {} if found is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
-
-
-def trains_otherwise(words, first, keys):
-    """True if a row's words change more beside the first row's than how a step is computed.
-
-    A stage sets the optimizer. AdamW in 8 bits counts as AdamW.
-    """
-
-    def chosen(words):
-        found = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
-        usual = "adamw" if any("stage" in word for word in words) else keys.get("optimizer", "adamw")
-        return found | {"optimizer": found.get("optimizer", usual).removesuffix("8bit")}
-
-    mine, others = chosen(words), chosen(first)
-    changed = {key for key in mine | others if mine.get(key) != others.get(key)}
-    return not changed <= {*fields("naive"), *HOW} - {"optimizer"}
 
 
 def utilization(found, tokens_per_s, limits, datasheet_flops):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import MACHINE, ROOT
 
-from lab import climb, pages, plan, summary, tables
+from lab import climb, pages, plan, tables
 from lab.results import code_hash, read_results
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
@@ -142,21 +142,6 @@ def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
         assert plan.parse([*words, "--micro_batch_size=16"])[1][-1] == "--micro_batch_size=16"
 
 
-@pytest.mark.parametrize(
-    "words, first, optimizer, otherwise",
-    [
-        (["--compile=False", "--attention=matmul"], [], "muon", False),
-        (["--optimizer=adamw8bit"], [], "adamw", False),
-        (["--optimizer=sgd"], [], "adamw", True),
-        (["--learning_rate=0.1"], [], "adamw", True),
-        ([], ["--stage=naive", "--optimizer=adamw"], "muon", True),  # as configured, beside naive
-        (["--stage=amp", "--dtype=auto"], ["--stage=naive"], "adafactor", False),
-    ],
-)
-def test_what_trains_otherwise(words, first, optimizer, otherwise):
-    assert summary.trains_otherwise(words, first, {"optimizer": optimizer}) == otherwise
-
-
 # -- measuring, the processes played
 
 
@@ -249,6 +234,16 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     assert rows["4"]["sent by a process MB"] == "7.0"  # 2 · 3/4 of the all_reduce
     assert rows["4"]["tensors GB"] == "2.000" and rows["4"]["predicted GB"] == "1.000"
     assert rows["4"]["bubble predicted"] == "25%"
+
+
+def test_a_row_that_trains_otherwise_has_losses_of_its_own_unless_they_are_no_numbers(measured):
+    losses = {"sgd": [5.0, 4.5], "adamw8bit": [5.0, 4.5], "adafactor": [5.0, math.nan]}
+    _, rows = measured(
+        lambda what, config: usual(what, config) | {"losses": losses.get(config.optimizer, [5.0, 4.0])},
+        *("--vary", "optimizer=sgd,adamw8bit,adafactor", "attention=matmul", "--repeats=1"),
+    )
+    for optimizer, found in {"sgd": "another update", "adamw8bit": "WRONG by 0.5", "adafactor": "WRONG by inf"}.items():
+        assert rows[f"optimizer={optimizer}, attention=matmul"]["losses against as configured"] == found
 
 
 def test_whole_runs_are_compared_by_their_losses(measured, capsys):
