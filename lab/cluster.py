@@ -15,6 +15,7 @@ from nanoladder.entry import Parser, run_script
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab.layouts import SCHEDULES, describe, grids, on_grid
+from lab.plan import at_least
 from lab.tables import texts
 from model import GPT
 from nanoladder.errors import BadInput
@@ -204,11 +205,9 @@ def row(layout, step, n_gpus, flops):
 def main(argv):
     usage = "python -m lab.cluster config/x.py [more.py ...] [--gpus=8] [--memory_gb=80] [--key=value ...]"
     parser = Parser(prog="python -m lab.cluster", usage=usage, allow_abbrev=False)
-    parser.add_argument("--gpus", type=int, default=8, help="processes, eight to a node (default: %(default)s)")
+    parser.add_argument("--gpus", type=at_least(1), default=8, help="processes, eight to a node (default: %(default)s)")
     parser.add_argument("--memory_gb", type=float, default=80, help="of a GPU, in 1e9 bytes (default: %(default)s)")
     options, words = parser.parse_known_args(argv)
-    if options.gpus < 1:
-        raise BadInput(f"--gpus={options.gpus}: expected at least 1")
     config = load_config(words, vars(options))
     if not config.vocab_size:
         raise BadInput("vocab_size=0: the time of a step depends on it; expected a number, such as --vocab_size=50257")

@@ -24,6 +24,7 @@ from tqdm import tqdm
 import train
 from lab import equal_worker, workers
 from lab.layouts import describe, layouts
+from lab.plan import at_least
 from nanoladder import data, machine
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -53,14 +54,11 @@ def parse(argv):
     """The config with which every layout trains, and --processes. Raises BadInput if layouts could not be equal."""
     usage = "python -m lab.equal config/x.py [more.py ...] [--processes=4] [--steps=12] [--key=value ...]"
     parser = Parser(prog="python -m lab.equal", usage=usage, description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--processes", type=int, default=2, help="most processes of a layout (default: 2)")
-    parser.add_argument("--steps", type=int, default=12, help="updates of each run, at least 2 (default: 12)")
+    parser.add_argument("--processes", type=at_least(2), default=2, help="most processes of a layout (default: 2)")
+    parser.add_argument("--steps", type=at_least(2), default=12, help="updates of each run, at least 2 (default: 12)")
     options, words = parser.parse_known_args(argv)
     if "WORLD_SIZE" in os.environ:
         raise BadInput("lab.equal starts its processes itself; expected `python -m lab.equal`, without torchrun")
-    for name in ("processes", "steps"):  # layouts resume from half of the steps
-        if (number := getattr(options, name)) < 2:
-            raise BadInput(f"--{name}={number}: expected at least 2")
     config = load_config(words, vars(options))
     if config.dropout:
         raise BadInput(f"dropout={config.dropout}: each layout drops other activations; expected --dropout=0")
