@@ -126,14 +126,10 @@ def seconds_by_kind(events, config, on_gpu):
         return seconds
     seconds["data"] = sum(event.cpu_time_total for event in of_host if event.name == "data wait") / 1e6
     launches = {event.id: event.cpu_parent for event in of_host if event.name.startswith(LAUNCHES)}
-    for kernel in kernels(events):
-        seconds[kind_of(launches.get(kernel.id), config, kernel.name)] += kernel.self_device_time_total / 1e6
+    for event in events:
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:  # a range, no kernel
+            seconds[kind_of(launches.get(event.id), config, event.name)] += event.self_device_time_total / 1e6
     return seconds
-
-
-def kernels(events):
-    """The kernels and copies among the events of torch.profiler, which also shows its ranges on the GPU's timeline."""
-    return [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
 
 
 def product_format(config, device):
