@@ -15,6 +15,9 @@ from nanoladder.errors import BadInput
 from nanoladder.parallel.check import check_batch, check_pipeline, check_processes
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
 
+# Groups that were left. DDP, if it were the last to hold one, would end it with Python locked, for which gloo may wait.
+LEFT = []
+
 
 def world_size():
     """Number of processes; 1 without a group."""
@@ -68,6 +71,7 @@ def stop():
     """Waits for every process, then leaves the group."""
     if dist.is_initialized():
         dist.barrier()
+        LEFT.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 

@@ -62,9 +62,9 @@ CHANGES = {
         780,
         "from torchao.optim import AdamW8bit",
     ),
-    "ddp": ("parallel.distributed_data_parallel(", 20, 865, "dist.init_process_group(backend"),
+    "ddp": ("parallel.distributed_data_parallel(", 20, 870, "dist.init_process_group(backend"),
     "shard": ("parallel.fully_shard(", 7, 955, "fsdp.fully_shard(block"),
-    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1105, '"attention.qkv": ColwiseParallel()'),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1110, '"attention.qkv": ColwiseParallel()'),
     "context_parallel": ("parallel.apply_context_parallel(", 1, 1070, "def attend_by_heads("),
     "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1185, "pipelining.Schedule1F1B"),
 }
