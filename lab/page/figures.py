@@ -270,7 +270,8 @@ def scaling_card(results, mode, rows):
     ]
     ratio = times(last["tokens_per_s"], first["tokens_per_s"])
     kind = "good" if last["tokens_per_s"] >= first["tokens_per_s"] else "bad"
-    command = " ".join(["profile.py", *results["config"], f"--mode={mode}"])
+    mode_words = f"--mode={mode.replace('-', ' --dimension=')} --processes={last['name']}"
+    command = " ".join(["profile.py", *results["config"], mode_words])
     words = [join(tag("span", word), " ") for word in command.split()]  # lines break between options alone
     said = f" the tokens per second of {processes(first)}, on {last['name']}"
     return tag(

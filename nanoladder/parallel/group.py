@@ -15,7 +15,7 @@ from nanoladder.errors import BadInput
 from nanoladder.parallel.check import check_batch, check_pipeline, check_processes
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
 
-# Groups that were left. DDP, if it were the last to hold one, would end it with Python locked, for which gloo may wait.
+# Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
 
 

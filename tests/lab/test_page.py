@@ -120,7 +120,7 @@ def test_stages_of_several_processes_have_the_figures_of_their_mode(stage):
             if row["time"]:
                 median = statistics.median(process["seconds"] for process in row["time"])
                 assert f"{n} process" in words(card) and f"{row['time'][0]['tokens'] / median:,.0f}" in words(card)
-        assert f"--mode={mode}" in words(card)
+        assert f"--mode={mode.replace('-', ' --dimension=')} --processes=" in words(card)
 
 
 def test_the_first_stage_says_what_all_gain():
