@@ -111,6 +111,10 @@ MODES = {
         ("against", "metric", "rounds", "out_dir"),
     ),
     "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir")),
+    "recipe": Mode(
+        "what each rung of the recipe, the second ladder, is worth in tokens, by whole training runs",
+        ("minutes", "out_dir"),
+    ),
     "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
         "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
@@ -134,7 +138,9 @@ OPTIONS = {
     "against": Option(str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
     "metric": Option(one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
     "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
-    "minutes": Option(positive, "10", "how long the search takes; the same command with more continues it"),
+    "minutes": Option(
+        positive, "10", "how long it takes, of a recipe until the last trial starts; the same command continues"
+    ),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(positive, None, "in GB: names the largest micro-batch that fits"),
     "world_size": Option(at_least(1), "1", "processes of the predicted run"),
@@ -169,7 +175,7 @@ def parse(argv):
         )
     if config.stage and options.mode == "ladder":
         raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
-    several = options.mode in ("predict", "judge", "tune") or options.dimension == "pipeline" or options.train
+    several = options.mode in ("predict", "judge", "tune", "recipe") or options.dimension == "pipeline" or options.train
     if config.micro_batch_size and not several and not any(word.startswith("--batch_size") for word in words):
         words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too
     if options.mode == "peers":
