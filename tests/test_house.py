@@ -33,7 +33,7 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
     "*.py": 795,
-    "nanoladder/config/*.py": 545,
+    "nanoladder/config/*.py": 520,
     "nanoladder/run/*.py": 1150,
     "nanoladder/data/*.py": 1500,
     "nanoladder/checkpoint/*.py": 890,
@@ -42,7 +42,7 @@ BUDGETS = {
     "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1000,
     "lab/**/*.py": 7195,
     "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
-    "tests/**/*.py": 11833,
+    "tests/**/*.py": 11824,
 }
 
 

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Literal, get_args, get_origin
 
-from nanoladder.config.keys import DEFAULTS, INSTEAD, NOT_EMPTY, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, INSTEAD, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of the numbers; every other number is 0 or more.
@@ -38,7 +38,7 @@ def typed(key, value, where):
         if value not in get_args(kind):
             question = nearest(str(value), get_args(kind))
             raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{question}")
-    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (key in NOT_EMPTY and not value):
+    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (value == "" != DEFAULTS[key]):
         raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
     elif kind is str and not value.isprintable():
         raise BadInput(f"{where}: {key}={value!r}: expected printable characters")
@@ -61,33 +61,65 @@ def check(config):
     """Raises BadInput for values out of range or that cannot work together, before anything is loaded or written."""
     for key, value in vars(config).items():
         if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
-            check_range(key, value)
-    for impossible, message in COMBINATIONS:
-        if impossible(config):
-            raise BadInput(message.format_map(vars(config) | {"pieces": count_pieces(config)}))
+            least, end = key in AT_LEAST_1, 1 if key in BELOW_1 else 2**63  # 64 bits
+            if not least <= value < end:
+                raise BadInput(f"{key}={value}: expected at least {least:d}, and below {end}")
+    for message in impossible(config):
+        raise BadInput(message)
 
 
-def check_range(key, value):
-    if key in AT_LEAST_1:
-        within, text = value >= 1, "at least 1"
-    elif key in BELOW_1:
-        within, text = 0 <= value < 1, "0 up to, not including, 1"
-    else:
-        within, text = value >= 0, "0 or more"
-    if type(value) is int and value >= 2**63:
-        within, text = False, "a number less than 2**63, which fits 64 bits"
-    if not within:
-        raise BadInput(f"{key}={value}: expected {text}")
-
-
-def accumulates(c):
-    """True if the gradients of several micro-batches add up to those of a step."""
-    return c.micro_batch_size == "auto" or 0 < c.micro_batch_size < c.batch_size
-
-
-def replays_graphs(c):
-    """True if torch.compile records CUDA graphs, which reuse the same memory in every forward pass."""
-    return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
+def impossible(c):
+    """Yields a line for each combination of values in a config that cannot work."""
+    sizes = f"n_head={c.n_head}, tensor_parallel={c.tensor_parallel}, context_parallel={c.context_parallel}"
+    if c.n_embd % c.n_head:
+        yield f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads; expected a multiple of n_head"
+    if c.micro_batch_size not in (0, "auto") and c.batch_size % c.micro_batch_size:
+        yield (
+            f"batch_size={c.batch_size} does not divide into micro-batches of micro_batch_size={c.micro_batch_size}; "
+            "expected a divisor of batch_size, or --micro_batch_size=auto"
+        )
+    if c.n_head % c.tensor_parallel:
+        yield f"the heads do not divide among processes ({sizes}); expected tensor_parallel to be a divisor of n_head"
+    if c.context_length % (pieces := count_pieces(c)):
+        yield (
+            f"context_length={c.context_length} does not divide into {pieces} pieces ({sizes}); "
+            f"expected a multiple of {pieces}"
+        )
+    if gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"):
+        yield (
+            f"attention={c.attention} takes as many queries as keys, and context_parallel gathers more keys, as it "
+            f"does not divide a process's heads ({sizes}); expected --attention=sdpa, or one that divides them"
+        )
+    if c.attention == "blocks" and c.dropout > 0:
+        yield f"attention=blocks has no dropout (dropout={c.dropout}); expected --dropout=0, or --attention=auto"
+    if c.min_lr > c.learning_rate:
+        yield f"min_lr={c.min_lr} is above learning_rate={c.learning_rate}; expected no more, such as a tenth of it"
+    if not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing):
+        yield f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1"
+    if c.checkpointing == "selective" and c.compiles_blocks:
+        yield (
+            "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
+            f"one by one (compile_scope={c.compile_scope}, shard={c.shard}, tensor_parallel={c.tensor_parallel}, "
+            f"pipeline_parallel={c.pipeline_parallel}); expected --checkpointing=every:1, or --compile=False"
+        )
+    if replays_graphs(c) and overwrites_graphs(c):
+        yield (
+            f"compile_mode={c.compile_mode} replays CUDA graphs, which overwrite their memory in the next forward and "
+            "hold no collectives; expected --compile_mode=default, or --micro_batch_size=0 --set_to_none=True "
+            "--shard=none --tensor_parallel=1 --pipeline_parallel=1 --optimizer_in_backward=False, and "
+            "--compile_scope=model or --checkpointing=none"
+        )
+    if c.optimizer_in_backward and (accumulates(c) or c.grad_clip or c.dtype == "float16"):
+        yield (
+            "optimizer_in_backward=True uses each gradient once it is ready, before there is a sum over micro-batches, "
+            f"a global norm or a check for overflow (micro_batch_size={c.micro_batch_size}, grad_clip={c.grad_clip}, "
+            f"dtype={c.dtype}); expected --micro_batch_size=0 --grad_clip=0 and no float16"
+        )
+    if c.optimizer in ("adafactor", "galore") and c.shard != "none":
+        yield (
+            f"optimizer={c.optimizer} needs whole matrices, and shard={c.shard} leaves each process a part of them; "
+            "expected --shard=none, or --optimizer=adamw8bit"
+        )
 
 
 def gathers_keys(config):
@@ -100,74 +132,18 @@ def count_pieces(c):
     return c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel
 
 
+def accumulates(c):
+    """True if the gradients of several micro-batches add up to those of a step."""
+    return c.micro_batch_size == "auto" or 0 < c.micro_batch_size < c.batch_size
+
+
+def replays_graphs(c):
+    """True if torch.compile records CUDA graphs, which reuse the same memory in every forward pass."""
+    return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
+
+
 def overwrites_graphs(c):
     """True if a step needs, or moves, memory that a CUDA graph of the model overwrites or has at fixed addresses."""
     recomputes_blocks = c.compile_scope == "block" and c.checkpointing != "none"
     moves = c.optimizer_in_backward or c.shard != "none" or c.tensor_parallel > 1 or c.pipeline_parallel > 1
     return accumulates(c) or not c.set_to_none or recomputes_blocks or moves
-
-
-# (condition on the config, message with {key} for its values)
-COMBINATIONS = [
-    (
-        lambda c: c.n_embd % c.n_head,
-        "n_embd={n_embd} does not divide into n_head={n_head} heads of equal width; expected a multiple of n_head",
-    ),
-    (
-        lambda c: c.micro_batch_size not in (0, "auto") and c.batch_size % c.micro_batch_size,
-        "batch_size={batch_size} does not divide into micro-batches of micro_batch_size={micro_batch_size}; expected "
-        "a divisor of batch_size, or --micro_batch_size=auto",
-    ),
-    (
-        lambda c: c.n_head % c.tensor_parallel,
-        "n_head={n_head} does not divide among the processes of tensor_parallel={tensor_parallel}, each of which has "
-        "whole heads; expected tensor_parallel to be a divisor of n_head",
-    ),
-    (
-        lambda c: c.context_length % count_pieces(c),
-        "context_length={context_length} does not divide into {pieces} pieces, by context_parallel={context_parallel}, "
-        "tensor_parallel={tensor_parallel} and n_head={n_head}; expected a multiple of {pieces}",
-    ),
-    (
-        lambda c: gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"),
-        "attention={attention} takes as many queries as keys, and context_parallel={context_parallel} gathers more "
-        "keys, as it does not divide a process's heads (n_head={n_head}, tensor_parallel={tensor_parallel}); "
-        "expected --attention=sdpa, or a context_parallel that divides them",
-    ),
-    (
-        lambda c: c.attention == "blocks" and c.dropout > 0,
-        "attention=blocks has no dropout (dropout={dropout}); expected --dropout=0, or --attention=auto",
-    ),
-    (
-        lambda c: c.min_lr > c.learning_rate,
-        "min_lr={min_lr} is above learning_rate={learning_rate}; expected at most that, such as a tenth of it",
-    ),
-    (
-        lambda c: not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing),
-        "checkpointing={checkpointing}: expected none, sqrt, selective or every:K, such as every:1 for every block",
-    ),
-    (
-        lambda c: c.checkpointing == "selective" and c.compiles_blocks,
-        "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
-        "one by one (compile_scope={compile_scope}, shard={shard}, tensor_parallel={tensor_parallel}, "
-        "pipeline_parallel={pipeline_parallel}); expected --checkpointing=every:1, or --compile=False",
-    ),
-    (
-        lambda c: replays_graphs(c) and overwrites_graphs(c),
-        "compile_mode={compile_mode} replays CUDA graphs, which overwrite their memory in the next forward and hold no "
-        "collectives; expected --compile_mode=default, or --micro_batch_size=0 --set_to_none=True --shard=none "
-        "--tensor_parallel=1 --pipeline_parallel=1 --optimizer_in_backward=False, and --compile_scope=model or "
-        "--checkpointing=none",
-    ),
-    (
-        lambda c: c.optimizer_in_backward and (accumulates(c) or c.grad_clip or c.dtype == "float16"),
-        "optimizer_in_backward=True uses each gradient once it is ready, before there is a sum over micro-batches, a "
-        "global norm or a check for overflow (micro_batch_size={micro_batch_size}, grad_clip={grad_clip}, "
-        "dtype={dtype}); expected --micro_batch_size=0 --grad_clip=0 and no float16, or --optimizer_in_backward=False",
-    ),
-    (
-        lambda c: c.optimizer in ("adafactor", "galore") and c.shard != "none",
-        "optimizer={optimizer} needs whole matrices, and shard={shard} leaves each process only a part of them; "
-        "expected --shard=none, or --optimizer=adamw8bit",
-    ),
-]

@@ -131,7 +131,6 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, whose name the run has",
 }
-NOT_EMPTY = ("out_dir", "dataset", "init_from", "device")  # texts
 DEFAULTS = dataclasses.asdict(Config())
 ANNOTATIONS = {key: get_args(hint) for key, hint in get_type_hints(Config, include_extras=True).items()}
 MEANINGS = {key: meaning for key, (_, meaning) in ANNOTATIONS.items()}
