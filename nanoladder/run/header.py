@@ -9,7 +9,7 @@ import torch.distributed as dist
 from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
 from nanoladder.kernels import count_chunks
-from nanoladder.run.memory import count_micro_batches, count_tokens
+from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
 
 SHARDED = {
@@ -45,7 +45,7 @@ def choices(config, device):
         "dtype": dtype(config, device),
         "attention": machine.attention_kernel(config, device),
         "loss": loss(config),
-        "optimizer": optimizer(config, device),
+        "optimizer": optimizer(config),
         "compile": "off",
     }
     if lacking := machine.lacks(device):
@@ -64,14 +64,7 @@ def processes(config):
         idle = [*cuts, "shard"] if config.shard != "none" else cuts
         return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
     state = "each with its part of the model" if mesh.is_cut and config.shard == "none" else SHARDED[config.shard]
-    chosen = {"processes": f"{n} by {dist.get_backend()}, {state}"}
-    if cuts:
-        chosen["mesh"] = f"{n} processes = {mesh.sizes}"
-    if mesh.sizes.pipeline > 1:
-        chosen["pipeline"] = pipeline(config)
-    if 1 < mesh.n_sharing < mesh.averaging:
-        chosen["shards"] = f"{mesh.averaging // mesh.n_sharing} copies × {mesh.n_sharing} shards"
-    return chosen
+    return {"processes": f"{n} by {dist.get_backend()} = {mesh.sizes}, {state}"}
 
 
 def busy(device, load):
@@ -109,23 +102,7 @@ def loss(config):
     return f"all logits at once ({'the logits are small' if config.loss_chunks == 'auto' else 'as requested'})"
 
 
-def pipeline(config):
-    n, n_micro_batches = parallel.mesh().sizes.pipeline, count_micro_batches(config, parallel.world_size())
-    ends = [sorted({min(blocks), max(blocks)}) for blocks in parallel.cut_blocks(config, n)]
-    cut = " | ".join("-".join(map(str, numbers)) for numbers in ends)
-    bubble = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
-    return (
-        f"blocks {cut} and the head, {config.pipeline_schedule}, {n_micro_batches} micro-batches: "
-        f"bubble {bubble:.0%} of a step predicted"
-    )
-
-
-def optimizer(config, device):
-    if config.optimizer == "adamw":
-        return f"AdamW, {config.adamw_impl}"
-    factor, text = optim.scale_lr(1.0, config), config.optimizer
-    if factor != 1:
-        text += f"; the lr logged is {factor:g} × learning_rate"
-    if config.optimizer == "adamw8bit" and device.type == "cpu" and not config.compile:
-        text += "; eager on a CPU, its update takes longer than the rest of a small model's step"
-    return text
+def optimizer(config):
+    factor = optim.scale_lr(1.0, config)
+    scaled = f"; the lr logged is {factor:g} × learning_rate" if factor != 1 else ""
+    return config.optimizer + scaled
