@@ -40,18 +40,6 @@ def flops_per_token(model):
     return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
 
 
-def throughput(seconds, n_steps, tokens, flops_per_token, peak_flops):
-    """Returns step_ms, tokens_per_s and mfu of n_steps that took `seconds` for `tokens` tokens; {} for 0 steps.
-
-    peak_flops: FLOP/s of all devices, or None to omit mfu.
-    """
-    if not n_steps:
-        return {}
-    rate = tokens / seconds
-    mfu = {"mfu": rate * flops_per_token / peak_flops} if peak_flops else {}
-    return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
-
-
 def bits_per_byte(loss, dataset):
     """Converts nats per token to {"val_bpb": bits per byte of the validation text}, comparable across tokenizers.
 

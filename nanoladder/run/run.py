@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import os
-import platform
 import sys
 from pathlib import Path
 from nanoladder.entry import outlast_output
@@ -19,7 +17,7 @@ from nanoladder.run.clock import StepClock
 from nanoladder.run.failures import explain_compiler_failure, is_compiler_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
-from nanoladder.run.metrics import Metrics, bits_per_byte, flops_per_token, throughput
+from nanoladder.run.metrics import Metrics, bits_per_byte, flops_per_token
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.start import begin
@@ -131,12 +129,14 @@ class Run:
             print_line(step, self.model, self.tokenizer, config)
 
     def throughput(self, step):
-        """Returns the throughput metrics of the lap that ends with this step."""
+        """Returns the throughput of the lap that ends with this step; mfu only if the device's peak is known."""
         n_steps, self.lap_began = step - self.lap_began, step
-        tokens = n_steps * self.config.batch_size * self.config.context_length
-        peak = machine.peak_flops(self.device)
-        peak_flops = peak and peak * parallel.world_size()
-        return throughput(self.clock.lap(), n_steps, tokens, flops_per_token(self.model), peak_flops)
+        seconds, tokens = self.clock.lap(), n_steps * self.config.batch_size * self.config.context_length
+        if not n_steps:
+            return {}
+        rate, peak = tokens / seconds, machine.peak_flops(self.device)
+        mfu = {"mfu": rate * flops_per_token(self.model) / (peak * parallel.world_size())} if peak else {}
+        return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
 
     def log_evaluation(self, val_loss):
         """Adds the validation loss to this step's row."""
@@ -203,24 +203,11 @@ def prepare_out_dir(config, start_step, dataset):
         raise BadInput(f"out_dir={folder} holds a dataset, with a tokenizer of its own; choose another --out_dir")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = keep_others_out(folder)
+        lock = files.hold(folder / LOCK)
         checkpoint.clear(folder, start_step)
         dataset.save_tokenizer(folder)
+    except BlockingIOError:
+        raise BadInput(f"another run trains in out_dir={folder}; expected its end, or another --out_dir") from None
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
-    return lock
-
-
-def keep_others_out(folder):
-    """Keeps other runs out of a folder, inside the returned context manager. Raises BadInput if one trains there."""
-    try:
-        lock = files.hold(folder / LOCK)
-    except BlockingIOError:
-        holder = (folder / LOCK).read_text(encoding="utf-8")
-        raise BadInput(
-            f"out_dir={folder} is in use: {holder} trains there; expected that it ends first, or another --out_dir"
-        ) from None
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {platform.node()}")
-    lock.flush()
     return lock
