@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, parallel
-from nanoladder.errors import BadInput
+from nanoladder import parallel
 
 ROOT = Path(__file__).parents[2]
 LOOK = 100  # most steps between two looks at the numbers on a GPU
@@ -22,8 +21,8 @@ class Watch:
     loss: nothing is learned. The numbers may still be on a GPU; looking at them synchronizes with it.
     """
 
-    def __init__(self, config, device, scaler, writer):
-        self.config, self.device, self.scaler, self.writer = config, device, scaler, writer
+    def __init__(self, config, device, scaler):
+        self.config, self.device, self.scaler = config, device, scaler
         self.steps = []
 
     def add(self, step, lr, loss, grad_norm):
@@ -45,7 +44,7 @@ class Watch:
         self.steps.clear()
 
     def stop(self, step, lr, loss, grad_norm, scale=""):
-        """Exits with one line: step, last good checkpoint, likely causes, replay command. Collective."""
+        """Exits with one line: step, likely causes, replay command. Collective."""
         parallel.gather_objects(step)  # none ends, and so ends the others, before all have seen the fault
         if parallel.rank() > 0:
             sys.exit(1)  # the first process prints the line
@@ -54,18 +53,8 @@ class Watch:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         sys.exit(
             f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{scale}. "
-            f"Nothing was saved since: {self.last_good()}. Likely causes: {causes}. To find its origin: "
-            f"{replay_command(step)}"
+            f"Nothing was saved since. Likely causes: {causes}. To find its origin: {replay_command(step)}"
         )
-
-    def last_good(self):
-        """Describes the last good checkpoint for the error message."""
-        self.writer.wait()
-        try:
-            path, state = checkpoint.newest(self.config.out_dir)
-        except BadInput:
-            return "there is no checkpoint"
-        return f"{path}, step {state['progress']['step']}, is the last good checkpoint"
 
 
 def replay_command(step):

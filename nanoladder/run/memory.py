@@ -165,10 +165,7 @@ def explain(reason, config, device):
 
 
 def advise(config, device, available):
-    """Yields lines: the parts of a step's peak, what to change (cheapest first), the checkpoint to resume from.
-
-    Omits the first two if the prediction fails for lack of memory or of the optimizer's package.
-    """
+    """Yields lines: the parts of a step's peak, and what to change, cheapest first; none if there is no prediction."""
     if advice := ask("savings", config, device, available):
         parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
         eager = " if it is not compiled" if config.compile else ""
@@ -177,8 +174,6 @@ def advise(config, device, available):
         for key, value, less in advice["savings"]:
             fits = "  fits" if less < (1 - MARGIN) * available else ""
             yield f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}"
-    for path in checkpoint.found(Path(config.out_dir))[:1]:
-        yield f"{path}, the newest checkpoint, is intact: --init_from=resume continues from it."
 
 
 def summary(error):

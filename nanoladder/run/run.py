@@ -74,7 +74,7 @@ class Run:
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
         if parallel.rank() == 0:
             self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"]))
-        self.watch = Watch(config, self.device, machine.scaler_of(model), self.writer)
+        self.watch = Watch(config, self.device, machine.scaler_of(model))
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
 
     # -- the steps
@@ -170,6 +170,8 @@ class Run:
             parallel.stop()
             self.end_on_signal()
         else:
+            if self.watch:
+                self.print_newest_checkpoint()
             self.explain(error)
 
     def explain(self, error):
@@ -185,9 +187,14 @@ class Run:
         """Exits with code 128 + n if signal n ended the run before its last step."""
         received, step = self.signals.received, self.progress["step"]
         if received and step < self.config.max_steps:
-            saved = f"saved in {self.config.out_dir}" if self.config.save_interval else "not saved, as save_interval=0"
-            print(f"{received.name}: ended after step {step}, {saved}")
+            print(f"{received.name}: ended after step {step}")
+            self.print_newest_checkpoint()
             sys.exit(128 + received)
+
+    def print_newest_checkpoint(self):
+        """Says where a run goes on that ended before its last step."""
+        for path in checkpoint.found(Path(self.config.out_dir))[:1]:
+            print(f"{path} is the newest checkpoint: --init_from=resume continues from it")
 
 
 def prepare_out_dir(config, start_step, dataset):

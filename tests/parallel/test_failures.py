@@ -66,6 +66,6 @@ def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been
 
 def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(dense, documents, tmp_path):
     whole, ours, result = interrupted(dense, documents, tmp_path, "SIGTERM", save_interval=100)
-    assert len(re.findall(r"SIGTERM: ended after step \d, saved in", result.stdout)) == 1
+    assert len(re.findall(r"SIGTERM: ended after step \d\n.*is the newest checkpoint", result.stdout)) == 1
     assert rows(ours, *CURVE) == rows(whole, *CURVE)
     assert all(same(saved(ours)[part], saved(whole)[part]) for part in ("model", "optimizer", "generators"))

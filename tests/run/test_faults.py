@@ -8,7 +8,6 @@ import torch
 from conftest import build, flags, needs_gpu, rows, same, saved, tiny, weights
 
 import train
-from nanoladder import checkpoint
 from nanoladder.data import Batch
 from nanoladder.run import faults
 
@@ -69,7 +68,7 @@ class Lazy:
 
 
 def test_a_gpu_s_results_are_read_only_when_they_are_due():
-    watch = faults.Watch(tiny(), torch.device("cuda"), UNSCALED, checkpoint.Writer(tiny(), {}))
+    watch = faults.Watch(tiny(), torch.device("cuda"), UNSCALED)
     for step in range(1, 10):
         watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
         watch.look(due=step == 9)
@@ -114,9 +113,11 @@ def words(config, **keys):
 
 def test_a_fault_is_reported_in_one_line_with_the_last_checkpoint(config, run_main, monkeypatch):
     monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
-    line = run_main(train.main, *words(config)).code
+    result = run_main(train.main, *words(config))
+    line = result.code
+    newest = f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume continues from it"
+    assert result.out.splitlines()[-1] == newest
     assert line.startswith("error: stopped at step 7: loss nan, gradient norm nan, learning rate 0.0")
-    assert f"{config.out_dir}/last.safetensors, step 6, is the last good checkpoint" in line
     assert "Likely causes" in line and "--step=7" in line and "\n" not in line
     assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
     assert all(weight.isfinite().all() for weight in weights(config).values())
@@ -130,7 +131,7 @@ def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
     monkeypatch.setattr(train, "train_step", poisoned(7, lose))
     line = run_main(train.main, *words(config)).code
     assert re.search(r"stopped at step 7: loss [\d.]+, gradient norm 0\.0,", line)
-    assert "last.safetensors, step 6, is the last good checkpoint" in line and "--compile=False" in line
+    assert saved(config)["progress"]["step"] == 6 and "--compile=False" in line
 
 
 # -- float16
