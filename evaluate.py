@@ -15,7 +15,6 @@ from nanoladder.entry import Parser, run_script
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.errors import BadInput, nearest
-from nanoladder.run.memory import is_out_of_memory
 
 FIGURES = {  # in the table: label and format
     "loss": ("loss, nats per token", ".4f"),
@@ -39,7 +38,7 @@ def main(argv):
     try:
         report = evaluate(options, device)
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not machine.is_out_of_memory(error):
             raise
         print(f"error: out of memory; expected a --batch_tokens below {options.batch_tokens}", file=sys.stderr)
         sys.exit(3)

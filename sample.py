@@ -13,7 +13,6 @@ from nanoladder.data.tokenizer import encode, first_token
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, generate, quantize, require_gain
 from nanoladder.run.failures import explain_compiler_failure
-from nanoladder.run.memory import is_out_of_memory
 
 
 def main(argv):
@@ -21,7 +20,7 @@ def main(argv):
     try:
         run(options, read_prompts(options))
     except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
+        if machine.is_out_of_memory(error):
             tell("error: out of memory; expected fewer samples, shorter prompts or --dtype=bfloat16")
             sys.exit(3)
         explain_compiler_failure(error, options)

@@ -19,8 +19,8 @@ import sys
 from multiprocessing.connection import wait
 
 from nanoladder.errors import BadInput
-from nanoladder.run.failures import is_compiler_failure
-from nanoladder.run.memory import child_environment, is_out_of_memory
+from nanoladder.machine import is_out_of_memory
+from nanoladder.run.memory import child_environment
 
 PRELOADED = ["torch._inductor.compile_fx", "lab.measure"]  # a second of imports, and more of the compiler's with it
 ENDING = 30  # seconds that a process has to end by itself, with the workers of its loader
@@ -114,8 +114,7 @@ def reason(error):
     """The line that says why a measurement failed."""
     if is_out_of_memory(error):
         return "out of memory"
-    if is_compiler_failure(error):
-        error = getattr(error, "inner_exception", error)
+    error = getattr(error, "inner_exception", error)  # of torch.compile's errors
     name = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
     return name + str(error).strip().partition("\n")[0]
 

@@ -112,7 +112,7 @@ class Search:
         try:
             self.running[config] = Worker(config, min(self.left(share), patience))
         except RuntimeError as error:
-            if not (self.running and machine.is_out_of_memory(str(error))):
+            if not (self.running and machine.is_out_of_memory(error)):
                 raise
             self.apart = True
             return self.worker(changes, share)

@@ -76,10 +76,10 @@ def proc_bytes(path, field):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def is_out_of_memory(text):
-    """True if an error message reports that GPU, CPU, Python or thread memory ran out."""
+def is_out_of_memory(error):
+    """True if an exception reports that GPU, CPU, Python or thread memory ran out."""
     causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError"
-    return re.search(causes, text) is not None
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(re.search(causes, str(error))))
 
 
 def peak_memory_gb(device):

@@ -12,12 +12,6 @@ from nanoladder.kernels import count_chunks
 from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
 
-SHARDED = {
-    "none": "each with the whole model state",
-    "optimizer": "each with its share of optimizer and gradients",
-    "full": "each with its share of weights, gradients and optimizer",
-}
-
 
 def print_header(config, model, dataset, device, load):
     """Prints the header. model: a GPT; dataset: a Dataset; load: a machine.Load of the time since the start."""
@@ -57,14 +51,11 @@ def choices(config, device):
 
 
 def processes(config):
-    """Returns {name: choice} of how the processes divide the work, or what has no effect in a single one."""
-    mesh, n = parallel.mesh(), parallel.world_size()
-    cuts = [key for key in parallel.CUTS if getattr(config, key) > 1]
-    if n == 1:
-        idle = [*cuts, "shard"] if config.shard != "none" else cuts
-        return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
-    state = "each with its part of the model" if mesh.is_cut and config.shard == "none" else SHARDED[config.shard]
-    return {"processes": f"{n} by {dist.get_backend()} = {mesh.sizes}, {state}"}
+    """Returns {name: text} about the processes' division of the work, or the keys without effect in a single one."""
+    if (n := parallel.world_size()) > 1:
+        return {"processes": f"{n} by {dist.get_backend()} = {parallel.mesh().sizes}, shard={config.shard}"}
+    idle = [key for key in (*parallel.CUTS, "shard") if getattr(config, key) not in (1, "none")]
+    return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
 
 
 def busy(device, load):

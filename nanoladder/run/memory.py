@@ -95,7 +95,7 @@ class OutOfMemory(Exception):
     """Raised by a run that ran out of memory. config: as far as it was resolved."""
 
     def __init__(self, error, config, device):
-        super().__init__(summary(error))
+        super().__init__(f"{type(error).__name__}: {error}".splitlines()[0])
         self.config, self.device = config, device
 
 
@@ -130,9 +130,8 @@ def half_of_micro_batch(config):
     """The largest size of at most half of a config's micro-batches; 0 if there is none."""
     if config.micro_batch_size == "auto":  # memory ran out before there was a size
         return 0
-    half = share_of_process(config, 1).micro_batch_size // 2
     sizes = parallel.micro_batch_sizes(config, parallel.divide(config, 1))
-    return max((size for size in sizes if size <= half), default=0)
+    return max((size for size in sizes if 2 * size <= config.micro_batch_size), default=0)
 
 
 def release_memory(device):
@@ -144,13 +143,6 @@ def release_memory(device):
         torch.get_device_module(device.type).empty_cache()
 
 
-def is_out_of_memory(error):
-    """True if an exception reports that GPU, CPU or Python memory ran out; a compiler's says so in a later line."""
-    compiling = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-    text = f"{type(error).__name__}: {error}" if compiling else summary(error)
-    return isinstance(error, RuntimeError | MemoryError) and machine.is_out_of_memory(text)
-
-
 def explain(reason, config, device):
     """Prints why memory ran out, the parts of a step's memory and what to change. Only one process prints.
 
@@ -159,26 +151,21 @@ def explain(reason, config, device):
     if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
         return
     print(f"error: out of memory: {reason}", file=sys.stderr)
+    advice, available = {}, 0
     with contextlib.suppress(RuntimeError):  # if not even CUDA's context fits
-        for line in advise(config, device, available_bytes(config, device)):
-            print(line, file=sys.stderr)
-
-
-def advise(config, device, available):
-    """Yields lines: the parts of a step's peak, and what to change, cheapest first; none if there is no prediction."""
-    if advice := ask("savings", config, device, available):
+        available = available_bytes(config, device)
+        advice = ask("savings", config, device, available)
+    if advice:
         parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
         eager = " if it is not compiled" if config.compile else ""
-        yield f"A step is predicted to take {gb(advice['peak'])}{eager}, of {gb(available)} available: {parts}."
-        yield "What to change, cheapest first, each with the predicted peak of that change alone:"
+        print(
+            f"A step is predicted to take {gb(advice['peak'])}{eager}, of {gb(available)} available: {parts}.\n"
+            "What to change, cheapest first, each with the predicted peak of that change alone:",
+            file=sys.stderr,
+        )
         for key, value, less in advice["savings"]:
             fits = "  fits" if less < (1 - MARGIN) * available else ""
-            yield f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}"
-
-
-def summary(error):
-    """Returns the type and the first line of an exception."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}", file=sys.stderr)
 
 
 # -- child processes

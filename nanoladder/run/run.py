@@ -176,7 +176,7 @@ class Run:
 
     def explain(self, error):
         """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed or was interrupted."""
-        if memory.is_out_of_memory(error):
+        if machine.is_out_of_memory(error):
             raise memory.OutOfMemory(error, self.config, self.device) from None
         if self.watch and self.signals.number and is_compiler_failure(error):  # it may end the C++ compiler too
             print(f"ended in step {self.progress['step']}, while it was compiled")

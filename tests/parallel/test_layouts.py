@@ -145,7 +145,7 @@ def test_only_the_first_process_writes_and_prints(two):
         assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
     assert printed.count("step     6  sample ") == sum(config.sample_interval == 6 for config in runs.values()) == 3
     assert printed.count("parameters;") == printed.count("processes 2 by gloo") == len(runs)
-    assert "processes 2 by gloo = 2 pipeline, each with its part of the model" in printed
+    assert "processes 2 by gloo = 2 pipeline, shard=none" in printed
 
 
 def test_cpu_threads_are_divided_among_the_processes(two):

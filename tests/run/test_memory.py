@@ -189,11 +189,12 @@ def of_the_compiler(text):
         (MemoryError(), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (of_the_compiler("C++ compile error\n\nvirtual memory exhausted: Cannot allocate memory"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied\nout of memory"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
     ],
 )
 def test_only_errors_of_memory_are_taken_for_it(error, expected):
-    assert memory.is_out_of_memory(error) is expected
+    assert machine.is_out_of_memory(error) is expected
 
 
 # -- before training on a CPU, whose system kills processes that take too much
