@@ -1,27 +1,29 @@
 """Measures what each rung of a recipe is worth: python profile.py config/recipe_small.py --mode=recipe [--minutes=60]
 
-The protocol: every loss is that of a whole run with its own schedule, at its own learning rate, and is compared with
-that of another run of the same seed, which trains on the same batches. In this order:
+Every loss is that of a whole run with its own schedule, at the best learning rate of its row. Rows are compared seed by
+seed: those of one seed train on the same batches. In this order:
 
 1. The base's learning rate: half, once and twice the config's on three seeds, and on, by a factor of 2, past an edge.
 2. The base at length 1 on ten seeds.
-3. The rungs, each on top of those that held, their rates likewise. A rung holds if every seed gains.
-4. The base's curve: half and twice the length, their rates likewise, and once four times the length.
-5. Confirming, on fresh seeds: every rung at the length at which, by the curve, it ends with the base's loss.
-6. Each rung alone, on the base; then the last row without it.
+3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what gains on every seed.
+4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
+5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss.
+6. Each rung alone, on the base; then the recipe without it.
 
-All of it is a function of the finished trials, which says what to run next (wanted): so it goes on where it was ended.
+What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 """
 
 import dataclasses
+import functools
 import math
 import signal
 import statistics
 import sys
 from pathlib import Path
 
-from lab import plan, tables
+from lab import plan
 from lab.predict import costs
+from lab.recipe_report import report
 from lab.results import ROOT
 from lab.trials import Trial, Trials
 from lab.worth import Curve
@@ -30,149 +32,193 @@ from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 
 SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14), (0,)  # seeds
-FACTORS = (0.5, 1.0, 2.0)  # of the learning rate
-MOST_FACTORS = 6  # an edge is passed so often
-SHORT, LONG, LONGEST = 0.5, 2.0, 4.0  # lengths of the base's curve beside 1
+FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
+MOST_FACTORS = 6  # with those past an edge
+SHORT, LONG, LONGEST = 0.5, 2.0, 4.0  # lengths of the base's curve, beside 1
 
 
 @dataclasses.dataclass
 class Row:
-    """A config that is measured: its learning-rate factor once tuned, the length at which it is confirmed."""
+    """A config to be measured. below: the row that it is compared with; None: the base.
+
+    factor: of its learning rate, once that is tuned. length: of its runs on fresh seeds. note: why there are none.
+    """
 
     name: str
     config: object
-    factor: float | None = None
     below: "Row | None" = None
-    kept: bool = False
+    factor: float | None = None
     length: float | None = None
+    kept: bool = False
     note: str | None = None
 
 
 class Protocol:
-    """What the finished trials say: rows, curve, and the trials to run next."""
+    """What the finished trials say: rows (alone and without by the rung's name), a curve; and what is wanted next."""
 
-    def __init__(self, base, rungs, loss):
-        """rungs: {name: changes}, the first of the base. loss: function of a trial, None if it has not run."""
-        self.config, self.rungs, self.loss, self.wanted = base, rungs, loss, []
+    def __init__(self, config, rungs, loss):
+        """rungs: {name: changes of the config}, first the base's. loss: function of a trial; None: it has not run."""
+        self.config, self.rungs, self.loss, self.wanted = config, rungs, loss, []
         first, *names = rungs
-        self.base, self.rows, self.curve = Row(first, self.built([]), kept=True, length=1.0), [], None
-        self.alone, self.without = {}, {}  # rows by the rung's name
-        self.base.factor = self.tune(self.base, 1.0, 1.0)
-        if self.base.factor is None:
-            return
-        self.losses(self.base, 1.0, MANY)
-        screened, self.curve = self.screen(names), self.measure_curve()
-        if screened and self.curve:
-            self.confirm()
+        self.base = Row(first, self.built([]), length=1.0, kept=True)
+        self.rows, self.alone, self.without, self.curve = [], {}, {}, None
+        if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, MANY) is not None:
+            screened = self.screen(names)
+            self.curve = self.measure_curve()
+            if screened and self.curve:
+                self.confirm()
 
     def built(self, names):
-        """The base with these rungs."""
-        changes = {}
+        """The config of the base with these rungs, or the BadInput that says why there is none."""
+        merged = {}
         for name in [next(iter(self.rungs)), *names]:
-            changes |= self.rungs[name]
-        return plan.changed(self.config, changes)
+            merged |= self.rungs[name]
+        return plan.changed(self.config, merged)
+
+    def require_valid(self):
+        """Raises BadInput unless the base, each rung alone, all up to each and all but each are valid configs."""
+        _, *names = self.rungs
+        sets = [[], *([name] for name in names), *(names[:n] for n in range(2, len(names) + 1))]
+        for each in [*sets, *([other for other in names if other != name] for name in names)]:
+            if isinstance(error := self.built(each), BadInput):
+                raise BadInput(f"--mode=recipe: {' + '.join([self.base.name, *each])}: {error}")
+
+    # -- losses
 
     def losses(self, row, length, seeds, factor=None):
-        """The losses of a row, by seed. None if some are missing, which are then wanted."""
+        """The losses of a row by seed; None if some are missing, which are then wanted."""
         trials = [Trial(row.name, row.config, seed, factor or row.factor, length) for seed in seeds]
         losses = [self.loss(trial) for trial in trials]
         missing = [trial for trial, loss in zip(trials, losses, strict=True) if loss is None]
         self.wanted += [trial for trial in missing if trial not in self.wanted]
         return None if missing else losses
 
+    def of_base(self, length, seeds, factor=None):
+        """The losses of the base. Raises BadInput if it diverges."""
+        losses = self.losses(self.base, length, seeds, factor)
+        if losses and math.inf in losses:
+            raise BadInput(
+                f"the base diverges at length {length:g}; expected a lower learning_rate, as all is compared"
+            )
+        return losses
+
+    def screening(self, row):
+        """The losses of a row on the seeds of the screening."""
+        return self.losses(row, 1.0, SCREENING)
+
     def tune(self, row, length, center):
-        """The factor of the learning rate with the lowest mean loss; None if trials are missing."""
+        """The factor of the learning rate with the lowest mean loss, which the row gets; None if trials are missing."""
         factors = [center * factor for factor in FACTORS]
-        while True:
-            losses = [self.losses(row, length, SCREENING, factor) for factor in factors]
-            if None in losses:
-                return None
+        while None not in (losses := [self.losses(row, length, SCREENING, factor) for factor in factors]):
             means = [statistics.fmean(each) for each in losses]
             best = means.index(min(means))
             if 0 < best < len(factors) - 1 or len(factors) >= MOST_FACTORS:
-                return factors[best]
+                row.factor = factors[best]
+                return row.factor
             factors = [factors[0] / 2, *factors] if best == 0 else [*factors, 2 * factors[-1]]
 
-    def screen(self, names):
-        """Adds a row for each rung, on top of those that hold. True if all are known."""
-        path, below = [], self.base
-        for name in names:
-            row = Row(name, self.built([*path, name]), below=below)
-            self.rows.append(row)
-            if isinstance(row.config, BadInput):
-                row.note = str(row.config)
-                continue
-            row.factor = self.tune(row, 1.0, below.factor)
-            if row.factor is None:
-                return False
-            pairs = zip(self.losses(row, 1.0, SCREENING), self.losses(below, 1.0, SCREENING), strict=True)
-            row.kept = all(this < other for this, other in pairs)
-            if row.kept:
-                path, below = [*path, name], row
-        return True
+    def worth(self, row, fresh):
+        """The logarithms of a row's tokens × by seed, each beside the base's run of its seed; None if trials miss.
 
-    def measure_curve(self):
-        """The base's Curve; None if trials are missing."""
-        points, factor = {1.0: self.losses(self.base, 1.0, MANY)}, {}
-        for length in (SHORT, LONG):
-            factor[length] = self.tune(self.base, length, self.base.factor)
-            points[length] = factor[length] and self.losses(self.base, length, SCREENING, factor[length])
-        points[LONGEST] = factor[LONG] and self.losses(self.base, LONGEST, ONCE, factor[LONG])
-        if None in points.values():
+        fresh: at the row's own length, on fresh seeds; else at length 1, on those of the screening.
+        """
+        seeds, length = (FRESH, row.length) if fresh else (SCREENING, 1.0)
+        if not (row.factor and length and self.curve):
             return None
-        return Curve({length: statistics.fmean(losses) for length, losses in points.items()})
-
-    def worth(self, row, length, seeds):
-        """The logarithms of a row's tokens ×, by seed, each beside the base's run of that seed; None if some miss."""
-        losses, others = self.losses(row, length, seeds), self.losses(self.base, 1.0, seeds)
+        losses, others = self.losses(row, length, seeds), self.of_base(1.0, seeds)
         if not (losses and others):
             return None
         start = self.curve.loss(1.0)
         pairs = zip(losses, others, strict=True)
         return [math.log(self.curve.length(start + this - other) / length) for this, other in pairs]
 
+    def gains(self, row, below):
+        """The logarithms of a row's tokens × over another's by seed, fresh ones if they have run; None if none have."""
+        for fresh in (True, False):
+            this, other = self.worth(row, fresh), self.worth(below, fresh)
+            if this and other:
+                return [a - b for a, b in zip(this, other, strict=True)]
+
+    def diverged(self, row):
+        """The number of a row's trials that diverged, of those at its best learning rate."""
+        found = [self.screening(row), row.length and self.losses(row, row.length, FRESH)]
+        return sum(losses.count(math.inf) for losses in found if losses)
+
+    # -- the phases
+
+    def screen(self, names):
+        """Adds a row for each rung. True if all are screened."""
+        path, below = [], self.base
+        for name in names:
+            row = Row(name, self.built([*path, name]), below)
+            self.rows.append(row)
+            if isinstance(row.config, BadInput):  # without a rung that was not kept
+                row.note = str(row.config)
+                continue
+            if not self.tune(row, 1.0, below.factor):
+                return False
+            pairs = zip(self.screening(row), self.screening(below), strict=True)
+            row.kept = all(this < other for this, other in pairs)
+            if row.kept:
+                path, below = [*path, name], row
+        return True
+
+    def measure_curve(self):
+        """The base's Curve, by differences from its runs of length 1 of the same seeds; None if trials are missing."""
+        many = self.of_base(1.0, MANY)
+        points = {1.0: statistics.fmean(many)}
+        for length, seeds in ((SHORT, SCREENING), (LONG, SCREENING), (LONGEST, ONCE)):
+            if length != LONGEST:  # else at the rate of LONG
+                factor = self.tune(dataclasses.replace(self.base), length, self.base.factor)
+            losses = factor and self.of_base(length, seeds, factor)
+            pairs = zip(losses or [math.nan], many, strict=False)
+            points[length] = losses and points[1.0] + statistics.fmean(this - other for this, other in pairs)
+        return None if None in points.values() else Curve(points)
+
     def confirm(self):
-        """Wants what comes after the screening and the curve."""
-        self.losses(self.base, 1.0, FRESH)
+        """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each."""
+        self.of_base(1.0, FRESH)
         kept = [row for row in self.rows if row.kept]
-        for row in [*kept, *(row for row in self.rows if not row.kept)]:
+        for row in [*kept, *(row for row in self.rows if not (row.kept or row.note))]:
             self.confirm_row(row)
         for row in self.rows:
-            self.alone[row.name] = alone = Row(row.name, self.built([row.name]), below=self.base)
-            alone.factor = self.tune(alone, 1.0, self.base.factor)
+            self.alone[row.name] = alone = Row(f"{row.name} alone", self.built([row.name]))
+            self.tune(alone, 1.0, self.base.factor)
+        for alone in self.alone.values():
             self.confirm_row(alone)
         for row in kept:
-            others = [other.name for other in kept if other is not row]
-            self.without[row.name] = rest = Row(row.name, self.built(others), below=kept[-1], length=kept[-1].length)
-            if not isinstance(rest.config, BadInput):
-                rest.factor = self.tune(rest, rest.length, kept[-1].factor)
+            rest = Row(f"without {row.name}", self.built([other.name for other in kept if other is not row]))
+            rest.length, self.without[row.name] = kept[-1].length, rest
+            if isinstance(rest.config, BadInput):
+                rest.note = str(rest.config)
+            elif self.tune(rest, rest.length, kept[-1].factor):
                 self.confirm_row(rest)
 
     def confirm_row(self, row):
-        """Wants the trials on fresh seeds at the length at which, by its screening, a row ends with the base's loss."""
-        if row.factor:
-            times = math.exp(statistics.fmean(self.worth(row, 1.0, SCREENING))) if row.length is None else 1.0
-            row.length = row.length or round(self.config.max_steps / times) / self.config.max_steps
-            self.losses(row, row.length, FRESH)
+        """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""
+        if row.length is None and (screened := self.worth(row, fresh=False)):
+            row.length = round(self.config.max_steps / math.exp(statistics.fmean(screened))) / self.config.max_steps
+        self.worth(row, fresh=True)
 
 
 def measure(options, words, default_folder):
-    """Runs the trials that are missing, for --minutes; prints and writes what all of them say."""
-    base = plan.load_config(words)
-    rungs = rungs_of(base)
-    if not rungs:
+    """Runs the trials that are missing, for --minutes, and writes what all of them say."""
+    config = plan.load_config(words)
+    if not (rungs := rungs_of(config)):
         raise BadInput("--mode=recipe: config/recipe has no rungs")
-    dataset = open_dataset(base)
-    require_valid(base, rungs)
+    dataset = open_dataset(config)
+    Protocol(config, rungs, lambda trial: None).require_valid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
 
+    @functools.cache
     def parameters(config):
         return costs(dataclasses.replace(config, vocab_size=dataset.vocab_size))["n_params"]
 
     with Trials(Path(options.out_dir or default_folder()), dataset.fingerprint()) as trials:
-        trials.run(lambda: Protocol(base, rungs, trials.loss).wanted, parameters, options.minutes)
-        print(table(Protocol(base, rungs, trials.loss)))
-        print(f"written: {trials.path}")
+        try:
+            trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, options.minutes)
+        finally:
+            report(Protocol(config, rungs, trials.loss), trials, words, parameters)
 
 
 def rungs_of(config):
@@ -183,36 +229,3 @@ def rungs_of(config):
         rungs[path.stem.partition("_")[2]] = {key: after[key] for key in after if after[key] != values[key]}
         values = after
     return rungs
-
-
-def require_valid(config, rungs):
-    """Raises BadInput unless the base, each rung alone, all up to each, and all but each are valid."""
-    first, *names = rungs
-    combinations = [[], *([name] for name in names), *(names[: n + 1] for n in range(len(names)))]
-    combinations += [[other for other in names if other != name] for name in names]
-    for combination in combinations:
-        merged = {key: value for name in [first, *combination] for key, value in rungs[name].items()}
-        if isinstance(error := plan.changed(config, merged), BadInput):
-            raise BadInput(f"--mode=recipe, {' + '.join([first, *combination])}: {error}")
-
-
-def table(found):
-    """The rows in Markdown."""
-    if not found.base.factor:
-        return "the learning rate of the base is not known yet; more --minutes continue"
-    rows = []
-    for row in [found.base, *found.rows]:
-        losses = row.factor and found.losses(row, 1.0, SCREENING)
-        cells = {"name": row.name, "note": row.note or (None if losses else "not known yet")}
-        if losses:
-            cells |= {"loss": statistics.fmean(losses), "factor": row.factor, "kept": row.kept}
-            if found.curve:
-                cells["times"] = math.exp(statistics.fmean(found.worth(row, 1.0, SCREENING)))
-        rows.append(cells)
-    columns = {
-        "tokens ×": lambda row: f"{row['times']:.2f}",
-        "loss": lambda row: f"{row['loss']:.4f}",
-        "lr factor": lambda row: f"{row['factor']:g}",
-        "holds": lambda row: "yes" if row["kept"] else "no",
-    }
-    return tables.markdown(columns, rows)

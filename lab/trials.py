@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from lab.results import ROOT, commit
+from lab.results import ROOT, commit, write
 from nanoladder import files
 from nanoladder.config import DEFAULTS, Config, differences
 from nanoladder.errors import BadInput
@@ -59,8 +59,8 @@ class Trials:
 
     def __init__(self, folder, data):
         self.path, self.data, self.commit = Path(folder, "trials.jsonl"), data, commit()
-        self.rows, self.failed = read_metrics(self.path), set()
-        self.finished = {self.key_of(row["config"], row["data"]): row for row in self.rows if not row.get("failed")}
+        self.rows, self.keys = read_metrics(self.path), {}
+        self.finished = {key_of(row["config"], row["data"]): row for row in self.rows if not row["failed"]}
 
     def __enter__(self):
         try:
@@ -75,33 +75,29 @@ class Trials:
     def __exit__(self, *_):
         self.lock.close()
 
-    @staticmethod
-    def key_of(config, data):
-        return json.dumps([config, data], sort_keys=True)
-
     def key(self, trial):
-        return self.key_of(differences(trial.resolved()), self.data)
+        if trial not in self.keys:
+            self.keys[trial] = key_of(differences(trial.resolved()), self.data)
+        return self.keys[trial]
 
     def loss(self, trial):
-        """The final validation loss, in nats per token, infinite if the trial diverged or failed; None until it ran."""
-        if (key := self.key(trial)) in self.failed:
-            return math.inf
-        row = self.finished.get(key)
-        return None if row is None else math.inf if row["val_loss"] is None else row["val_loss"]
+        """The final validation loss, in nats per token; infinite if it diverged or failed, None if it has not run."""
+        row = self.finished.get(self.key(trial))
+        return row and (row["val_loss"] or math.inf)
+
+    def bits_per_nat(self):
+        """Bits per byte of a loss of one nat per token."""
+        return next(row["val_bpb"] / row["val_loss"] for row in self.rows if row["val_loss"])
 
     def add(self, trial, found, parameters):
         """Writes what a process found."""
         config, key = trial.resolved(), self.key(trial)
-        said = {"name": trial.name, "seed": trial.seed, "lr_factor": trial.factor, "length": trial.length}
-        said |= {"steps": config.max_steps, "tokens": config.max_steps * config.batch_size * config.context_length}
-        row = {**said, **found, "parameters": parameters, "commit": self.commit}
-        row |= {"config": differences(config), "data": self.data}
-        self.rows.append(row)
-        if row.get("failed"):
-            self.failed.add(key)
-        else:
-            self.finished[key] = row
-        files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        row = {"name": trial.name, "seed": trial.seed, "lr_factor": trial.factor, "length": trial.length}
+        row |= {"steps": config.max_steps, "tokens": config.max_steps * config.batch_size * config.context_length}
+        row |= {**found, "parameters": parameters, "commit": self.commit}
+        self.finished[key] = row | {"config": differences(config), "data": self.data}
+        self.rows.append(self.finished[key])
+        write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
 
     def run(self, wanted, parameters, minutes=math.inf):
         """Runs trials until none is wanted; starts none after so many minutes.
@@ -122,7 +118,7 @@ class Trials:
                     for key, found in over.items():
                         trial, _ = running.pop(key)
                         self.add(trial, found, parameters(trial.config))
-                        bar.write(f"{trial}: {found['note'] or '{val_loss:.4f}'.format(**found)}")
+                        bar.write(f"{trial}: {found['note'] or format(found['val_loss'], '.4f')}")
                         bar.update()
                     if over:
                         todo = wanted()
@@ -133,6 +129,11 @@ class Trials:
                 for _, child in running.values():
                     child.end()
         return not todo
+
+
+def key_of(config, data):
+    """The key of a trial. config: what it changes in the defaults."""
+    return json.dumps([config, data], sort_keys=True)
 
 
 class Child:
@@ -151,18 +152,17 @@ class Child:
         """The final losses, or none and a note of the reason; None as long as the process runs."""
         if self.process.poll() is None:
             return None
-        found = {"val_loss": None, "val_bpb": None, "seconds": round(time.monotonic() - self.start, 1), "note": None}
-        rows = read_metrics(Path(self.folder.name, "run", "metrics.jsonl"))
+        found = {"seconds": round(time.monotonic() - self.start, 1), "note": None, "failed": False}
         self.log.seek(0)
-        lines = [line for line in self.log.read().splitlines() if line.strip()]
-        if self.process.returncode == 0 and rows:
-            found |= {key: rows[-1].get(key) for key in ("val_loss", "val_bpb")}
-            found["note"] = None if found["val_loss"] else "diverged: the validation loss is not finite"
-        else:
-            last = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
-            diverged = DIVERGED in last
-            found["note"] = f"{'diverged' if diverged else 'failed'} (exit code {self.process.returncode}): {last}"
-            found |= {} if diverged else {"failed": True}
+        lines = [line for line in self.log.read().splitlines() if line.strip()] or [""]
+        last = next((line for line in lines if line.startswith("error: ")), lines[-1])
+        row = (read_metrics(Path(self.folder.name, "run", "metrics.jsonl")) or [{}])[-1]
+        found |= {key: row.get(key) for key in ("val_loss", "val_bpb")}
+        if self.process.returncode:
+            found["failed"] = DIVERGED not in last
+            found["note"] = f"{'failed' if found['failed'] else 'diverged'}: {last.removeprefix('error: ')}"
+        elif not found["val_loss"]:
+            found["note"] = "diverged: the validation loss is not finite"
         self.end()
         return found
 

@@ -1,0 +1,164 @@
+"""The report of --mode=recipe: recipe.json with all figures, recipe.md with a table, and recipe.png."""
+
+import math
+import statistics
+
+from lab import tables
+from lab.results import read_results, write
+from lab.summary import summarize
+from lab.worth import LEVEL, estimate
+from nanoladder import files
+
+KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
+VARIED = "vary-recipe"  # part of results.json
+COLORS = {"holds": "tab:green", "costs": "tab:red"}
+HOW_TO_READ = f"""\
+**tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
+those of the recipe. **step ×**: that beside the row before that was kept. **alone ×**: this rung on the base.
+**without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of the deviations of
+all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was chosen on the seeds
+that judge it (n = 3) is not confirmed. Bits per byte: at length 1, seeds 0 to 2. ms ×: time of a step beside the
+base's; gain: tokens × / ms ×; both of `profile.py CONFIG --vary recipe=NAME,NAME,...` with the same --out_dir."""
+
+
+def report(found, trials, words, parameters):
+    """Prints and writes what a Protocol found. words: of the config. parameters: function of a config."""
+    folder = trials.path.parent
+    if not found.base.factor:
+        return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {trials.path}")
+    rows = figures(found, trials, parameters, profiled(folder))
+    commits = sorted({row["commit"] for row in trials.rows if row["commit"]})
+    text = [
+        f"## recipe: `{' '.join(words)}`",
+        f"{len(trials.rows)} whole runs of {', '.join(commits)}. Length 1 is {found.config.max_steps} steps of "
+        f"{found.config.batch_size} × {found.config.context_length} tokens. {in_words(found.curve)}",
+        tables.markdown(COLUMNS, rows),
+        HOW_TO_READ,
+    ]
+    results = {"config": words, "data": trials.data, "commits": commits, "curve": found.curve and vars(found.curve)}
+    write(folder, {"recipe.json": results | {"rows": rows}, "recipe.md": "\n\n".join(text)})
+    if found.curve:
+        draw(found.curve, rows, folder / "recipe.png")
+    print(tables.markdown(COLUMNS, rows, tables.WIDTH))
+    print(f"\nwritten: {folder}/recipe.md with all columns, beside recipe.json, recipe.png and trials.jsonl")
+
+
+def in_words(curve):
+    if curve is None:
+        return "The base's curve is not known yet."
+    points = ", ".join(f"{loss:.4f} at {length:g}" for length, loss in sorted(curve.points.items()))
+    return f"The base's losses: {points}; as {curve.a:.3f} + {curve.b:.3f} · length^-{curve.c:.3f}."
+
+
+def figures(found, trials, parameters, steps):
+    """A dict of figures for each row, the base first. steps: {rung: figures of a step}."""
+    samples = {kind: {} for kind in KINDS}
+    last = next((row for row in reversed(found.rows) if row.kept), found.base)
+    for row in found.rows:
+        pairs = (row, found.base), (row, row.below), (found.alone.get(row.name), found.base)
+        for kind, (this, other) in zip(KINDS, (*pairs, (last, found.without.get(row.name))), strict=True):
+            if this and other and (gains := found.gains(this, other)):
+                samples[kind][row.name] = gains
+    estimates = {kind: estimate(each) for kind, each in samples.items()}
+    rows = []
+    for row in [found.base, *found.rows]:
+        cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
+        rows.append(cells)
+        if not row.factor:
+            continue
+        losses = found.screening(row)
+        cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
+        cells |= {"parameters": parameters(row.config), "length": row.length, "verdict": verdict(found, row, estimates)}
+        if math.inf not in losses:
+            cells["loss"] = statistics.fmean(losses)
+            cells["bpb"] = cells["loss"] * trials.bits_per_nat()
+        cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
+        if screened := found.worth(row, fresh=False):
+            cells["screened"] = math.exp(statistics.fmean(screened))
+        cells |= steps.get(row.name, {})
+        if "seconds" in cells and "tokens" in cells:
+            cells["ms"] = cells["seconds"] / steps[found.base.name]["seconds"]
+            cells["gain"] = cells["tokens"]["times"] / cells["ms"]
+    return rows
+
+
+def verdict(found, row, estimates):
+    """The verdict on a rung in words."""
+    if row is found.base:
+        return "the base"
+    if diverged := found.diverged(row):
+        return f"diverges on {diverged} seeds"
+    if not found.worth(row, fresh=True):
+        return f"{'kept' if row.kept else 'left out'}, not confirmed"
+    return estimates["step"][row.name].verdict
+
+
+def profiled(folder):
+    """{rung: seconds and bytes of a step} of `--vary recipe=...` in the same folder."""
+    results = read_results(folder / "results.json") if (folder / "results.json").exists() else {"modes": {}}
+    rows = summarize(results, VARIED) if VARIED in results["modes"] else []
+    kept = ("seconds", "peak")
+    return {row["name"].partition("=")[2]: {key: row[key] for key in kept if key in row} for row in rows}
+
+
+def times(kind):
+    def text(row):
+        return "{times:.2f} ({low:.2f}–{high:.2f})".format(**row[kind])
+
+    return text
+
+
+COLUMNS = {
+    "verdict": lambda row: row["verdict"],
+    "tokens ×": times("tokens"),
+    "step ×": times("step"),
+    "n": lambda row: f"{row['tokens']['n']}",
+    "alone ×": times("alone"),
+    "without ×": times("without"),
+    "bits/byte": lambda row: f"{row['bpb']:.4f}",
+    "lr": lambda row: f"{row['learning_rate']:.2g}",
+    "parameters": lambda row: f"{row['parameters'] / 1e6:.2f} M",
+    "ms ×": lambda row: f"{row['ms']:.2f}",
+    "gain": lambda row: f"{row['gain']:.2f}",
+    "tensors GB": tables.gigabytes("peak"),
+}
+
+
+def draw(curve, rows, path):
+    """Draws the base's curve, with the losses at length 1 of the rows on it, and their tokens ×, to a PNG."""
+    from matplotlib.figure import Figure  # loads slowly
+
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    lengths = [curve.low * (curve.high / curve.low) ** (k / 100) for k in range(101)]
+    left.plot(lengths, [curve.loss(length) for length in lengths], color="black", label="the base: its curve")
+    left.plot(*zip(*sorted(curve.points.items()), strict=True), "ko", label="and whole runs")
+    height, gap = math.inf, (curve.loss(curve.low) - curve.loss(curve.high)) / 30
+    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: row["screened"]):
+        loss, color = curve.loss(row["screened"]), color_of(row)
+        height = min(loss, height - gap)  # labels do not overlap
+        left.plot([1.0, row["screened"]], [loss, loss], color=color, linewidth=1, marker=".")
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5}
+        left.annotate(row["name"], (1.0, loss), (0.6, height), color=color, fontsize=8, va="center", arrowprops=leader)
+    left.set(xscale="log", xlabel="length of the run", ylabel="validation loss (nats per token)")
+    left.set_title("from a row's run to the base's with the same loss: tokens ×")
+    left.set_xticks(ticks := sorted(curve.points), [f"{tick:g}" for tick in ticks])
+    left.minorticks_off()
+    left.legend()
+    measured = [row for row in rows if "tokens" in row]
+    for place, row in enumerate(measured):
+        each = row["tokens"]
+        right.barh(place, each["times"], color=color_of(row), alpha=0.6)
+        right.plot([each["low"], each["high"]], [place, place], color="black", marker="|")
+    right.set_yticks(range(len(measured)), [row["name"] for row in measured])
+    right.invert_yaxis()
+    right.axvline(1.0, color="black", linewidth=0.8)
+    right.set(xlabel=f"tokens × up to this rung, {LEVEL:.0%} intervals")
+    right.set_title("green: the rung holds, red: costs, gray: not seen or not confirmed")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+
+
+def color_of(row):
+    return COLORS.get(row["verdict"], "tab:gray")
