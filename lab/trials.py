@@ -24,7 +24,6 @@ from nanoladder.config import DEFAULTS, Config, differences
 from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
 
-RATES = ("learning_rate", "min_lr", "embedding_lr", "head_lr")  # keys that a learning-rate factor multiplies; 0 stays
 OF_A_RUN = ("out_dir", "init_from", "stage", "recipe", "log_interval", "sample_interval", "track", "num_workers")
 DIVERGED = "stopped at step"  # in the last line of train.py
 PAUSE = 0.2  # seconds between two looks at the processes
@@ -43,7 +42,7 @@ class Trial(NamedTuple):
         """The config as trained: one evaluation at the end, no checkpoints."""
         config, steps = self.config, round(self.length * self.config.max_steps)
         values = {key: DEFAULTS[key] for key in OF_A_RUN if key in DEFAULTS}
-        values |= {key: self.factor * getattr(config, key) for key in RATES if key in DEFAULTS}
+        values |= {key: self.factor * getattr(config, key) for key in ("learning_rate", "min_lr")}
         values |= {"seed": self.seed, "max_steps": steps, "log_interval": steps, "eval_interval": steps}
         values |= {"num_workers": 0, "save_interval": 0}
         if config.lr_decay_steps:
