@@ -28,7 +28,7 @@ from nanoladder.config import replays_graphs
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
-from nanoladder.run.memory import count_micro_batches
+from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
 
 WARMUP = 2  # steps before the clock starts (see warmup): the first compiles, both touch memory for the first time
@@ -168,7 +168,8 @@ def exchange(config, threads=None):
     found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
     n = parallel.mesh().sizes.pipeline
     if n > 1:
-        n_micro_batches = count_micro_batches(config, parallel.world_size())
+        own = share_of_process(config, parallel.world_size())
+        n_micro_batches = own.batch_size // own.micro_batch_size
         found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
     return found
 

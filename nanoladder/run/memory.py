@@ -180,9 +180,9 @@ def ask(question, config, device, available):
     keys = [f"--{key}={value}" for key, value in vars(dataclasses.replace(config, device=str(device))).items()]
     options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
     command = [sys.executable, "-P", "-m", "lab.advise", question, *options, *keys]
-    alone = {name: value for name, value in child_environment().items() if name != "WORLD_SIZE"}
+    environment = child_environment() | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
-        process = subprocess.run(command, env=alone | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
         if process.returncode == 0:
             return json.loads(process.stdout.splitlines()[-1])
     return {}
@@ -199,12 +199,6 @@ def child_environment():
 def available_bytes(config, device):
     """Bytes that this process may allocate: memory_gb, or its share of the device's free memory."""
     return config.memory_gb * 1e9 or machine.free_memory(device)
-
-
-def count_micro_batches(config, world_size):
-    """Number of micro-batches into which one of world_size processes cuts its share of a batch."""
-    own = share_of_process(config, world_size)
-    return own.batch_size // own.micro_batch_size
 
 
 def count_tokens(config, world_size):

@@ -1,7 +1,6 @@
 """Metrics of a run: metrics.jsonl, the progress bar and the lines on the terminal."""
 
 import contextlib
-import dataclasses
 import json
 import math
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.errors import BadInput
 from nanoladder.run.plot import plot
 from nanoladder.run.tracker import Tracker
 
@@ -63,19 +61,15 @@ def read_metrics(path):
 class Metrics:
     """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the tracker.
 
-    Only in the first process. Raises BadInput if out_dir cannot be written.
+    Only in the first process.
     """
 
     def __init__(self, config, start_step):
         self.config = config
         self.folder = Path(config.out_dir)
         self.path = self.folder / "metrics.jsonl"
-        try:
-            self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
-            self.write_all()
-            files.write(self.folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
-        except OSError as error:
-            raise BadInput(f"out_dir={self.folder} cannot be written ({error}); choose another --out_dir") from None
+        self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
+        self.write_all()
         self.tracker = Tracker(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 

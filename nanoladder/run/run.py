@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import sys
 from pathlib import Path
@@ -198,7 +199,7 @@ class Run:
 
 
 def prepare_out_dir(config, start_step, dataset):
-    """Creates out_dir and copies the dataset's tokenizer; removes checkpoints later than start_step.
+    """Creates out_dir, with config.json and the dataset's tokenizer; removes checkpoints later than start_step.
 
     Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written,
     is in use or holds a dataset.
@@ -213,6 +214,7 @@ def prepare_out_dir(config, start_step, dataset):
         lock = files.hold(folder / LOCK)
         checkpoint.clear(folder, start_step)
         dataset.save_tokenizer(folder)
+        files.write(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     except BlockingIOError:
         raise BadInput(f"another run trains in out_dir={folder}; expected its end, or another --out_dir") from None
     except OSError as error:

@@ -15,7 +15,7 @@ from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, 
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput
 
-CONFIG = "config.json"  # in out_dir, written by Metrics
+CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
 OF_A_COMMAND = ("out_dir", "init_from")  # keys that say nothing about the training
 
