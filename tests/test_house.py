@@ -33,8 +33,8 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
     "*.py": 795,
-    "nanoladder/config/*.py": 520,
-    "nanoladder/run/*.py": 1061,
+    "nanoladder/config/*.py": 521,
+    "nanoladder/run/*.py": 1050,
     "nanoladder/data/*.py": 1500,
     "nanoladder/checkpoint/*.py": 890,
     "nanoladder/parallel/*.py": 1016,

@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin
 from nanoladder.config.keys import DEFAULTS, INSTEAD, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
-# Ranges of the numbers; every other number is 0 or more.
+# Ranges of the numbers; every other number is at least 0.
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta2")
@@ -38,7 +38,7 @@ def typed(key, value, where):
         if value not in get_args(kind):
             question = nearest(str(value), get_args(kind))
             raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{question}")
-    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (value == "" != DEFAULTS[key]):
+    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
         raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
     elif kind is str and not value.isprintable():
         raise BadInput(f"{where}: {key}={value!r}: expected printable characters")
@@ -61,9 +61,10 @@ def check(config):
     """Raises BadInput for values out of range or that cannot work together, before anything is loaded or written."""
     for key, value in vars(config).items():
         if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
-            least, end = key in AT_LEAST_1, 1 if key in BELOW_1 else 2**63  # 64 bits
+            least = 1 if key in AT_LEAST_1 else 0
+            end = 1 if key in BELOW_1 else 2**63  # 64 bits
             if not least <= value < end:
-                raise BadInput(f"{key}={value}: expected at least {least:d}, and below {end}")
+                raise BadInput(f"{key}={value}: expected at least {least}, and below {end}")
     for message in impossible(config):
         raise BadInput(message)
 

@@ -25,11 +25,9 @@ class Watch:
         self.config, self.device, self.scaler = config, device, scaler
         self.steps = []
 
-    def add(self, step, lr, loss, grad_norm):
+    def check(self, step, lr, loss, grad_norm, due):
+        """Ends the run if this step or one since the last look was faulty. Looks at CUDA if due or after LOOK steps."""
         self.steps.append((step, lr, loss, grad_norm))
-
-    def look(self, due):
-        """Ends the run if a step since the last look was faulty. CUDA is read only if due or after LOOK steps."""
         if not (due or self.device.type != "cuda" or len(self.steps) >= LOOK):
             return
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None

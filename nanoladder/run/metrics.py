@@ -38,16 +38,6 @@ def flops_per_token(model):
     return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
 
 
-def bits_per_byte(loss, dataset):
-    """Converts nats per token to {"val_bpb": bits per byte of the validation text}, comparable across tokenizers.
-
-    Returns {} if the dataset does not record its size in bytes.
-    """
-    if "bytes" not in dataset.meta:
-        return {}
-    return {"val_bpb": loss / math.log(2) * dataset.val.n_targets / dataset.meta["bytes"]["val"]}
-
-
 def read_metrics(path):
     """Returns the rows of a metrics.jsonl, skipping lines that a crash left damaged; [] if there is no file."""
     rows = []

@@ -18,7 +18,7 @@ from nanoladder.run.clock import StepClock
 from nanoladder.run.failures import explain_compiler_failure, is_compiler_failure
 from nanoladder.run.faults import Watch
 from nanoladder.run.header import print_header
-from nanoladder.run.metrics import Metrics, bits_per_byte, flops_per_token
+from nanoladder.run.metrics import Metrics, flops_per_token
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.start import begin
@@ -113,8 +113,7 @@ class Run:
         self.saving = self.signals.arrived() or self.due(config.save_interval)
         sampling = self.due(config.sample_interval)
         pausing = self.saving or sampling or self.due(config.log_interval) or self.due(config.eval_interval)
-        self.watch.add(step, lr, loss, grad_norm)
-        self.watch.look(pausing)
+        self.watch.check(step, lr, loss, grad_norm, due=pausing)
         if self.due(config.log_interval):
             self.row |= {
                 "train_loss": float(progress["interval_loss"]) / progress["interval_steps"],
@@ -140,8 +139,10 @@ class Run:
         return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
 
     def log_evaluation(self, val_loss):
-        """Adds the validation loss to this step's row."""
-        self.row |= {"val_loss": val_loss, **bits_per_byte(val_loss, self.dataset)}
+        """Adds the validation loss to this step's row, and its bits per byte unless nanoGPT wrote the dataset."""
+        self.row["val_loss"] = val_loss
+        if n_bytes := self.dataset.meta.get("bytes"):
+            self.row["val_bpb"] = val_loss / math.log(2) * self.dataset.val.n_targets / n_bytes["val"]
 
     def save_if_due(self):
         """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best."""

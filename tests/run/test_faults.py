@@ -70,14 +70,11 @@ class Lazy:
 def test_a_gpu_s_results_are_read_only_when_they_are_due():
     watch = faults.Watch(tiny(), torch.device("cuda"), UNSCALED)
     for step in range(1, 10):
-        watch.add(step, 1e-3, Lazy(1.0), Lazy(2.0))
-        watch.look(due=step == 9)
+        watch.check(step, 1e-3, Lazy(1.0), Lazy(2.0), due=step == 9)
         assert Lazy.reads == (18 if step == 9 else 0)
-    watch.add(10, 1e-3, Lazy(math.nan), Lazy(2.0))
-    watch.add(11, 1e-3, Lazy(1.0), Lazy(2.0))
-    watch.look(due=False)
+    watch.check(10, 1e-3, Lazy(math.nan), Lazy(2.0), due=False)
     with pytest.raises(SystemExit, match=r"stopped at step 10: loss nan, gradient norm 2\.0, learning rate 0\.001"):
-        watch.look(due=True)
+        watch.check(11, 1e-3, Lazy(1.0), Lazy(2.0), due=True)
 
 
 # -- whole runs

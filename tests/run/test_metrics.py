@@ -56,12 +56,6 @@ def test_train_loss_is_the_mean_over_the_interval(config):
     assert [row["train_loss"] for row in rows(other)] == pytest.approx([sum(each[:4]) / 4, sum(each[4:]) / 2])
 
 
-def test_bits_per_byte():
-    dataset = SimpleNamespace(meta={"bytes": {"val": 250}}, val=SimpleNamespace(n_targets=100))
-    assert metrics.bits_per_byte(math.log(2), dataset) == {"val_bpb": pytest.approx(0.4)}
-    assert metrics.bits_per_byte(1.0, SimpleNamespace(meta={})) == {}  # a folder made by nanoGPT does not say
-
-
 def test_loss_png_is_an_image(config, monkeypatch):
     monkeypatch.setattr(metrics, "plot", plot)
     train.train(replace(config, eval_interval=3))
