@@ -32,17 +32,17 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
-    "*.py": 795,
+    "*.py": 790,
     "nanoladder/config/*.py": 521,
     "nanoladder/run/*.py": 1050,
-    "nanoladder/data/*.py": 1500,
-    "nanoladder/checkpoint/*.py": 890,
+    "nanoladder/data/*.py": 1497,
+    "nanoladder/checkpoint/*.py": 887,
     "nanoladder/parallel/*.py": 1016,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 875,
-    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1000,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 874,
+    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 997,
     "lab/**/*.py": 7419,
-    "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
-    "tests/**/*.py": 12023,
+    "lab/page/*.js lab/page/*.css lab/page/*.html": 604,
+    "tests/**/*.py": 12014,
 }
 
 
