@@ -169,8 +169,7 @@ def exchange(config, threads=None):
     n = parallel.mesh().sizes.pipeline
     if n > 1:
         own = share_of_process(config, parallel.world_size())
-        n_micro_batches = own.batch_size // own.micro_batch_size
-        found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, n_micro_batches)
+        found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, own.batch_size // own.micro_batch_size)
     return found
 
 

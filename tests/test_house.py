@@ -35,13 +35,13 @@ BUDGETS = {
     "*.py": 790,
     "nanoladder/config/*.py": 521,
     "nanoladder/run/*.py": 1050,
-    "nanoladder/data/*.py": 1497,
-    "nanoladder/checkpoint/*.py": 887,
+    "nanoladder/data/*.py": 1500,
+    "nanoladder/checkpoint/*.py": 890,
     "nanoladder/parallel/*.py": 1016,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 874,
-    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 997,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 875,
+    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1000,
     "lab/**/*.py": 7419,
-    "lab/page/*.js lab/page/*.css lab/page/*.html": 604,
+    "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
     "tests/**/*.py": 12014,
 }
 
