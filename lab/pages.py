@@ -26,11 +26,8 @@ The model comes first. From the first banner on, the code is in the order in whi
 PAGE = FOLDER / "docs" / "ladder.md"
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
 SCALING = {  # stages of several processes: the mode that measures them
-    "ddp": "scaling",
-    "shard": "scaling-shard",
-    "tensor_parallel": "scaling-tensor",
-    "context_parallel": "scaling-context",
-    "pipeline_parallel": "scaling-pipeline",
+    stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
+    for stage in filter(needs_several, stage_names())
 }
 
 
@@ -136,43 +133,19 @@ def parts(source):
     return found
 
 
-INTRODUCTION = """\
-# The ladder, rung by rung
-
-A beginner's training loop, made fast one change at a time. Each section is one stage: its purpose, its cost, and the
-lines that it changes in the program, which is `model.py` and `train.py` with the stages below it and no others. A test
-trains each program, from ddp on in two processes, and compares its losses with those of `train.py --stage=NAME`, bit
-for bit, and with naive's.
-
-The ladder has a trunk and branches. The trunk, up to chunked_loss, is speed: the defaults of `python train.py`. From
-its top one branch trades speed for memory. Another is for many devices, and from ddp it parts into four ways to divide
-a model among them. `--stage=NAME` trains with the stages on the path from naive to that one; keys combine branches, as
-in `--stage=ddp --checkpointing=every:1`.
-
-Each diff marks removed lines with a minus, added lines with a plus, and the function with @@. Below it stand the
-definitions in `nanoladder/` that the program newly calls, folded as the program is. `python ladder.py show NAME
---standalone` prints a stage's whole program as one file that runs alone, with torch and numpy: by `python`, or from ddp
-on by `torchrun`. "Measured" says how many times as fast a step is as with the stage below, and in how many times fewer
-bytes, on the README's machine; ≈ 1 is no measurable change. The gain depends on the machine: [ladder.html](ladder.html)
-shows others, and several processes; `python profile.py config/reference.py` measures yours.
-
-Shapes in comments: B sequences, T tokens each, C channels, nh heads of hs channels, V vocabulary.
-"""
-
-
 def write():
-    """Writes docs/ladder.md."""
-    PAGE.parent.mkdir(exist_ok=True)
+    """Brings docs/ladder.md up to date."""
     files.write(PAGE, page())
 
 
 def page():
-    """Returns docs/ladder.md: each stage with its reason, its change to the code and its sources."""
+    """Returns docs/ladder.md: the introduction that stands there, then each stage with its change and its sources."""
+    introduction = PAGE.read_text(encoding="utf-8").partition("- [")[0]
     contents = []
     for lines, name in tree():
         depth = len(lines) // 2 + lines.endswith(("│ ", "  "))  # the first stage of a branch carries the others
         contents.append(f"{'  ' * depth}- [{name}](#{name}): {reason(name)}")
-    return "\n".join([INTRODUCTION, *contents, "", *map(section, stage_names())])
+    return introduction + "\n".join([*contents, "", *map(section, stage_names())])
 
 
 def measured(name):
