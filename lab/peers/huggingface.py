@@ -4,7 +4,6 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from lab.peers.task import Sequences
 from nanoladder.checkpoint.huggingface import their_config, their_tensors
 
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
@@ -22,7 +21,6 @@ def train(task):
     arguments = TrainingArguments(
         output_dir=str(task.folder),
         max_steps=config.max_steps,
-        per_device_train_batch_size=config.batch_size,
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=config.weight_decay,
@@ -30,15 +28,13 @@ def train(task):
         max_grad_norm=config.grad_clip,
         seed=config.seed,
         use_cpu=task.device.type == "cpu",
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,  # shift_labels is none of the forward's own parameters
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         **best,
     )
-    Timed(build_model(task), arguments, train_dataset=Sequences(task), data_collator=collate, clock=task.clock).train()
+    Timed(build_model(task), arguments, task=task).train()
     return ", ".join([transformers.__version__, *(f"{key}={value}" for key, value in best.items())])
 
 
@@ -52,20 +48,23 @@ def build_model(task):
     return model
 
 
-def collate(pairs):
-    """The batch of pairs of inputs and targets; targets are shifted already."""
-    inputs, targets = map(torch.stack, zip(*pairs, strict=True))
-    return {"input_ids": inputs, "labels": targets, "shift_labels": targets}
+def named(batch):
+    """A batch by the names of the model's parameters; its targets are shifted already."""
+    return {"input_ids": batch.inputs, "labels": batch.targets, "shift_labels": batch.targets}
 
 
 class Timed(Trainer):
-    """A Trainer that tells the clock of each backward's end, and ends with the step at which the clock says so."""
+    """A Trainer on the task's batches. Tells the clock of each backward's end, and ends with the step that it says."""
 
-    def __init__(self, *args, clock, **options):
+    def __init__(self, *args, task, **options):
         super().__init__(*args, **options)
-        self.clock = clock
+        self.task = task
+
+    def get_train_dataloader(self):
+        workers, pinned = self.args.dataloader_num_workers, self.task.device.type == "cuda"
+        return self.task.loader(collate_fn=named, num_workers=workers, pin_memory=pinned)
 
     def training_step(self, *args, **options):
         loss = super().training_step(*args, **options)
-        self.control.should_training_stop = self.clock.step(loss)
+        self.control.should_training_stop = self.task.clock.step(loss)
         return loss

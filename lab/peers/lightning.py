@@ -4,9 +4,7 @@ import dataclasses
 
 import lightning
 import torch
-from torch.utils.data import DataLoader
 
-from lab.peers.task import Sequences
 from model import IGNORE
 from train import build_optimizer
 
@@ -20,7 +18,6 @@ def train(task):
     pinned = task.best and task.device.type == "cuda"
     if pinned:
         torch.set_float32_matmul_precision("high")  # as it asks for on a GPU that has TF32
-    loader = DataLoader(Sequences(task), task.naive.batch_size, num_workers=workers, pin_memory=pinned)
     trainer = lightning.Trainer(
         accelerator="cpu" if task.device.type == "cpu" else "gpu",
         devices=1,
@@ -33,7 +30,7 @@ def train(task):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(task), loader)
+    trainer.fit(Module(task), task.loader(num_workers=workers, pin_memory=pinned))
     setting = [lightning.__version__, f"precision={precision}"]
     return ", ".join(setting + ["torch.compile", "sdpa", f"num_workers={workers}"] * task.best)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
 
 from lab.measure import WARMUP, WINDOW, resident_before, resident_bytes
 from model import GPT
@@ -141,19 +141,6 @@ class Task:
         """The initial model on the CPU, plain but for these fields of its config."""
         return GPT(dataclasses.replace(self.naive, **fields))
 
-
-class Sequences(Dataset):
-    """The sequences of a task's batches, one by one in order: pairs of inputs and targets, each (T,) int64."""
-
-    def __init__(self, task):
-        self.size, self.n_steps, self.batches = task.naive.batch_size, task.naive.max_steps, task.batches
-        self.step, self.batch = 0, None  # the batch that was read last
-
-    def __len__(self):
-        return self.n_steps * self.size
-
-    def __getitem__(self, index):
-        step, row = 1 + index // self.size, index % self.size
-        if step != self.step:
-            self.step, self.batch = step, self.batches[step]
-        return self.batch.inputs[row], self.batch.targets[row]
+    def loader(self, **options):
+        """The batches of all steps in order, read as the options of a DataLoader say."""
+        return DataLoader(self.batches, None, sampler=range(1, 1 + self.naive.max_steps), **options)

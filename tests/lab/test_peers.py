@@ -12,7 +12,7 @@ import train
 from lab import climb
 from lab.launch import run_alone
 from lab.peers import nanogpt, task
-from lab.peers.task import Sequences, Task
+from lab.peers.task import Task
 from nanoladder.errors import BadInput
 
 # A checkout whose script has the outside of nanoGPT's: its flags, files, draws and printed lines. It keeps what it saw.
@@ -116,14 +116,6 @@ def test_the_clock_leaves_the_first_steps_out_and_times_the_least_number_and_the
 
 
 # -- what each is given
-
-
-def test_sequences_are_the_rows_of_all_batches_in_order(given):
-    given_task = given(3)
-    batches, sequences = given_task.batches, Sequences(given_task)
-    for part in (0, 1):
-        rows = torch.stack([sequences[i][part] for i in range(12)])
-        assert torch.equal(rows, torch.cat([batches[step][part] for step in (1, 2, 3)]))
 
 
 def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends_it(given, run_script):
