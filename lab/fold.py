@@ -123,13 +123,12 @@ def fold(source, values):
 
 def settle(source, values):
     """Replaces fields, and simplifies each statement until nothing changes any more."""
-    functions = frozenset(node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
 
     def settled(statement):
         before = None
         while statement != before:
             known = tuple(item for item in sorted(values.items()) if concerns(item[0], statement))
-            before, statement = statement, visited(statement, Fold, known, functions)
+            before, statement = statement, visited(statement, Fold, known)
         return statement
 
     header, *statements = split(source)
@@ -161,8 +160,6 @@ def split(source):
     if not body:
         return [source]
     first = min(node.lineno for node in (body[0], *getattr(body[0], "decorator_list", []))) - 1
-    while first and lines[first - 1].strip():  # its own comment
-        first -= 1
     ends = [node.end_lineno for node in body[:-1]]
     return ["".join(lines[start:end]) for start, end in itertools.pairwise([0, first, *ends, len(lines)])]
 
@@ -187,18 +184,14 @@ def code(node):
 class Fold(cst.CSTTransformer):
     """Substitutes values, drops no-op calls, folds constants and resolves branches."""
 
-    def __init__(self, values, functions):
-        self.values, self.functions = dict(values), functions  # functions: names of those of the module
+    def __init__(self, values):
+        self.values = dict(values)
         self.no_ops = no_ops(self.values)
         self.last_names = {call.rstrip(")").rpartition(".")[2] for call in self.no_ops if "()" in call}
         self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
-        self.dropped = set()  # variables whose assignment was dropped
         self.simplified = False  # True if a no-op call was replaced in this statement
         self.elifs = set()
         self.assigned = {}  # {variable: value} in this function so far; None if assigned twice
-
-    def visit_FormattedString(self, node):
-        return False  # quotes in quotes
 
     def leave_Attribute(self, original, updated):
         field = original.attr.value
@@ -239,7 +232,7 @@ class Fold(cst.CSTTransformer):
     leave_Comparison = compute
 
     def leave_Call(self, original, updated):
-        """Replaces a no-op call. In other calls, drops arguments whose assignment was dropped."""
+        """Replaces a no-op call."""
         name = code(updated.func)
         if name == "getattr" and (known := self.no_ops.get(code(updated).replace('"', "'"))):
             return cst.parse_expression(known)
@@ -247,28 +240,20 @@ class Fold(cst.CSTTransformer):
             self.simplified = True
             form = self.no_ops[name]
             return cst.parse_expression(str(form).format(*(code(argument.value) for argument in updated.args)))
-        if name in self.functions:  # Prune drops the argument with its parameter
-            return updated
-        if self.dropped:
-            dropped = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.dropped]
-            updated = updated.with_changes(args=without(updated.args, dropped))
         return self.compute(original, updated) if name == "int" else updated
 
     def visit_SimpleStatementLine(self, node):
         self.simplified = False
 
     def leave_SimpleStatementLine(self, original, updated):
-        """Drops `None`, `x = x` and `x = None` left by a no-op call, and any trailing comment on such a statement."""
+        """Drops `None` and `x = x` left by a no-op call, and any trailing comment on such a statement."""
         if not self.simplified:
             return updated
         match updated.body[0]:
             case cst.Expr(value=cst.Name(value="None")):
                 return cst.RemoveFromParent()
-            case cst.Assign(targets=[cst.AssignTarget(target=target)], value=value):
-                if code(value) == "None":
-                    self.dropped.add(code(target))
-                if code(value) in ("None", code(target)):
-                    return cst.RemoveFromParent()
+            case cst.Assign(targets=[cst.AssignTarget(target=target)], value=value) if code(value) == code(target):
+                return cst.RemoveFromParent()
         return updated.with_deep_changes(updated.trailing_whitespace, comment=None, whitespace=cst.SimpleWhitespace(""))
 
     def leave_BinaryOperation(self, original, updated):
@@ -335,12 +320,6 @@ class Fold(cst.CSTTransformer):
         assignment = cst.Assign([cst.AssignTarget(updated.target)], items.elements[0].value)
         first = cst.SimpleStatementLine([assignment], updated.leading_lines)
         return cst.FlattenSentinel([first, *updated.body.body])
-
-    def leave_With(self, original, updated):
-        """Drops `nullcontext()`."""
-        nothing = [n for n, item in enumerate(updated.items) if code(item.item) == "nullcontext()"]
-        items = without(updated.items, nothing)
-        return updated.with_changes(items=items) if items else splice(updated.leading_lines, updated.body)
 
     def leave_IndentedBlock(self, original, updated):
         """Drops code after a return, and a variable that is only assigned and returned."""
@@ -421,11 +400,6 @@ class Prune(cst.CSTTransformer):
             case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))]):
                 pure = len(self.scopes) == 1 or "(" not in code(statement)
                 return updated if name in self.scopes[-1].names or not pure else cst.RemoveFromParent()
-            case cst.Assign(
-                targets=[cst.AssignTarget(target=cst.Attribute(value=cst.Name("self"), attr=attr))],
-                value=cst.Name(value=name),
-            ) if name not in ("True", "False", "None"):  # such a value may be read by a base class
-                return updated if attr.value in self.scopes[-2].attributes else cst.RemoveFromParent()
         return updated
 
     def reads(self, alias):

@@ -12,13 +12,12 @@ from functools import cache
 from pathlib import Path
 
 from lab.fold import fold, import_order, prune, reads, settle, split
-from nanoladder.config import DEFAULTS, Config
+from nanoladder.config import DEFAULTS, Config, apply, stage_files
 from nanoladder.config.stages import fields_up_to
 from nanoladder.parallel import CUTS
 
 FOLDER = Path(__file__).parents[1]
 OPTIONS = ("compile_scope", "compile_mode", "optimizer_in_backward")  # shown programs use their defaults
-COMPILED = ("compile", "compile_scope", "shard", "tensor_parallel", "pipeline_parallel")  # keys of compiles_blocks
 PLAIN, BATCHES = Path("lab/plain.py"), Path("nanoladder/data/batches.py")
 REPLACED = {(BATCHES, name): (PLAIN, name) for name in ("TrainingBatches", "WORKERS")}
 OURS = ("nanoladder", "model", "train")
@@ -34,8 +33,8 @@ TOKENS.bin holds uint16 token ids, as data/*/prepare.py and nanoGPT write them. 
 def values(name):
     """Returns {field: expression} of what a stage's program is folded by. Raises BadInput for an unknown stage."""
     known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
-    compiled = {key: ast.literal_eval(known[key]) for key in COMPILED}
-    return known | {"compiles_blocks": repr(Config(**compiled).compiles_blocks)}
+    config = Config(**apply(stage_files(name), {}, DEFAULTS))
+    return known | {"compiles_blocks": repr(config.compiles_blocks)}
 
 
 def definitions(program, before, known):

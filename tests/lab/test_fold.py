@@ -62,11 +62,6 @@ def test_a_loop_over_one_item_is_its_body():
     assert folded("for a in [x, y]:\n    g(a)") == "for a in [x, y]:\n    g(a)"
 
 
-def test_a_context_that_does_nothing_is_gone():
-    assert folded("with c() if config.off else nullcontext():\n    f()") == "f()"
-    assert folded("with c() if config.on else nullcontext():\n    f()") == "with c():\n    f()"
-
-
 # -- calls that do nothing while their stage is off
 
 OFF = {"ddp": "False", "shard": "'none'", "dtype": "'float32'", "optimizer": "'adamw'"}
@@ -175,7 +170,6 @@ SIZE = b(3)
 
 class Used(c):
     def __init__(self, config):
-        self.config = config
         self.size = config.n
 
     def forward(self):
