@@ -19,8 +19,6 @@ from nanoladder.data import find_folder, read_meta
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-PARTS = ("weights", "gradients", "optimizer", "inputs", "activations", "temporary")  # of a peak
-
 
 def main(argv):
     parser = Parser(prog="python -m lab.advise", allow_abbrev=False)
@@ -51,12 +49,12 @@ def answer(question, config, available, world_size=1):
         return {question: fitting}
     if config.micro_batch_size == "auto":
         config = dataclasses.replace(config, micro_batch_size=1)
-    memory = predict.predict_memory(config, device_type, world_size)
-    parts = {part: getattr(memory, part) for part in PARTS}
-    if sum(parts.values()) > 1.001 * memory.peak:
+    parts = dataclasses.asdict(predict.predict_memory(config, device_type, world_size))
+    peak = parts.pop("peak")
+    if sum(parts.values()) > 1.001 * peak:
         del parts["gradients"]  # dropped between steps: within the temporary part
-    changes = list(savings(config, memory.peak, fitting or 1, device_type, world_size))
-    return {"peak": memory.peak, "parts": parts, "savings": changes}
+    changes = list(savings(config, peak, fitting or 1, device_type, world_size))
+    return {"peak": peak, "parts": parts, "savings": changes}
 
 
 def savings(config, peak, fitting, device_type, world_size):

@@ -283,13 +283,11 @@ def stage_rows(names, words):
 
 def toggled(config, stage):
     """The row of a config without a stage that it has, or with one that it has not."""
-    path, with_it = stage_path(stage_below(stage)), apply([files()[stage]], {}, vars(config))
-    below = {}  # the field: its values at the stages below
-    for field in fields(stage):
-        below[field] = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
-    if any(getattr(config, field) in values for field, values in below.items()):
-        return f"with {stage}", changed(config, {field: with_it[field] for field in below})
-    return f"without {stage}", changed(config, {field: values[-1] for field, values in below.items()})
+    (field,), path = fields(stage), stage_path(stage_below(stage))
+    below = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
+    if getattr(config, field) in below:
+        return f"with {stage}", changed(config, {field: apply([files()[stage]], {}, vars(config))[field]})
+    return f"without {stage}", changed(config, {field: below[-1]})
 
 
 def changed(config, changes):
@@ -329,16 +327,15 @@ def stages_of(n):
 
 
 def here(config):
-    """The config in its normal form on this machine; a BadInput stays as it is."""
+    """The config in a normal form: two that train alike in one process of this machine have the same.
+
+    A BadInput stays as it is.
+    """
     if isinstance(config, BadInput):
         return config
     device = choose_device(config.device)
-    return in_one_process(config, device.type, choose_dtype(config.dtype, device))
-
-
-def in_one_process(config, device_type, dtype):
-    """The config in a normal form: two configs that train alike in one process have the same."""
-    attention = "blocks" if uses_blocks(config, device_type, dtype) else config.attention.replace("auto", "sdpa")
+    in_blocks = uses_blocks(config, device.type, choose_dtype(config.dtype, device))
+    attention = "blocks" if in_blocks else config.attention.replace("auto", "sdpa")
     micro_batch_size = config.micro_batch_size % config.batch_size
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
