@@ -21,6 +21,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import torch
+
 from lab import plan
 from lab.predict import costs
 from lab.recipe_report import report
@@ -30,6 +32,7 @@ from lab.worth import Curve
 from nanoladder.config import apply
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.machine import choose_device
 
 SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14), (0,)  # seeds
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
@@ -94,12 +97,10 @@ class Protocol:
         return None if missing else losses
 
     def of_base(self, length, seeds, factor=None):
-        """The losses of the base. Raises BadInput if it diverges."""
+        """The losses of the base. Raises BadInput if one is not finite."""
         losses = self.losses(self.base, length, seeds, factor)
         if losses and math.inf in losses:
-            raise BadInput(
-                f"the base diverges at length {length:g}; expected a lower learning_rate, as all is compared"
-            )
+            raise BadInput(f"a run of the base at length {length:g} diverged or failed, and all are compared with it")
         return losses
 
     def screening(self, row):
@@ -204,11 +205,15 @@ class Protocol:
 def measure(options, words, default_folder):
     """Runs the trials that are missing, for --minutes, and writes what all of them say."""
     config = plan.load_config(words)
+    if getattr(config, "recipe", ""):
+        raise BadInput(f"recipe={config.recipe}: --mode=recipe measures every rung; expected no --recipe")
     if not (rungs := rungs_of(config)):
         raise BadInput("--mode=recipe: config/recipe has no rungs")
     dataset = open_dataset(config)
     Protocol(config, rungs, lambda trial: None).require_valid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
+
+    at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
 
     @functools.cache
     def parameters(config):
@@ -216,7 +221,7 @@ def measure(options, words, default_folder):
 
     with Trials(Path(options.out_dir or default_folder()), dataset.fingerprint()) as trials:
         try:
-            trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, options.minutes)
+            trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, options.minutes, at_once)
         finally:
             report(Protocol(config, rungs, trials.loss), trials, words, parameters)
 

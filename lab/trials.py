@@ -1,4 +1,4 @@
-"""Trials: whole training runs, each by train.py in a process of its own with one thread, as many at once as threads.
+"""Trials: whole training runs, each by train.py in a process of its own with one thread.
 
 A finished trial is a line of trials.jsonl and is not run again. Its key is all that its config changes in the defaults,
 and the data. A trial that diverged is a line that says so; one that failed in another way is tried again.
@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from tqdm import tqdm
 
 from lab.results import ROOT, commit, write
@@ -98,13 +97,13 @@ class Trials:
         self.rows.append(self.finished[key])
         write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
 
-    def run(self, wanted, parameters, minutes=math.inf):
-        """Runs trials until none is wanted; starts none after so many minutes.
+    def run(self, wanted, parameters, minutes, at_once):
+        """Runs trials, so many at once, until none is wanted; starts none after so many minutes.
 
         wanted: function without arguments; the trials that are still to run, in order. It is called after each trial.
         parameters: function of a config.
         """
-        end, running, at_once = time.monotonic() + 60 * minutes, {}, max(1, torch.get_num_threads())
+        end, running = time.monotonic() + 60 * minutes, {}
         todo = wanted()
         with tqdm(unit="trial", initial=len(self.finished), total=len(self.finished) + len(todo)) as bar:
             try:
@@ -127,7 +126,6 @@ class Trials:
             finally:
                 for _, child in running.values():
                     child.end()
-        return not todo
 
 
 def key_of(config, data):
