@@ -140,6 +140,17 @@ class Protocol:
             if this and other:
                 return [a - b for a, b in zip(this, other, strict=True)]
 
+    def confirmed(self, row):
+        """True if a row, and the one below, have run on fresh seeds."""
+        return bool(self.worth(row, fresh=True) and self.worth(row.below, fresh=True))
+
+    def bound(self, row):
+        """≥ or ≤ if one of a row's runs ends beyond the curve, so that its tokens × are only a bound; else nothing."""
+        fresh = self.worth(row, fresh=True)
+        logs, length = (fresh, row.length) if fresh else (self.worth(row, fresh=False), 1.0)
+        lengths = [math.exp(log) * length for log in logs]
+        return "≥ " * (max(lengths) > 0.9999 * self.curve.high) or "≤ " * (min(lengths) < 1.0001 * self.curve.low)
+
     def diverged(self, row):
         """The number of a row's trials that diverged, of those at its best learning rate."""
         found = [self.screening(row), row.length and self.losses(row, row.length, FRESH)]
@@ -212,7 +223,6 @@ def measure(options, words, default_folder):
     dataset = open_dataset(config)
     Protocol(config, rungs, lambda trial: None).require_valid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
-
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
 
     @functools.cache

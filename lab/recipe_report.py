@@ -14,11 +14,11 @@ VARIED = "vary-recipe"  # part of results.json
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
-those of the recipe. **step ×**: that beside the row before that was kept. **alone ×**: this rung on the base.
-**without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of the deviations of
-all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was chosen on the seeds
-that judge it (n = 3) is not confirmed. Bits per byte: at length 1, seeds 0 to 2. ms ×: time of a step beside the
-base's; gain: tokens × / ms ×; both of `profile.py CONFIG --vary recipe=NAME,NAME,...` with the same --out_dir."""
+those of the recipe (≥: the curve ends there). **step ×**: that beside the row before that was kept. **alone ×**: this
+rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
+the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
+chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte: at length 1, seeds 0 to 2. ms ×: time of a
+step beside the base's; gain: tokens × / ms ×; both of `profile.py CONFIG --vary recipe=NAME,NAME,...` with the same --out_dir."""
 
 
 def report(found, trials, words, parameters):
@@ -73,6 +73,9 @@ def figures(found, trials, parameters, steps):
             cells["loss"] = statistics.fmean(losses)
             cells["bpb"] = cells["loss"] * trials.bits_per_nat()
         cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
+        for kind, other in (("tokens", row), ("step", row), ("alone", found.alone.get(row.name))):
+            if kind in cells:
+                cells[kind]["bound"] = found.bound(other)
         if screened := found.worth(row, fresh=False):
             cells["screened"] = math.exp(statistics.fmean(screened))
         cells |= steps.get(row.name, {})
@@ -88,7 +91,7 @@ def verdict(found, row, estimates):
         return "the base"
     if diverged := found.diverged(row):
         return f"diverges on {diverged} seeds"
-    if not found.worth(row, fresh=True):
+    if not found.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
     return estimates["step"][row.name].verdict
 
@@ -103,7 +106,7 @@ def profiled(folder):
 
 def times(kind):
     def text(row):
-        return "{times:.2f} ({low:.2f}–{high:.2f})".format(**row[kind])
+        return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**{"bound": ""} | row[kind])
 
     return text
 

@@ -140,6 +140,7 @@ def test_no_trial_starts_after_the_time(world, run, monkeypatch):
 def test_trials_that_diverge_are_rows_that_say_so(world, run):
     world.diverges = lambda config: config.bias or config.learning_rate > 5 * RATE
     _, rows, found = run()
+    assert rows["bad"]["tokens"]["bound"] == "≤ " and rows["late"]["tokens"]["bound"] == ""
     assert rows["bad"]["verdict"] == "diverges on 8 seeds" and not rows["bad"]["kept"]
     assert rows["late"]["verdict"] == "holds" and rows["late"]["lr_factor"] == 4  # not 8, which diverges
     assert {row["note"] for row in found if row["val_loss"] is None} == {"diverged: stopped at step 3"}
