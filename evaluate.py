@@ -174,7 +174,7 @@ def describe(options, source, state, model, device):
 def print_result(name, result):
     """Prints the counts of a result, then a line for each figure, with its standard error."""
     counts = [f"{value:,} {key.replace('_', ' ')}" for key, value in result.items() if type(value) is int]
-    print(f"\n{name}: {', '.join(counts)}, {result['padding']:.1%} padding")
+    print(f"\n{name}: {', '.join(counts)}")
     for key, (label, form) in FIGURES.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_stderr']:.4f}" if f"{key}_stderr" in result else ""

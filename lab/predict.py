@@ -60,11 +60,8 @@ def traces(config, device_type, world_size, counted=False):
     if config.micro_batch_size == "auto":
         raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
     grid = parallel.divide(config, world_size)
-    parallel.check_batch(config, grid)
     config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
-    parallel.check_pipeline(config, grid, torch.device("cpu"))
-    if world_size > 1 and config.optimizer_in_backward:
-        raise BadInput("optimizer_in_backward=True: for one process alone; expected --optimizer_in_backward=False")
+    parallel.check_grid(config, grid, torch.device("cpu"))
     config = share_of_process(config, world_size)
     n_traced, keeps_gradients = traced_micro_batches(config, grid)
     traced = dataclasses.replace(

@@ -23,7 +23,7 @@ REFUSED = [
     (sample, "--prompt=Ж", "'Ж'"),
     (sample, "--interactive --prompt=a", "interactive: expected no prompts"),
     (sample, "--quantize=int8", "expected --compile"),
-    (sample, "--quantize=int8 --compile --num_samples=2", "slower for 2 samples"),
+    (sample, "--quantize=int8 --compile --num_samples=2", "expected --compile, one prompt and --num_samples=1"),
     (evaluate, "--batch_tokens=0", "batch_tokens: expected at least 1"),
     (evaluate, "--context_length=17", "context_length"),
     (evaluate, "--stride=17", "stride=17: expected 1 to context_length=16"),

@@ -45,7 +45,7 @@ def to_plain(state):
 @torch.no_grad()
 def plain_parts(value):
     """Returns {codes, scale, qmap, signed} of an 8-bit tensor, sharded like it; any other value unchanged."""
-    local = value.to_local() if hasattr(value, "to_local") else value
+    local = parallel.local(value)
     if not hasattr(local, "codes"):
         return value
     codes, scale = parallel.as_shards([local.codes, local.scale], value)
@@ -60,8 +60,7 @@ def from_plain(value, parameter, name):
     from torchao.optim.subclass_8bit import OptimState8bit
 
     whole = OptimState8bit(**value)
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    if local.numel() % whole.block_size:  # a shard would end inside a quantization block
+    if parallel.local(parameter).numel() % whole.block_size:  # a shard would end inside a quantization block
         return parallel.local_shard(whole.dequantize(), parameter, name)
     own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
     return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]

@@ -20,7 +20,6 @@ class Scores(NamedTuple):
 
     log_probs: np.ndarray  # (n,) float64: sum over the row's targets, in nats
     greedy: np.ndarray  # (n,) bool: each target is the likeliest token at its position
-    padding: float  # share of the positions computed that are padding
 
 
 class LogProbs(nn.Module):
@@ -66,7 +65,6 @@ class Scorer:
         whose columns beyond a row's length have targets of IGNORE.
         """
         batches = schedule(lengths, self.batch_tokens)
-        computed = sum(len(rows) * lengths[rows[0]] for rows in batches)
         rank, n_processes = parallel.rank(), parallel.world_size()
         mine, found = batches[rank::n_processes], []
         total = int(sum(lengths[rows].sum() for rows in mine))
@@ -77,7 +75,7 @@ class Scorer:
                 log_probs, likeliest = self.log_probs(inputs, targets)
                 found.append((rows, log_probs.cpu().double().sum(1).numpy(), likeliest.all(1).cpu().numpy()))
                 progress.update(int(lengths[rows].sum()))
-        scores = Scores(np.empty(len(lengths)), np.empty(len(lengths), bool), 1 - float(lengths.sum() / computed))
+        scores = Scores(np.empty(len(lengths)), np.empty(len(lengths), bool))
         for rows, log_probs, greedy in (batch for share in parallel.gather_objects(found) for batch in share):
             scores.log_probs[rows], scores.greedy[rows] = log_probs, greedy
         if not np.isfinite(scores.log_probs).all():

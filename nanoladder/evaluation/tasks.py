@@ -60,7 +60,7 @@ class Task:
         """
         scores = scorer.score(self.path.name, self.lengths, self.read)
         judge = self.judge_choices if len(self.items[0].endings) > 1 else self.judge_words
-        counts = {"items": len(self.items), "contexts_cut": self.n_cut, "padding": scores.padding}
+        counts = {"items": len(self.items), "contexts_cut": self.n_cut}
         return {"file": str(self.path), **counts, **judge(scores)}
 
     def judge_choices(self, scores):

@@ -53,10 +53,4 @@ class WholeSplit:
         nats = -math.fsum(scores.log_probs)
         loss = nats / self.split.n_targets
         bits = {"bits_per_byte": nats / math.log(2) / self.n_bytes} if self.n_bytes else {}
-        return {
-            "targets": self.split.n_targets,
-            "loss": loss,
-            "perplexity": perplexity(loss),
-            **bits,
-            "padding": scores.padding,
-        }
+        return {"targets": self.split.n_targets, "loss": loss, "perplexity": perplexity(loss), **bits}

@@ -56,13 +56,9 @@ def multiply_by_rows(linear, x):
 
 
 def require_gain(device, n_rows, compile):
-    """Raises BadInput where int8 cannot be faster than the unquantized weights."""
-    if device.type == "mps":
-        raise BadInput("quantize=int8: expected a CPU or a CUDA GPU; on mps it is not known to be faster")
-    if not compile:
-        raise BadInput("quantize=int8 is slower unless it is compiled; expected --compile too, or no --quantize")
-    if n_rows > 1:
+    """Raises BadInput unless int8 is known to be faster than the unquantized weights."""
+    if device.type == "mps" or not compile or n_rows > 1:
         raise BadInput(
-            f"quantize=int8 is slower for {n_rows} samples at once; expected one prompt and --num_samples=1, or no "
-            "--quantize"
+            "quantize=int8 would be slower here; expected --compile, one prompt and --num_samples=1, on a CPU or a "
+            "CUDA GPU; or no --quantize"
         )

@@ -2,6 +2,8 @@
 
 import torch
 
+from nanoladder import parallel
+
 BETA2 = 0.99  # Chen et al. 2023, table 12
 
 
@@ -21,12 +23,7 @@ class Lion(torch.optim.Optimizer):
                 if not self.state[parameter]:
                     self.state[parameter]["mean"] = torch.zeros_like(parameter)
                 # Every operation is elementwise, so each process computes on its own shards
-                weight, gradient, mean = map(local, (parameter, parameter.grad, self.state[parameter]["mean"]))
+                weight, gradient, mean = map(parallel.local, (parameter, parameter.grad, self.state[parameter]["mean"]))
                 update = gradient.lerp(mean, beta1).sign_()
                 weight.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
                 mean.lerp_(gradient, 1 - beta2)
-
-
-def local(tensor):
-    """This process's shard of a tensor, or the tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -11,7 +11,7 @@
 Gradients are averaged over the processes that train on different tokens, losses over all.
 """
 
-from nanoladder.parallel.check import check_batch, check_pipeline
+from nanoladder.parallel.check import check_grid
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
 from nanoladder.parallel.group import (
@@ -26,7 +26,7 @@ from nanoladder.parallel.group import (
     stop,
     world_size,
 )
-from nanoladder.parallel.mesh import CUTS, divide, mesh
+from nanoladder.parallel.mesh import CUTS, divide, local, mesh
 from nanoladder.parallel.pipeline import (
     COPY,
     TIED,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
-from nanoladder.parallel.check import check_batch, check_pipeline, check_processes
+from nanoladder.parallel.check import check_grid, check_processes
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
 
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
@@ -41,8 +41,7 @@ def start(config, device):
     check_processes(config, device, n, local_n)
     grid = divide(config, n)
     n_sharing = count_sharing(config, grid, local_n)
-    check_batch(config, grid)
-    check_pipeline(config, grid, device)
+    check_grid(config, grid, device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     elif os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default

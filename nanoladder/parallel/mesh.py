@@ -85,6 +85,11 @@ def start_mesh(sizes, rank, n_sharing, device_type):
     current = Mesh(sizes, rank, n_sharing, device_type)
 
 
+def local(tensor):
+    """This process's part of a tensor, or the tensor itself if it is whole."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def divide(config, n):
     """The Grid of n processes: data is what the other dimensions leave. Raises BadInput if they do not divide n."""
     pipeline, context, tensor = config.pipeline_parallel, config.context_parallel, config.tensor_parallel

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from model import GPT
-from nanoladder.parallel.mesh import mesh
+from nanoladder.parallel.mesh import local, mesh
 
 STAGES = {"1f1b": 1, "interleaved": 2}  # of a process
 TIED, COPY = "token_embedding.weight", "head.weight"  # one weight on the first stage, its copy on the last
@@ -117,8 +117,8 @@ class Pipeline(nn.Module):
         if not (self.has_first or self.has_last):
             return
         weight = self.parts[0].token_embedding.weight if self.has_first else self.parts[-1].head.weight
-        gradient = weight.grad.to_local() if hasattr(weight.grad, "to_local") else weight.grad
-        peer, other = (mesh().sizes.pipeline - 1 if self.has_first else 0), torch.empty_like(gradient)
+        gradient, peer = local(weight.grad), mesh().sizes.pipeline - 1 if self.has_first else 0
+        other = torch.empty_like(gradient)
         exchange = [
             dist.P2POp(dist.isend, gradient, group=group(), group_peer=peer),
             dist.P2POp(dist.irecv, other, group=group(), group_peer=peer),

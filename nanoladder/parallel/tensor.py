@@ -16,25 +16,19 @@ import torch
 
 from model import IGNORE
 from nanoladder.kernels import count_chunks, head_loss
-from nanoladder.parallel.check import check_tensor_parallel
 from nanoladder.parallel.mesh import mesh
 
 
 def apply_tensor_parallel(model):
     """Cuts the model, or each of a pipeline's `parts`, in place. Does nothing unless several processes share it.
 
-    Every process must have the same weights, and keeps its part of them. Raises BadInput if the optimizer needs whole
-    matrices.
+    Every process must have the same weights, and keeps its part of them.
     """
     if mesh().sizes.tensor == 1:
         return
-    check_tensor_parallel(model.config)
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # each gathering of what FSDP has cut too
     of_block, of_ends = plans()
-    parts = getattr(model, "parts", [model])
-    ends = [module for part in parts for name, module in part.named_children() if name in ("token_embedding", "head")]
-    weights = {module: module.weight for module in ends if hasattr(module, "weight")}
-    for part in parts:
+    for part in getattr(model, "parts", [model]):
         for block in part.blocks.children():
             for weight in block.attention.qkv.parameters():
                 weight.data = by_process(weight.data)
@@ -43,13 +37,12 @@ def apply_tensor_parallel(model):
             cut(block, of_block)
         part.position_embedding.register_forward_pre_hook(own_positions)
         cut(part, of_ends)
+        if hasattr(part, "head") and hasattr(part.token_embedding, "weight"):  # in a pipeline no stage has both
+            part.head.weight = part.token_embedding.weight  # tied again, because each was cut by itself
         for parameter in part.parameters():
             parameter.register_hook(partial(place_like, parameter.placements))
         if hasattr(part, "head"):  # not on the first stages of a pipeline
             part.forward = partial(loss, part)
-    cut_weights = {}
-    for module, weight in weights.items():  # tied again, because each was cut by itself
-        module.weight = cut_weights.setdefault(weight, module.weight)
 
 
 def place_like(placements, gradient):

@@ -43,7 +43,8 @@ def gather_state(state):
 
     def copy(name, tensor):
         if id(tensor) not in copies:
-            whole = whole_tensor(name, tensor)  # only one whole tensor is on the device at a time
+            whole = full_tensor(tensor.detach())  # only one whole tensor is on the device at a time
+            whole = by_process(whole, back=True) if is_reordered(name, tensor) else whole
             copies[id(tensor)] = whole.to("cpu", copy=True) if keeps else None
         return copies[id(tensor)]
 
@@ -62,12 +63,6 @@ def join_stages(state, sends):
         dist.recv_object_list(received, sender, hosts)
         state |= received[0]
     return state
-
-
-def whole_tensor(name, tensor):
-    """The whole tensor, gathered, of the named weight or of its optimizer state. Collective."""
-    whole = full_tensor(tensor.detach())
-    return by_process(whole, back=True) if is_reordered(name, tensor) else whole
 
 
 def local_shard(tensor, like, name):

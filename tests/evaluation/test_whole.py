@@ -55,7 +55,6 @@ def test_the_loss_is_that_of_each_target_of_a_stream(n_tokens, stride, tmp_path)
     assert result["loss"] == pytest.approx(np.mean(expected), rel=1e-6)
     assert result["perplexity"] == pytest.approx(math.exp(np.mean(expected)), rel=1e-5)
     assert result["bits_per_byte"] == pytest.approx(sum(expected) / math.log(2) / (2 * n_tokens), rel=1e-6)
-    assert result["padding"] == 0
 
 
 def test_the_loss_is_that_of_each_target_of_each_document(documents):
@@ -68,7 +67,6 @@ def test_the_loss_is_that_of_each_target_of_each_document(documents):
     result = WholeSplit(dataset, "val").evaluate(scorer(config))
     assert result["targets"] == len(expected) == offsets[-1] - len(offsets) + 1
     assert result["loss"] == pytest.approx(np.mean(expected), rel=1e-6)
-    assert 0 < result["padding"] < 0.3
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_sample_writes_with_int8(trained, run_main, traced):
 
 
 def test_mps_is_refused():
-    with pytest.raises(BadInput, match="expected a CPU or a CUDA GPU"):
+    with pytest.raises(BadInput, match="expected --compile, one prompt"):
         infer.require_gain(torch.device("mps"), 1, True)
     infer.require_gain(torch.device("cuda"), 1, True)
 

@@ -19,7 +19,8 @@ def error_lines(result):
 def test_what_every_process_refuses_is_said_once(dense, tmp_path):
     result = torchrun("train.py", *flags(dataset=dense, out_dir=tmp_path / "run", ddp=True, batch_size=5))
     assert result.returncode != 0 and result.stdout == "" and not (tmp_path / "run").exists()
-    line = "batch_size=5 does not divide among 2 processes; expected batch_size 4 or 6, or another number of processes"
+    line = "batch_size=5 does not divide among 2 processes in micro-batches of 1; expected a multiple of 2, "
+    line += "or another number of processes"
     assert error_lines(result) == [f"error: {line}"]
     assert result.stderr.count("Traceback") == 1  # torchrun's own; its summary repeats the line
     assert f"traceback : nanoladder.errors.BadInput: {line}" in result.stderr
