@@ -5,7 +5,7 @@ from torch.utils._pytree import tree_leaves
 
 from lab.trace import cublas_workspaces
 from nanoladder import machine
-from nanoladder.checkpoint.optimizer import plain_parts
+from nanoladder.checkpoint.state import plain_parts
 
 # Kinds of work. An operator is of the first kind with a word in its name or in that of one of its callers; a kernel is
 # of the first kind with a word in its own name or in those of the operators that launched it. A CUDA graph launches

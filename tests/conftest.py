@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import train
 from nanoladder import checkpoint, config, entry, machine
-from nanoladder.checkpoint.optimizer import to_plain
+from nanoladder.checkpoint.state import to_plain
 from nanoladder.config import Config
 from nanoladder.data.meta import FORMAT_VERSION, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer

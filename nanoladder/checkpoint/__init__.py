@@ -21,9 +21,9 @@ last.safetensors (the newest), best.safetensors (the lowest validation loss) and
 step_00000250.safetensors and so on. These are hard links: one file may have up to three names.
 
 Files: save.py writes, load.py reads, format.py defines the layout, check.py validates, folder.py lists a run's files,
-optimizer.py and generators.py convert their state to plain tensors and back. formats.py reads models in other formats
-too, of huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic writes (nanoladder/files.py) and gathering
-shards (nanoladder/parallel).
+state.py converts optimizer and generators to plain tensors and back. formats.py reads models in other formats too, of
+huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic writes (nanoladder/files.py) and gathering shards
+(nanoladder/parallel).
 """
 
 from nanoladder.checkpoint.check import SHAPE, Damaged, config_of
@@ -38,6 +38,6 @@ from nanoladder.checkpoint.formats import (
     source_of,
     tokenizer_of,
 )
-from nanoladder.checkpoint.generators import generator_states, set_generator_states
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, gather_weights, snapshot, write_file
+from nanoladder.checkpoint.state import generator_states, set_generator_states

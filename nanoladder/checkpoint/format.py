@@ -12,18 +12,6 @@ import torch
 from safetensors import safe_open
 
 FORMAT_VERSION = 4
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def serialize(state, file):
@@ -38,13 +26,19 @@ def write_tensors(file, tensors, metadata):
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps all aligned
     for name in order:
         begin, end = end, end + tensors[name].nbytes
-        entry = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
+        entry = {"dtype": dtype_name(tensors[name].dtype), "shape": list(tensors[name].shape)}
         header[name] = {**entry, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
         file.write(raw(tensors[name]))
+
+
+def dtype_name(dtype):
+    """A dtype's name in safetensors: torch.float32 -> F32, torch.bfloat16 -> BF16, torch.uint8 -> U8."""
+    name = str(dtype).removeprefix("torch.")
+    return name.replace("float", "f").replace("uint", "u").replace("int", "i").upper()
 
 
 def read(path):

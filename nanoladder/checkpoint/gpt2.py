@@ -26,17 +26,10 @@ def gpt2_name(name):
     return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
-class Undrawn(GPT):
-    """A GPT whose weights are not initialized: to draw numbers on the meta device, PyTorch loads its compiler."""
-
-    def init_weights(self):
-        pass
-
-
 def shapes(config):
     """Returns {name: shape} of a model's weights, a tied one once."""
     with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Undrawn(config).named_parameters()}
+        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
 
 
 def our_weights(tensors, config, transposed=()):

@@ -34,8 +34,6 @@ ALIKE = {  # their key: its default, then the values with which their model comp
     "layer_norm_epsilon": (1e-5, 1e-5),
     "scale_attn_weights": (True, True),
     "scale_attn_by_inverse_layer_idx": (False, False),
-    "reorder_and_upcast_attn": (False, False),
-    "add_cross_attention": (False, False),
 }
 
 

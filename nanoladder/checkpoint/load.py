@@ -8,8 +8,7 @@ from nanoladder import machine, parallel
 from nanoladder.checkpoint import format
 from nanoladder.checkpoint.check import Damaged, check_shape, reading
 from nanoladder.checkpoint.folder import LAST, found
-from nanoladder.checkpoint.generators import set_generator_states
-from nanoladder.checkpoint.optimizer import load_optimizer
+from nanoladder.checkpoint.state import load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS
 from nanoladder.errors import BadInput
 
@@ -67,11 +66,10 @@ def resume(model, optimizer, state, path):
                 f"{path} was trained with {key}={theirs}; expected the same to resume; "
                 f"to start a new run from its weights: --init_from={path}"
             )
-    check_shape(model.config, state["config"], path)
+    load_weights(model, state, path)
     load_optimizer(model, optimizer, state["optimizer"])
     scaler = machine.scaler_of(model)
     if scaler.is_enabled() and state["scaler"]:
         scaler.load_state_dict(state["scaler"])
-    load_weights(model, state, path)
     set_generator_states(state["generators"], next(model.parameters()).device)
     return state["progress"]

@@ -11,8 +11,7 @@ from tqdm import tqdm
 from nanoladder import files, machine, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, history, step_name
 from nanoladder.checkpoint.format import FORMAT_VERSION, serialize
-from nanoladder.checkpoint.generators import generator_states
-from nanoladder.checkpoint.optimizer import named_state, names, to_plain
+from nanoladder.checkpoint.state import generator_states, named_state, names, to_plain
 
 
 class Writer:
@@ -65,12 +64,9 @@ class Writer:
     def __exit__(self, failure, *_):
         self.thread.shutdown()
         self.wait()
-        if self.missing:
+        if self.missing and failure is None:
             missing = " and ".join(f"{name} of step {step}" for name, step in self.missing.items())
-            line = f"error: {self.folder} lacks {missing}, which could not be written"
-            if failure is None:
-                sys.exit(line)
-            print(line, file=sys.stderr)
+            sys.exit(f"error: {self.folder} lacks {missing}, which could not be written")
 
 
 def snapshot(config, tokenizer, model, optimizer, progress):

@@ -141,13 +141,15 @@ VALUES = [
     *(True, False, None, 3, -(2**70), 2.0, 0.1, 1e-300, math.inf),
     *("text", "naïve ☕\n", {"part": 1.0, "more": False}),
 ]
+DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 
 
 def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path):
     state, path = saved(trained), tmp_path / "x.safetensors"
-    dtypes = checkpoint.format.DTYPES
     values = {f"value{n}": value for n, value in enumerate(VALUES)}
-    values |= {f"tensor{n}": torch.arange(-3, 3).to(dtype).reshape(2, 3) for n, dtype in enumerate(dtypes)}
+    values |= {
+        f"tensor{n}": torch.arange(-3, 3).to(getattr(torch, dtype)).reshape(2, 3) for n, dtype in enumerate(DTYPES)
+    }
     values |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "transposed": torch.rand(3, 5).T}
     values |= {"parts": {"codes": torch.arange(7, dtype=torch.uint8), "signed": True}, "empty": {}}
     state["optimizer"] = {"norm.weight": values, "token_embedding.weight": {}}
@@ -155,7 +157,7 @@ def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path
     assert same(checkpoint.load(path), state)
     found = checkpoint.load(path)["optimizer"]["norm.weight"]
     assert {name: type(value) for name, value in found.items()} == {name: type(value) for name, value in values.items()}
-    assert all(found[f"tensor{n}"].dtype == dtype for n, dtype in enumerate(dtypes))
+    assert all(found[f"tensor{n}"].dtype == getattr(torch, dtype) for n, dtype in enumerate(DTYPES))
 
 
 # -- files that are not checkpoints of ours

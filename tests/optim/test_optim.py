@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import train
 from nanoladder import optim
-from nanoladder.checkpoint.optimizer import to_plain
+from nanoladder.checkpoint.state import to_plain
 from nanoladder.data import Batch
 from nanoladder.machine import precision
 from nanoladder.optim import galore, lion

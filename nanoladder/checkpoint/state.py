@@ -1,4 +1,7 @@
-"""Conversion of optimizer state to and from its form in a file: whole, plain tensors and values by parameter name."""
+"""State of the optimizer and of the random generators, converted to its form in a file and back.
+
+The optimizer's are whole, plain tensors and values by parameter name; the generators' tensors of one row per process.
+"""
 
 import torch
 
@@ -64,3 +67,24 @@ def from_plain(value, parameter, name):
         return parallel.local_shard(whole.dequantize(), parameter, name)
     own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
     return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]
+
+
+# -- generators
+
+
+def generators(device):
+    """The modules of the generators in use, {device type: module}: the CPU's, and the device's own."""
+    return {"cpu": torch} | ({device.type: torch.get_device_module(device.type)} if device.type != "cpu" else {})
+
+
+def generator_states(device):
+    """Returns {device type: states (processes, bytes) uint8}. Collective."""
+    own = {kind: module.get_rng_state() for kind, module in generators(device).items()}
+    return {kind: torch.stack(parallel.gather_objects(state)) for kind, state in own.items()}
+
+
+def set_generator_states(states, device):
+    """Restores this process's generators; a process without a row, or a device without one, keeps its seed."""
+    for kind, module in generators(device).items():
+        if kind in states and parallel.rank() < len(states[kind]):
+            module.set_rng_state(states[kind][parallel.rank()].clone())  # it ignores a view's offset
