@@ -64,7 +64,6 @@ NO_OPS = {
     "mesh": (
         ("data",),
         {
-            "mesh().is_cut": "False",
             "mesh().averaging": "world_size()",
             "mesh().place.data": "rank()",
             "mesh().sizes.data": "world_size()",

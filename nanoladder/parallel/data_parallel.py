@@ -16,7 +16,7 @@ def distributed_data_parallel(model):
 
     DDP does not support tensor and pipeline parallelism; beside those it is FSDP2, with shards of one process.
     """
-    if mesh().is_cut:
+    if mesh().sizes.tensor > 1 or mesh().sizes.pipeline > 1:
         fully_shard(model)  # n_sharing is 1
         return model
     return DistributedDataParallel(model, gradient_as_bucket_view=True) if mesh().averaging > 1 else model

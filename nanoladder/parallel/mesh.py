@@ -46,11 +46,6 @@ class Mesh:
         """Number of processes that average their gradients: those along data and context."""
         return self.sizes.data * self.sizes.context
 
-    @property
-    def is_cut(self):
-        """True if no process has the whole model."""
-        return self.sizes.tensor > 1 or self.sizes.pipeline > 1
-
     @cached_property
     def weights(self):
         """DeviceMesh (pipeline, replicate, shard, tensor), on which the weights lie. Collective at first use."""

@@ -141,7 +141,7 @@ VALUES = [
     *(True, False, None, 3, -(2**70), 2.0, 0.1, 1e-300, math.inf),
     *("text", "naïve ☕\n", {"part": 1.0, "more": False}),
 ]
-DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
+DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 
 def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path):
