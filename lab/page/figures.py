@@ -118,12 +118,12 @@ def card(found, stage):
 def chart_section(chart, found, row):
     """A chart at a row: what the stage gains, bars of naive, the row before and this one, and the parts in numbers.
 
-    At the first row: what all stages together gain, and a bar of every row.
+    At the first row: a bar of every row.
     """
     drawn = [other for other in found.rows.values() if "seconds" in other and chart.total in other]
     first = drawn[0]
     if row is first:
-        before, verdicts, shown = None, together(chart, found), drawn
+        before, verdicts, shown = None, [], drawn
     else:
         below = pages.below(row["name"])
         before = next((other for other in reversed(drawn) if other["name"] in below), first)
@@ -137,13 +137,6 @@ def chart_section(chart, found, row):
         parts_table(chart, row, before),
     ]
     return tag("section", *content)
-
-
-def together(chart, found):
-    """The verdicts on all stages together: on the loop as it is by default, and with the memory stages."""
-    first, *rows = (row for name, row in found.rows.items() if name in stage_names() and chart.total in row)
-    tops = {pages.group(row["name"]): row for row in rows if "seconds" in row}
-    return [(*verdict(chart, row, first), f", with all stages up to {row['name']}") for row in tops.values()]
 
 
 def verdict(chart, row, other):
@@ -177,9 +170,19 @@ def bars(chart, rows, now, scale):
         label = tag("a", name, href=f"#{name}") if row is not now and name in stage_names() else name
         parts = {part: row[chart.parts].get(part, 0) for part in chart.names}
         limit = row.get("limit") if chart is TIME else None
-        cells = tag("td", bar(parts, scale, limit)), tag("td", value)
-        lines.append(tag("tr", tag("th", label), *cells, **({"class_": "now"} if row is now else {})))
-    return tag("table", tag("tbody", *lines), class_="bars", aria_label=f"{chart.title}, {chart.unit}")
+        lines.append(line(label, bar(parts, scale, limit), value, **({"class_": "now"} if row is now else {})))
+    return table("bars", f"{chart.title}, {chart.unit}", lines)
+
+
+def line(heading, *cells, **attributes):
+    """A row of a table."""
+    return tag("tr", tag("th", heading), *(tag("td", cell) for cell in cells), **attributes)
+
+
+def table(kind, label, lines, headings=()):
+    """A table for the eye and, by its label, for a screen reader."""
+    head = [tag("thead", tag("tr", *(tag("th", heading) for heading in headings)))] if headings else []
+    return tag("table", *head, tag("tbody", *lines), class_=kind, aria_label=label)
 
 
 def bar(parts, scale, mark=None):
@@ -215,12 +218,8 @@ def parts_table(chart, row, before):
         cells += [chart.text(values[part], whole), f"{max(0, values[part]) / whole:.0%}"]
         if "of its limit" in headings:
             cells.append(f"{limits[part] / values[part]:.0%}" if limits.get(part) and values[part] else "")
-        heading = tag("th", tag("i", class_=part.split()[0]), label)
-        lines.append(tag("tr", heading, *(tag("td", cell) for cell in cells)))
-    if len(lines) < 2:
-        return ""
-    head = tag("tr", tag("td", chart.unit), *(tag("th", heading) for heading in headings))
-    return tag("table", tag("thead", head), tag("tbody", *lines), class_="parts", aria_label=f"{chart.title} by part")
+        lines.append(line(join(tag("i", class_=part.split()[0]), label), *cells))
+    return table("parts", f"{chart.title} by part", lines, [chart.unit, *headings]) if len(lines) > 1 else ""
 
 
 def loss(row):
@@ -243,44 +242,32 @@ def scaling(stage, own=()):
 
 
 def scaling_card(results, mode, rows):
-    def processes(row):
-        return f"{row['name']} process" + "es" * (row["name"] != "1")
-
-    def linear(row):
-        return int(row["name"]) * first["tokens_per_s"] / int(first["name"])
-
+    """The tokens per second of 1, 2, 4, ... processes as bars, marked where linear scaling would be."""
     rows = [row for row in rows if "seconds" in row]
     first, last = rows[0], rows[-1]
-    scale = max(max(row["tokens_per_s"], linear(row)) for row in rows)
-    batch = "one batch per process" if mode in tables.PER_PROCESS else "one batch for all processes"
+    names = {row["name"]: f"{row['name']} process" + "es" * (row["name"] != "1") for row in rows}
+    linear = {name: int(name) * first["tokens_per_s"] / int(first["name"]) for name in names}
+    scale = max(*linear.values(), *(row["tokens_per_s"] for row in rows))
     drawn = [
-        tag(
-            "tr",
-            tag("th", processes(row)),
-            tag("td", bar({"gemm": row["tokens_per_s"]}, scale, linear(row))),
-            tag("td", f"{row['tokens_per_s']:,.0f}"),
-        )
-        for row in rows
+        line(names[name], bar({"gemm": rate}, scale, linear[name]), f"{rate:,.0f}")
+        for name, rate in ((row["name"], row["tokens_per_s"]) for row in rows)
     ]
     columns = {heading: text for heading, text in tables.columns(rows, mode).items() if heading in SCALED}
-    head = [tag("th", heading) for heading in ("processes", *columns)]
-    lines = [
-        tag("tr", tag("th", row["name"]), *(tag("td", tables.cell(text, row)) for text in columns.values()))
-        for row in rows
-    ]
-    ratio = times(last["tokens_per_s"], first["tokens_per_s"])
+    lines = [line(row["name"], *(tables.cell(text, row) for text in columns.values())) for row in rows]
+    batch = "one batch per process" if mode in tables.PER_PROCESS else "one batch for all processes"
     kind = "good" if last["tokens_per_s"] >= first["tokens_per_s"] else "bad"
+    ratio = tag("strong", times(last["tokens_per_s"], first["tokens_per_s"]))
     mode_words = f"--mode={mode.replace('-', ' --dimension=')} --processes={last['name']}"
     command = " ".join(["profile.py", *results["config"], mode_words])
     words = [join(tag("span", word), " ") for word in command.split()]  # lines break between options alone
-    said = f" the tokens per second of {processes(first)}, on {last['name']}"
+    said = f" the tokens per second of {names[first['name']]}, on {last['name']}"
     return tag(
         "article",
         tag("h3", tables.device(results), " ", tag("small", batch)),
         tag("h4", "Tokens per second"),
-        tag("p", tag("strong", ratio), said, class_="verdict", data_kind=kind),
-        tag("table", tag("tbody", *drawn), class_="bars", aria_label="Tokens per second"),
-        tag("table", tag("thead", tag("tr", *head)), tag("tbody", *lines), class_="parts", aria_label="By processes"),
+        tag("p", ratio, said, class_="verdict", data_kind=kind),
+        table("bars", "Tokens per second", drawn),
+        table("parts", "By processes", lines, ["processes", *columns]),
         tag("p", "The marks: linear scaling. ", *words, class_="fine"),
         class_="card",
     )
