@@ -33,7 +33,7 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
     "*.py": 790,
-    "nanoladder/config/*.py": 521,
+    "nanoladder/config/*.py": 519,
     "nanoladder/run/*.py": 1050,
     "nanoladder/data/*.py": 1500,
     "nanoladder/checkpoint/*.py": 864,
@@ -42,7 +42,7 @@ BUDGETS = {
     "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 982,
     "lab/**/*.py": 7339,
     "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
-    "tests/**/*.py": 11971,
+    "tests/**/*.py": 11970,
 }
 
 

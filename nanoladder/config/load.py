@@ -32,9 +32,7 @@ def parse_arguments(argv, options=()):
         if not word.startswith("-"):
             paths.append(word)
             continue
-        if not word.startswith("--"):
-            raise BadInput(f"{word}: one dash; expected -{word}, or --help")
-        key, equals, text = word[2:].partition("=")
+        key, equals, text = word.lstrip("-").partition("=")
         known(key, "command line", options)
         if not equals and (text := next(rest, "--")).startswith("--"):
             raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
