@@ -62,7 +62,7 @@ def check(config):
     for key, value in vars(config).items():
         if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
             least = 1 if key in AT_LEAST_1 else 0
-            end = 1 if key in BELOW_1 else 2**63  # 64 bits
+            end = 1 if key in BELOW_1 else 2**63 if type(value) is int else math.inf  # 64 bits
             if not least <= value < end:
                 raise BadInput(f"{key}={value}: expected at least {least}, and below {end}")
     for message in impossible(config):
