@@ -18,7 +18,8 @@ those of the recipe (≥: the curve ends there). **step ×**: that beside the ro
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
 chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte: at length 1, seeds 0 to 2. ms ×: time of a
-step beside the base's; gain: tokens × / ms ×; both of `profile.py CONFIG --vary recipe=NAME,NAME,...` with the same --out_dir."""
+step beside the base's; gain: tokens × / ms ×; both of `profile.py CONFIG --vary recipe=NAME,NAME,...` with
+the same --out_dir."""
 
 
 def report(found, trials, words, parameters):
