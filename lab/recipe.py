@@ -9,6 +9,7 @@ seed: those of one seed train on the same batches. In this order:
 4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss.
 6. Each rung alone, on the base; then the recipe without it.
+7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 """
@@ -19,17 +20,21 @@ import math
 import signal
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
+from lab import measure as measurements
 from lab import plan
+from lab.launch import run_alone
 from lab.predict import costs
 from lab.recipe_report import report
-from lab.results import ROOT
+from lab.results import ROOT, read, write
 from lab.trials import Trial, Trials
 from lab.worth import Curve
-from nanoladder.config import apply
+from nanoladder.config import apply, differences
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -37,6 +42,7 @@ from nanoladder.machine import choose_device
 SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14), (0,)  # seeds
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
 MOST_FACTORS = 6  # with those past an edge
+ROUNDS, STEPS = 3, "steps.json"  # processes that time each row's step, and their file
 SHORT, LONG, LONGEST = 0.5, 2.0, 4.0  # lengths of the base's curve, beside 1
 
 
@@ -229,11 +235,38 @@ def measure(options, words, default_folder):
     def parameters(config):
         return costs(dataclasses.replace(config, vocab_size=dataset.vocab_size))["n_params"]
 
-    with Trials(Path(options.out_dir or default_folder()), dataset.fingerprint()) as trials:
+    end, folder = time.monotonic() + 60 * options.minutes, Path(options.out_dir or default_folder())
+    with Trials(folder, dataset.fingerprint()) as trials:
         try:
-            trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, options.minutes, at_once)
+            trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, end, at_once)
+            time_steps(Protocol(config, rungs, trials.loss), folder / STEPS, end)
         finally:
-            report(Protocol(config, rungs, trials.loss), trials, words, parameters)
+            report(Protocol(config, rungs, trials.loss), trials, read_steps(folder / STEPS), words, parameters)
+
+
+def time_steps(found, path, end):
+    """Measures the steps of all rows, once no trial is wanted, and adds them to a file; begins nothing after `end`."""
+    rows, steps = [row for row in [found.base, *found.rows] if row.factor], read_steps(path)
+    for row in rows:
+        config = differences(row.config)
+        if row.name not in steps or steps[row.name]["config"] != config:
+            steps[row.name] = {"config": config, "seconds": [], "peak": None}
+    tasks = [(row, n) for n in range(ROUNDS + 1) for row in rows[:: -1 if n % 2 else 1]]
+    for row, n in tqdm([] if found.wanted else tasks, unit="process", leave=False):
+        step = steps[row.name]
+        try:
+            if n < ROUNDS and len(step["seconds"]) <= n and time.monotonic() < end:
+                step["seconds"].append(run_alone(measurements.time_steps, row.config)["seconds"])
+            elif n == ROUNDS and step["peak"] is None and time.monotonic() < end:
+                step["peak"] = run_alone(measurements.examine, row.config)["memory"]["peak"]
+        except RuntimeError as error:
+            raise BadInput(f"the step of {row.name} cannot be measured: {error}") from None
+        write(path.parent, {path.name: steps})
+
+
+def read_steps(path):
+    """{row: config, seconds of a step in each round and peak bytes} of time_steps."""
+    return read(path, {}) if path.exists() else {}
 
 
 def rungs_of(config):

@@ -4,13 +4,11 @@ import math
 import statistics
 
 from lab import tables
-from lab.results import read_results, write
-from lab.summary import summarize
+from lab.results import write
 from lab.worth import LEVEL, estimate
 from nanoladder import files
 
 KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
-VARIED = "vary-recipe"  # part of results.json
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
@@ -18,16 +16,18 @@ those of the recipe (≥: the curve ends there). **step ×**: that beside the ro
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
 chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte: at length 1, seeds 0 to 2. ms ×: time of a
-step beside the base's; gain: tokens × / ms ×; both of `profile.py CONFIG --vary recipe=NAME,NAME,...` with
-the same --out_dir."""
+step beside the base's, alone on the machine, measured last; gain: tokens × / ms ×."""
 
 
-def report(found, trials, words, parameters):
-    """Prints and writes what a Protocol found. words: of the config. parameters: function of a config."""
+def report(found, trials, steps, words, parameters):
+    """Prints and writes what a Protocol found. steps: {row: seconds and peak bytes}. words: of the config.
+
+    parameters: function of a config.
+    """
     folder = trials.path.parent
     if not found.base.factor:
         return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {trials.path}")
-    rows = figures(found, trials, parameters, profiled(folder))
+    rows = figures(found, trials, parameters, steps)
     commits = sorted({row["commit"] for row in trials.rows if row["commit"]})
     text = [
         f"## recipe: `{' '.join(words)}`",
@@ -52,7 +52,7 @@ def in_words(curve):
 
 
 def figures(found, trials, parameters, steps):
-    """A dict of figures for each row, the base first. steps: {rung: figures of a step}."""
+    """A dict of figures for each row, the base first. steps: as of report."""
     samples = {kind: {} for kind in KINDS}
     last = next((row for row in reversed(found.rows) if row.kept), found.base)
     for row in found.rows:
@@ -79,10 +79,10 @@ def figures(found, trials, parameters, steps):
                 cells[kind]["bound"] = found.bound(other)
         if screened := found.worth(row, fresh=False):
             cells["screened"] = math.exp(statistics.fmean(screened))
-        cells |= steps.get(row.name, {})
-        if "seconds" in cells and "tokens" in cells:
-            cells["ms"] = cells["seconds"] / steps[found.base.name]["seconds"]
-            cells["gain"] = cells["tokens"]["times"] / cells["ms"]
+        if (step := steps.get(row.name)) and step["seconds"]:
+            cells |= {"seconds": statistics.median(step["seconds"])} | ({"peak": step["peak"]} if step["peak"] else {})
+            cells["ms"] = cells["seconds"] / rows[0]["seconds"]
+            cells["gain"] = cells.get("tokens", {"times": 1.0})["times"] / cells["ms"]
     return rows
 
 
@@ -95,14 +95,6 @@ def verdict(found, row, estimates):
     if not found.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
     return estimates["step"][row.name].verdict
-
-
-def profiled(folder):
-    """{rung: seconds and bytes of a step} of `--vary recipe=...` in the same folder."""
-    results = read_results(folder / "results.json") if (folder / "results.json").exists() else {"modes": {}}
-    rows = summarize(results, VARIED) if VARIED in results["modes"] else []
-    kept = ("seconds", "peak")
-    return {row["name"].partition("=")[2]: {key: row[key] for key in kept if key in row} for row in rows}
 
 
 def times(kind):

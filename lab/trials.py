@@ -97,14 +97,13 @@ class Trials:
         self.rows.append(self.finished[key])
         write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
 
-    def run(self, wanted, parameters, minutes, at_once):
-        """Runs trials, so many at once, until none is wanted; starts none after so many minutes.
+    def run(self, wanted, parameters, end, at_once):
+        """Runs trials, so many at once, until none is wanted; starts none after `end`, of the monotonic clock.
 
         wanted: function without arguments; the trials that are still to run, in order. It is called after each trial.
         parameters: function of a config.
         """
-        end, running = time.monotonic() + 60 * minutes, {}
-        todo = wanted()
+        running, todo = {}, wanted()
         with tqdm(unit="trial", initial=len(self.finished), total=len(self.finished) + len(todo)) as bar:
             try:
                 while running or (todo and time.monotonic() < end):

@@ -29,13 +29,19 @@ class World:
     """Trains in no time. The loss is a power of the tokens, each times what the config's rungs are worth."""
 
     def __init__(self, monkeypatch):
-        self.rungs, self.configs, self.most, self.diverges = RUNGS, [], None, lambda config: False
+        self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
+        self.diverges = lambda config: False
         self.running = self.most_running = 0
         monkeypatch.setattr(trials, "Child", lambda config: Player(self, config))
         monkeypatch.setattr(trials, "PAUSE", 0.0)
         monkeypatch.setattr("nanoladder.files.write", write)
         monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
+        monkeypatch.setattr(recipe, "run_alone", self.step)
         monkeypatch.setattr(recipe, "rungs_of", lambda config: self.rungs)
+
+    def step(self, function, config):
+        self.steps.append(config)
+        return {"seconds": 0.3 if config.optimizer == "muon" else 0.2, "memory": {"peak": 3e9}}
 
     def loss(self, config):
         rungs = [name for name in WORTH if all(getattr(config, key) == value for key, value in RUNGS[name].items())]
@@ -116,7 +122,13 @@ def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run,
     first = [(name, seed > 9) for name, seed, _ in order].index
     assert first(("good", False)) < first(("late", False)) < first(("base", True)) < first(("good", True))
     assert first(("late", True)) < first(("late alone", False)) < first(("without late", False))
-    assert run()[1] == rows and len(set(map(str, world.configs))) == len(world.configs) == len(found)
+    assert rows["late"]["gain"] == pytest.approx(1.8 / 1.5, rel=0.01) and rows["late"]["peak"] == 3e9
+    assert len(world.steps) == 5 * (3 + 1)
+    assert (
+        run()[1] == rows
+        and len(world.steps) == 20
+        and len(set(map(str, world.configs))) == len(world.configs) == len(found)
+    )
 
 
 @pytest.mark.parametrize("most", [3, 20, 100])
@@ -125,6 +137,7 @@ def test_it_goes_on_after_ctrl_c_and_says_what_is_known(world, run, most):
     done, _, before = run()
     assert done.code == 130 and len(before) >= most - 2 and world.running == 0
     assert ("not known yet" in done.out) == (most < 9) and ("not screened yet" in done.out) == (most == 20)
+    assert not world.steps
     world.most = None
     assert run()[1]["late"]["verdict"] == "holds"
     assert not set(map(str, world.configs[most:])) & set(map(str, world.configs[: most - 2]))
@@ -132,7 +145,7 @@ def test_it_goes_on_after_ctrl_c_and_says_what_is_known(world, run, most):
 
 def test_no_trial_starts_after_the_time(world, run, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(trials.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     done, _, rows = run("--minutes=0.5")
     assert done.code == 0 and 1 < len(rows) < 30 and world.running == 0
 
