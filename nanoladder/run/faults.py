@@ -3,13 +3,11 @@
 import math
 import shlex
 import sys
-from pathlib import Path
 
 import torch
 
 from nanoladder import parallel
 
-ROOT = Path(__file__).parents[2]
 LOOK = 100  # most steps between two looks at the numbers on a GPU
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16
 
@@ -28,7 +26,7 @@ class Watch:
     def check(self, step, lr, loss, grad_norm, due):
         """Ends the run if this step or one since the last look was faulty. Looks at CUDA if due or after LOOK steps."""
         self.steps.append((step, lr, loss, grad_norm))
-        if not (due or self.device.type != "cuda" or len(self.steps) >= LOOK):
+        if self.device.type == "cuda" and not due and len(self.steps) < LOOK:
             return
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         for step, lr, loss, grad_norm in self.steps:
@@ -51,11 +49,6 @@ class Watch:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         sys.exit(
             f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{scale}. "
-            f"Nothing was saved since. Likely causes: {causes}. To find its origin: {replay_command(step)}"
+            f"Nothing was saved since. Likely causes: {causes}. To find its origin: "
+            f"python -m lab.replay --step={step} {shlex.join(sys.argv[1:])}"
         )
-
-
-def replay_command(step):
-    """Returns the shell command that replays a step of this run from the current folder."""
-    python = "python" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))} python -P"
-    return f"{python} -m lab.replay --step={step} {shlex.join(sys.argv[1:])}".rstrip()
