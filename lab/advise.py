@@ -10,8 +10,6 @@ import dataclasses
 import json
 from nanoladder.entry import Parser, run_script
 
-import torch
-
 from lab import predict
 from nanoladder import machine, parallel
 from nanoladder.config import check
@@ -63,26 +61,17 @@ def savings(config, peak, fitting, device_type, world_size):
     The cheapest come first: those that cost nothing, then those that cost time, then those that train otherwise.
     fitting: the micro-batch to propose.
     """
-    grid = parallel.divide(config, world_size)
-    half_is_native = device_type == "cuda" or machine.choose_dtype("auto", torch.device("cpu")) != torch.float32
-    changes = {
-        ("set_to_none", True): True,
-        ("attention", "sdpa"): config.attention in ("matmul", "blocks", "auto"),
-        ("dtype", "auto"): config.dtype == "float32" and half_is_native,
-        ("loss_chunks", 8): config.loss_chunks in (0, "auto"),
-        ("micro_batch_size", fitting): True,
-        ("shard", "full"): grid.data * grid.context > 1,
-        ("checkpointing", "every:1"): config.checkpointing == "none",
-        ("optimizer", "adamw8bit"): config.optimizer == "adamw" and grid.tensor == 1,
-    }
-    for (key, value), possible in changes.items():
+    changes = {"set_to_none": True, "attention": "sdpa", "dtype": "auto", "loss_chunks": 8}
+    changes |= {"micro_batch_size": fitting, "shard": "full", "checkpointing": "every:1"}
+    if config.optimizer == "adamw" and parallel.divide(config, world_size).tensor == 1:
+        changes["optimizer"] = "adamw8bit"
+    for key, value in changes.items():
         changed = dataclasses.replace(config, **{key: value})
-        if possible and changed != config:
-            with contextlib.suppress(BadInput):  # the keys do not work together, or the optimizer's package is missing
-                check(changed)
-                less = predict.predict_memory(changed, device_type, world_size).peak
-                if less < 0.99 * peak:
-                    yield key, value, less
+        with contextlib.suppress(BadInput):  # the keys do not work together, or the optimizer's package is missing
+            check(changed)
+            less = predict.predict_memory(changed, device_type, world_size).peak
+            if less < 0.99 * peak:
+                yield key, value, less
 
 
 if __name__ == "__main__":
