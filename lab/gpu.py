@@ -2,8 +2,8 @@
 
 Each part is a command of its own, with its own share of the minutes, its own log, and results that it writes as it
 goes; the same command later continues it. A part that lacks a package or a dataset is skipped. At the end of each part
-state.json, summary.txt and results.tar.gz are written anew. The exit code is 1 if something is wrong, which neither a
-skipped part nor one that ran out of time is.
+state.json and summary.txt are written anew. The exit code is 1 if something is wrong, which neither a skipped part nor
+one that ran out of time is.
 """
 
 import json
@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +115,7 @@ def main(argv):
     folder = Path(options.out_dir or f"out/gpu/{name}")
     folder.mkdir(parents=True, exist_ok=True)
     lines, wrong = measure(parts(options.minutes, options.nanogpt), folder, options.minutes * 60, options.rehearse)
-    print("\n".join(["", *lines, f"written: {folder}/summary.txt and results.tar.gz"]))
+    print("\n".join(["", *lines, f"written: {folder}/summary.txt"]))
     if wrong:
         sys.exit(1)
 
@@ -135,7 +134,6 @@ def measure(parts, folder, seconds, rehearse):
         print(f"{part.name}: {state[part.name]}", flush=True)
         files.write(path, json.dumps(state, indent=1) + "\n")
         files.write(folder / "summary.txt", "\n".join(summary(parts, folder, state)[0]) + "\n")
-        pack(folder)
     return summary(parts, folder, state)
 
 
@@ -204,14 +202,6 @@ def found(folder, name):
             if row["note"] and not any(reason in row["note"] for reason in LEGITIMATE):
                 faults.append(f"{row['name']}: {row['note']}")
     return lines, faults
-
-
-def pack(folder):
-    """Packs all results but checkpoints into results.tar.gz."""
-    kept = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in (".safetensors", ".gz")]
-    with tarfile.open(folder / "results.tar.gz", "w:gz") as tar:
-        for path in kept:
-            tar.add(path, path.relative_to(folder))
 
 
 def prepare():

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 
 import pytest
@@ -51,8 +50,6 @@ def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_run
         while True:  # what b has started: it is there until its new parent has waited for it
             os.kill(int((tmp_path / "child").read_text()), 0)
             time.sleep(0.1)
-    with tarfile.open(tmp_path / "results.tar.gz") as tar:
-        assert {"b.log", "state.json", "summary.txt"} <= set(tar.getnames())
     assert (tmp_path / "b.log").read_text() == "so far\n"
 
 
