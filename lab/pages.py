@@ -10,7 +10,7 @@ from lab.fold import fold, merge
 from lab.link import FOLDER
 from lab.results import read_results
 from nanoladder import files
-from nanoladder.config import DEFAULTS, stage_names, stage_path
+from nanoladder.config import DEFAULTS, stage_names
 from nanoladder.config.stages import fields, fields_up_to, needs_several, parse, reason, stage_below, tree
 
 RESULTS = FOLDER / "results"
@@ -36,11 +36,6 @@ def explanation(name):
     text = "\n" + ast.get_docstring(parse(name)).partition("\n")[2].strip()
     text = re.sub(rf"\s+^({LABELS}):", r"\n\n**\1:**", text, flags=re.MULTILINE).strip()
     return re.sub(r"^- (.*):\s+(https://\S+)$", r"- [\1](\2)", text, flags=re.MULTILINE)
-
-
-def below(name):
-    """Returns the stages that a stage stands on, lowest first."""
-    return stage_path(name)[:-1]
 
 
 def group(name):

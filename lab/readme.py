@@ -6,7 +6,7 @@ import textwrap
 from lab import pages, tables
 from nanoladder import files
 from nanoladder.config import stage_names
-from nanoladder.config.stages import fields, reason
+from nanoladder.config.stages import fields, reason, stage_below
 
 README = pages.FOLDER / "README.md"
 HEADING = "## The ladder\n\n"
@@ -31,7 +31,7 @@ def text():
     rows = {name: row for name, row in rows.items() if "peak" in row}
     lines = ["| stage | what it does | field | speed | memory |", "| --- | --- | --- | --- | --- |"]
     for name in stage_names():
-        field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if pages.below(name) else ""
+        field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if stage_below(name) else ""
         cells = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name)), field.replace("'", '"')]
         lines.append(f"| {' | '.join([*cells, *pages.measured(name)])} |")
     paragraph = PARAGRAPH.format(

@@ -11,7 +11,7 @@ from lab.page import figures, programs
 from lab.page.markup import join, tag
 from nanoladder import files
 from nanoladder.config import stage_names
-from nanoladder.config.stages import reason, tree
+from nanoladder.config.stages import reason, stage_below, tree
 
 FOLDER = Path(__file__).parent
 PAGE = pages.FOLDER / "docs" / "ladder.html"
@@ -66,7 +66,7 @@ def rail():
 def article(stage, own):
     """Returns the article on a stage: its reason, measurements, explanation and what it newly calls."""
     title = f"<h2>{stage}</h2>\n<p class=reason>{inline(reason(stage))}</p>"
-    more = tag("p", pages.change(stage), class_="change") if pages.below(stage) else opening()
+    more = tag("p", pages.change(stage), class_="change") if stage_below(stage) else opening()
     return (
         f"<article id={stage} class=stage aria-label={stage}>\n<header>\n{title}\n{more}\n</header>\n"
         f"{figures.section(stage, own)}\n"

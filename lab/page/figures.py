@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lab import pages, tables
 from lab.page.markup import Markup, join, tag
 from lab.results import read_results
-from lab.summary import UNCHANGED, speedup
+from lab.summary import UNCHANGED, row_below, speedup
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
@@ -120,13 +120,12 @@ def chart_section(chart, found, row):
 
     At the first row: a bar of every row.
     """
-    drawn = [other for other in found.rows.values() if "seconds" in other and chart.total in other]
-    first = drawn[0]
+    named = {name: other for name, other in found.rows.items() if "seconds" in other and chart.total in other}
+    first, *_ = drawn = list(named.values())
     if row is first:
         before, verdicts, shown = None, [], drawn
     else:
-        below = pages.below(row["name"])
-        before = next((other for other in reversed(drawn) if other["name"] in below), first)
+        before = named.get(row_below(row["name"], named), first)
         compared = list({other["name"]: other for other in (before, first)}.values())
         verdicts, shown = [verdict(chart, row, other) for other in compared], [*reversed(compared), row]
     content = [

@@ -9,6 +9,7 @@ from pygments.token import STANDARD_TYPES
 from lab import pages
 from lab.link import standalone
 from nanoladder.config import stage_names
+from nanoladder.config.stages import stage_below
 
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
 CLASSES = {"sd": "c", "kc": "m", "ow": "k", "nf": "f", "fm": "f", "nc": "f", "nd": "f", "nb": "b", "bp": "b"}
@@ -44,11 +45,11 @@ def table():
     """
     positions, alone, stages, names = {}, {}, [], stage_names()
     for name in names:
-        below = pages.below(name)
+        below = stage_below(name)
         stages.append(
             {
                 "name": name,
-                "on": names.index(below[-1]) if below else None,
+                "on": names.index(below) if below else None,
                 "lines": [positions.setdefault(line, len(positions)) for line in highlighted(pages.script(name))],
                 "parts": pages.parts(pages.script(name)),
                 "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
@@ -67,7 +68,7 @@ def changed(a, b):
 def mechanism(stage):
     """Returns the definitions in nanoladder/ that a stage's program newly calls, as HTML; empty if there are none."""
     parts = []
-    for path, source in pages.definitions(pages.below(stage)[-1], stage) if pages.below(stage) else ():
+    for path, source in pages.definitions(below, stage) if (below := stage_below(stage)) else ():
         lines = (f"<p class=line>{line}</p>" for line in highlighted(source))
         parts += [f"<p class=hunk>newly called, in {path}</p>", *lines]
     return "\n".join(parts)
