@@ -66,18 +66,12 @@ def choose_micro_batch(config, device):
 
 
 def warn_if_too_large(config, device):
-    """Prints one line if a step is predicted not to fit. Skips the prediction, which takes seconds, for small steps."""
+    """Warns if a step is predicted not to fit. Skips the prediction, which takes seconds, for small steps."""
     available = available_bytes(config, device)
-    if bound_peak(config) < available:
-        return
-    advice = ask("savings", config, device, available)
+    advice = ask("savings", config, device, available) if bound_peak(config) >= available else {}
     if advice and advice["peak"] > available:
-        fits = (f"; --{key}={value} is predicted to fit" for key, value, less in advice["savings"] if less < available)
-        print(
-            f"warning: a step is predicted to take {gb(advice['peak'])}, and {gb(available)} are free: the system may "
-            f"kill this run without an error message{next(fits, '')}",
-            file=sys.stderr,
-        )
+        print("warning: the system may kill this run without an error message, for lack of memory", file=sys.stderr)
+        print_advice(advice, config, available)
 
 
 def bound_peak(config):
@@ -144,28 +138,29 @@ def release_memory(device):
 
 
 def explain(reason, config, device):
-    """Prints why memory ran out, the parts of a step's memory and what to change. Only one process prints.
+    """Prints why memory ran out, and advice. Only one process prints.
 
     config: micro_batch_size may still be "auto" and vocab_size 0.
     """
     if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
         return
     print(f"error: out of memory: {reason}", file=sys.stderr)
-    advice, available = {}, 0
     with contextlib.suppress(RuntimeError):  # if not even CUDA's context fits
         available = available_bytes(config, device)
-        advice = ask("savings", config, device, available)
-    if advice:
-        parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
-        eager = " if it is not compiled" if config.compile else ""
-        print(
-            f"A step is predicted to take {gb(advice['peak'])}{eager}, of {gb(available)} available: {parts}.\n"
-            "What to change, cheapest first, each with the predicted peak of that change alone:",
-            file=sys.stderr,
-        )
-        for key, value, less in advice["savings"]:
-            fits = "  fits" if less < (1 - MARGIN) * available else ""
-            print(f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}", file=sys.stderr)
+        if advice := ask("savings", config, device, available):
+            print_advice(advice, config, available)
+
+
+def print_advice(advice, config, available):
+    """Prints what a step's memory is made of, and what to change, the cheapest first."""
+    parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
+    eager = " if it is not compiled" if config.compile else ""
+    lines = [f"A step is predicted to take {gb(advice['peak'])}{eager}, of {gb(available)} available: {parts}."]
+    lines += ["What to change, cheapest first, each with the predicted peak of that change alone:"]
+    for key, value, less in advice["savings"]:
+        fits = "  fits" if less < (1 - MARGIN) * available else ""
+        lines += [f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}"]
+    print("\n".join(lines), file=sys.stderr)
 
 
 # -- child processes
