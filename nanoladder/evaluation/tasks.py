@@ -27,7 +27,8 @@ class Task:
         self.rows, n_targets, self.n_cut = [], [], 0  # n_cut: items whose context was cut
         for item in items:
             try:
-                context, *endings = (encode(tokenizer, text) for text in (item.context, *spaced(item.endings)))
+                context = encode(tokenizer, item.context)
+                endings = [encode(tokenizer, f" {ending}") for ending in item.endings]
                 room = context_length + 1 - max(map(len, endings))  # the last token is only a target
                 if room < 1:
                     raise BadInput(
@@ -94,10 +95,6 @@ class Task:
         nats = -math.fsum(scores.log_probs) / len(details)
         right = mean("accuracy", [item["right"] for item in details])
         return {**right, "perplexity": perplexity(nats), "details": details}
-
-
-def spaced(endings):
-    return [f" {ending}" for ending in endings]
 
 
 def mean(name, truths):

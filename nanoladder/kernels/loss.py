@@ -108,18 +108,14 @@ def add_product(total, a, b):
             rows += part @ b
 
 
+@functools.cache
 def fastest_softmax(is_cuda):
     """softmax.softmax_, as one kernel on a GPU from Volta on if Triton is installed."""
-    if not (is_cuda and runs_triton()):
+    if not is_cuda or importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability() < (7, 0):
         return softmax.softmax_
     from nanoladder.kernels import softmax_triton
 
     return softmax_triton.softmax_
-
-
-@functools.cache
-def runs_triton():
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability() >= (7, 0)
 
 
 # Another signature needs another name: compiled code in the cache of the compiler calls the operator by its old one.

@@ -111,14 +111,13 @@ def find_compiler(device):
     on_gpu = device.type == "cuda"
     if on_gpu and importlib.util.find_spec("triton") is None:
         raise BadInput("compile=True needs triton on a GPU; install it, or use --compile=False")
-    usual = ["gcc", "clang"] if on_gpu else [{"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")]
-    given = os.environ.get("CC" if on_gpu else "CXX")
-    compilers = [given] if given else usual
-    found = next((name for name in compilers if shutil.which(name)), None)
+    usual = "gcc clang" if on_gpu else {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    compilers = (os.environ.get("CC" if on_gpu else "CXX") or usual).split()
+    found = next(filter(shutil.which, compilers), None)
     if found is None:
         raise BadInput(
             f"compile=True needs a C{'' if on_gpu else '++'} compiler, but {' or '.join(compilers)} is missing; "
-            f"install {usual[0]}, or use --compile=False"
+            "install it, or use --compile=False"
         )
     return f"triton and {found}" if on_gpu else found
 
@@ -131,8 +130,7 @@ def attention_kernel(config, device):
         raise BadInput(f"attention=blocks is for CPUs, and slow on {device.type}; expected --attention=sdpa")
     dtype = choose_dtype(config.dtype, device)
     if uses_blocks(config, device.type, dtype):
-        case = f"in {dtype} with {config.context_length} tokens".replace("torch.", "")
-        why = f"{case} they take less time than sdpa on a CPU" if config.attention == "auto" else "as requested"
+        why = "here faster than sdpa" if config.attention == "auto" else "as requested"
         return f"blocks of queries, without the keys that the mask hides ({why})"
     if device.type == "mps":  # it has no choice of kernels to ask for
         if config.attention not in ("auto", "sdpa"):

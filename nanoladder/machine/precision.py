@@ -50,18 +50,13 @@ def autocast(model, name, device):
 def scale_backward(forward, scaler, device):
     """The forward, with a loss of the same value whose gradient is multiplied by the scaler's scale."""
     scaler.scale(torch.zeros((), device=device))  # makes the tensor of the scale, which is updated in place
-    return lambda *inputs: ScaledBackward.apply(forward(*inputs), scale_of(scaler))
 
+    def scaled(*inputs):
+        loss = forward(*inputs)
+        larger = loss * scale_of(scaler)
+        return loss.detach() + (larger - larger.detach())  # the loss plus 0
 
-class ScaledBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, loss, scale):
-        ctx.save_for_backward(scale)
-        return loss.clone()  # not a view, of which FSDP warns
-
-    @staticmethod
-    def backward(ctx, d_loss):
-        return d_loss * ctx.saved_tensors[0], None
+    return scaled
 
 
 def scaler_of(model):
