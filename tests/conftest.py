@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import train
 from nanoladder import checkpoint, config, entry, machine
-from nanoladder.checkpoint.state import to_plain
+from nanoladder.checkpoint.state import plain_parts
 from nanoladder.config import Config
 from nanoladder.data.meta import FORMAT_VERSION, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
@@ -231,7 +231,7 @@ def same(ours, theirs):
 
 def state_bytes(optimizer):
     """Bytes of the tensors of an optimizer's state, of 8-bit ones those of their parts."""
-    leaves = tree_leaves(list(to_plain(optimizer.state_dict()["state"]).values()))
+    leaves = tree_leaves([plain_parts(value) for state in optimizer.state.values() for value in state.values()])
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 

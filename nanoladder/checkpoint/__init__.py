@@ -28,6 +28,7 @@ huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic writes (nan
 
 from nanoladder.checkpoint.check import SHAPE, Damaged, config_of
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, found, history
+from nanoladder.checkpoint.format import write_file
 from nanoladder.checkpoint.formats import (
     add_source,
     build_gpt,
@@ -39,5 +40,5 @@ from nanoladder.checkpoint.formats import (
     tokenizer_of,
 )
 from nanoladder.checkpoint.load import load, load_weights, newest, resume
-from nanoladder.checkpoint.save import Writer, gather_weights, snapshot, write_file
+from nanoladder.checkpoint.save import Writer, gather_weights, snapshot
 from nanoladder.checkpoint.state import generator_states, set_generator_states

@@ -1,4 +1,4 @@
-"""Validation of a model's file, of its config by itself, and of both against the run's."""
+"""Validation of a model's file and of its config."""
 
 import contextlib
 
@@ -28,17 +28,3 @@ def config_of(state):
     config = Config(**{key: typed(key, state["config"][key], "its config") for key in MODEL})
     check(config)
     return config
-
-
-def check_shape(ours, theirs, path):
-    """Raises BadInput unless weights of a model with config `theirs` fit one with config `ours`; names the keys to set.
-
-    A shorter context_length fits.
-    """
-    wrong = [key for key in SHAPE if getattr(ours, key) != theirs[key]]
-    if ours.context_length < theirs["context_length"]:
-        wrong.remove("context_length")
-    if wrong:
-        found = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
-        flags = " ".join(f"--{key}={theirs[key]}" for key in wrong)
-        raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")

@@ -9,10 +9,6 @@ from nanoladder.errors import BadInput
 LAST, BEST = "last.safetensors", "best.safetensors"
 
 
-def step_name(step):
-    return f"step_{step:08}.safetensors"
-
-
 def best_or_last(folder, name):
     """Path of a run's best or last checkpoint; a run that never evaluated has no best, and gives its last.
 

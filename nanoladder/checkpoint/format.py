@@ -7,17 +7,21 @@ owner can read what it writes; and it reports a full disk without an errno.
 
 import hashlib
 import json
+from functools import partial
 
 import torch
 from safetensors import safe_open
 
+from nanoladder import files
+
 FORMAT_VERSION = 4
 
 
-def serialize(state, file):
-    """Writes a checkpoint's dict to an open binary file. Raises OSError."""
+def write_file(path, state):
+    """Writes a checkpoint's dict atomically. Raises OSError; the old file then remains."""
     tensors, metadata = flatten(state)
-    write_tensors(file, tensors, {**metadata, "sha256": digest(metadata, tensors)})
+    metadata["sha256"] = digest(metadata, tensors)
+    files.write(path, partial(write_tensors, tensors=tensors, metadata=metadata))
 
 
 def write_tensors(file, tensors, metadata):

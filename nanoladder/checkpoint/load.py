@@ -6,7 +6,7 @@ import torch
 
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format
-from nanoladder.checkpoint.check import Damaged, check_shape, reading
+from nanoladder.checkpoint.check import SHAPE, Damaged, reading
 from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS
@@ -42,10 +42,16 @@ def load(path):
 def load_weights(model, state, path):
     """Loads a checkpoint's weights into the model; a shorter context_length takes the first positions. Collective.
 
-    Raises BadInput if shapes differ otherwise.
+    Raises BadInput, which names the keys to set, if shapes differ otherwise.
     """
-    ours = model.config
-    check_shape(ours, state["config"], path)
+    ours, theirs = model.config, state["config"]
+    wrong = [key for key in SHAPE if getattr(ours, key) != theirs[key]]
+    if ours.context_length < theirs["context_length"]:
+        wrong.remove("context_length")
+    if wrong:
+        found = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
+        flags = " ".join(f"--{key}={theirs[key]}" for key in wrong)
+        raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")
     weights = dict(state["model"])
     weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
     padding = ours.padded_vocab_size - ours.vocab_size  # the checkpoint's may differ

@@ -22,15 +22,10 @@ def read(path):
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError:
             raise ValueError("it holds more than tensors and plain values, which may run code") from None
-        config = our_config(saved["model_args"])
+        arguments = saved["model_args"]
+        config = {key: arguments[key] for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
+        config |= {"context_length": arguments["block_size"], "pad_vocab_to": 1}
+        if config["vocab_size"] == PADDED:
+            config |= {"vocab_size": GPT2_VOCABULARY, "pad_vocab_to": 64}
         tensors = {name.removeprefix(COMPILED).removeprefix(PREFIX): value for name, value in saved["model"].items()}
         return {"config": config, "model": our_weights(tensors, config)}
-
-
-def our_config(arguments):
-    """Returns the config of nanoGPT's model_args. GPT-2's vocabulary, which it pads to 50304, has its 50257 here."""
-    config = {key: arguments[key] for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
-    config |= {"context_length": arguments["block_size"], "pad_vocab_to": 1}
-    if config["vocab_size"] == PADDED:
-        config |= {"vocab_size": GPT2_VOCABULARY, "pad_vocab_to": 64}
-    return config

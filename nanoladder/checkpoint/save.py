@@ -3,15 +3,14 @@
 import dataclasses
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from nanoladder import files, machine, parallel
-from nanoladder.checkpoint.folder import BEST, LAST, history, step_name
-from nanoladder.checkpoint.format import FORMAT_VERSION, serialize
-from nanoladder.checkpoint.state import generator_states, named_state, names, to_plain
+from nanoladder.checkpoint.folder import BEST, LAST, history
+from nanoladder.checkpoint.format import FORMAT_VERSION, write_file
+from nanoladder.checkpoint.state import generator_states, names, plain_state
 
 
 class Writer:
@@ -39,9 +38,8 @@ class Writer:
             self.pending = self.thread.submit(self.write, state, best)
 
     def wait(self):
-        pending, self.pending = self.pending, None
-        if pending:
-            pending.result()
+        if self.pending:
+            self.pending.result()
 
     def write(self, state, best):
         step, last = state["progress"]["step"], self.folder / LAST
@@ -49,7 +47,7 @@ class Writer:
         try:
             write_file(last, state)
             del self.missing[LAST]
-            files.link(last, self.folder / step_name(step))
+            files.link(last, self.folder / f"step_{step:08}.safetensors")
             if best:
                 files.link(last, self.folder / BEST)
                 del self.missing[BEST]
@@ -79,7 +77,7 @@ def snapshot(config, tokenizer, model, optimizer, progress):
         "config": dataclasses.asdict(config),
         "tokenizer": tokenizer,
         "model": gather_weights(model),
-        "optimizer": parallel.gather_state(to_plain(named_state(model, optimizer))),
+        "optimizer": parallel.gather_state(plain_state(model, optimizer)),
         "scaler": machine.scaler_of(model).state_dict(),  # empty if disabled
         "generators": generator_states(next(model.parameters()).device),
         "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
@@ -89,8 +87,3 @@ def snapshot(config, tokenizer, model, optimizer, progress):
 def gather_weights(model):
     """Copies a model's weights, {name: whole tensor}, to rank 0's CPU; other ranks get None for tensors. Collective."""
     return parallel.gather_state({name: weight for weight, name in names(model).items()})
-
-
-def write_file(path, state):
-    """Writes a snapshot atomically. Raises OSError; the old file then remains."""
-    files.write(path, partial(serialize, state))

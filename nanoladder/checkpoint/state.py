@@ -20,10 +20,13 @@ def parameters(optimizer):
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def named_state(model, optimizer):
-    """Returns the optimizer's state, {parameter name: {state name: value}}; values may be shards."""
+def plain_state(model, optimizer):
+    """Returns the optimizer's state, {parameter name: {state name: value or its parts}}; tensors may be shards."""
     name_of, order = names(model), parameters(optimizer)
-    return {name_of[order[index]]: values for index, values in optimizer.state_dict()["state"].items()}
+    return {
+        name_of[order[index]]: {key: plain_parts(value) for key, value in values.items()}
+        for index, values in optimizer.state_dict()["state"].items()
+    }
 
 
 def load_optimizer(model, optimizer, state):
@@ -38,11 +41,6 @@ def load_optimizer(model, optimizer, state):
 
 
 # -- 8 bits
-
-
-def to_plain(state):
-    """Converts optimizer state, {parameter: {state name: value}}: each 8-bit tensor to a dict of plain parts."""
-    return {key: {name: plain_parts(value) for name, value in values.items()} for key, values in state.items()}
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Trains with the words from argv[3] on; killed as it calls the function argv[1] for the argv[2]-th time (0: never).
 
-A kill before each call is one after the call before it, too. That before serialize leaves half of the file written.
+A kill before each call is one after the call before it, too. That before write_tensors leaves half of the file written.
 """
 
 import io
@@ -13,7 +13,7 @@ import train
 from nanoladder import checkpoint
 from nanoladder.run import metrics
 
-FUNCTIONS = {"step": (train, "train_step"), "serialize": (checkpoint.save, "serialize")}
+FUNCTIONS = {"step": (train, "train_step"), "write_tensors": (checkpoint.format, "write_tensors")}
 FUNCTIONS |= {name: (os, name) for name in ("fsync", "replace", "link", "unlink")}
 
 
@@ -23,9 +23,9 @@ def kill_before(name, number):
 
     def call(*arguments, **options):
         if next(calls) == number:
-            if name == "serialize":
-                state, file = arguments
-                original(state, content := io.BytesIO())
+            if name == "write_tensors":
+                (file,) = arguments
+                original(content := io.BytesIO(), **options)
                 file.write(content.getvalue()[: content.tell() // 2])
                 file.flush()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import train
 from nanoladder import optim
-from nanoladder.checkpoint.state import to_plain
+from nanoladder.checkpoint.state import plain_state
 from nanoladder.data import Batch
 from nanoladder.machine import precision
 from nanoladder.optim import galore, lion
@@ -260,8 +260,7 @@ def test_updates_in_the_backward_are_those_after_it_bit_for_bit(name, monkeypatc
         )
         runs.append(steps(model, optimizer, config))
         weights.append(model.state_dict())
-        kept = to_plain(optimizer.state_dict()["state"])
-        weights[-1] = {"weights": weights[-1], "state": kept}
+        weights[-1] = {"weights": weights[-1], "state": plain_state(model, optimizer)}
     assert torch.equal(runs[0][:, 0], runs[1][:, 0]) and same(*weights)
     torch.testing.assert_close(runs[0][:, 1], runs[1][:, 1])  # the norms, added in another order
 
