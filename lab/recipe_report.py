@@ -134,8 +134,9 @@ def draw(curve, rows, path):
         loss, color = curve.loss(row["screened"]), color_of(row)
         height = min(loss, height - gap)  # labels do not overlap
         left.plot([1.0, row["screened"]], [loss, loss], color=color, linewidth=1, marker=".")
-        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5}
-        left.annotate(row["name"], (1.0, loss), (0.6, height), color=color, fontsize=8, va="center", arrowprops=leader)
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (1.0, 0.5), "shrinkA": 0}
+        text = {"color": color, "fontsize": 8, "va": "center", "ha": "right", "arrowprops": leader}
+        left.annotate(row["name"], (1.0, loss), (0.8, height), **text)
     left.set(xscale="log", xlabel="length of the run", ylabel="validation loss (nats per token)")
     left.set_title("from a row's run to the base's with the same loss: tokens ×")
     left.set_xticks(ticks := sorted(curve.points), [f"{tick:g}" for tick in ticks])

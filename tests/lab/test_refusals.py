@@ -30,6 +30,7 @@ REFUSED = [
     (climb.main, f"{JUDGE} --against=HEAD --rounds=5", "expected a whole number of at least 6"),
     (climb.main, f"{JUDGE} --against=HEAD --steps=5", "--mode=judge does not use it"),
     (climb.main, "--against=HEAD", "--against: --mode=ladder does not use it"),
+    (climb.main, "--mode=recipe --steps=4", "--steps: --mode=recipe does not use it"),
     (climb.main, f"{PEERS} --nanogpt=/nowhere", "--nanogpt=/nowhere: no train.py there; expected a checkout"),
     (climb.main, f"{PEERS} --dropout=0.1", "dropout=0.1: not every peer can train so; expected --dropout=0.0"),
     (climb.main, f"{PEERS} --stage=amp", "stage=amp: not every peer can train so; expected no stage"),
