@@ -119,52 +119,43 @@ def fold(source, values):
 
 
 def settle(source, values):
-    """Replaces fields, and simplifies each statement until nothing changes any more."""
+    """Replaces fields, and simplifies each statement, until nothing changes any more."""
+    before = None
+    while source != before:
+        before, source = source, "".join(visited(text, Fold, values_in(text, values)) for text in split(source))
+    return source
 
-    def settled(statement):
-        before = None
-        while statement != before:
-            known = tuple(item for item in sorted(values.items()) if concerns(item[0], statement))
-            before, statement = statement, visited(statement, Fold, known)
-        return statement
 
-    header, *statements = split(source)
-    return header + "".join(map(settled, statements))
+def values_in(statement, values):
+    """The items of values that may change a statement."""
+
+    def concerns(key):
+        _, calls = NO_OPS.get(key, ((), ()))
+        return key in statement or key == "standalone" or any(call in statement.replace('"', "'") for call in calls)
+
+    return tuple(item for item in sorted(values.items()) if concerns(item[0]))
 
 
 def prune(sources):
     """Drops from each file of a program what no file reads, until nothing changes any more."""
     before = None
     while sources != before:
-        before, (names, attributes, unread) = sources, usage("\n".join(sources))
-
-        def pruned(statement, names=names, attributes=attributes, unread=unread):
-            words = set(re.findall(r"\w+", statement))
-            concern = tuple((name, positions) for name, positions in unread.items() if name in words)
-            return visited(statement, Prune, frozenset(names & words), frozenset(attributes & words), concern)
-
-        sources = []
-        for source in before:
-            header, *statements = split(source)
-            kept = "".join(map(pruned, statements))
-            sources.append(header + kept if kept else "")
+        before, used = sources, usage("\n".join(sources))
+        sources = ["".join(visited(text, Prune, *used_in(text, *used)) for text in split(source)) for source in before]
     return sources
 
 
+def used_in(statement, names, attributes, unread):
+    """The part of a program's usage that may change a statement."""
+    words = set(re.findall(r"\w+", statement))
+    unread = tuple((name, positions) for name, positions in unread.items() if name in words)
+    return frozenset(names & words), frozenset(attributes & words), unread
+
+
 def split(source):
-    """The comments above a file, and each of its statements with the lines between it and the one before."""
-    lines, body = source.splitlines(keepends=True), ast.parse(source).body
-    if not body:
-        return [source]
-    first = min(node.lineno for node in (body[0], *getattr(body[0], "decorator_list", []))) - 1
-    ends = [node.end_lineno for node in body[:-1]]
-    return ["".join(lines[start:end]) for start, end in itertools.pairwise([0, first, *ends, len(lines)])]
-
-
-def concerns(key, source):
-    """True if folding by the key may change the source."""
-    _, calls = NO_OPS.get(key, ((), ()))
-    return key in source or key == "standalone" or any(call in source.replace('"', "'") for call in calls)
+    """The statements of a file, each with the lines between it and the one before."""
+    lines, ends = source.splitlines(keepends=True), [node.end_lineno for node in ast.parse(source).body]
+    return ["".join(lines[start:end]) for start, end in itertools.pairwise([0, *ends[:-1], len(lines)])]
 
 
 @cache  # stages have most statements in common

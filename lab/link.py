@@ -49,7 +49,7 @@ def definitions(program, before, known):
     roots = [f"program.{name}" for name in sorted(reads(ast.parse(program)).attributes)]
     for path in sorted(files):
         source = f"{read(path)}\n\n{', '.join([*sorted(files[path]), *roots])}\n"
-        _, _, *statements, _ = split(fold(source, known))  # without docstring and roots
+        _, *statements, _ = split(fold(source, known))  # without docstring and roots
         kept = (text for text in statements if not isinstance(ast.parse(text).body[0], IMPORTS))
         shown.append((str(path), "".join(kept).strip("\n")))
     return shown
@@ -128,7 +128,7 @@ class Unit:
         self.path, self.replaced = path, dict(replaced)
         self.modules, self.imported, self.external = {}, {}, {}  # by name: module, (module, name), line
         self.statements, self.names, self.reads = [], [], []
-        parsed = [(text, ast.parse(text).body[0]) for text in split(source)[1:]]
+        parsed = [(text, ast.parse(text).body[0]) for text in split(source)]
         for _, node in parsed:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self.add_import(node)
