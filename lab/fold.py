@@ -209,12 +209,9 @@ class Fold(cst.CSTTransformer):
         """Evaluates an expression that changed and now contains only constants; returns others unchanged."""
         if updated.deep_equals(original):
             return updated
-        names = {node.id for node in ast.walk(ast.parse(code(updated), mode="eval")) if isinstance(node, ast.Name)}
-        if names - {"int"}:
-            return updated
         try:
             return literal(eval(code(updated), {"__builtins__": {"int": int}}))
-        except (TypeError, ValueError):  # in a branch that will be dropped
+        except (NameError, AttributeError, TypeError, ValueError):  # after the first: in a branch that will be dropped
             return updated
 
     leave_Comparison = compute

@@ -218,4 +218,4 @@ main(1)
 
 
 def test_what_nothing_reads_is_dropped():
-    assert fold(f'"""A file."""\n{BEFORE}', VALUES) == f'"""A file."""\n{AFTER}'
+    assert fold(f'"""A file."""\n{BEFORE}', VALUES) == f'"""A file."""{AFTER}'
