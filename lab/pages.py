@@ -1,8 +1,9 @@
-"""Programs of the ladder's stages, the diffs between them, and docs/ladder.md, which prints both."""
+"""Programs of the ladder's stages, the diffs between them, and what prints them: docs/ladder.md, the README's table."""
 
 import ast
 import difflib
 import re
+import textwrap
 from functools import cache
 
 from lab import link, summary, tables
@@ -23,7 +24,13 @@ TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
-PAGE = FOLDER / "docs" / "ladder.md"
+PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
+HEADING = "## The ladder\n\n"  # of the README
+PARAGRAPH = (
+    "Speed and memory (the peak bytes of all tensors) compare a step with the stage that it stands on; ≈ 1 means no "
+    "measurable change. [config/reference.py](config/reference.py), {parameters:.1f} million parameters, on "
+    "[{machine}]({folder}/table.md). {gain}"
+)
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
 SCALING = {  # stages of several processes: the mode that measures them
     stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
@@ -129,8 +136,9 @@ def parts(source):
 
 
 def write():
-    """Brings docs/ladder.md up to date."""
+    """Brings docs/ladder.md, and the README's table of the ladder, up to date."""
     files.write(PAGE, page())
+    files.write(README, readme())
 
 
 def page():
@@ -197,3 +205,25 @@ def function(source, name):
     """Returns the source of a function."""
     node = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
     return ast.get_source_segment(source, node)
+
+
+def readme():
+    """Returns the README with the two blocks below HEADING written anew; what the table says of a stage stays."""
+    before, _, rest = README.read_text(encoding="utf-8").partition(HEADING)
+    old, _, after = rest.split("\n\n", 2)
+    said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", old, re.MULTILINE))
+    _, results, rows = summaries("ladder")[0]
+    rows = {name: row for name, row in rows.items() if "peak" in row}
+    lines = ["| stage | what it does | field | speed | memory |", "| --- | --- | --- | --- | --- |"]
+    for name in stage_names():
+        field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if stage_below(name) else ""
+        cells = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name)), field.replace("'", '"')]
+        lines.append(f"| {' | '.join([*cells, *measured(name)])} |")
+    paragraph = PARAGRAPH.format(
+        parameters=next(iter(rows.values()))["parameters"] / 1e6,
+        machine=tables.device(results),
+        folder=MEASURED.relative_to(FOLDER),
+        gain=gain(rows.values()),
+    )
+    wrapped = textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+    return before + HEADING + "\n".join(lines) + f"\n\n{wrapped}\n\n{after}"

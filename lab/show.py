@@ -18,7 +18,7 @@ python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 import sys
 from pathlib import Path
 
-from lab import pages, readme
+from lab import pages
 from lab.link import standalone
 from lab.page import build
 from nanoladder.config.stages import reason, stage_below, tree
@@ -44,7 +44,6 @@ def main(argv):
             print_definitions(*stages(names))
         case ["docs"]:
             pages.write()
-            readme.write()
         case ["html", *own]:
             print(f"wrote {build.write(tuple(map(Path, own)))}: open it in a browser")
         case _:

@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from lab import climb, readme
+from lab import climb, pages
 from nanoladder.config import Config
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,4 +81,4 @@ def test_the_readme_is_short():
 
 def test_the_readme_has_the_ladder_as_it_was_measured():
     """If it has not: python ladder.py docs."""
-    assert readme.README.read_text(encoding="utf-8") == readme.text()
+    assert pages.README.read_text(encoding="utf-8") == pages.readme()
