@@ -74,13 +74,10 @@ def choose_device(name):
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise BadInput(f"device={name}: expected auto, cpu, cuda, cuda:N or mps")
     device = torch.device(name)
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise BadInput("device=mps: it needs macOS on Apple silicon, with PyTorch for it; try --device=auto")
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        if device.index >= (n := torch.cuda.device_count()):
-            raise BadInput(f"device={name}: this machine has {n} CUDA devices; try --device=auto")
-    return device
+    n = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
+    if (device.index or 0) >= n:
+        raise BadInput(f"device={name}: this machine has {n} {device.type.upper()} devices; try --device=auto")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def device_name(device):

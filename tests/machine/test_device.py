@@ -40,7 +40,7 @@ def test_auto_is_the_gpu_that_pytorch_finds_and_the_loop_supports(found, chosen,
         ("gpu", "expected auto, cpu, cuda, cuda:N or mps"),
         ("meta", "expected auto, cpu, cuda, cuda:N or mps"),
         ("mps:1", "expected auto, cpu, cuda, cuda:N or mps"),
-        ("mps", "needs macOS on Apple silicon"),
+        ("mps", "has 0 MPS devices"),
         ("cuda:7", "has 0 CUDA devices"),
     ],
 )
