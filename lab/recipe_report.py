@@ -95,7 +95,10 @@ def verdict(found, row, estimates):
         return f"diverges on {diverged} seeds"
     if not found.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
-    return estimates["step"][row.name].verdict
+    step = estimates["step"][row.name].verdict
+    doubt = found.bound(row) + found.bound(row.below).translate(str.maketrans("≤≥", "≥≤"))
+    contradicted = {"holds": "≤", "costs": "≥"}.get(step, "none")
+    return "beyond the curve" if contradicted in doubt else step
 
 
 def times(kind):

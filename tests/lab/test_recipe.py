@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, monkeypatch):
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
-        self.diverges = lambda config: False
+        self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
         self.running = self.most_running = 0
         monkeypatch.setattr(trials, "Child", lambda config: Player(self, config))
         monkeypatch.setattr(trials, "PAUSE", 0.0)
@@ -49,7 +49,7 @@ class World:
         wrong_rate = math.log2(config.learning_rate / RATE / (4 if "good" in rungs else 1))
         of_seed = random.Random(config.seed).gauss(0, 0.05)
         own = random.Random(str(replace(config, dataset="x"))).gauss(0, 2e-4)
-        return 2.0 + 1.5 * length**-0.3 + 0.1 * wrong_rate**2 + of_seed + own
+        return 2.0 + 1.5 * length**-0.3 + 0.1 * wrong_rate**2 + of_seed + own + self.short(config)
 
 
 class Player:
@@ -157,6 +157,14 @@ def test_trials_that_diverge_are_rows_that_say_so(world, run):
     assert rows["bad"]["verdict"] == "diverges on 8 seeds" and not rows["bad"]["kept"]
     assert rows["late"]["verdict"] == "holds" and rows["late"]["lr_factor"] == 4  # not 8, which diverges
     assert {row["note"] for row in found if row["val_loss"] is None} == {"diverged: stopped at step 3"}
+
+
+def test_a_bound_is_no_verdict(world, run, monkeypatch):
+    monkeypatch.setitem(WORTH, "good", 3.0)
+    world.short = lambda config: 2.0 * (config.optimizer == "muon" and config.max_steps < 400)
+    row = run()[1]["good"]
+    assert row["tokens"]["bound"] == "≤ " and row["tokens"]["times"] == pytest.approx(0.5 * 3, rel=0.02)
+    assert row["verdict"] == "beyond the curve"
 
 
 def test_what_cannot_be_measured_is_refused_in_one_line(world, run):
