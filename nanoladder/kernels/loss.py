@@ -11,7 +11,6 @@ Sources: Wijmans et al. 2024, "Cut Your Losses" (https://arxiv.org/abs/2411.0900
 (https://arxiv.org/abs/2410.10989).
 """
 
-import functools
 import importlib.util
 import math
 
@@ -108,7 +107,6 @@ def add_product(total, a, b):
             rows += part @ b
 
 
-@functools.cache
 def fastest_softmax(is_cuda):
     """softmax.softmax_, as one kernel on a GPU from Volta on if Triton is installed."""
     if not is_cuda or importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability() < (7, 0):
