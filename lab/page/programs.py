@@ -61,7 +61,8 @@ def table():
 
 def changed(a, b):
     """Returns [first and last line in a, and in b] of each change between two stages' programs; numbers from 0."""
-    opcodes = difflib.SequenceMatcher(None, split(a), split(b), autojunk=False).get_opcodes()
+    old, new = (pages.script(stage).splitlines() for stage in (a, b))
+    opcodes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     return [lines for kind, *lines in opcodes if kind != "equal"]
 
 
@@ -72,7 +73,3 @@ def mechanism(stage):
         lines = (f"<p class=line>{line}</p>" for line in highlighted(source))
         parts += [f"<p class=hunk>newly called, in {path}</p>", *lines]
     return "\n".join(parts)
-
-
-def split(stage):
-    return pages.script(stage).splitlines()
