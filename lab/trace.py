@@ -303,18 +303,12 @@ def build_8bit_tables():
 
 def record_forwards(module, ledger, ends):
     """Lets the end of every forward append (bytes alive, [(storage, bytes)]) to the ends."""
-    compiled = module._compiled_call_impl
+    forward = module._compiled_call_impl or module._call_impl
 
-    def record(*_):
+    def call(*args, **options):
+        result = forward(*args, **options)
         sizes = [(weakref.ref(storage), size[0]) for storage, size in ledger.alive.items()]
         ends.append((ledger.now, sizes))
-
-    def call(*args):
-        result = compiled(*args)
-        record()
         return result
 
-    if compiled:
-        module._compiled_call_impl = call
-    else:
-        module.register_forward_hook(record)
+    module._compiled_call_impl = call
