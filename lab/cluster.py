@@ -23,6 +23,7 @@ from nanoladder.machine.device import PEAK_TFLOPS
 from nanoladder.parallel.mesh import count_sharing, divide
 from nanoladder.parallel.pipeline import STAGES, can_schedule, predict_bubble
 from nanoladder.run import load_config
+from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
 
 PEAK = PEAK_TFLOPS["H100"] * 1e12  # FLOP/s in bfloat16
@@ -77,20 +78,20 @@ class Step(NamedTuple):
     seconds: float
 
 
-def predict_step(config, sizes, n_gpus, rate=RATE):
-    """Returns the Step of a config with a micro_batch_size on so many GPUs. rate: FLOP/s of a computing GPU."""
+def predict_step(config, sizes, n_gpus):
+    """Returns the Step of a config with a micro_batch_size on so many GPUs."""
     p, d, c, t = grid = divide(config, n_gpus)
     n, s = d * c, count_sharing(config, grid, NODE)
     recompute, v = config.checkpointing != "none", STAGES[config.pipeline_schedule]
     n_micro = config.batch_size // d // config.micro_batch_size
-    tokens = config.micro_batch_size * config.context_length // c  # in all processes of a tensor group together
+    tokens = count_tokens(config, n_gpus)  # in all processes of a tensor group together
     width = tokens * config.n_embd
     layers, weights = config.n_layer / p, sizes.n_params / (t * p)  # of a process
 
     # Of each micro-batch: the compute, no faster than weights are read; then what cannot hide behind it
     passes = 3 if recompute else 2
     flops = sizes.flops + recompute * (sizes.flops - 6 * sizes.head) / 3  # a block's forward is a third of its work
-    compute = max(tokens * flops / (t * p) / rate, (passes + 1) * 2 * weights / HBM)
+    compute = max(tokens * flops / (t * p) / RATE, (passes + 1) * 2 * weights / HBM)
     # bytes per number: 2 before and 2 after a sublayer, and backward; the last is not recomputed; embedding and head
     sums = layers * (16 + 6 * recompute) + 12 / p
     tensor = sums * width * (t - 1) / t / ring(t, 1) + layers * passes * 4 * (t - 1) * HOP
