@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import math
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from lab import devices, judge, measure, plan, predict, recipe, tables, tune
-from lab.launch import run_alone, run_command
+from lab.launch import run_alone, run_together
 from lab.peers import task
 from lab.results import code_hash, default_folder, open_results, write, write_results
 from nanoladder.data import open_dataset
@@ -131,7 +132,7 @@ def climb(options, config_words):
             try:
                 n = int(name) if scaling and name else 1
                 done.append(take(measurement, config, n, **options_for(measurement, name, options, results)))
-            except RuntimeError as error:
+            except (BadInput, RuntimeError) as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
             write_results(folder, results)
@@ -144,9 +145,10 @@ def climb(options, config_words):
 
 
 def take(measurement, config, n=1, **options):
-    """The figures of one of measure.MEASUREMENTS, or of a peer, in one process or in n that torchrun starts."""
+    """The figures of one of measure.MEASUREMENTS, or of a peer, in one process or in n of one group."""
     if n > 1:
-        return run_command(measurement, plan.command_line(vars(config)), n, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            return run_together(measure.MEASUREMENTS[measurement], config, n=n, folder=folder, **options)[0]
     return run_alone(task.measure if "peer" in options else measure.MEASUREMENTS[measurement], config, **options)
 
 

@@ -1,11 +1,12 @@
 """Starts the processes that measure, and returns what they find.
 
-A measurement is a function of measure.py, called in a process of its own. On Linux that is a fork of multiprocessing's
-fork server, which has imported torch and the compiler. A fork is as good as a new process as long as the server has
-nothing that does not survive a fork: no CUDA context, no parallel region, no threads of the compiler. So the server
-computes nothing; PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the compiler ask for a GPU without CUDA.
+A measurement is a function, called in a process of its own (run_alone, Child) or in several that find one another, as
+torchrun starts them (run_together). On Linux that is a fork of multiprocessing's fork server, which has imported torch
+and the compiler. A fork is as good as a new process as long as the server has nothing that does not survive a fork: no
+CUDA context, no parallel region, no threads of the compiler. So the server computes nothing;
+PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the compiler ask for a GPU without CUDA.
 
-Several processes at once, and the code of another folder, take the command line of measure.py (run_command).
+The code of another folder takes the command line of measure.py (run_command).
 """
 
 import contextlib
@@ -16,13 +17,21 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from multiprocessing.connection import wait
+from pathlib import Path
 
+import torch.multiprocessing
+from torch.distributed import TCPStore
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from nanoladder import parallel
 from nanoladder.errors import BadInput
 from nanoladder.machine import is_out_of_memory
-from nanoladder.run.memory import child_environment
 
-PRELOADED = ["torch._inductor.compile_fx", "lab.measure"]  # a second of imports, and more of the compiler's with it
+DISTRIBUTED = [f"torch.distributed.{name}" for name in ("fsdp", "tensor.parallel", "pipelining")]
+PRELOADED = ["torch._inductor.compile_fx", *DISTRIBUTED, "lab.measure"]  # seconds of imports
+OUTPUTS = "stdout", "stderr"  # files of run_together
 ENDING = 30  # seconds that a process has to end by itself, with the workers of its loader
 KILLED = "killed by the system, most likely out of memory"
 
@@ -119,20 +128,64 @@ def reason(error):
     return name + str(error).strip().partition("\n")[0]
 
 
-def run_command(measurement, words, processes=1, root=None, **options):
-    """Takes a measurement, with its options, by `python -m lab.measure`, in one process or as torchrun starts several.
+def run_together(function, *args, n, folder, seconds=3600, **options):
+    """Calls function(*args, **options) in each of n processes of one group. Returns their results, which are JSON.
 
-    root: the folder whose code is measured, if not this one. Such a process is no fork: all forks of a server have its
-    memory layout, which may be a lucky one. Raises RuntimeError with the reason if it fails.
+    The folder keeps what they print. Once one fails, ends the others and raises BadInput if that was the reason, else
+    RuntimeError with the reason. Raises TimeUp if they run for longer than so many seconds.
     """
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = ["-m", "lab.measure", measurement, json.dumps(options), *words]
-    command = [sys.executable, *(torchrun if processes > 1 else []), *command]
-    environment = os.environ | {"PYTHONPATH": str(root)} if root else child_environment()
-    process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
+    for name in OUTPUTS:
+        Path(folder, name).write_bytes(b"")
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
+    given, start_method = (n, store.port, folder, function, args, options), context().get_start_method()
+    processes = torch.multiprocessing.start_processes(join, given, n, join=False, start_method=start_method)
+    deadline = time.monotonic() + seconds
+    try:
+        while not processes.join(max(0, deadline - time.monotonic())):
+            if time.monotonic() > deadline:
+                raise TimeUp(f"{n} processes still run after {seconds} s")
+    except ProcessExitedException as error:
+        raise RuntimeError(KILLED if error.exit_code == -9 else f"exit code {error.exit_code}") from error
+    except ProcessRaisedException as error:
+        kind, _, text = str(error).strip().splitlines()[-1].partition(": ")  # as join() raises it
+        raise (BadInput if kind.endswith("BadInput") else RuntimeError)(text) from error
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return [json.loads(result_file(folder, rank).read_text()) for rank in range(n)]
+
+
+def result_file(folder, rank):
+    return Path(folder, f"result{rank}.json")
+
+
+def join(rank, n, port, folder, function, args, options):
+    """Calls the function in this new process, which becomes the one of that rank."""
+    for name in OUTPUTS:
+        os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_APPEND), getattr(sys, name).fileno())
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ |= {name: str(value) for name, value in variables.items()}
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        result = function(*args, **options)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise RuntimeError(reason(error)) from error
+    parallel.stop()
+    result_file(folder, rank).write_text(json.dumps(result))
+
+
+def run_command(measurement, words, root):
+    """Takes a measurement of the code in another folder, `root`, by `python -m lab.measure`.
+
+    Such a process is no fork: all forks of a server have its memory layout, which may be a lucky one. Raises
+    RuntimeError with the reason if it fails.
+    """
+    command, environment = [sys.executable, "-m", "lab.measure", measurement, *words], {"PYTHONPATH": str(root)}
+    process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | environment)
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])
-    if process.returncode == -9 or "exitcode  : -9" in process.stderr:
-        raise RuntimeError(KILLED)
-    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-    raise RuntimeError(next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: "))
+    last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    raise RuntimeError(KILLED if process.returncode == -9 else last.removeprefix("error: "))

@@ -1,6 +1,6 @@
 """Measurements: functions of a config, each called in a process of its own (launch.py), or by a command line:
 
-    python -m lab.measure MEASUREMENT '{"steps": 4}' config/x.py [--key=value ...]
+    python -m lab.measure MEASUREMENT config/x.py [--key=value ...]
 
 prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
 """
@@ -25,7 +25,6 @@ from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
 from nanoladder.config import replays_graphs
-from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.memory import share_of_process
@@ -37,16 +36,11 @@ WINDOW = 1.0  # seconds: the least that is timed
 
 
 def main(argv):
-    measurement, options, *words = argv
-    config = load_config(words)
+    measurement, *words = argv
     try:
-        measured = MEASUREMENTS[measurement](config, **json.loads(options))
-    except BadInput:
-        raise
+        print(json.dumps(MEASUREMENTS[measurement](load_config(words))))
     except Exception as error:
         sys.exit(f"error: {reason(error)}")
-    print(json.dumps(measured))
-    parallel.stop()
 
 
 class Loop:

@@ -1,4 +1,4 @@
-"""What a fork does that is to be a program. It imports nothing that lab/workers.py has not loaded before the fork."""
+"""What a fork does that is to be a program. It imports nothing that lab/launch.py has not loaded before the fork."""
 
 import multiprocessing
 import os

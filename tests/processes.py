@@ -1,7 +1,6 @@
 """Starts processes: a program in a cheap fork, or several that run a script together."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import child
 from conftest import ROOT, tiny
-from torch.multiprocessing import ProcessExitedException
 
-from lab import workers
+from lab import launch
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
 
@@ -29,7 +27,7 @@ def python(*words, cwd=ROOT, env=os.environ, stdin=""):
         for stream in streams:
             stream.write_text(stdin if stream.name == "stdin" else "")
         given = words, cwd, {**env}, streams
-        process = multiprocessing.get_context("forkserver").Process(target=child.become, args=given)
+        process = launch.context().Process(target=child.become, args=given)
         process.start()
         process.join()
         return subprocess.CompletedProcess(words, process.exitcode, *(stream.read_text() for stream in streams[1:]))
@@ -50,10 +48,10 @@ def script(path, *words, n, folder):
     folder.mkdir(exist_ok=True)
     code = 0
     try:
-        workers.run(child.run_script, str(ROOT / path), *map(str, words), n=n, folder=folder, seconds=300)
-    except ProcessExitedException as ended:
-        code = ended.exit_code
-    return subprocess.CompletedProcess(path, code, *((folder / name).read_text() for name in workers.OUTPUTS))
+        launch.run_together(child.run_script, str(ROOT / path), *map(str, words), n=n, folder=folder, seconds=300)
+    except RuntimeError as error:
+        code = error.__cause__.exit_code
+    return subprocess.CompletedProcess(path, code, *((folder / name).read_text() for name in launch.OUTPUTS))
 
 
 def work(folder, jobs, n, start=script, **options):

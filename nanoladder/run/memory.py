@@ -175,17 +175,13 @@ def ask(question, config, device, available):
     keys = [f"--{key}={value}" for key, value in vars(dataclasses.replace(config, device=str(device))).items()]
     options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
     command = [sys.executable, "-P", "-m", "lab.advise", question, *options, *keys]
-    environment = child_environment() | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    reach = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # this project's modules
+    environment = os.environ | {"PYTHONPATH": reach, "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
         process = subprocess.run(command, env=environment, capture_output=True, text=True)
         if process.returncode == 0:
             return json.loads(process.stdout.splitlines()[-1])
     return {}
-
-
-def child_environment():
-    """This process's environment variables, with this project's modules in reach."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
 # -- arithmetic

@@ -91,9 +91,8 @@ def test_workers_train_side_by_side_answer_and_end(dense):
         tune.Worker(replace(config, attention="cudnn"), 120)
 
 
-def test_measurements_of_one_process_and_of_two(dense):
-    words = flags(dataset=dense)
-    config = measure.load_config(words)
+def test_measurements_of_one_process_and_of_two(dense, tmp_path):
+    config = measure.load_config(flags(dataset=dense))
     examined = launch.run_alone(measure.examine, config)
     memory, parameters = examined["memory"], examined["parameters"]
     assert memory["weights"] >= memory["gradients"] == 4 * parameters
@@ -108,7 +107,8 @@ def test_measurements_of_one_process_and_of_two(dense):
     assert min(timed["seconds"], timed["first_step_seconds"]) > 0 and timed["tokens"] == 64
     assert 0 < timed["resident_bytes"] < 1e9
 
-    exchanged = launch.run_command("exchange", [*words, "--ddp=True"], processes=2, threads=1)
+    ddp = replace(config, ddp=True)
+    exchanged, _ = launch.run_together(measure.exchange, ddp, n=2, folder=tmp_path, threads=1)
     assert exchanged["sent"]["all_reduce"][1] == pytest.approx(4 * parameters, abs=100)  # and two scalars
     assert exchanged["peak"] > 16 * parameters
 

@@ -1,7 +1,6 @@
 """Predictions: a step allocates the predicted bytes, and the predicted micro-batch fits."""
 
 import gc
-import json
 
 import pytest
 import torch
@@ -9,7 +8,8 @@ from conftest import build, needs_gpu, replace, state_bytes, tiny
 from torch.profiler import ProfilerActivity, profile
 
 import train
-from lab import devices, predict, tables, workers
+from lab import devices, predict, tables
+from lab.launch import run_together
 from lab.trace import Ledger, trace
 from nanoladder import parallel
 from nanoladder.config import stage_names
@@ -169,8 +169,8 @@ def test_on_cuda_the_weights_of_blocks_are_gathered_in_half_precision():
     assert cpu.weights - cuda.weights == pytest.approx(2 * 3 * 12 * 128**2, rel=0.05)
 
 
-def write_peaks(folder, configs):
-    """Writes the peak bytes of this process's tensors in a step of each config.
+def peaks_of(configs):
+    """The peak bytes of this process's tensors in a step of each config.
 
     The least of several steps, as the thread of a collective sometimes frees its tensors a moment after the wait.
     """
@@ -187,8 +187,7 @@ def write_peaks(folder, configs):
                 peaks.append(ledger.peak)
         del state, batch
         found.append(min(peaks[1:]))
-    (folder / f"{parallel.rank()}.json").write_text(json.dumps(found))
-    parallel.stop()
+    return found
 
 
 @pytest.mark.slow
@@ -204,8 +203,7 @@ def test_the_bytes_of_two_processes_are_predicted(tmp_path):
         {"pipeline_parallel": 2, "micro_batch_size": 2, "n_layer": 4},
     ]
     configs = [small(dtype="float32", **row) for row in rows]
-    workers.run(write_peaks, tmp_path, configs, n=2, folder=tmp_path, seconds=300)
-    peaks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    peaks = run_together(peaks_of, configs, n=2, folder=tmp_path, seconds=300)
     for config, *found in zip(configs, *peaks, strict=True):
         tolerance = {"rel": 0.02} if config.pipeline_parallel > 1 else {"abs": 2000}
         assert predict.predict_memory(config, world_size=2).peak == pytest.approx(max(found), **tolerance), config

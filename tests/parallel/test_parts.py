@@ -1,6 +1,5 @@
 """What a process of a tensor or context group has, keeps and sends: weights, activations, collectives."""
 
-import json
 import math
 
 import pytest
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from conftest import tiny
 
 import train
-from lab import workers
+from lab.launch import run_together
 from lab.traffic import Counter
 from model import GPT
 from nanoladder import parallel
@@ -23,8 +22,8 @@ KEYS = {
 }
 
 
-def look_at_tensor_parallel(folder, names):
-    """Writes, for each config, this process's parts of the weights, sizes of activations, and what a step sends."""
+def look_at_tensor_parallel(names):
+    """Finds, for each config, this process's parts of the weights, sizes of activations, and what a step sends."""
     found = {}
     for name in names:
         config = tiny(n_head=4, tensor_parallel=2, vocab_size=17, ddp=True, **KEYS[name])
@@ -46,12 +45,11 @@ def look_at_tensor_parallel(folder, names):
             "sizes": sizes,
             "calls": {kind: calls for kind, (calls, _) in counter.sent.items()},
         }
-    (folder / f"{parallel.rank()}.json").write_text(json.dumps(found))
-    parallel.stop()
+    return found
 
 
-def look_at_context_parallel(folder):
-    """Writes the largest errors of this process's part of attention and of its gradients, and what it sends."""
+def look_at_context_parallel():
+    """Finds the largest errors of this process's part of attention and of its gradients, and what it sends."""
     found = {}
     for name, keys in {"heads": {"n_head": 4}, "keys": {"n_head": 2, "attention": "sdpa"}}.items():
         config = tiny(context_parallel=4, vocab_size=8, ddp=True, **keys)
@@ -69,19 +67,12 @@ def look_at_context_parallel(folder):
             (ours * gradient[:, :, own]).sum().backward()
         errors = [ours - y[:, :, own], *(p.grad - w.grad[:, :, own] for p, w in zip(parts, whole, strict=True))]
         found[name] = {"error": max(float(error.abs().max()) for error in errors), "sent": dict(counter.sent)}
-    (folder / f"{parallel.rank()}.json").write_text(json.dumps(found))
-    parallel.stop()
-
-
-def seen(function, *args, n, folder):
-    """What each of n processes writes in a call of a function."""
-    workers.run(function, folder, *args, n=n, folder=folder, seconds=300)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
+    return found
 
 
 @pytest.mark.slow
 def test_a_process_has_half_of_every_matrix_and_of_the_sequence(tmp_path):
-    for rank, process in enumerate(seen(look_at_tensor_parallel, ["plain", "chunks"], n=2, folder=tmp_path)):
+    for rank, process in enumerate(run_together(look_at_tensor_parallel, ["plain", "chunks"], n=2, folder=tmp_path)):
         for name, found in process.items():
             shapes = found["shapes"]
             rows_of_vocabulary = (9, 8)[rank] if name == "plain" else 32  # of 17 and 64
@@ -95,7 +86,7 @@ def test_a_process_has_half_of_every_matrix_and_of_the_sequence(tmp_path):
         # Two blocks exchange activations eight times; embedding and loss take two of each kind; norms and positions
         exchanges = {"all_gather": 4 * 2 + 2, "reduce_scatter": 4 * 2 + 2, "all_reduce": 2 * 2 + 2}
         assert {kind: process["chunks"]["calls"][kind] for kind in exchanges} == exchanges
-    for process in seen(look_at_tensor_parallel, ["shards"], n=4, folder=tmp_path):  # cut once more
+    for process in run_together(look_at_tensor_parallel, ["shards"], n=4, folder=tmp_path):  # cut once more
         assert process["shards"]["shapes"]["blocks.1.attention.qkv.weight"] == [3 * 8, 32]
         assert process["shards"]["shapes"]["blocks.1.attention.proj.weight"] == [16, 16]
 
@@ -104,7 +95,7 @@ def test_a_process_has_half_of_every_matrix_and_of_the_sequence(tmp_path):
 def test_attention_and_its_gradients_are_those_of_the_whole_sequence(tmp_path):
     """Processes that exchange heads send q, k, v and y, and back; else they gather keys and values, and back."""
     part = 8 * 2 * 4 * 4 * 8  # bytes of 2 sequences, 4 heads, 4 of 16 positions, 8 numbers
-    for process in seen(look_at_context_parallel, n=4, folder=tmp_path):
+    for process in run_together(look_at_context_parallel, n=4, folder=tmp_path):
         assert max(process["heads"]["error"], process["keys"]["error"]) < 1e-14
         assert process["heads"]["sent"] == {"all_to_all": [4, 2 * (3 + 1) * part]}
         assert process["keys"]["sent"] == {"all_gather": [1, 4 * part], "reduce_scatter": [1, 4 * part]}

@@ -103,7 +103,8 @@ def main(argv):
         seen[name] = {"error": error, "reductions": reductions, "threads": torch.get_num_threads()}
         os.chdir(home)
     path.with_name(f"rank{parallel.rank()}.json").write_text(json.dumps(seen))
-    stop()
+    parallel.stop = stop
+    parallel.stop()
 
 
 if __name__ == "__main__":
