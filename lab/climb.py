@@ -9,7 +9,6 @@ row. Rows take turns, round after round, so that a drift of the machine hits all
 
 import contextlib
 import dataclasses
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -25,9 +24,6 @@ from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
 from nanoladder.run import load_config
-
-CPU_FLOPS, GPU_FLOPS = 5e10, 5e13  # FLOP/s of a training step, of a thread and of a GPU: enough to say how long
-STARTING, COMPILING = 2.0, 30.0  # seconds of a process, and of the compiler, which later takes code from its cache
 
 
 def main(argv):
@@ -77,14 +73,10 @@ def predict_all(options, config_words):
     header = tables.run_in_words(cost, device, config.max_steps, options.mfu, n, price)
     if memory_gb:
         header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
-    print(f"{header}\n")
-    found, width = [], max(map(len, rows))
-    for name, row_config in tqdm(rows.items(), unit="stage", leave=False):
-        found.append(predict.predict_row(name, row_config, device, kind, n, memory_gb))
-        columns = tables.predicted_columns(found[0], n, memory_gb, price)
-        if len(found) == 1:
-            tqdm.write(tables.line(columns, None, width))
-        tqdm.write(tables.line(columns, found[-1], width))
+    bar = tqdm(rows.items(), unit="stage", leave=False)
+    found = [predict.predict_row(name, row_config, device, kind, n, memory_gb) for name, row_config in bar]
+    columns = tables.predicted_columns(found[0], n, memory_gb, price)
+    print(tables.on_terminal(header, columns, found))
     if not options.out_dir:
         return print("\n--out_dir=FOLDER writes all figures to predict.md")
     table = tables.markdown(columns | tables.TIME_COLUMNS | tables.memory_columns(), found)
@@ -121,7 +113,8 @@ def climb(options, config_words):
     for name, row in valid.items():
         part["rows"][name]["another_update"] = plan.trains_otherwise(row, next(iter(valid.values())))
     todo = tasks(options, rows)
-    print(tables.wrapped(forecast(todo, rows, part, options, base, results["machine"])), flush=True)
+    machine, batch = tables.machine_in_words(results["machine"]), f"{base.batch_size} × {base.context_length} tokens"
+    print(tables.wrapped(f"{machine}: {len(valid)} rows, steps of {batch}; it can be interrupted"), flush=True)
     with tqdm(todo, unit="process") as bar:
         for name, measurement, count in bar:
             bar.set_postfix_str(f"{name or 'the machine'}, {measurement}")
@@ -150,25 +143,6 @@ def take(measurement, config, n=1, **options):
         with tempfile.TemporaryDirectory() as folder:
             return run_together(measure.MEASUREMENTS[measurement], config, n=n, folder=folder, **options)[0]
     return run_alone(task.measure if "peer" in options else measure.MEASUREMENTS[measurement], config, **options)
-
-
-def forecast(todo, rows, part, options, config, machine):
-    """The line above a measurement: the rows, the step, and about how long all takes."""
-    flops = predict.costs(config)["flops_per_token"] * config.batch_size * config.context_length
-    step, seconds = flops / (GPU_FLOPS if machine["gpu"] else CPU_FLOPS * machine["threads"]), 0.0
-    for name, measurement, count in todo:
-        row = part["rows"][name] if name else {}
-        if row.get("note") or len(row.get(measurement, ())) >= count:
-            continue
-        steps = {"time": max(options.steps, measure.WINDOW / step), "curve": config.max_steps}.get(measurement, 8)
-        compiles = name and rows[name].compile
-        compiling = COMPILING * (1 if measurement == "examine" else 0.2) if compiles else 0.0
-        seconds += STARTING + compiling + (steps * step if name else 2 * STARTING)
-    measured, minutes = [row for row in part["rows"].values() if not row.get("note")], math.ceil(seconds / 60)
-    return (
-        f"{tables.machine_in_words(machine)}: {len(measured)} rows, steps of {config.batch_size} × "
-        f"{config.context_length} tokens; about {minutes} minute{'s' if minutes > 1 else ''} (it can be interrupted)"
-    )
 
 
 def add_predictions(part, rows, machine, scaling):

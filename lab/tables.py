@@ -152,14 +152,6 @@ TIME_COLUMNS = {  # further columns of --mode=predict
 }
 
 
-def line(columns, row, width):
-    """A row as a line by itself, its name in `width` characters; without a row, the headings."""
-    if row and row["note"]:
-        return wrapped(f"{row['name']}: {row['note']}")
-    cells = [(cell(text, row) if row else heading).rjust(max(7, len(heading))) for heading, text in columns.items()]
-    return "  ".join([(row["name"] if row else "").ljust(width), *cells])
-
-
 def limits_in_words(device):
     """The limits of a devices.Device on which the least time of a step rests."""
     limits = [f"{name} {flops_per_second(rate)}" for name, rate in device.flops.items()]

@@ -272,8 +272,8 @@ PREDICTED += ["--mode=predict", "--compile=False"]
 
 def figures_of(out):
     """{row: its cells} of the lines that --mode=predict prints."""
-    lines = [line for line in out.splitlines() if line.startswith(("naive ", "flash ", "as configured "))]
-    return {line[:13].strip(): line[13:].split() for line in lines}
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    return {name: cells for name, *cells in lines[2:]}
 
 
 def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(tmp_path, capsys):
