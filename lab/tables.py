@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 import textwrap
+from operator import itemgetter
 
 from lab.summary import UNCHANGED, row_below, speedup, summarize
 
@@ -305,11 +306,9 @@ def memory_columns():
 
 
 def texts(rows):
-    """The Markdown table of {row: {heading: text}}; a row without texts says that nothing fits."""
-    headings = max(rows.values(), key=len)
-    columns = {heading: lambda row, heading=heading: row.get(heading, "") for heading in headings}
-    notes = {name: None if row else "nothing fits" for name, row in rows.items()}
-    return markdown(columns, [row | {"name": name, "note": notes[name]} for name, row in rows.items()])
+    """The Markdown table of {row: {heading: text}}."""
+    columns = {heading: itemgetter(heading) for heading in next(iter(rows.values()))}
+    return markdown(columns, [row | {"name": name, "note": None} for name, row in rows.items()])
 
 
 def markdown(columns, rows, width=math.inf):

@@ -26,7 +26,6 @@ from lab.search_space import INTERACTING, directions
 from nanoladder import machine
 from nanoladder.errors import BadInput
 
-FORMAT_VERSION = 2
 SEARCH, CONFIRMATION = plan_looks(12), plan_looks(24)  # looks at the rounds of a race
 FAR = 0.15  # a change of time that is not tried again beside other changes
 SEARCHING = 0.75  # share of the time; the rest is for the confirmation
@@ -43,7 +42,7 @@ def tune(options, config, conditions):
         raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
     if config.dropout:  # its random numbers depend on the kernels
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
-    start, conditions = monotonic(), {**conditions(), "format_version": FORMAT_VERSION}
+    start, conditions = monotonic(), conditions()
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "tune.json", conditions, {"spent": 0.0, "races": [], "confirmations": []})
     search = Search(results, config, folder, options.minutes, start)
