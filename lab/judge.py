@@ -1,7 +1,7 @@
 """Judges a change, gain or noise: python profile.py config/x.py --mode=judge --against=COMMIT
 
 Two versions run their own code and config, in processes of their own, which one lab/ measures: "this", the working
-tree, and "other", the commit (versions.py).
+tree, and "other", the commit. Both are copied to a temporary folder; the checkout and git's index are only read.
 
 Their first losses must be equal. Then they take turns, in rounds (rounds.py): a process of each, in an order that
 alternates. The changes from round to round give an effect and its interval.
@@ -9,8 +9,11 @@ alternates. The changes from round to round give an effect and its interval.
 
 import contextlib
 import functools
+import os
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +25,6 @@ from lab import tables
 from lab.launch import run_command
 from lab.results import ROOT, code_hash, default_folder, resume, write
 from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
-from lab.versions import check_out
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -114,6 +116,41 @@ def inside(path):
     """A path relative to the checkout; absolute if it leads out of it."""
     path = Path(path).resolve()
     return str(path.relative_to(ROOT.resolve()) if path.is_relative_to(ROOT.resolve()) else path)
+
+
+def check_out(folder, against, paths):
+    """Fills folder/this and folder/other, and returns {side: its name}. Raises BadInput.
+
+    this: the working tree as it stands, with new Python files. other: the commit `against`, with the lab/ of this.
+    paths: config files inside the checkout; other gets those that it lacks.
+    """
+    this, other = folder / "this", folder / "other"
+    head, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "*.py")
+    archive = folder / "other.zip"
+    folder.mkdir(parents=True, exist_ok=True)
+    git("archive", f"--output={archive}", against, failed=f"--against={against}: expected a commit or branch")
+    shutil.unpack_archive(archive, other)
+    listed = git("ls-files"), git("ls-files", "--others", "--exclude-standard", "--", "*.py")
+    names = [name for name in "\n".join(listed).splitlines() if (ROOT / name).is_file()]  # not deleted
+    for version, copied in ((this, names), (other, [name for name in names if name.startswith("lab/")])):
+        for name in [*copied, *(path for path in paths if not (version / path).exists())]:
+            (version / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, version / name)
+    return {"other": against, "this": f"{head} + changes" if changed else head}
+
+
+def git(*words, failed="--mode=judge takes two versions of a git checkout"):
+    """The output of a git command in this repository. Raises BadInput with the reason if it fails."""
+    settings = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
+    command = ["git", "-C", str(ROOT), "-c", "core.quotePath=false", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    except OSError as error:
+        raise BadInput(f"--mode=judge needs git, which cannot be run ({error.strerror}); install it") from None
+    if done.returncode:
+        reason = done.stderr.strip().partition("\n")[0]
+        raise BadInput(f"{failed} ({reason})")
+    return done.stdout.strip()
 
 
 def measure(folder, names, words, side, measurement, *more):

@@ -13,7 +13,7 @@ import time
 import pytest
 from conftest import MACHINE, ROOT, contents, flags
 
-from lab import climb, judge, rounds, versions
+from lab import climb, judge, rounds
 from nanoladder.errors import BadInput
 
 EXAMINED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
@@ -70,7 +70,7 @@ def test_all_looks_together_are_wrong_as_rarely_as_promised(most):
 
 @pytest.mark.parametrize("n, k", [(8, 1), (9, 2), (12, 3)])
 def test_the_interval_misses_no_change_as_often_as_its_chance_says(n, k):
-    """Of all ways in which n changes of either sign can fall, all of which are equally likely for equal versions."""
+    """Of all ways in which n changes of either sign can fall, all of which are equally likely for equal judge."""
     signs = list(itertools.product([-1, 1], repeat=n))
     bounds = [rounds.bounds([sign * size for size, sign in enumerate(way, 1)], k) for way in signs]
     assert sum(low > 0 or high < 0 for low, high in bounds) / len(signs) == rounds.chance_outside(n, k)
@@ -228,7 +228,7 @@ def repository(tmp_path, monkeypatch):
     git(root, "add", "train.py")
     write(root, {"train.py": "three\n", "config/mine.py": "", "notes.txt": ""})
     (root / "gone.py").unlink()
-    monkeypatch.setattr(versions, "ROOT", root)
+    monkeypatch.setattr(judge, "ROOT", root)
     return root
 
 
@@ -246,7 +246,7 @@ def git(root, *words):
 
 def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path):
     before = contents(repository)
-    names = versions.check_out(tmp_path / "judge", "HEAD", ["config/x.py", "config/mine.py"])
+    names = judge.check_out(tmp_path / "judge", "HEAD", ["config/x.py", "config/mine.py"])
     assert names == {"other": "HEAD", "this": f"{git(repository, 'rev-parse', '--short', 'HEAD')} + changes"}
     this, other = (tmp_path / "judge" / side for side in ("this", "other"))
     assert (this / "train.py").read_text() == "three\n"
@@ -260,10 +260,10 @@ def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path
 
 def test_a_version_that_cannot_be_had_is_named(repository, tmp_path):
     with pytest.raises(BadInput, match="--against=nowhere: expected a commit or branch"):
-        versions.check_out(tmp_path / "judge", "nowhere", [])
+        judge.check_out(tmp_path / "judge", "nowhere", [])
     shutil.rmtree(repository / ".git")
     with pytest.raises(BadInput, match="--mode=judge takes two versions of a git checkout"):
-        versions.check_out(tmp_path / "judge", "HEAD", [])
+        judge.check_out(tmp_path / "judge", "HEAD", [])
 
 
 # -- for real
