@@ -194,7 +194,7 @@ def found(folder, name):
     on, lines, faults = results["machine"], [], []
     for mode, part in results["modes"].items():
         rates = [tables.machine_limits(part["limits"], on["native_bfloat16"])] if part["limits"] else []
-        lines += [f"{tables.device(results)}; torch {on['torch']}, CUDA {on.get('cuda')}", *rates]
+        lines += [f"{tables.machine_in_words(results['machine'])}; torch {on['torch']}, CUDA {on.get('cuda')}", *rates]
         lines += tables.brief(results, mode).splitlines()
         for row in summarize(results, mode):
             if tables.is_wrong(row):

@@ -221,7 +221,7 @@ def readme():
         lines.append(f"| {' | '.join([*cells, *measured(name)])} |")
     paragraph = PARAGRAPH.format(
         parameters=next(iter(rows.values()))["parameters"] / 1e6,
-        machine=tables.device(results),
+        machine=tables.machine_in_words(results["machine"]),
         folder=MEASURED.relative_to(FOLDER),
         gain=gain(rows.values()),
     )

@@ -44,7 +44,7 @@ def table(results, mode):
         said = "whole training runs, from the same weights on the same batches"
     text = [
         f"## {mode}: `{' '.join(results['config'])}`",
-        f"{device(results)}; torch {results['machine']['torch']}; a step is {batch}; {said}.",
+        f"{machine_in_words(results['machine'])}; torch {results['machine']['torch']}; a step is {batch}; {said}.",
         markdown(columns(rows, mode), rows),
     ]
     if repeats > 1:
@@ -180,12 +180,8 @@ def flops_per_second(rate):
     return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e11 else f"{rate / 1e9:.3g} GFLOP/s"
 
 
-def device(results):
-    """The machine in words: its GPU, or its CPU with what matters for speed."""
-    return machine_in_words(results["machine"])
-
-
 def machine_in_words(on):
+    """The machine: its GPU, or its CPU with what matters for speed."""
     units = ", AMX" if on.get("amx") else ", native bfloat16" * on["native_bfloat16"]
     threads = f"{on['threads']} thread" if on["threads"] == 1 else f"{on['threads']} threads"
     return on["gpu"] or f"{processor(on)}, {threads}{units}"

@@ -306,7 +306,7 @@ def report(results, changes, verdict, folder):
     if not changes:
         return path.unlink(missing_ok=True)  # of an earlier search
     lines = [
-        '"""' + textwrap.fill(f"Tuned for {tables.device(results)}: {verdict}.", 115),
+        '"""' + textwrap.fill(f"Tuned for {tables.machine_in_words(results['machine'])}: {verdict}.", 115),
         f"\n{len(rows)} changes tried in {results['spent'] / 60:.1f} minutes, torch {results['machine']['torch']}.",
         f"Written by: python profile.py {words} --mode=tune",
         f'To be used: python train.py {words} {path.as_posix()}\n"""\n',

@@ -68,7 +68,7 @@ def measured(key, name, results, rows):
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
         ("code", ", commit ".join(filter(None, [results["code"], results.get("commit")]))),
     ]
-    return Set(key, tables.device(results), name, conditions, {row["name"]: row for row in rows})
+    return Set(key, tables.machine_in_words(results["machine"]), name, conditions, {row["name"]: row for row in rows})
 
 
 # -- a card: a machine's figures at a stage
@@ -262,7 +262,7 @@ def scaling_card(results, mode, rows):
     said = f" the tokens per second of {names[first['name']]}, on {last['name']}"
     return tag(
         "article",
-        tag("h3", tables.device(results), " ", tag("small", batch)),
+        tag("h3", tables.machine_in_words(results["machine"]), " ", tag("small", batch)),
         tag("h4", "Tokens per second"),
         tag("p", ratio, said, class_="verdict", data_kind=kind),
         table("bars", "Tokens per second", drawn),
