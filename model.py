@@ -1,13 +1,14 @@
 """GPT-2 (Radford et al. 2019): embeddings, attention, MLP, loss. Pure tensor code.
 
 Position embeddings are learned, blocks are pre-norm, GELU is the tanh approximation, and the output head is tied to
-the token embedding.
+the token embedding; the rungs of config/recipe/ change this.
 
 Shapes: B sequences, T tokens each, C channels (n_embd), nh heads of hs channels, V vocabulary.
 """
 
 import math
 from functools import partial
+from zlib import crc32
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,27 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from nanoladder.kernels import attend_in_blocks, count_chunks, head_loss, uses_blocks
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
+NORMS = {"layer": nn.LayerNorm, "rms": lambda n_embd, bias: nn.RMSNorm(n_embd, eps=1e-6)}  # Zhang & Sennrich 2019
+
+
+class Rotary(nn.Module):
+    """Rotates pairs of channels by angles that grow with the position (Su et al. 2021), (B, nh, T, hs) -> the same.
+
+    A query's product with a key then depends on the distance between them alone.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        hs = config.n_embd // config.n_head
+        angles = torch.outer(torch.arange(config.context_length), 10_000.0 ** (-torch.arange(0, hs, 2) / hs))
+        self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]), persistent=False)  # (2, T, hs / 2)
+
+    def forward(self, x):
+        return self.turn(x, *self.turns[:, : x.shape[2]])
+
+    def turn(self, x, cos, sin):
+        a, b = x.chunk(2, dim=3)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=3).type_as(x)
 
 
 class Attention(nn.Module):
@@ -32,11 +54,19 @@ class Attention(nn.Module):
         if config.attention == "matmul":
             T = config.context_length
             self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
+        if config.position == "rotary":
+            self.rotary = Rotary(config)
 
-    def forward(self, x):
+    def forward(self, x, own_value=None):
         B, T, C = x.shape
         q, k, v = self.qkv(x).chunk(3, dim=2)  # (B, T, C)
+        if self.config.value_embedding:
+            v = (v + own_value).type_as(q)
         q, k, v = (part.view(B, T, -1, C // self.config.n_head).transpose(1, 2) for part in (q, k, v))  # (B, nh, T, hs)
+        if self.config.qk_norm:  # 1.2² times as sharp as without a factor
+            q, k = (1.2 * F.rms_norm(part, part.shape[-1:]) for part in (q, k))
+        if self.config.position == "rotary":
+            q, k = self.rotary(q), self.rotary(k)
         y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)
         return self.dropout(self.proj(y))
 
@@ -52,16 +82,17 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear layer to 4C, GELU, linear layer back to C, (B, T, C) -> (B, T, C)."""
+    """Linear layer to 4C, activation, linear layer back to C, (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config):
         super().__init__()
+        self.config = config
         self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        x = F.gelu(self.fc(x), approximate="tanh")  # (B, T, 4C)
+        x = self.fc(x).relu().square() if self.config.activation == "relu2" else F.gelu(self.fc(x), approximate="tanh")
         return self.dropout(self.proj(x))
 
 
@@ -70,13 +101,18 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.config = config
+        self.attention_norm = NORMS[config.norm](config.n_embd, bias=config.bias)
         self.attention = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp_norm = NORMS[config.norm](config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
+        if config.embedding_skip:
+            self.shares = nn.Parameter(torch.tensor([1.0, 0.0]))
 
-    def forward(self, x):
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x, embedded=None, own_value=None):
+        if self.config.embedding_skip:
+            x = self.shares[0] * x + self.shares[1] * embedded
+        x = x + self.attention(self.attention_norm(x), own_value=own_value)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -102,12 +138,20 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
-        self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
+        if config.position == "learned":
+            self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
+        if config.value_embedding:
+            tables = [nn.Embedding(config.vocab_size, config.n_embd) for _ in range(0, config.n_layer, 2)]
+            self.value_embeddings, self.value_shares = (
+                nn.ModuleList(tables),
+                nn.Parameter(torch.full([len(tables)], 0.5)),
+            )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.norm = NORMS[config.norm](config.n_embd, bias=config.bias)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
+        if config.tied:
+            self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
         self.n_params = sum(parameter.numel() for parameter in self.parameters())  # the tied weight counts once
         self.init_weights()
         if config.pad_vocab_to > 1:
@@ -115,20 +159,21 @@ class GPT(nn.Module):
 
     def init_weights(self):
         """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream."""
-        generator = torch.Generator().manual_seed(self.config.seed)  # independent of the global random state
-        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
+        last_std = 0.0 if self.config.zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
-            if name.endswith("proj.weight"):
-                nn.init.normal_(parameter, std=residual_std, generator=generator)
+            generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one a name
+            if name.endswith(("proj.weight", "head.weight")):
+                nn.init.normal_(parameter, std=last_std, generator=generator)
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
     def pad_vocabulary(self, n_rows):
-        """Appends n_rows zero rows to the tied weight; their logits are -∞, so their probability is 0."""
-        weight = nn.Parameter(F.pad(self.head.weight.detach(), (0, 0, 0, n_rows)))
-        self.head.weight = self.token_embedding.weight = weight
+        """Appends n_rows zero rows to the head's weight; their logits are -∞, so their probability is 0."""
+        self.head.weight = weight = nn.Parameter(F.pad(self.head.weight.detach(), (0, 0, 0, n_rows)))
+        if self.config.tied:
+            self.token_embedding.weight = weight
         if n_rows:
             del self.head.bias
             bias = torch.zeros(len(weight)).index_fill(0, torch.arange(self.config.vocab_size, len(weight)), -math.inf)
@@ -136,30 +181,49 @@ class GPT(nn.Module):
 
     def hidden(self, tokens):
         """Token ids (B, T) -> normalized final hidden states (B, T, C)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        if self.config.position == "learned":
+            positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+            x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        else:
+            x = self.dropout(self.token_embedding(tokens))
+        blocks = self.blocks
+        if self.config.embedding_skip or self.config.value_embedding:
+            values = self.embed_values(tokens)
+            blocks = [partial(block, embedded=x, own_value=value) for block, value in zip(blocks, values, strict=True)]
         if self.config.checkpointing == "none":
-            for block in self.blocks:
+            for block in blocks:
                 x = block(x)
         elif self.config.checkpointing == "every:1":
-            for block in self.blocks:
+            for block in blocks:
                 x = recompute(block, x, use_reentrant=False)
         elif self.config.checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
-            size = round(math.sqrt(len(self.blocks)))
-            for i in range(0, len(self.blocks), size):
-                x = recompute(run_blocks, self.blocks[i : i + size], x, use_reentrant=False)
+            size = round(math.sqrt(len(blocks)))
+            for i in range(0, len(blocks), size):
+                x = recompute(run_blocks, blocks[i : i + size], x, use_reentrant=False)
         elif self.config.checkpointing == "selective":
-            for block in self.blocks:
+            for block in blocks:
                 x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
         else:
             every = int(self.config.checkpointing.removeprefix("every:"))
-            for i, block in enumerate(self.blocks):
+            for i, block in enumerate(blocks):
                 x = block(x) if i % every else recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
     def logits(self, tokens):
         """Token ids (B, T) -> logits of the next token at every position (B, T, V)."""
-        return self.head(self.hidden(tokens))
+        return self.capped(self.head(self.hidden(tokens)))
+
+    def embed_values(self, tokens):
+        """Terms of attention's values (Zhou et al. 2024): (B, T, C) in every second block and the last, else 0."""
+        values = [0.0] * len(self.blocks)
+        for i, embedding in enumerate(self.value_embeddings if self.config.value_embedding else []):
+            values[-1 - 2 * i] = self.value_shares[i] * embedding(tokens)
+        return values
+
+    def capped(self, logits):
+        """Logits within ±logit_softcap, by a tanh (Gemma Team 2024), without padding; 0: unchanged."""
+        cap = self.config.logit_softcap
+        return cap * (logits[..., : self.config.vocab_size] / cap).tanh() if cap else logits
 
     def forward(self, tokens, targets):
         """Token ids and targets (B, T) -> summed loss () in nats; targets of IGNORE do not count.
@@ -169,6 +233,7 @@ class GPT(nn.Module):
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         weight = self.head.weight  # (V, C)
         if self.config.loss_chunks and (n_chunks := count_chunks(self.config.loss_chunks, len(flat), len(weight))):
-            return head_loss(hidden, weight, flat, self.config.vocab_size, n_chunks, IGNORE)
+            cap = self.config.logit_softcap
+            return head_loss(hidden, weight, flat, self.config.vocab_size, n_chunks, IGNORE, cap=cap)
         logits = self.head(hidden).float()  # (BT, V)
-        return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(self.capped(logits), flat, ignore_index=IGNORE, reduction="sum")

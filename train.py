@@ -72,6 +72,7 @@ def build_optimizer(model, config):
         multiplied = parameter.dim() == 2 and not name.endswith("position_embedding.weight")
         (decayed if multiplied else others).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = optim.with_rates(groups, model, config)
     if config.optimizer == "adamw":
         optimizer = torch.optim.AdamW(
             groups,
@@ -82,18 +83,20 @@ def build_optimizer(model, config):
         )
     else:
         optimizer = optim.build(groups, model, config)
-    if config.optimizer_in_backward:
-        optim.update_in_backward(optimizer)
+    optim.update_in_backward(optimizer, config)
+    optim.decay_cautiously(optimizer, config)
+    optim.keep_average(optimizer, config)
     return optimizer
 
 
 def learning_rate(step, config):
-    """Linear warm-up, then cosine decay to min_lr (Loshchilov & Hutter 2017). Steps count from 1."""
+    """Linear warm-up, then decay to min_lr, by a cosine (Loshchilov & Hutter 2017). Steps count from 1."""
     if step <= config.warmup_steps:
         return optim.scale_lr(config.learning_rate * step / config.warmup_steps, config)
     end = config.lr_decay_steps or config.max_steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, end - config.warmup_steps))
-    lr = config.min_lr + (config.learning_rate - config.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+    share = min(2.0, 4 - 4 * progress) if config.schedule == "trapezoid" else 1 + math.cos(math.pi * progress)
+    lr = config.min_lr + (config.learning_rate - config.min_lr) * share / 2
     return optim.scale_lr(lr, config)
 
 
@@ -103,7 +106,7 @@ def learning_rate(step, config):
 def train_step(model, optimizer, batch, lr, config):
     """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = optim.lr_of_group(lr, group)
     optimizer.zero_grad(set_to_none=config.set_to_none)
     loss = forward_backward(model, batch, config)
     machine.unscale_gradients(model, optimizer)
@@ -163,7 +166,8 @@ def train(config):
             loss, grad_norm = train_step(model, optimizer, batch, lr, config)
             run.log_step(lr, loss, grad_norm)
             if run.due(config.eval_interval):
-                run.log_evaluation(evaluate(model, dataset.val, config, device))
+                with optim.averaged(optimizer, config):
+                    run.log_evaluation(evaluate(model, dataset.val, config, device))
             run.save_if_due()
 
 

@@ -1,6 +1,6 @@
 """A minute a run on one CPU thread: the size at which `profile.py --mode=recipe` measures the rungs of a recipe.
 
-1.3 million parameters on 1.47 million tokens: twice as long a run is still within one epoch of the default corpus.
+1.33M parameters on 1.47 million tokens: twice as long a run is still within one epoch of the default corpus.
 """
 
 out_dir = "out/recipe_small"

@@ -21,7 +21,7 @@ KINDS = {
         *["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
         *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels
     ],
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "loss_in_chunks", "head_loss"],
+    "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_head_loss", "head_loss"],
 }
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
 # Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
@@ -99,7 +99,7 @@ def kind_of(event, config, kernel=""):
         names.append(ancestor.name)
         ancestor = ancestor.cpu_parent
     # A kernel does not wait for data, and the softmax of the loss's operator is not attention's.
-    excluded = ["data"] * bool(kernel) + ["attention"] * ("nanoladder::loss_in_chunks" in names)
+    excluded = ["data"] * bool(kernel) + ["attention"] * ("nanoladder::chunked_head_loss" in names)
     for kind, words in KINDS.items():
         if kind not in excluded and any(word in name for word in words for name in names):
             return kind

@@ -44,6 +44,11 @@ NO_OPS = {
             "getattr(model, 'parts', [model])": "[model]",
         },
     ),
+    "tied": ((True,), {"optim.with_rates": "{0}", "optim.lr_of_group": "{0}"}),
+    "optimizer_in_backward": ((False,), {"optim.update_in_backward": None}),
+    "decay": (("decoupled",), {"optim.decay_cautiously": None}),
+    "average": (("none",), {"optim.keep_average": None, "optim.averaged": "nullcontext()"}),
+    "logit_softcap": ((0.0,), {"self.capped": "{0}"}),
     "dtype": (("float32",), {"machine.autocast": "{0}", "machine.unscale_gradients": None}),
     "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
     # In programs that run alone: no refusals, and no kernels of other devices.
@@ -74,6 +79,9 @@ NO_OPS = {
         },
     ),
 }
+# Parameters that are None while their field is False, and tables of what a field chooses.
+TERMS = {"embedding_skip": "embedded", "value_embedding": "own_value"}
+TABLES = {"NORMS[config.norm]": {"layer": "nn.LayerNorm", "rms": "NORMS['rms']"}}
 REFUSED = matchers.SimpleStatementLine(body=[matchers.Raise(matchers.Call(matchers.Name("BadInput")))])
 REFUSAL = matchers.If(body=matchers.IndentedBlock([matchers.ZeroOrMore(), REFUSED]), orelse=None)
 RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
@@ -131,7 +139,8 @@ def values_in(statement, values):
 
     def concerns(key):
         _, calls = NO_OPS.get(key, ((), ()))
-        return key in statement or key == "standalone" or any(call in statement.replace('"', "'") for call in calls)
+        words = [key, TERMS.get(key, key), *calls]
+        return key == "standalone" or any(word in statement.replace('"', "'") for word in words)
 
     return tuple(item for item in sorted(values.items()) if concerns(item[0]))
 
@@ -177,6 +186,7 @@ class Fold(cst.CSTTransformer):
         self.no_ops = no_ops(self.values)
         self.last_names = {call.rstrip(")").rpartition(".")[2] for call in self.no_ops if "()" in call}
         self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
+        self.terms = {name for field, name in TERMS.items() if self.values.get(field) == "False"}
         self.simplified = False  # True if a no-op call was replaced in this statement
         self.elifs = set()
         self.assigned = {}  # {variable: value} in this function so far; None if assigned twice
@@ -195,6 +205,23 @@ class Fold(cst.CSTTransformer):
             node.id = f"{owner}.{node.id}"
         self.computed.add(ast.unparse(tree))
         return cst.parse_expression(ast.unparse(tree))
+
+    def leave_Subscript(self, original, updated):
+        """Replaces a table's entry, where the config chooses it."""
+        if (table := TABLES.get(code(original))) and (
+            known := self.values.get(original.slice[0].slice.value.attr.value)
+        ):
+            return cst.parse_expression(table[ast.literal_eval(known)])
+        return updated
+
+    def leave_Parameters(self, original, updated):
+        off = [n for n, parameter in enumerate(updated.params) if parameter.name.value in self.terms]
+        return updated.with_changes(params=without(updated.params, off))
+
+    def leave_With(self, original, updated):
+        """Drops `nullcontext()`."""
+        off = code(updated.items[0].item) == "nullcontext()"
+        return splice(updated.leading_lines, updated.body) if off else updated
 
     def truth(self, node):
         """Returns True or False if the condition is known, else None."""
@@ -217,8 +244,10 @@ class Fold(cst.CSTTransformer):
     leave_Comparison = compute
 
     def leave_Call(self, original, updated):
-        """Replaces a no-op call."""
+        """Replaces a no-op call; in other calls, drops terms that are off."""
         name = code(updated.func)
+        off = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.terms]
+        updated = updated.with_changes(args=without(updated.args, off))
         if name == "getattr" and (known := self.no_ops.get(code(updated).replace('"', "'"))):
             return cst.parse_expression(known)
         if name in self.no_ops:
@@ -385,6 +414,10 @@ class Prune(cst.CSTTransformer):
             case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))]):
                 pure = len(self.scopes) == 1 or "(" not in code(statement)
                 return updated if name in self.scopes[-1].names or not pure else cst.RemoveFromParent()
+            case cst.Assign(
+                targets=[cst.AssignTarget(target=cst.Attribute(value=cst.Name("self"), attr=attr))], value=cst.Name()
+            ) if attr.value == "config":
+                return updated if attr.value in self.scopes[-2].attributes else cst.RemoveFromParent()
         return updated
 
     def reads(self, alias):

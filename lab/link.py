@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from lab.fold import fold, import_order, prune, reads, settle, split
-from nanoladder.config import DEFAULTS, Config, apply, stage_files
-from nanoladder.config.stages import fields_up_to
+from nanoladder.config import DEFAULTS, Config, apply
+from nanoladder.config.stages import fields_up_to, ladder_of, stage_files, stage_names
 from nanoladder.parallel import CUTS
 
 FOLDER = Path(__file__).parents[1]
@@ -33,7 +33,8 @@ TOKENS.bin holds uint16 token ids, as data/*/prepare.py and nanoGPT write them. 
 def values(name):
     """Returns {field: expression} of what a stage's program is folded by. Raises BadInput for an unknown stage."""
     known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
-    config = Config(**apply(stage_files(name), {}, DEFAULTS))
+    files = [*stage_files(stage_names()[0]), *stage_files(name, ladder_of(name))]
+    config = Config(**apply(files, {}, DEFAULTS))
     return known | {"compiles_blocks": repr(config.compiles_blocks)}
 
 

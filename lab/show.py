@@ -1,6 +1,6 @@
 """Stages of the ladder, their programs and the diffs between them.
 
-    python ladder.py [list]       draws the stages: a trunk, and the branches from its top
+    python ladder.py [list]       draws both ladders, the first with its branches; NAME is a stage of either
     python ladder.py show NAME    prints the training program with the stages from naive up to NAME and no others
     python ladder.py show NAME --standalone
                                   the same as one file that imports nothing but torch and numpy (torchao at
@@ -11,7 +11,7 @@
     python ladder.py html         writes docs/ladder.html, the ladder as a page to climb in a browser;
                                   html FILE...: with your own results.json, to ladder.html beside the first
 
-A shown program runs from this folder; --stage=NAME sets the config in its header and checkpoints:
+A shown program runs from this folder; --stage=NAME (--recipe=NAME) sets the config in its header and checkpoints:
 python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from lab import pages
 from lab.link import standalone
 from lab.page import build
-from nanoladder.config.stages import reason, stage_below, tree
+from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 from nanoladder.errors import BadInput
 
 COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
@@ -65,7 +65,14 @@ def stages(names):
 
 
 def print_list():
-    rows = [(lines + name, pages.change(name), reason(name)) for lines, name in tree()]
+    print("stages: what a step costs (--stage=NAME)")
+    print_ladder(tree())
+    print("\nrecipe: what a step is worth (--recipe=NAME)")
+    print_ladder(tree(RECIPE_DIR))
+
+
+def print_ladder(stages):
+    rows = [(lines + name, pages.change(name), reason(name)) for lines, name in stages]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, text, why in rows:
         print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {why}")

@@ -49,6 +49,23 @@ TINY = {
     "eval_interval": 0,
     "save_interval": 100,  # at the end
 }
+RECIPE = {  # every rung of the second ladder
+    "optimizer": "muon",
+    "position": "rotary",
+    "qk_norm": True,
+    "activation": "relu2",
+    "zero_init": True,
+    "norm": "rms",
+    "schedule": "trapezoid",
+    "tied": False,
+    "embedding_lr": 4.0,
+    "head_lr": 0.5,
+    "logit_softcap": 15.0,
+    "embedding_skip": True,
+    "value_embedding": True,
+    "decay": "cautious",
+    "average": "ema",
+}
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 

@@ -32,17 +32,17 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
-    "*.py": 790,
-    "nanoladder/config/*.py": 519,
+    "*.py": 859,
+    "nanoladder/config/*.py": 572,
     "nanoladder/run/*.py": 1034,
-    "nanoladder/data/*.py": 1500,
-    "nanoladder/checkpoint/*.py": 843,
-    "nanoladder/parallel/*.py": 997,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 858,
-    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 979,
-    "lab/**/*.py": 7239,
-    "lab/page/*.js lab/page/*.css lab/page/*.html": 900,
-    "tests/**/*.py": 11976,
+    "nanoladder/data/*.py": 1497,
+    "nanoladder/checkpoint/*.py": 860,
+    "nanoladder/parallel/*.py": 1019,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 867,
+    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1093,
+    "lab/**/*.py": 7280,
+    "lab/page/*.js lab/page/*.css lab/page/*.html": 604,
+    "tests/**/*.py": 12156,
 }
 
 

@@ -19,7 +19,7 @@ import model
 import train
 from lab import pages, show
 from nanoladder import checkpoint, data, machine
-from nanoladder.config import Config, stage_files, stage_names
+from nanoladder.config import RECIPE_DIR, Config, stage_files, stage_names
 from nanoladder.config.stages import needs_several
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -149,8 +149,10 @@ def test_a_stage_changes_one_field_that_naive_turns_off(stage):
 
 def test_the_list_draws_every_stage_on_its_branch(capsys):
     show.main([])
-    lines = [line[: line.index("  ", 4)].rstrip() for line in capsys.readouterr().out.splitlines()]
+    first, second = capsys.readouterr().out.split("\n\n")
+    lines = [line[: line.index("  ", 4)].rstrip() for line in first.splitlines()[1:]]
     assert [line.lstrip("├│└ ") for line in lines] == STAGES
+    assert [line.split()[0] for line in second.splitlines()[1:]] == stage_names(RECIPE_DIR)
     branches = ["├ checkpointing", "│ grad_accumulation", "│ low_memory_optimizer", "└ ddp", "  ├ shard"]
     assert lines[13:] == [*branches, "  ├ tensor_parallel", "  ├ context_parallel", "  └ pipeline_parallel"]
 
@@ -179,7 +181,7 @@ class Operators(TorchDispatchMode):
         self.names, self.sizes = [], set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.nanoladder.loss_in_chunks.default:
+        if func is torch.ops.nanoladder.chunked_head_loss.default:
             with self:
                 return loss.compute(*args)  # its operations, as it is opaque
         outputs = func(*args, **(kwargs or {}))

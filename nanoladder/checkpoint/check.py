@@ -2,10 +2,12 @@
 
 import contextlib
 
-from nanoladder.config import Config, check, typed
+from nanoladder.config import DEFAULTS, Config, check, typed
 from nanoladder.errors import BadInput
 
-SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length")  # config keys that fix tensor shapes
+# Config keys that fix what a model computes, and its tensors' shapes. A file without those of the recipe is a GPT-2.
+RECIPE = ("position", "qk_norm", "activation", "norm", "tied", "logit_softcap", "embedding_skip", "value_embedding")
+SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)
 MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
 
 
@@ -25,6 +27,7 @@ def reading(path, kind="a checkpoint of nanoladder"):
 
 def config_of(state):
     """Returns the config of a model, with defaults for other keys, of a dict with its "config". Raises BadInput."""
-    config = Config(**{key: typed(key, state["config"][key], "its config") for key in MODEL})
+    values = {key: DEFAULTS[key] for key in RECIPE} | state["config"]
+    config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})
     check(config)
     return config

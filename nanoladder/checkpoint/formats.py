@@ -36,13 +36,17 @@ def source_of(options):
 def load_model(source):
     """Returns a dict with the "config" of a model, as config_of takes it, and its weights, "model", on the CPU.
 
-    Raises BadInput.
+    The weights are averaged ones, if the run keeps an average. Raises BadInput.
     """
     source = str(source)
     if source.startswith(HUB):
         return huggingface.read(source.removeprefix(HUB))
     is_nanogpts = source.endswith(".pt") and Path(source).is_file()
-    return nanogpt.read(source) if is_nanogpts else load.load(source)
+    if is_nanogpts:
+        return nanogpt.read(source)
+    state = load.load(source)
+    state["model"] |= {name: own["average"] for name, own in state["optimizer"].items() if "average" in own}
+    return state
 
 
 def shape_of(source):
@@ -51,7 +55,7 @@ def shape_of(source):
         config = huggingface.read_config(huggingface.find_folder(source.removeprefix(HUB)))
     else:
         config = load_model(source)["config"]  # the weights stay in the mapped file
-    return {key: config[key] for key in SHAPE}
+    return {key: config[key] for key in SHAPE if key in config}
 
 
 def load_gpt(source):

@@ -12,9 +12,10 @@ import torch
 from safetensors import safe_open
 
 from nanoladder import files
-from nanoladder.checkpoint.check import config_of, reading
+from nanoladder.checkpoint.check import RECIPE, config_of, reading
 from nanoladder.checkpoint.format import write_tensors
 from nanoladder.checkpoint.gpt2 import PREFIX, gpt2_name, our_weights, shapes
+from nanoladder.config import DEFAULTS
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
 from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
@@ -112,6 +113,12 @@ def write(folder, state, encoding=None):
     gets biases of zero. Raises BadInput if the folder holds anything, or cannot be written.
     """
     folder, config = Path(folder), config_of(state)
+    for key in RECIPE:
+        if getattr(config, key) != DEFAULTS[key]:
+            raise BadInput(
+                f"a model with {key}={getattr(config, key)} is none that transformers' GPT-2 computes; expected "
+                f"{key}={DEFAULTS[key]}"
+            )
     eot = encoding and end_of_text(encoding)
     contents = {}
     if encoding:

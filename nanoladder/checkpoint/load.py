@@ -6,7 +6,7 @@ import torch
 
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format
-from nanoladder.checkpoint.check import SHAPE, Damaged, reading
+from nanoladder.checkpoint.check import RECIPE, SHAPE, Damaged, reading
 from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS
@@ -44,7 +44,7 @@ def load_weights(model, state, path):
 
     Raises BadInput, which names the keys to set, if shapes differ otherwise.
     """
-    ours, theirs = model.config, state["config"]
+    ours, theirs = model.config, {key: DEFAULTS[key] for key in RECIPE} | state["config"]
     wrong = [key for key in SHAPE if getattr(ours, key) != theirs[key]]
     if ours.context_length < theirs["context_length"]:
         wrong.remove("context_length")
@@ -53,10 +53,13 @@ def load_weights(model, state, path):
         flags = " ".join(f"--{key}={theirs[key]}" for key in wrong)
         raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")
     weights = dict(state["model"])
-    weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
+    if ours.position == "learned":
+        weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
     padding = ours.padded_vocab_size - ours.vocab_size  # the checkpoint's may differ
-    tokens = torch.nn.functional.pad(weights["token_embedding.weight"][: ours.vocab_size], (0, 0, 0, padding))
-    weights["token_embedding.weight"] = weights["head.weight"] = tokens
+    head = weights[parallel.TIED if ours.tied else "head.weight"][: ours.vocab_size]
+    weights["head.weight"] = torch.nn.functional.pad(head, (0, 0, 0, padding))
+    if ours.tied:
+        weights["token_embedding.weight"] = weights["head.weight"]
     own = model.state_dict().items()  # in a pipeline, of this process's stages
     model.load_state_dict({name: parallel.local_shard(weights[name], like, name) for name, like in own})
 

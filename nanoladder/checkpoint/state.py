@@ -11,8 +11,8 @@ from nanoladder.private import tree_map_only
 
 def names(model):
     """Returns {parameter: plain name}; a tied weight has one name, on the last stage of a pipeline too."""
-    tensors = model.state_dict(keep_vars=True).items()
-    return {parameter: parallel.TIED if name == parallel.COPY else name for name, parameter in tensors}
+    tensors, tied = model.state_dict(keep_vars=True).items(), model.config.tied
+    return {parameter: parallel.TIED if tied and name == parallel.COPY else name for name, parameter in tensors}
 
 
 def parameters(optimizer):

@@ -65,7 +65,7 @@ def check(config):
             end = 1 if key in BELOW_1 else 2**63 if type(value) is int else math.inf  # 64 bits
             if not least <= value < end:
                 raise BadInput(f"{key}={value}: expected at least {least}, and below {end}")
-    for message in impossible(config):
+    for message in [*impossible(config), *impossible_recipes(config)]:
         raise BadInput(message)
 
 
@@ -120,6 +120,22 @@ def impossible(c):
         yield (
             f"optimizer={c.optimizer} needs whole matrices, and shard={c.shard} leaves each process a part of them; "
             "expected --shard=none, or --optimizer=adamw8bit"
+        )
+
+
+def impossible_recipes(c):
+    """Yields a line for each combination of the recipe's values that cannot work."""
+    if c.tied and (c.embedding_lr != 1 or c.head_lr != 1):
+        yield f"embedding_lr={c.embedding_lr}, head_lr={c.head_lr} with tied=True, one weight; expected --tied=False"
+    if c.optimizer_in_backward and (c.decay == "cautious" or c.average != "none"):
+        yield (
+            f"decay={c.decay}, average={c.average} act after the update of all weights, and optimizer_in_backward=True "
+            "updates one by one; expected --optimizer_in_backward=False, or --decay=decoupled --average=none"
+        )
+    if c.position == "rotary" and c.n_embd // c.n_head % 2:
+        yield (
+            f"position=rotary rotates pairs of channels, and n_embd={c.n_embd} has an odd number for each of "
+            f"n_head={c.n_head} heads; expected an even one"
         )
 
 

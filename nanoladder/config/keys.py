@@ -17,6 +17,7 @@ class Config:
     device: Annotated[str, "auto (a GPU if there is one) | cpu | cuda | cuda:N | mps"] = "auto"
     memory_gb: Annotated[float, "memory budget of each process, in 1e9 bytes; 0: all that is free"] = 0.0
     stage: Annotated[str, "climb the ladder up to this stage only; `python ladder.py` lists them"] = ""
+    recipe: Annotated[str, "climb the second ladder, config/recipe/, up to this rung"] = ""
     deterministic: Annotated[bool, "deterministic algorithms only: runs repeat bit for bit, slower"] = False
 
     # -- model
@@ -87,6 +88,26 @@ class Config:
     pipeline_parallel: Annotated[int, "processes that share the blocks, in stages"] = 1
     pipeline_schedule: Annotated[Literal["1f1b", "interleaved"], "order of the forwards and backwards"] = "1f1b"
 
+    # -- recipe: config/recipe/00_base.py has GPT-2's
+    position: Annotated[Literal["learned", "rotary"], "position embedding, or rotation of queries and keys"] = "learned"
+    qk_norm: Annotated[bool, "RMS norm of each head's queries and keys"] = False
+    activation: Annotated[Literal["gelu", "relu2"], "of the MLP; relu2: the square of ReLU"] = "gelu"
+    zero_init: Annotated[bool, "begin with zeros in the projections into the residual stream"] = False
+    norm: Annotated[Literal["layer", "rms"], "LayerNorm, or RMSNorm"] = "layer"
+    schedule: Annotated[
+        Literal["cosine", "trapezoid"], "learning rate after the warmup; trapezoid: constant, then linear"
+    ] = "cosine"
+    tied: Annotated[bool, "the output head's weight is the token embedding's"] = True
+    embedding_lr: Annotated[float, "learning rate of token and value embeddings, as a multiple"] = 1.0
+    head_lr: Annotated[float, "learning rate of an untied head, as a multiple"] = 1.0
+    logit_softcap: Annotated[float, "limit of the logits, by a tanh; 0: none"] = 0.0
+    embedding_skip: Annotated[bool, "mix the token embedding into the input of each block"] = False
+    value_embedding: Annotated[bool, "token embeddings in the values of every second block"] = False
+    decay: Annotated[
+        Literal["decoupled", "cautious"], "weight decay; cautious: only of weights that the update shrinks too"
+    ] = "decoupled"
+    average: Annotated[Literal["none", "ema"], "weights to evaluate: the last, or an average"] = "none"
+
     # -- logging and checkpoints
     log_interval: Annotated[int, "steps between rows of metrics.jsonl"] = 10
     eval_interval: Annotated[int, "steps between evaluations of the validation loss"] = 250
@@ -113,6 +134,7 @@ HEADINGS = {  # of --help, by the first key under each
     "n_layer": "model",
     "batch_size": "optimization",
     "set_to_none": "ladder (`python ladder.py` explains its stages)",
+    "position": "recipe (what a step is worth: the rungs of config/recipe/)",
     "log_interval": "logging and checkpoints (intervals in steps; 0: never)",
 }
 INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to write instead

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
+from nanoladder.config import stages
 from nanoladder.config.check import expected, known, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
-from nanoladder.config.stages import stage_files
 from nanoladder.errors import BadInput, nearest
 
 USAGE = """\
@@ -58,9 +58,10 @@ def apply(paths, given, base):
     values = dict(base)
     for path in paths:
         read_file(Path(path), values, given)
-    if (stage := given.get("stage", values["stage"])) != base["stage"]:
-        for file in stage_files(stage):
-            read_file(file, values, given)
+    for key, folder in {"stage": stages.STAGES_DIR, "recipe": stages.RECIPE_DIR}.items():
+        if (stage := given.get(key, values[key])) != base[key]:
+            for file in stages.stage_files(stage, folder):
+                read_file(file, values, given)
     return values | given
 
 

@@ -1,7 +1,8 @@
-"""The ladder's stages: their names, files, fields and reasons, and what each stands on.
+"""The stages of both ladders: their names, files, fields and reasons, and what each stands on.
 
 config/stages/NN_name.py is the stage `name`. It stands on the stage of the file before, unless a line of its docstring
-says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top.
+says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top. config/recipe/ has the rungs of the
+second ladder likewise.
 """
 
 import ast
@@ -12,30 +13,40 @@ from pathlib import Path
 from nanoladder.errors import BadInput, nearest
 
 STAGES_DIR = Path(__file__).parents[2] / "config" / "stages"
+RECIPE_DIR = STAGES_DIR.with_name("recipe")
 
 
-def files():
-    """{name: path} of all stages, in order."""
-    return {path.stem.partition("_")[2]: path for path in sorted(STAGES_DIR.glob("[0-9][0-9]_*.py"))}
+def files(folder=None):
+    """{name: path} of all stages of a ladder, in order."""
+    return {path.stem.partition("_")[2]: path for path in sorted((folder or STAGES_DIR).glob("[0-9][0-9]_*.py"))}
 
 
-def stage_names():
-    """Names of the ladder's stages, in order: each after the one that it stands on."""
-    return list(files())
+def stage_names(folder=None):
+    """Names of a ladder's stages, in order: each after the one that it stands on."""
+    return list(files(folder))
+
+
+def ladder_of(name, *folders):
+    """Folder of the ladder that a stage belongs to, of those folders or of all; raises BadInput if there is none."""
+    folders = folders or (STAGES_DIR, RECIPE_DIR)
+    for folder in folders:
+        if name in files(folder):
+            return folder
+    names = [stage for folder in folders for stage in files(folder)]
+    key = "recipe" if folders == (RECIPE_DIR,) else "stage"
+    raise BadInput(f"{key}={name}: no such {key}{nearest(name, names)}; `python ladder.py` lists them")
 
 
 def parse(name):
     """Parses a stage's file into a syntax tree; raises BadInput if there is no such stage."""
-    if name not in files():
-        raise BadInput(f"stage={name}: no such stage{nearest(name, stage_names())}; `python ladder.py` lists them")
-    return ast.parse(files()[name].read_text(encoding="utf-8"))
+    return ast.parse(files(ladder_of(name))[name].read_text(encoding="utf-8"))
 
 
 def stage_below(name):
     """Name of the stage that a stage stands on; None for the first."""
     if said := re.search(r"^Stands on: (\w+)$", ast.get_docstring(parse(name)) or "", re.MULTILINE):
         return said[1]
-    return dict(itertools.pairwise(reversed(stage_names()))).get(name)
+    return dict(itertools.pairwise(reversed(stage_names(ladder_of(name))))).get(name)
 
 
 def stage_path(name):
@@ -44,9 +55,10 @@ def stage_path(name):
     return [*stage_path(below), name] if below else [name]
 
 
-def stage_files(name):
-    """Paths of the files of all stages up to and including `name`; raises BadInput if there is no such stage."""
-    return [files()[stage] for stage in stage_path(name)]
+def stage_files(name, folder=None):
+    """Paths of the files of all stages of a ladder up to and including `name`; raises BadInput if there is none."""
+    ladder_of(name, folder or STAGES_DIR)
+    return [files(folder)[stage] for stage in stage_path(name)]
 
 
 def needs_several(name):
@@ -61,8 +73,9 @@ def fields(name):
 
 
 def fields_up_to(name):
-    """Returns {field: expression} of all fields of the ladder, as they are at a stage."""
-    return {field: value for stage in stage_path(name) for field, value in fields(stage).items()}
+    """Returns {field: expression} of all fields of both ladders at a stage: its own, and the other's first."""
+    firsts = [stage_names(folder)[0] for folder in (RECIPE_DIR, STAGES_DIR)]
+    return {field: value for stage in [*firsts, *stage_path(name)] for field, value in fields(stage).items()}
 
 
 def reason(name):
@@ -70,9 +83,10 @@ def reason(name):
     return ast.get_docstring(parse(name)).splitlines()[0]
 
 
-def tree():
-    """Yields (lines, name) of every stage, in order. lines: the branch that leads to it, as text; none on the trunk."""
-    above = {name: [other for other in stage_names() if stage_below(other) == name] for name in stage_names()}
+def tree(folder=None):
+    """Yields (lines, name) of a ladder's stages, in order. lines: the branch that leads there; none on the trunk."""
+    names = stage_names(folder)
+    above = {name: [other for other in names if stage_below(other) == name] for name in names}
 
     def climb(name, lines, ahead):
         yield lines, name
@@ -83,4 +97,4 @@ def tree():
                 last = other == above[name][-1]
                 yield from climb(other, ahead + ("└ " if last else "├ "), ahead + ("  " if last else "│ "))
 
-    return climb(stage_names()[0], "", "")
+    return climb(names[0], "", "")

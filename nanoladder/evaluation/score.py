@@ -45,7 +45,7 @@ class LogProbs(nn.Module):
 
     def of_positions(self, hidden, ids):
         """Hidden states (N, C) and targets (N,) -> log-probabilities (N,), and if the target is the likeliest (N,)."""
-        logits = self.model.head(hidden).float()  # (N, V)
+        logits = self.model.capped(self.model.head(hidden).float())  # (N, V)
         log_probs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
         return log_probs, logits.argmax(1) == ids
 

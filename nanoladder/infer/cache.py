@@ -27,18 +27,22 @@ class CachedGPT:
 
     def __init__(self, gpt, n_rows, n_tokens, compile=False):
         self.gpt, self.n_rows, self.n_tokens = gpt.eval(), n_rows, n_tokens
-        config, positions = gpt.config, gpt.position_embedding.weight
-        self.device = positions.device
+        config, like = gpt.config, gpt.norm.weight
+        self.device = like.device
         shape = (n_rows, config.n_head, n_tokens, config.n_embd // config.n_head)
-        self.layers = [(positions.new_zeros(shape), positions.new_zeros(shape)) for _ in gpt.blocks]  # keys, values
+        self.layers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in gpt.blocks]  # keys, values
         self.rows = self.positions = self.visible = None  # of the call that runs
-        gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
+        if config.position == "learned":
+            positions = gpt.position_embedding.weight
+            gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
         for block, layer in zip(gpt.blocks, self.layers, strict=True):
             block.attention.attend = partial(self.attend, *layer)
             block.attention.future = None  # the mask of attention=matmul is not needed
+            if config.position == "rotary":
+                block.attention.rotary.forward = partial(self.rotate, block.attention.rotary)
         if compile:
             self.compile()
-        elif self.device.type == "cpu" and positions.dtype == torch.float32 and n_rows <= FEW:
+        elif self.device.type == "cpu" and like.dtype == torch.float32 and n_rows <= FEW:
             store_by_columns(gpt)
 
     @torch.inference_mode()
@@ -66,6 +70,10 @@ class CachedGPT:
         scores = q / math.sqrt(q.shape[-1]) @ keys.transpose(-2, -1)  # (n_rows, nh, 1, n_tokens)
         return scores.masked_fill(~self.visible, -math.inf).softmax(dim=-1) @ values
 
+    def rotate(self, rotary, x):
+        """Rotary's forward, at the positions of the call that runs: (B, nh, T, hs) -> the same."""
+        return rotary.turn(x, *rotary.turns[:, self.positions][:, :, None])
+
     def prefill(self, windows, rows):
         """Runs windows, lists of 1 to n_tokens token ids, as new texts of those rows, a list of the same length.
 
@@ -76,7 +84,8 @@ class CachedGPT:
         self.positions = torch.arange(tokens.shape[1], device=self.device)[None]
         self.visible = None
         hidden = self.gpt.hidden(tokens.to(self.device))  # (B, T, C)
-        logits = self.gpt.head(hidden[torch.arange(len(rows)), [len(window) - 1 for window in windows]])
+        last = hidden[torch.arange(len(rows)), [len(window) - 1 for window in windows]]
+        logits = self.gpt.capped(self.gpt.head(last))
         if not logits[:, : self.gpt.config.vocab_size].isfinite().all():
             dtype = str(logits.dtype).removeprefix("torch.")
             raise BadInput(f"the logits are not finite in {dtype}; expected --dtype=float32, or other weights")
@@ -90,4 +99,4 @@ class CachedGPT:
         """Token ids and their positions (n_rows, 1) -> logits (n_rows, V)."""
         self.rows, self.positions = torch.arange(self.n_rows, device=self.device)[:, None], positions
         self.visible = torch.arange(self.n_tokens, device=self.device) <= positions[:, None, :, None]  # (B, 1, 1, S)
-        return self.gpt.head(self.gpt.hidden(tokens)[:, -1])
+        return self.gpt.capped(self.gpt.head(self.gpt.hidden(tokens)[:, -1]))

@@ -30,13 +30,15 @@ def count_chunks(loss_chunks, n_tokens, n_logits):
     return chunks if chunks > 2 else 0
 
 
-def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, first_row=0, group=""):
+def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, first_row=0, group="", cap=0.0):
     """Summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
 
     hidden (N, C), weight (V, C), targets (N,), where ignore_index contributes no loss and no gradient; a target outside
     the vocabulary makes the loss infinite. Rows of the weight from n_vocab on are padding, of probability 0. Matrix
     products run in autocast's dtype; the weight's gradient is summed over the chunks in the weight's own. No temporary
     is larger than a chunk's logits (N / n_chunks, V) or the weight.
+
+    cap: limits the logits to ±cap, by a tanh (Gemma Team 2024); 0: no limit.
 
     A shard of the vocabulary: first_row is the token id of the weight's first row, and group the name of the process
     group whose processes hold the other shards. Each process returns the whole loss and the gradient of its own rows;
@@ -46,7 +48,7 @@ def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, fir
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad)[0]
+    return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad)[0]
 
 
 def compute(
@@ -58,6 +60,7 @@ def compute(
     ignore_index: int,
     first_row: int,
     group: str,
+    cap: float,
     needs_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad."""
@@ -74,6 +77,10 @@ def compute(
         chunk = slice(start, start + size)
         h, column = hidden[chunk], columns[chunk]
         logits = torch.mm(h, products_weight.T, out=buffer[: len(h)])  # (n, V)
+        if cap:
+            logits.div_(cap).tanh_()
+            slope = 1 - logits.square() if needs_grad else None  # of the logits by those without a cap
+            logits.mul_(cap)
         logits[:, n_real:] = -math.inf
         log_sum, picked = softmax_pass(logits, column, overwrite=needs_grad and not group)
         if group:
@@ -84,6 +91,8 @@ def compute(
             picked = torch.where(column == softmax.ELSEWHERE, -math.inf, picked)
         losses[chunk] = torch.where(column == softmax.IGNORED, 0.0, log_sum - picked)
         if needs_grad:
+            if cap:
+                logits.mul_(slope)
             torch.mm(logits, products_weight, out=d_hidden[chunk])
             add_product(d_weight, logits.T, h)
     return losses.sum(), d_hidden, d_weight
@@ -117,11 +126,11 @@ def fastest_softmax(is_cuda):
 
 
 # Another signature needs another name: compiled code in the cache of the compiler calls the operator by its old one.
-operator = torch.library.custom_op("nanoladder::loss_in_chunks", compute, mutates_args=())
+operator = torch.library.custom_op("nanoladder::chunked_head_loss", compute, mutates_args=())
 
 
 @operator.register_fake
-def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad):
+def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad):
     loss = hidden.new_empty((), dtype=torch.float32)
     if needs_grad:
         return loss, torch.empty_like(hidden), torch.empty_like(weight)
@@ -137,8 +146,8 @@ def backward(ctx, d_loss, *_):
     """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak."""
     d_hidden, d_weight = ctx.saved_tensors
     if keeps_graph():
-        return d_hidden * d_loss, d_weight * d_loss, *[None] * 7
-    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 7
+        return d_hidden * d_loss, d_weight * d_loss, *[None] * 8
+    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 8
 
 
 operator.register_autograd(backward, setup_context=keep_gradients)

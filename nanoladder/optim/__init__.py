@@ -2,4 +2,5 @@
 
 from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
+from nanoladder.optim.recipe import averaged, decay_cautiously, keep_average, lr_of_group, with_rates
 from nanoladder.optim.skip import step_if_finite

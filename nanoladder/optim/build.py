@@ -24,7 +24,7 @@ def scale_lr(lr, config):
 
 
 def build(groups, model, config):
-    """Builds the optimizer named by the config. groups: two parameter groups, decayed matrices and the rest.
+    """Builds the optimizer named by the config. groups: parameter groups, the decayed matrices first.
 
     Weight decay is rescaled so that a step shrinks the weights as much as AdamW would, at any relative learning rate.
     """
@@ -89,10 +89,10 @@ class Float32Muon(torch.optim.Muon):
 def hidden_and_rest(groups, blocks):
     """Splits the parameter groups into two lists: matrices inside the blocks, and all other parameters."""
     inside = set(blocks.parameters())
-    decayed, others = groups
+    decayed, *others = groups
     hidden = [parameter for parameter in decayed["params"] if parameter in inside]
     outside = [parameter for parameter in decayed["params"] if parameter not in inside]
-    return [{**decayed, "params": hidden}], [{**decayed, "params": outside}, others]
+    return [{**decayed, "params": hidden}], [{**decayed, "params": outside}, *others]
 
 
 class Combined(torch.optim.Optimizer):

@@ -2,6 +2,7 @@
 
 import torch
 
+from nanoladder.config import DEFAULTS
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import Grid, mesh
@@ -31,6 +32,7 @@ def check_grid(config, grid, device):
         )
     check_batch(config, grid)
     check_optimizer(config, grid)
+    check_recipe(config, grid)
     if grid.pipeline > 1:
         check_pipeline(config, grid, device)
 
@@ -57,6 +59,18 @@ def check_optimizer(config, grid):
             f"optimizer={config.optimizer} needs whole matrices, and {grid} processes have only parts of them; "
             "expected another --optimizer, such as adamw or lion, or fewer processes"
         )
+
+
+def check_recipe(config, grid):
+    """Raises BadInput if a rung reads what processes of this grid do not have."""
+    refused = ["embedding_skip", "value_embedding"] if grid.tensor > 1 or grid.pipeline > 1 else []
+    refused += ["tied", "position"] if grid.pipeline > 1 else []
+    for key in refused:
+        if getattr(config, key) != DEFAULTS[key]:
+            raise BadInput(
+                f"{key}={getattr(config, key)} needs embeddings that the processes of tensor_parallel={grid.tensor}, "
+                f"pipeline_parallel={grid.pipeline} do not all have; expected --{key}={DEFAULTS[key]}, or 1 for both"
+            )
 
 
 def check_pipeline(config, grid, device):

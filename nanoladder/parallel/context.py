@@ -46,10 +46,13 @@ def apply_context_parallel(model):
         attend = partial(attend_by_heads, group)
     own = own.to(mesh().device_type)
     for part in getattr(model, "parts", [model]):  # of a pipeline
-        # Before the hook of tensor parallelism, which takes a part of these positions
-        part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
+        if model.config.position == "learned":
+            # Before the hook of tensor parallelism, which takes a part of these positions
+            part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
         for attention in (module for module in part.modules() if hasattr(module, "attend")):
             attention.attend = partial(attend, attention)
+            if model.config.position == "rotary":
+                attention.rotary.turns = attention.rotary.turns[:, own]
 
 
 def attend_by_heads(group, attention, q, k, v):

@@ -26,6 +26,7 @@ def apply_tensor_parallel(model):
     """
     if mesh().sizes.tensor == 1:
         return
+    config = model.config
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # each gathering of what FSDP has cut too
     of_block, of_ends = plans()
     for part in getattr(model, "parts", [model]):
@@ -35,9 +36,12 @@ def apply_tensor_parallel(model):
             for sublayer in (block.attention, block.mlp):
                 sublayer.register_forward_pre_hook(lambda _, inputs: as_autocast(*inputs))
             cut(block, of_block)
-        part.position_embedding.register_forward_pre_hook(own_positions)
+        if config.position == "learned":
+            part.position_embedding.register_forward_pre_hook(own_positions)
         cut(part, of_ends)
-        if hasattr(part, "head") and hasattr(part.token_embedding, "weight"):  # in a pipeline no stage has both
+        if (
+            config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight")
+        ):  # in a pipeline no stage has both
             part.head.weight = part.token_embedding.weight  # tied again, because each was cut by itself
         for parameter in part.parameters():
             parameter.register_hook(partial(place_like, parameter.placements))
@@ -109,7 +113,7 @@ def loss(part, tokens, targets):
     rows, flat = weight.to_local(), targets.flatten()  # (V / processes, C), (BT,)
     n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), len(rows)))
     group = tensor.get_group().group_name
-    return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group)
+    return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group, config.logit_softcap)
 
 
 # -- the fused qkv: cut by heads, its rows have to be reordered, in weights and in the optimizer's state

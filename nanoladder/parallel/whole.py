@@ -23,7 +23,8 @@ def full_tensor(tensor):
 
 def clip_grad_norm_(model, max_norm):
     """Clips the gradients in place. Returns their norm () before, that of the whole model. Collective."""
-    counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != COPY]
+    copy = COPY if mesh().sizes.pipeline > 1 else None
+    counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != copy]
     norm = full_tensor(utils.get_total_norm(counted))
     if mesh().sizes.pipeline > 1:
         square = norm.square()

@@ -127,6 +127,9 @@ IMPOSSIBLE = [
     ({"attention": "blocks", "dropout": 0.1}, ["attention=blocks", "dropout=0.1", "--attention=auto"]),
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "multiple of n_head"]),
     ({"batch_size": 12, "micro_batch_size": 5}, ["batch_size=12", "micro_batch_size=5", "a divisor of batch_size"]),
+    ({"embedding_lr": 2.0}, ["embedding_lr=2.0", "--tied=False"]),
+    ({"optimizer_in_backward": True, "grad_clip": 0.0, "average": "ema"}, ["average=ema", "--decay=decoupled"]),
+    ({"position": "rotary", "n_embd": 36, "n_head": 4}, ["position=rotary", "n_embd=36", "an even one"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
     ({"checkpointing": "every:0"}, ["checkpointing=every:0", "every:1"]),
     (SELECTIVE | {"compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
@@ -181,6 +184,9 @@ def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
     assert load_config([preset, str(tmp_path / "00_naive.py"), str(tmp_path / "02_second.py")]).seed == 2
     with pytest.raises(BadInput, match=r"stage=secnd.*'second'"):
         load_config(["--stage=secnd"])
+    assert load_config(["--recipe=rotary"]).optimizer == "muon"
+    with pytest.raises(BadInput, match=r"recipe=second: no such recipe"):
+        load_config(["--recipe=second"])
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

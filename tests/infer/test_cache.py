@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from conftest import RECIPE
 from gpts import N_VOCAB, random_gpt, random_tokens
 from torch import nn
 
@@ -18,16 +19,16 @@ def step(model, windows):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
-def test_prefill_and_step_return_the_logits_of_the_model(attention):
-    keys = {"attention": attention, "bias": True, "pad_vocab_to": 64}
+@pytest.mark.parametrize("keys", [{"attention": "matmul"}, {"attention": "sdpa"}, RECIPE])
+def test_prefill_and_step_return_the_logits_of_the_model(keys):
+    keys = {"bias": True, "pad_vocab_to": 64, **keys}
     gpt, windows = random_gpt(12, **keys), [random_tokens(n, seed=n) for n in (12, 3, 7)]
     expected = torch.stack([gpt.logits(torch.tensor([window]))[0, -1] for window in windows])
     before = torch.stack([gpt.logits(torch.tensor([window[:-1]]))[0, -1] for window in windows])
     model = CachedGPT(gpt, 3, 12)
     torch.testing.assert_close(model.prefill([window[:-1] for window in windows], [0, 1, 2]), before)
     torch.testing.assert_close(step(model, windows), expected)
-    assert expected[:, N_VOCAB:].isneginf().all()
+    assert expected[:, N_VOCAB:].isneginf().all()  # or nothing, under a cap
 
 
 @torch.inference_mode()

@@ -30,11 +30,13 @@ def with_gradients(function, hidden, weight):
     return value.detach(), *torch.autograd.grad(value, (hidden, weight))
 
 
-def exact(hidden, weight, targets, n_vocab, scale=1.0):
+def exact(hidden, weight, targets, n_vocab, scale=1.0, cap=0.0):
     """Loss and gradients by the formula, in float64."""
 
     def formula(hidden, weight):
-        return scale * F.cross_entropy(hidden @ weight[:n_vocab].T, targets, ignore_index=IGNORE, reduction="sum")
+        logits = hidden @ weight[:n_vocab].T
+        logits = cap * (logits / cap).tanh() if cap else logits
+        return scale * F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
     return with_gradients(formula, *(x.detach().double().requires_grad_() for x in (hidden, weight)))
 
@@ -49,15 +51,16 @@ def error(ours, theirs):
     n_chunks=st.integers(1, 50),
     ignored=st.floats(0, 1),
     padding=st.integers(0, 9),
+    cap=st.sampled_from([0.0, 1.5]),
     block=st.sampled_from([1, 1000, 2**20]),
     seed=st.integers(0, 99),
 )
-def test_loss_and_gradients_equal_the_formula(n_tokens, n_chunks, ignored, padding, block, seed):
+def test_loss_and_gradients_equal_the_formula(n_tokens, n_chunks, ignored, padding, cap, block, seed):
     hidden, weight, targets = inputs(n_tokens, 30, padding, ignored=ignored, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss.softmax, "BLOCK", block)
-        ours = with_gradients(lambda h, w: 3 * head_loss(h, w, targets, 30, n_chunks, IGNORE), hidden, weight)
-    for found, expected in zip(ours, exact(hidden, weight, targets, 30, scale=3), strict=True):
+        ours = with_gradients(lambda h, w: 3 * head_loss(h, w, targets, 30, n_chunks, IGNORE, cap=cap), hidden, weight)
+    for found, expected in zip(ours, exact(hidden, weight, targets, 30, 3, cap), strict=True):
         assert error(found, expected) < 1e-5
     assert torch.all(ours[2][30:] == 0)
 
@@ -97,7 +100,7 @@ def test_compiled_it_is_one_operator_in_one_graph(dtype):
             return head_loss(2 * hidden, weight, targets, 200, 4) / 7
 
     torch.compile(function, fullgraph=True, backend=backend)(hidden, weight)
-    assert len(graphs) == 1 and sum("loss_in_chunks" in name for name in graphs[0]) == 1
+    assert len(graphs) == 1 and sum("chunked_head_loss" in name for name in graphs[0]) == 1
     traced = torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
     for ours, theirs in zip(*(with_gradients(f, hidden, weight) for f in (traced, function)), strict=True):
         assert torch.equal(ours, theirs)
@@ -107,9 +110,9 @@ def test_the_operator_is_registered_as_pytorch_expects():
     """By PyTorch's own check. Its fourth, of tracing, returns the gradients too, which the backward overwrites."""
     hidden, weight, targets = inputs()
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for needs_grad in (True, False):
+    for cap, needs_grad in ((0.0, True), (5.0, True), (0.0, False)):
         torch.library.opcheck(
-            loss.operator, (hidden, weight, targets, 200, 4, IGNORE, 0, "", needs_grad), test_utils=checks
+            loss.operator, (hidden, weight, targets, 200, 4, IGNORE, 0, "", cap, needs_grad), test_utils=checks
         )
 
 

@@ -1,10 +1,11 @@
 """Folding substitutes values, folds constants, resolves branches and drops unused code."""
 
+from contextlib import nullcontext
 from textwrap import dedent
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import build, tiny
 
 from lab import pages
 from lab.fold import NO_OPS, fold
@@ -146,12 +147,19 @@ MADE = {
     "machine.unscale_gradients": lambda: unscaled() == 2.0,
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
+    "optim.with_rates": lambda: optim.with_rates("groups", model, tiny()) == "groups",
+    "optim.lr_of_group": lambda: optim.lr_of_group(0.3, build(tiny(vocab_size=9))[1].param_groups[0]) == 0.3,
+    "optim.update_in_backward": lambda: optim.update_in_backward(None, tiny()) is None,
+    "optim.decay_cautiously": lambda: optim.decay_cautiously(None, tiny()) is None,
+    "optim.keep_average": lambda: optim.keep_average(None, tiny()) is None,
+    "optim.averaged": lambda: isinstance(optim.averaged(None, tiny()), nullcontext),
+    "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
     "optim.scale_lr": lambda: [optim.scale_lr(0.3, tiny(optimizer=n)) for n in ("adamw", "adamw8bit")] == [0.3, 0.3],
 }
 
 
 def test_a_call_does_nothing_while_its_stage_is_off():
-    naive = pages.fields("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
+    naive = pages.fields_up_to("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
     ladder = {field: NO_OPS[field] for field in NO_OPS.keys() - {"standalone", "mesh"}}
     assert set(MADE) == set().union(*(calls for _, calls in ladder.values()))
     assert all(naive[field] in map(repr, off) for field, (off, _) in ladder.items())

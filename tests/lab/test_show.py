@@ -44,29 +44,29 @@ TINY = {
 CHANGES = {
     "set_to_none": ("zero_grad(set_to_none=True)", 2, 350, ""),
     "lazy_metrics": ("loss.item()", 2, 350, ""),
-    "loader": ("DataLoader(", 5, 450, "def one_ahead("),
-    "allocator": ("keep_freed_memory(", 1, 450, "mallopt(M_MMAP_MAX, 0)"),
-    "tf32": ('set_float32_matmul_precision("high")', 2, 450, ""),
-    "amp": ("machine.autocast(", 2, 450, "torch.autocast(device.type, dtype=dtype)(part.forward)"),
-    "flash": ("F.scaled_dot_product_attention(", 7, 450, ""),
-    "blocks": ("attend_in_blocks(q, k, v)", 3, 595, "torch.bmm(weights, v_[:, :end])"),
-    "fused_adamw": ("fused=True", 2, 595, ""),
-    "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 9, 595, ""),
-    "compile": ("model.compile(", 1, 595, ""),
-    "chunked_loss": ("head_loss(", 5, 780, "torch.mm(logits, products_weight, out=d_hidden[chunk])"),
-    "checkpointing": ("recompute(block, x, use_reentrant=False)", 3, 780, ""),
-    "grad_accumulation": ("batch.split(config.batch_size // 4)", 11, 780, ""),
+    "loader": ("DataLoader(", 5, 455, "def one_ahead("),
+    "allocator": ("keep_freed_memory(", 1, 455, "mallopt(M_MMAP_MAX, 0)"),
+    "tf32": ('set_float32_matmul_precision("high")', 2, 455, ""),
+    "amp": ("machine.autocast(", 2, 455, "torch.autocast(device.type, dtype=dtype)(part.forward)"),
+    "flash": ("F.scaled_dot_product_attention(", 7, 455, ""),
+    "blocks": ("attend_in_blocks(q, k, v)", 3, 600, "torch.bmm(weights, v_[:, :end])"),
+    "fused_adamw": ("fused=True", 2, 600, ""),
+    "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 10, 600, ""),
+    "compile": ("model.compile(", 1, 600, ""),
+    "chunked_loss": ("head_loss(", 5, 790, "torch.mm(logits, products_weight, out=d_hidden[chunk])"),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 3, 790, ""),
+    "grad_accumulation": ("batch.split(config.batch_size // 4)", 11, 790, ""),
     "low_memory_optimizer": (
         "return optim.build(groups, model, config)",
         10,
-        780,
+        790,
         "from torchao.optim import AdamW8bit",
     ),
-    "ddp": ("parallel.distributed_data_parallel(", 20, 870, "dist.init_process_group(backend"),
-    "shard": ("parallel.fully_shard(", 7, 955, "fsdp.fully_shard(block"),
-    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1110, '"attention.qkv": ColwiseParallel()'),
-    "context_parallel": ("parallel.apply_context_parallel(", 1, 1070, "def attend_by_heads("),
-    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1185, "pipelining.Schedule1F1B"),
+    "ddp": ("parallel.distributed_data_parallel(", 20, 880, "dist.init_process_group(backend"),
+    "shard": ("parallel.fully_shard(", 7, 962, "fsdp.fully_shard(block"),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1116, '"attention.qkv": ColwiseParallel()'),
+    "context_parallel": ("parallel.apply_context_parallel(", 1, 1078, "def attend_by_heads("),
+    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1192, "pipelining.Schedule1F1B"),
 }
 LONGEST = 40  # lines of a function that stands behind a call
 
@@ -108,7 +108,7 @@ def compare(ours, shown, naive):
     assert figures(shown) == figures(ours) and len(figures(ours)) == TINY["max_steps"]
     assert same(*(saved(load_config(words))["model"] for words in (ours, shown)))
     for row, expected in zip(figures(ours), naive, strict=True):
-        assert row == pytest.approx(expected, abs=0.02)
+        assert row == pytest.approx(expected, rel=0.04)  # of the gradient's norm; the loss is closer
 
 
 def losses(text):
@@ -195,7 +195,7 @@ def test_a_shown_program_has_no_trace_of_other_stages():
         assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", pages.script(stage)) == [], stage
     naive = pages.script("naive")
     later = "autocast|scaler|compile|recompute|DataLoader|micro_batches|aten|8bit|scale_lr|in_backward|parallel|rank"
-    assert not re.search(later, naive) and len(naive.splitlines()) < 252
+    assert not re.search(later, naive) and len(naive.splitlines()) < 254
     assert "    loss.backward()\n" in naive and "    optim.step_if_finite(optimizer, loss + grad_norm)\n" in naive
 
 

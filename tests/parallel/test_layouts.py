@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import replace, rows, same, saved, weights, write_folder
+from conftest import RECIPE, replace, rows, same, saved, weights, write_folder
 from processes import configuration, words, work
 from torch.utils._pytree import tree_map
 
@@ -21,6 +21,7 @@ TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"p
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
+UNCUT = {**RECIPE, "embedding_skip": False, "value_embedding": False}
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 
 # What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.
@@ -50,6 +51,10 @@ TWO = {
     "pipeline odd": {**PIPELINE, "n_layer": 3, "batch_size": 6, "micro_batch_size": 2, "pad_vocab_to": 48},
     "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
     "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
+    "recipe muon": {**RECIPE, "eval_interval": 3},
+    "recipe muon full": {**RECIPE, "shard": "full", "checkpointing": "every:1", "pad_vocab_to": 64, "loss_chunks": 2},
+    "recipe muon tensor": {**UNCUT, **TENSOR, "pad_vocab_to": 64},
+    "recipe context": {**RECIPE, **SGD, **CONTEXT, "learning_rate": 3e-3, "attention": "sdpa"},
     "sgd": {**SGD, "shard": "full"},
     "adafactor": {"optimizer": "adafactor"},
     "galore": {"optimizer": "galore"},

@@ -1,0 +1,23 @@
+"""GPT-2's recipe: AdamW, learned positions, LayerNorm, GELU, a tied head, cosine decay.
+
+The learning rate, its decay and beta2 are the config's: they are tuned before anything is compared with this rung.
+Source:
+- Radford et al. 2019:
+  https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf
+"""
+
+optimizer = "adamw"
+position = "learned"
+qk_norm = False
+activation = "gelu"
+zero_init = False
+norm = "layer"
+schedule = "cosine"
+tied = True
+embedding_lr = 1.0
+head_lr = 1.0
+logit_softcap = 0.0
+embedding_skip = False
+value_embedding = False
+decay = "decoupled"
+average = "none"

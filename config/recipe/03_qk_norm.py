@@ -1,0 +1,11 @@
+"""Each head's queries and keys are normalized, so that attention cannot saturate.
+
+What: an RMS norm without a gain, times 1.2, before the rotation.
+Why: scores have a bound, and higher learning rates stay stable.
+Cost: an elementwise pass over queries and keys.
+Source:
+- Henry et al. 2020, "Query-Key Normalization": https://arxiv.org/abs/2010.04245
+- Dehghani et al. 2023, ViT-22B: https://arxiv.org/abs/2302.05442
+"""
+
+qk_norm = True

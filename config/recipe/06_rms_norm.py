@@ -1,0 +1,10 @@
+"""RMSNorm for LayerNorm: the mean is not subtracted.
+
+What: `nn.RMSNorm` with a gain.
+Why: as good in most reports, and cheaper.
+Cost: none.
+Source:
+- Zhang & Sennrich 2019: https://arxiv.org/abs/1910.07467
+"""
+
+norm = "rms"

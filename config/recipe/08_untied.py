@@ -1,0 +1,13 @@
+"""The head has a weight of its own; it and the embedding have their learning rates, and no decay.
+
+What: `tied=False`, with embedding_lr and head_lr as multiples of the learning rate.
+Why: a row of the embedding gets a gradient only if its token occurs, one of the head at every token.
+Cost: vocabulary × width more parameters, with their optimizer state. Not for Hugging Face's GPT-2, nor for pipelines.
+Source:
+- Press & Wolf 2017, for tying: https://arxiv.org/abs/1608.05859
+- Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt
+"""
+
+tied = False
+embedding_lr = 4.0
+head_lr = 1.0

@@ -1,0 +1,10 @@
+"""Logits are limited to ±15 by a tanh.
+
+What: `15 · tanh(logits / 15)`, in the loss's operator too.
+Why: the loss cannot be lowered by ever larger logits.
+Cost: a pass over the logits.
+Source:
+- Gemma Team 2024, "Gemma 2": https://arxiv.org/abs/2408.00118
+"""
+
+logit_softcap = 15.0

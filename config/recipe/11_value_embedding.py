@@ -1,0 +1,11 @@
+"""Every second block adds an embedding of the token to attention's values.
+
+What: a table of vocabulary × width for each, times a learned share that begins as 0.5.
+Why: parameters that cost no matrix product: attention moves facts about tokens, not only what the stream computed.
+Cost: those parameters, with their optimizer state. Not for tensor parallelism or pipelines.
+Source:
+- Zhou et al. 2024, "Value Residual Learning": https://arxiv.org/abs/2410.17897
+- Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt
+"""
+
+value_embedding = True

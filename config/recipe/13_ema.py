@@ -1,0 +1,11 @@
+"""An average of the last fifty steps' weights is evaluated.
+
+What: an exponential moving average in the optimizer's state, of which a step keeps 0.98.
+Why: averaging removes noise of the last updates, as the decay of the learning rate does.
+Cost: a copy of the weights; a checkpoint holds both.
+Source:
+- Polyak & Juditsky 1992: https://doi.org/10.1137/0330046
+- Hägele et al. 2024: https://arxiv.org/abs/2405.18392
+"""
+
+average = "ema"

@@ -1,0 +1,102 @@
+"""The recipe's changes to an optimizer, whichever it is: learning rates of groups, cautious decay, averaged weights."""
+
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+
+def with_rates(groups, model, config):
+    """Moves embeddings and an untied head into parameter groups of their own, with their learning rates.
+
+    groups: the decayed matrices, then the rest. Every parameter stays in exactly one group; these two have no decay.
+    """
+    if config.tied:
+        return groups
+    rates = {}
+    for name, parameter in model.named_parameters():
+        if "token_embedding" in name or "value_embeddings" in name:
+            rates[parameter] = config.embedding_lr
+        elif name.endswith("head.weight"):
+            rates[parameter] = config.head_lr
+    rest = [{**group, "params": [p for p in group["params"] if p not in rates]} for group in groups]
+    own = [
+        {"params": [p for p in rates if rates[p] == rate], "weight_decay": 0.0, "lr_factor": rate}
+        for rate in sorted(set(rates.values()))
+    ]
+    return [*rest, *own]
+
+
+def lr_of_group(lr, group):
+    """Learning rate of a parameter group at a step whose learning rate is lr."""
+    return lr * group.get("lr_factor", 1.0)
+
+
+def decay_cautiously(optimizer, config):
+    """If configured, makes the optimizer decay only weights that its update moves towards zero (Chen et al. 2025).
+
+    Takes a copy of the decayed weights during the update.
+    """
+    if config.decay != "cautious":
+        return
+    for group in optimizer.param_groups:
+        group["cautious_decay"], group["weight_decay"] = group["weight_decay"], 0.0
+    before = {}
+
+    @torch.no_grad()
+    def copy(*_):
+        for group in optimizer.param_groups:
+            before.update({p: p.clone() for p in group["params"] if group["cautious_decay"] and p.grad is not None})
+
+    @torch.no_grad()
+    def decay(*_):
+        for group in optimizer.param_groups:
+            for p in group["params"] if group["cautious_decay"] else ():
+                if (old := before.pop(p, None)) is not None:
+                    shrinks = (p - old) * old < 0
+                    p.sub_(old * shrinks, alpha=group["lr"] * group["cautious_decay"])
+
+    optimizer.register_step_pre_hook(copy)
+    optimizer.register_step_post_hook(decay)
+
+
+AVERAGE = 0.98  # share of the average that a step keeps: it spans the last 50 steps
+
+
+def keep_average(optimizer, config):
+    """If configured, keeps an exponential moving average of the weights in the optimizer's state, as "average"."""
+    if config.average == "none":
+        return
+
+    @torch.no_grad()
+    def add(*_):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                average = optimizer.state[p].setdefault("average", p.detach().clone())
+                average.lerp_(p, 1 - AVERAGE)
+
+    optimizer.register_step_post_hook(add)
+
+
+def averaged(optimizer, config):
+    """A context in which the model has its averaged weights, if the config keeps an average."""
+    return nullcontext() if config.average == "none" else swapped(optimizer)
+
+
+@contextmanager
+def swapped(optimizer):
+    exchange(optimizer)
+    try:
+        yield
+    finally:
+        exchange(optimizer)
+
+
+@torch.no_grad()
+def exchange(optimizer):
+    """Exchanges weights and averages."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if "average" in (state := optimizer.state[p]):
+                weights = p.clone()
+                p.copy_(state["average"])
+                state["average"].copy_(weights)

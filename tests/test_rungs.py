@@ -1,0 +1,138 @@
+"""The second ladder: every rung changes what it says and nothing else, and all of them train, resume and generate."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import RECIPE, build, replace, rows, tiny, weights
+
+import convert
+import train
+from model import GPT
+from nanoladder import checkpoint, optim
+from nanoladder.config import Config, stages
+from nanoladder.errors import BadInput
+from nanoladder.parallel import check
+
+RUNGS = stages.stage_names(stages.RECIPE_DIR)
+CPU = torch.device("cpu")
+
+
+def batch(config, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (2, 4, config.context_length), generator=generator).unbind()
+
+
+def of_rung(name, alone=False, **keys):
+    """The tiny config with the rungs up to this one, or with it alone."""
+    path = [name] if alone else stages.stage_path(name)
+    fields = {field: value for rung in path for field, value in stages.fields(rung).items()}
+    return tiny(vocab_size=40, **{field: eval(value) for field, value in fields.items()}, **keys)
+
+
+def test_the_base_is_the_default_and_the_last_rung_has_them_all():
+    fields = stages.fields_up_to(RUNGS[-1])
+    assert {field: eval(fields[field]) for field in RECIPE}.keys() == RECIPE.keys()
+    base = of_rung("base")
+    assert all(getattr(base, field) == getattr(Config(), field) for field in RECIPE)
+    assert all(eval(fields[field]) != getattr(Config(), field) for field in RECIPE if field != "head_lr")
+
+
+@pytest.mark.parametrize("name", RUNGS[1:])
+def test_a_rung_alone_changes_the_model_its_update_or_its_schedule_and_shares_all_common_weights(name):
+    base, config = of_rung("base"), of_rung(name, alone=True)
+    losses, ours, theirs = [], GPT(base).state_dict(), GPT(config).state_dict()
+    begun_as_zero = {key for key in ours if name == "zero_init" and key.endswith("proj.weight")}
+    if not config.tied:
+        begun_as_zero.add("head.weight")  # drawn by its own name
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys() & theirs.keys() - begun_as_zero)
+    for each in (base, config):
+        model, optimizer = build(each)
+        for step in range(1, 6):
+            inputs = train.data.Batch(*batch(each, step))
+            train.train_step(model, optimizer, inputs, train.learning_rate(step, each), each)
+        with optim.averaged(optimizer, each):
+            losses.append(model(*batch(each)).item())
+    assert losses[0] != losses[1] and losses[1] == losses[1]
+
+
+def test_what_is_trained_whole_is_what_is_trained_in_two_runs_and_generated_from(dense, tmp_path):
+    keys = {"dataset": str(dense), "save_interval": 3, "eval_interval": 3, "pad_vocab_to": 64, **RECIPE}
+    whole, halves = (tiny(out_dir=str(tmp_path / name), **keys) for name in ("whole", "halves"))
+    train.train(whole)
+    train.train(replace(halves, max_steps=3, lr_decay_steps=6))
+    train.train(replace(halves, init_from="resume"))
+    assert rows(whole)[-1]["val_loss"] == rows(halves)[-1]["val_loss"]
+    assert all(torch.equal(one, weights(halves)[name]) for name, one in weights(whole).items())
+    state = checkpoint.load_model(tmp_path / "whole" / "last.safetensors")
+    gpt = checkpoint.build_gpt(state, "whole")
+    assert gpt.config.position == "rotary" and gpt.head.weight is not gpt.token_embedding.weight
+    assert not torch.equal(gpt.blocks[0].mlp.fc.weight, weights(whole)["blocks.0.mlp.fc.weight"])  # averaged
+    with pytest.raises(BadInput, match="GPT-2"):
+        convert.main([f"--out_dir={whole.out_dir}", "--checkpoint=last", f"--output={tmp_path / 'hf'}"])
+
+
+@pytest.mark.parametrize("checkpointing", ["every:1", "every:2", "sqrt", "selective"])
+def test_recomputed_blocks_get_the_embeddings_again(checkpointing):
+    gradients = []
+    for kind in ("none", checkpointing):
+        model, _ = build(tiny(vocab_size=40, n_layer=4, **{**RECIPE, "zero_init": False}, checkpointing=kind))
+        model(*batch(model.config)).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) and one.any() for one, other in zip(*gradients, strict=True))
+
+
+def test_rotated_scores_depend_on_the_distance_alone():
+    rotary = GPT(of_rung("rotary")).blocks[0].attention.rotary
+    q, k = torch.randn(2, 1, 1, 1, 16).expand(2, 1, 1, 16, 16).unbind()
+    scores = (rotary(q) @ rotary(k).transpose(-2, -1))[0, 0]
+    for distance in range(-15, 16):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert scores[:, 0].std() > 0.01
+
+
+def test_every_parameter_is_in_one_group_with_its_rate():
+    config = tiny(vocab_size=40, **RECIPE)
+    model, optimizer = build(config)
+    found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert len(found) == len(set(found)) and set(found) == set(model.parameters())
+    rates = {p: optim.lr_of_group(1.0, group) for group in optimizer.param_groups for p in group["params"]}
+    assert rates[model.token_embedding.weight] == rates[model.value_embeddings[0].weight] == 4
+    assert rates[model.head.weight] == 0.5 and rates[model.blocks[0].mlp.fc.weight] == 1
+
+
+def test_cautious_decay_spares_what_the_update_moves_away_from_zero():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.5)
+    optim.decay_cautiously(optimizer, tiny(decay="cautious"))
+    weight.grad = torch.tensor([1.0, 1.0, 0.0])
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.9 - 0.05, -1.1, 2.0]))
+
+
+def test_the_average_is_evaluated_and_the_weights_train_on():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    optim.keep_average(optimizer, tiny(average="ema"))
+    average = None
+    for step in range(5):
+        weight.grad = torch.tensor([-1.0])
+        optimizer.step()
+        average = float(step + 1) if average is None else 0.98 * average + 0.02 * (step + 1)
+    with optim.averaged(optimizer, tiny(average="ema")):
+        assert weight.item() == pytest.approx(average)
+    assert weight.item() == 5
+
+
+def test_the_trapezoid_is_flat_for_half_the_run():
+    config = tiny(schedule="trapezoid", warmup_steps=10, max_steps=110, learning_rate=1.0, min_lr=0.0)
+    rates = [train.learning_rate(step, config) for step in (5, 10, 60, 85, 110)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("key, value", [("tied", False), ("position", "rotary"), ("embedding_skip", True)])
+def test_a_pipeline_refuses_what_its_stages_do_not_hand_on(key, value):
+    grid = check.Grid(pipeline=2)
+    with pytest.raises(BadInput, match=f"{key}={value}.*pipeline_parallel=2"):
+        check.check_grid(dataclasses.replace(tiny(), **{key: value}), grid, CPU)
