@@ -123,8 +123,7 @@ def climb(options, config_words):
             if len(done) >= count or row.get("note"):
                 continue
             try:
-                n = int(name) if scaling and name else 1
-                done.append(take(measurement, config, n, **options_for(measurement, name, options, results)))
+                done.append(take(measurement, config, name, options, results["machine"]["threads"]))
             except (BadInput, RuntimeError) as error:
                 row["note"] = str(error)
                 bar.write(f"{name or 'the machine'}, {measurement}: {error}")
@@ -137,12 +136,19 @@ def climb(options, config_words):
         print(f"as a page, beside the programs: python ladder.py html {folder}/results.json")
 
 
-def take(measurement, config, n=1, **options):
-    """The figures of one of measure.MEASUREMENTS, or of a peer, in one process or in n of one group."""
-    if n > 1:
-        with tempfile.TemporaryDirectory() as folder:
-            return run_together(measure.MEASUREMENTS[measurement], config, n=n, folder=folder, **options)[0]
-    return run_alone(task.measure if "peer" in options else measure.MEASUREMENTS[measurement], config, **options)
+def take(measurement, config, name, options, threads):
+    """The figures of one of measure.MEASUREMENTS of a row, or of a peer. threads: of this machine."""
+    given = {"steps": options.steps} if measurement == "time" else {}
+    if options.mode == "peers":
+        peer, best = task.PEERS.get(name, ("ours", True))
+        return run_alone(task.measure, config, peer=peer, best=best, nanogpt=options.nanogpt, **given)
+    function, n = measure.MEASUREMENTS[measurement], 1
+    if options.mode == "scaling" and name:  # as many threads in one process alone as in one of all
+        n, given["threads"] = int(name), max(1, threads // options.processes)
+    if n == 1:
+        return run_alone(function, config, **given)
+    with tempfile.TemporaryDirectory() as folder:
+        return run_together(function, config, n=n, folder=folder, **given)[0]
 
 
 def add_predictions(part, rows, machine, scaling):
@@ -188,17 +194,4 @@ def tasks(options, rows):
     for count in range(1, options.repeats + 1):
         found += [] if peers else [(None, "limits", count)]
         found += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
-    return found
-
-
-def options_for(measurement, name, options, results):
-    """The options of a measurement of a row, beside its config."""
-    found = {}
-    if measurement == "time":
-        found["steps"] = options.steps
-    if options.mode == "scaling" and name:  # as many threads in one process alone as in one of all
-        found["threads"] = max(1, results["machine"]["threads"] // options.processes)
-    if options.mode == "peers":
-        peer, best = task.PEERS.get(name, ("ours", True))
-        found |= {"peer": peer, "best": best, "nanogpt": options.nanogpt}
     return found

@@ -168,7 +168,9 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
 ):
     asked = []
 
-    def take(measurement, config, n, peer, best, nanogpt, steps):
+    def run_alone(function, config, peer=None, best=None, nanogpt=None, steps=None):
+        if not peer:
+            return MACHINE
         asked.append((peer, best))
         if peer == "lightning":
             raise RuntimeError("no such precision")
@@ -176,8 +178,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
         figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
         return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
 
-    monkeypatch.setattr(climb, "take", take)
-    monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+    monkeypatch.setattr(climb, "run_alone", run_alone)
     monkeypatch.setattr(task, "find_spec", lambda name: None if name == "accelerate" else name)
     argv = [*flags(dataset=dense), "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=2"]
     climb.main(argv)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import MACHINE, ROOT
 
-from lab import climb, pages, plan, tables
+from lab import climb, measure, pages, plan, tables
 from lab.results import code_hash, read_results
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
@@ -39,11 +39,12 @@ def measured(monkeypatch, dense, tmp_path):
     """measured(answer, *words) -> all calls so far, and the table; answer(measurement, config) plays processes."""
     asked = []
 
-    def take(what, config, n=1, **options):
-        if what == "limits":
-            return LIMITS | run.more
+    def run_together(function, config, n=1, folder=None, **options):
+        what = next(name for name in measure.MEASUREMENTS if measure.MEASUREMENTS[name] is function)
+        if what in ("machine", "limits"):
+            return [MACHINE if what == "machine" else LIMITS | run.more]
         asked.append((what, config, n, options))
-        return dict(run.answer(what, config))
+        return [dict(run.answer(what, config))]
 
     def run(answer, *words):
         run.answer = answer
@@ -51,8 +52,8 @@ def measured(monkeypatch, dense, tmp_path):
         return asked, rows_in((tmp_path / "table.md").read_text())
 
     run.more = {}
-    monkeypatch.setattr(climb, "take", take)
-    monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+    monkeypatch.setattr(climb, "run_together", run_together)
+    monkeypatch.setattr(climb, "run_alone", lambda *args, **options: run_together(*args, **options)[0])
     monkeypatch.setattr(climb.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
     return run
 
