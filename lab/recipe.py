@@ -31,10 +31,10 @@ from lab import plan
 from lab.launch import run_alone
 from lab.predict import costs
 from lab.recipe_report import report
-from lab.results import ROOT, read, write
+from lab.results import read, write
 from lab.trials import Trial, Trials
 from lab.worth import Curve
-from nanoladder.config import apply, differences
+from nanoladder.config import apply, differences, stages
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -272,8 +272,8 @@ def read_steps(path):
 def rungs_of(config):
     """{name: changes of the config} of the files in config/recipe, in order."""
     values, rungs = vars(config), {}
-    for path in sorted(Path(ROOT, "config", "recipe").glob("[0-9][0-9]_*.py")):
+    for name, path in stages.files(stages.RECIPE_DIR).items():
         after = apply([path], {}, values)
-        rungs[path.stem.partition("_")[2]] = {key: after[key] for key in after if after[key] != values[key]}
+        rungs[name] = {key: after[key] for key in after if after[key] != values[key]}
         values = after
     return rungs
