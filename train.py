@@ -38,7 +38,7 @@ def training_batches(split, config, first_step, device):
         return (batches[step].to(device) for step in steps)
     pinned = device.type == "cuda"
     loader = DataLoader(batches, sampler=steps, num_workers=config.num_workers, pin_memory=pinned, **data.WORKERS)
-    return data.one_ahead(batch.to(device, non_blocking=pinned) for batch in loader)
+    return data.prefetch(batch.to(device, non_blocking=pinned) for batch in loader)
 
 
 # -- 3. The model

@@ -160,7 +160,7 @@ def add_predictions(part, rows, machine, scaling):
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
         with contextlib.suppress(BadInput):  # no torchao, no prediction
-            for found in row.get("examine", row.get("exchange", [])):
+            for found in row.get("profile", row.get("exchange", [])):
                 found["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
             if device and row.get("time"):
                 time = predict.predict_time(rows[name], device, device_type)
@@ -190,7 +190,7 @@ def tasks(options, rows):
         return [(name, "curve", 1) for name in rows]
     found, peers = [], options.mode == "peers"
     if not peers:
-        found += [(name, "exchange" if options.mode == "scaling" else "examine", 1) for name in rows]
+        found += [(name, "exchange" if options.mode == "scaling" else "profile", 1) for name in rows]
     for count in range(1, options.repeats + 1):
         found += [] if peers else [(None, "limits", count)]
         found += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]

@@ -64,7 +64,7 @@ class Metric(NamedTuple):
 
 METRICS = {
     "speed": Metric("ms/step", "time", "seconds", "faster", "slower", 1e-3),
-    "memory": Metric("tensors GB", "examine", "peak", "less memory", "more memory", 1e9),
+    "memory": Metric("tensors GB", "profile", "peak", "less memory", "more memory", 1e9),
     "loss": Metric("validation loss", "curve", "val_loss", "lower loss", "higher loss", nats=True),
 }
 
@@ -105,7 +105,7 @@ def judge(options, config_words):
 
 def begun(path, conditions):
     """The results of an interrupted judgment of the same versions, which goes on, or new ones."""
-    new = {"examined": {}, "rounds": []}
+    new = {"profiled": {}, "rounds": []}
     with contextlib.suppress(BadInput):
         if "verdict" not in (results := resume(path, conditions, new)):
             return results
@@ -173,10 +173,10 @@ def compare(options, config, ask, results, save):
     """
     effects, metric, looks = {}, METRICS[options.metric], plan_looks(options.rounds)
     if options.metric != "loss":
-        examined = results["examined"] = results["examined"] or {side: ask(side, "examine") for side in SIDES}
-        if wrong := tables.difference(examined["this"]["losses"], examined["other"]["losses"]):
+        profiled = results["profiled"] = results["profiled"] or {side: ask(side, "profile") for side in SIDES}
+        if wrong := tables.difference(profiled["this"]["losses"], profiled["other"]["losses"]):
             raise Wrong(wrong)
-        effects["memory"] = effect_on_memory(config, *(examined[side]["memory"]["peak"] for side in SIDES))
+        effects["memory"] = effect_on_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
     if options.metric == "memory":
         return effects
     for number in tqdm(range(1, max(looks) + 1), unit="round"):
@@ -204,7 +204,7 @@ def values(name, results):
     """{side: a figure of every process}"""
     key = METRICS[name].key
     if name == "memory":
-        return {side: [results["examined"][side]["memory"][key]] for side in SIDES}
+        return {side: [results["profiled"][side]["memory"][key]] for side in SIDES}
     return {side: [processes[side][key] for processes in results["rounds"]] for side in SIDES}
 
 

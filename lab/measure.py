@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
 from lab import limits
-from lab.anatomy import allocated, anatomy, product_format, seconds_by_kind
+from lab.breakdown import allocated, memory_by_part, product_format, seconds_by_kind
 from lab.launch import reason
 from lab.traffic import Counter
 from model import IGNORE
@@ -167,7 +167,7 @@ def exchange(config, threads=None):
     return found
 
 
-def examine(config):
+def profile_step(config):
     """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
 
     If CUDA graphs are recorded, it is in step WARMUP: the allocator sees no memory in the steps that replay them.
@@ -181,7 +181,7 @@ def examine(config):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(loop.device)  # the compiler's trials do not count
         losses.append(float(loop.step()))
-    memory = anatomy(loop, memory_profiler)
+    memory = memory_by_part(loop, memory_profiler)
     losses += [float(loop.step()) for _ in range(COMPARED - WARMUP - 1)]
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -231,7 +231,7 @@ def machine_limits(config):
 MEASUREMENTS = {  # the names under which results.json keeps them
     "machine": machine_facts,
     "limits": machine_limits,
-    "examine": examine,
+    "profile": profile_step,
     "time": time_steps,
     "exchange": exchange,
     "curve": curve,

@@ -258,7 +258,7 @@ def time_steps(found, path, end):
             if n < ROUNDS and len(step["seconds"]) <= n and time.monotonic() < end:
                 step["seconds"].append(run_alone(measurements.time_steps, row.config)["seconds"])
             elif n == ROUNDS and step["peak"] is None and time.monotonic() < end:
-                step["peak"] = run_alone(measurements.examine, row.config)["memory"]["peak"]
+                step["peak"] = run_alone(measurements.profile_step, row.config)["memory"]["peak"]
         except RuntimeError as error:
             raise BadInput(f"the step of {row.name} cannot be measured: {error}") from None
         write(path.parent, {path.name: steps})

@@ -43,7 +43,7 @@ class Operation(NamedTuple):
 
     dtype: of a matrix product's inputs; "" for all that runs on vector units. chains: elementwise or a reduction, so
     that it can be fused with its neighbors. whole: reduces all of a tensor to one number, for which others wait.
-    repeated: in the forward or backward of a micro-batch, not in the update. kind: of work, as in anatomy.py.
+    repeated: in the forward or backward of a micro-batch, not in the update. kind: of work, as in breakdown.py.
     """
 
     name: str
@@ -127,7 +127,7 @@ def is_changed(name, argument):
 
 
 def kind_of(name, dtype, tensors, opaque):
-    """The kind of an operation, as anatomy.kind_of has it; the update's is set by trace.py."""
+    """The kind of an operation, as breakdown.kind_of has it; the update's is set by trace.py."""
     squares = any(tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] for tensor in tensors)
     if squares or any(word in name for word in ("scaled_dot_product", "attend", "bmm")):
         return "attention"

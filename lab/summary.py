@@ -14,14 +14,14 @@ def summarize(results, mode):
 
     Those that were measured are there, in seconds, bytes, nats, FLOP/s. seconds: of a step, the median of the rounds.
     first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
-    resident: peak resident memory above the start's. memory: by part (anatomy.py). peak: of the bytes of all tensors.
+    resident: peak resident memory above the start's. memory: by part (breakdown.py). peak: of the bytes of all tensors.
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
     seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curve: of
     a training run, with its val_loss unless it diverged. Of several processes also the bytes sent by a process, and
     the predicted bubble of a pipeline. Of a peer its setting, in words.
     """
     part = results["modes"][mode]
-    reference = next((measured for measured in part["rows"].values() if measured.get("examine")), None)
+    reference = next((measured for measured in part["rows"].values() if measured.get("profile")), None)
     of_peers = [measured["time"][0] for measured in part["rows"].values() if mode == "peers" and measured.get("time")]
     rows = []
     for name, measured in part["rows"].items():
@@ -36,8 +36,8 @@ def summarize(results, mode):
             n = int(name)
             row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
             row |= {key: exchanged[0][key] for key in ("predicted", "bubble") if exchanged[0].get(key)}
-        if found := (measured.get("examine") or [None])[0]:
-            row |= examination(found, reference["examine"][0], row, results["machine"]["gpu"])
+        if found := (measured.get("profile") or [None])[0]:
+            row |= of_profile(found, reference["profile"][0], row, results["machine"]["gpu"])
             row["dropout"] = results["keys"]["dropout"]
             row["another_update"] = measured.get("another_update", False)
             if timed:
@@ -86,8 +86,8 @@ def timing(processes):
     return row
 
 
-def examination(found, first, row, gpu):
-    """Figures from the process that examined a row; `first` is what was found of the first row."""
+def of_profile(found, first, row, gpu):
+    """Figures from the process that profiled a row; `first` is what was found of the first row."""
     figures = {
         "loss": found["losses"][-1],
         "memory": found["memory"],

@@ -54,10 +54,10 @@ def table(results, mode):
             f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )
     text.append(conclusion(rows, mode))
-    if examined := [row for row in rows if "shares" in row]:
+    if profiled := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
-        text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, examined)]
-        text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), examined)]
+        text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, profiled)]
+        text += ["Memory of a step by purpose, GB (and bytes per parameter):", markdown(memory_columns(), profiled)]
     if limits := results["modes"][mode]["limits"]:
         text.append(machine_limits(limits, results["machine"]["native_bfloat16"]))
     return "\n\n".join(text)

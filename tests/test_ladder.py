@@ -228,11 +228,11 @@ def test_loader_cuts_batches_in_worker_processes_and_leaves_the_generator_alone(
 
 def test_loader_copies_one_batch_ahead_and_loses_none():
     made = []
-    items = data.one_ahead(made.append(n) or n for n in range(4))
+    items = data.prefetch(made.append(n) or n for n in range(4))
     assert next(items) == 0
     assert made == [0, 1]
     assert list(items) == [1, 2, 3]
-    assert list(data.one_ahead([])) == []
+    assert list(data.prefetch([])) == []
 
 
 def test_loader_pins_memory_for_a_gpu_only(tiny, monkeypatch):

@@ -222,7 +222,7 @@ def parts_table(chart, row, before):
 
 
 def loss(row):
-    """[the paragraph on the last loss], empty if it was not examined."""
+    """[the paragraph on the last loss], empty if it was not profiled."""
     if "loss" not in row:
         return []
     says = {"bit-equal": " to naive’s", "another update": ": not naive’s"}

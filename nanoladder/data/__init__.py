@@ -7,6 +7,6 @@ nanogpt.py reads a meta.pkl of nanoGPT's, datasets.py opens the folder, batches.
 (data/*/prepare.py) and moving batches to a device (train.py).
 """
 
-from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, one_ahead
+from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, prefetch
 from nanoladder.data.datasets import Dataset, Split, find_folder, open_dataset
 from nanoladder.data.meta import read_meta

@@ -161,7 +161,7 @@ def add(half, other, key, size):
     return np.where(total < size, total, total - np.uint64(size))
 
 
-def one_ahead(items):
+def prefetch(items):
     """Yields the items, each only after the next one is made: on a GPU the next batch is copied during a step."""
     items = iter(items)
     for item in items:

@@ -77,10 +77,7 @@ def compute(
         chunk = slice(start, start + size)
         h, column = hidden[chunk], columns[chunk]
         logits = torch.mm(h, products_weight.T, out=buffer[: len(h)])  # (n, V)
-        if cap:
-            logits.div_(cap).tanh_()
-            slope = 1 - logits.square() if needs_grad else None  # of the logits by those without a cap
-            logits.mul_(cap)
+        slope = limit_(logits, cap) if cap else None
         logits[:, n_real:] = -math.inf
         log_sum, picked = softmax_pass(logits, column, overwrite=needs_grad and not group)
         if group:
@@ -96,6 +93,13 @@ def compute(
             torch.mm(logits, products_weight, out=d_hidden[chunk])
             add_product(d_weight, logits.T, h)
     return losses.sum(), d_hidden, d_weight
+
+
+def limit_(logits, cap):
+    """Limits logits to ±cap in place. Returns their derivatives by what they were."""
+    slope = 1 - logits.div_(cap).tanh_().square()
+    logits.mul_(cap)
+    return slope
 
 
 def over_shards(log_sum, picked, group):

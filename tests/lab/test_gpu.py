@@ -111,7 +111,7 @@ def test_a_row_that_cannot_run_for_a_reason_is_none_and_another_and_other_losses
     assert not summary(lambda rows: [rows[name].update(note="error: out of memory") for name in ("naive", "amp")])[1]
     faults = [f"{LADDER.name}, flash: RuntimeError: CUDA error"]
     assert summary(lambda rows: rows["flash"].update(note="RuntimeError: CUDA error"))[1] == faults
-    assert "flash: WRONG by " in summary(lambda rows: rows["flash"]["examine"][0].update(losses=[1.0] * 5))[1][0]
+    assert "flash: WRONG by " in summary(lambda rows: rows["flash"]["profile"][0].update(losses=[1.0] * 5))[1][0]
 
 
 @pytest.mark.nightly

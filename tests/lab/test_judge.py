@@ -16,7 +16,7 @@ from conftest import MACHINE, ROOT, contents, flags
 from lab import climb, judge, rounds
 from nanoladder.errors import BadInput
 
-EXAMINED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
+PROFILED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_every_second_round_begins_with_the_other_version_and_equal_versions_are
 
     def answer(side, measurement, _):
         asked.append(side)
-        return EXAMINED if measurement == "examine" else {"seconds": 1.01 ** len(asked)}
+        return PROFILED if measurement == "profile" else {"seconds": 1.01 ** len(asked)}
 
     code, results = planted(answer, "--rounds=6")
     assert asked == ["other", "this", *["other", "this", "this", "other"] * 3]
@@ -100,8 +100,8 @@ def test_every_second_round_begins_with_the_other_version_and_equal_versions_are
 
 def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, capsys):
     def answer(side, measurement, _):
-        if measurement == "examine":
-            return EXAMINED | {"memory": {"peak": {"other": 2e9, "this": 1.5e9}[side]}}
+        if measurement == "profile":
+            return PROFILED | {"memory": {"peak": {"other": 2e9, "this": 1.5e9}[side]}}
         return {"seconds": {"other": [1.00, 1.01], "this": [0.960, 0.975]}[side][next(number) // 2 % 2]}
 
     number = itertools.count()
@@ -117,8 +117,8 @@ def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(plan
 
 def test_memory_is_counted_without_rounds(planted):
     def answer(side, measurement, _):
-        assert measurement == "examine"
-        return EXAMINED | {"memory": {"peak": peaks[side]}}
+        assert measurement == "profile"
+        return PROFILED | {"memory": {"peak": peaks[side]}}
 
     for this, expected in {
         2e9 + 4: (0, "no change of tensors GB"),
@@ -132,8 +132,8 @@ def test_memory_is_counted_without_rounds(planted):
 
 def test_other_losses_are_wrong_before_anything_is_timed(planted, capsys):
     def answer(side, measurement, _):
-        assert measurement == "examine"
-        return EXAMINED | {"losses": losses[side]}
+        assert measurement == "profile"
+        return PROFILED | {"losses": losses[side]}
 
     losses = {"other": [5.0, 4.0, 3.0, 2.0], "this": [5.005, 4.0, 3.0, 2.02]}
     code, _ = planted(answer)
@@ -181,7 +181,7 @@ def test_this_version_that_fails_is_wrong_and_the_other_is_bad_input(planted, re
     def answer(side, *_):
         if side == failing:
             raise RuntimeError(reason)
-        return EXAMINED
+        return PROFILED
 
     failing, reason = "this", "ZeroDivisionError: division by zero"
     assert planted(answer)[1]["verdict"]["text"] == f"WRONG: 7654321 fails: {reason}"
@@ -195,15 +195,15 @@ def test_an_interrupted_judgment_goes_on_and_a_finished_one_begins_again(planted
         asked.append(measurement)
         if len(asked) == 7:
             raise KeyboardInterrupt
-        return EXAMINED if measurement == "examine" else {"seconds": 1.0 + len(asked)}
+        return PROFILED if measurement == "profile" else {"seconds": 1.0 + len(asked)}
 
     asked = []
     with pytest.raises(KeyboardInterrupt):
         planted(answer, "--rounds=6")
     assert len(planted(answer, "--rounds=6")[1]["rounds"]) == 6
-    assert asked == ["examine"] * 2 + ["time"] * (5 + 8)  # two rounds and a half, then the other four
+    assert asked == ["profile"] * 2 + ["time"] * (5 + 8)  # two rounds and a half, then the other four
     planted(answer, "--rounds=6")
-    assert asked[15:] == ["examine"] * 2 + ["time"] * 12
+    assert asked[15:] == ["profile"] * 2 + ["time"] * 12
 
 
 # -- the two versions

@@ -93,15 +93,15 @@ def test_workers_train_side_by_side_answer_and_end(dense):
 
 def test_measurements_of_one_process_and_of_two(dense, tmp_path):
     config = measure.load_config(flags(dataset=dense))
-    examined = launch.run_alone(measure.examine, config)
-    memory, parameters = examined["memory"], examined["parameters"]
+    profiled = launch.run_alone(measure.profile_step, config)
+    memory, parameters = profiled["memory"], profiled["parameters"]
     assert memory["weights"] >= memory["gradients"] == 4 * parameters
     held = memory["weights"] + memory["gradients"] + memory["optimizer"]
     assert held < memory["peak"] < held + 4_000_000
-    assert 0 < sum(examined["seconds_by_kind"].values()) < examined["profiled_seconds"]
+    assert 0 < sum(profiled["seconds_by_kind"].values()) < profiled["profiled_seconds"]
 
     curve = launch.run_alone(measure.curve, replace(config, max_steps=60))
-    assert max(curve["val_loss"], curve["loss"]) < examined["losses"][0] and curve["tokens"] == 60 * 64
+    assert max(curve["val_loss"], curve["loss"]) < profiled["losses"][0] and curve["tokens"] == 60 * 64
 
     timed = launch.run_alone(measure.time_steps, config, steps=2, threads=1)
     assert min(timed["seconds"], timed["first_step_seconds"]) > 0 and timed["tokens"] == 64

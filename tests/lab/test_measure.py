@@ -7,7 +7,7 @@ import torch
 from conftest import flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
-from lab import anatomy, limits, measure, pages
+from lab import breakdown, limits, measure, pages
 from nanoladder.run import load_config
 
 LADDER = pages.fields("naive")
@@ -55,14 +55,14 @@ def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU", id=0, is_
     ],
 )
 def test_every_operator_has_its_kind(found, kind):
-    assert anatomy.kind_of(found, tiny(context_length=T, batch_size=N // T, vocab_size=V)) == kind
+    assert breakdown.kind_of(found, tiny(context_length=T, batch_size=N // T, vocab_size=V)) == kind
 
 
 def test_time_is_the_operators_on_a_cpu():
     events = [event("aten::mm", microseconds=250_000), event("aten::gelu", microseconds=125_000)]
     events += [event("data wait", microseconds=50_000), event("aten::copy_", ["data wait"], microseconds=1_000)]
     events += [event("step", microseconds=9_000), event("Torch-Compiled Region: 0/0", microseconds=9_000)]
-    seconds = anatomy.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=False)
+    seconds = breakdown.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=False)
     assert (seconds["gemm"], seconds["elementwise"], seconds["data"]) == (0.25, 0.125, pytest.approx(0.051))
 
 
@@ -98,14 +98,14 @@ KERNELS = {
 def test_every_kernel_has_its_kind():
     """By its operators if there are any, else, as under CUDA graphs, by its own name."""
     for name, (operators, kind) in KERNELS.items():
-        seconds = anatomy.seconds_by_kind(launched(name, operators), tiny(vocab_size=V), on_gpu=True)
+        seconds = breakdown.seconds_by_kind(launched(name, operators), tiny(vocab_size=V), on_gpu=True)
         assert {kind: value for kind, value in seconds.items() if value} == {kind: 0.2}, name
 
 
 def test_data_is_what_the_host_waits_and_a_range_on_the_gpu_s_timeline_is_no_kernel():
     events = [event("data wait", microseconds=50_000), *launched("nvjet_tst", REPLAYED)]
     events.append(event("step", microseconds=10**7, device="CUDA", is_user_annotation=True))
-    seconds = anatomy.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=True)
+    seconds = breakdown.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=True)
     assert seconds == dict.fromkeys(seconds, 0.0) | {"data": 0.15, "gemm": 0.2}
 
 
@@ -127,7 +127,7 @@ def memory_of(config, before_the_update=lambda *_: None):
         loop.optimizer.register_step_pre_hook(before_the_update)
         loop.step()
         loop.step()
-    return anatomy.anatomy(loop, profiler)
+    return breakdown.memory_by_part(loop, profiler)
 
 
 def test_the_parts_add_up_and_the_peak_counts_every_allocation_once(dense):
@@ -155,8 +155,8 @@ def test_an_8_bit_tensor_counts_its_parts():
         optimizer.step()
     mean = optimizer.state[layer.weight]["exp_avg"]
     codes, scales, table = 64 * 128, 4 * 64 * 128 // 256, 4 * 256
-    assert sum(part.nbytes for part in anatomy.plain(mean)) == codes + scales + table < mean.nbytes / 3
-    assert anatomy.plain(layer.weight) == [layer.weight]
+    assert sum(part.nbytes for part in breakdown.plain(mean)) == codes + scales + table < mean.nbytes / 3
+    assert breakdown.plain(layer.weight) == [layer.weight]
 
 
 def test_a_run_that_diverges_has_no_validation_loss(dense):
@@ -187,16 +187,16 @@ def test_matrices_are_as_large_as_the_machine_is_fast(flops, rows, monkeypatch):
 
 def test_products_in_tf32_only_on_a_gpu():
     config = tiny(matmul_precision="high")
-    assert anatomy.product_format(config, torch.device("cpu")) == "float32"
-    assert anatomy.product_format(config, torch.device("cuda")) == "tf32"
-    assert anatomy.product_format(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
+    assert breakdown.product_format(config, torch.device("cpu")) == "float32"
+    assert breakdown.product_format(config, torch.device("cuda")) == "tf32"
+    assert breakdown.product_format(tiny(dtype="bfloat16"), torch.device("cuda")) == "bfloat16"
 
 
 @needs_gpu
 @pytest.mark.parametrize("stage", ["naive", "flash", "chunked_loss"])
 def test_on_a_gpu_memory_is_the_allocator_s_and_time_the_kernels(dense, stage):
     words = [*flags(device="cuda", batch_size=16, context_length=64, n_embd=128, dataset=dense), f"--stage={stage}"]
-    measured = measure.examine(load_config([word for word in words if word.split("=")[0][2:] not in LADDER]))
+    measured = measure.profile_step(load_config([word for word in words if word.split("=")[0][2:] not in LADDER]))
     memory, seconds = measured["memory"], measured["seconds_by_kind"]
     held = memory["weights"] + memory["gradients"] + memory["optimizer"]
     assert held < memory["peak"] <= memory["reserved"]
@@ -221,7 +221,7 @@ def test_on_a_gpu_the_kinds_add_up_to_the_kernels(dense, keys):
     on_device = [e for e in found if e.device_type() == torch.autograd.DeviceType.CUDA and not e.is_user_annotation()]
     replayed = any(event.name() == "cudaGraphLaunch" for event in found)
     assert replayed == ("compile_mode" in keys)
-    seconds = anatomy.seconds_by_kind(profiler.events(), loop.config, on_gpu=True)
+    seconds = breakdown.seconds_by_kind(profiler.events(), loop.config, on_gpu=True)
     del seconds["data"]
     assert min(seconds.values()) > 0
     assert sum(seconds.values()) == pytest.approx(sum(event.duration_ns() for event in on_device) / 1e9, rel=1e-3)

@@ -86,7 +86,7 @@ def test_bars_and_parts_are_those_of_results_json(key):
     rows = {name: row for name, row in results["modes"]["ladder"]["rows"].items() if row["time"]}
     median = {name: statistics.median(process["seconds"] for process in row["time"]) for name, row in rows.items()}
     for stage in (stage for stage in STAGES if stage in rows):
-        found, raw = figures.sets()[key].rows[stage], rows[stage]["examine"][0]
+        found, raw = figures.sets()[key].rows[stage], rows[stage]["profile"][0]
         assert sum(found["kinds"].values()) == pytest.approx(median[stage])
         share = raw["seconds_by_kind"]["gemm"] / raw["profiled_seconds"]
         assert found["kinds"]["gemm"] == pytest.approx(share * median[stage])
@@ -95,7 +95,7 @@ def test_bars_and_parts_are_those_of_results_json(key):
         time, memory = card(key, stage).split("<section>")[1:]
         for chart, total, scale in (
             (time, median[stage], max(median.values())),
-            (memory, raw["memory"]["peak"], max(row["examine"][0]["memory"]["peak"] for row in rows.values())),
+            (memory, raw["memory"]["peak"], max(row["profile"][0]["memory"]["peak"] for row in rows.values())),
         ):
             drawn = re.search(r"<tr class=now>.*?<svg.*?>(.*?)</svg>", chart)[1]
             widths = [float(width) for width in re.findall(r"1h([\d.]+)", drawn)]

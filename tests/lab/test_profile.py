@@ -20,7 +20,7 @@ from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
 TINY_MODEL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=16", "--batch_size=4", "--device=cpu"]
-EXAMINED = {
+PROFILED = {
     "losses": [5.0, 4.0],
     "memory": {"weights": 4e8, "gradients": 4e8, "optimizer": 8e8, "activations": 3e8, "rest": 5e8, "peak": 2e9},
     "seconds_by_kind": {kind: 0.1 for kind in tables.KINDS if kind != "host"},
@@ -59,7 +59,7 @@ def measured(monkeypatch, dense, tmp_path):
 
 
 def usual(what, config):
-    return {"examine": EXAMINED, "time": TIMED, "exchange": EXCHANGED}[what]
+    return {"profile": PROFILED, "time": TIMED, "exchange": EXCHANGED}[what]
 
 
 def rows_in(text):
@@ -153,16 +153,16 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(measu
             raise KeyboardInterrupt
         if config.stage == "flash":
             raise RuntimeError("out of memory")
-        if what == "examine":
-            return EXAMINED | {"losses": [5.0, 4.25 if config.stage == "compile" else 4.0]}
+        if what == "profile":
+            return PROFILED | {"losses": [5.0, 4.25 if config.stage == "compile" else 4.0]}
         return TIMED | {"seconds": {"naive": 0.100, "amp": 0.0995, "compile": 0.050}[config.stage] + len(asked) * 1e-3}
 
     asked, words = [], ["--stages=naive,amp,flash,compile", "--repeats=2"]
     with pytest.raises(KeyboardInterrupt):
         measured(answer, *words)
     _, rows = measured(answer, *words)
-    assert asked[:4] == [("examine", stage) for stage in ("naive", "amp", "flash", "compile")]
-    assert asked[4:6] == [("examine", "flash"), ("examine", "compile")]  # what failed, what was interrupted
+    assert asked[:4] == [("profile", stage) for stage in ("naive", "amp", "flash", "compile")]
+    assert asked[4:6] == [("profile", "flash"), ("profile", "compile")]  # what failed, what was interrupted
     turn = [("time", "naive"), ("time", "amp"), ("time", "compile")]
     assert asked[6:] == turn + turn[::-1]
 
@@ -182,7 +182,7 @@ def test_each_row_stands_beside_its_limit_if_launches_were_measured(measured, tm
     timed = {"naive": 0.2, "compile": 0.3}  # slower than naive, which the limits do not have
     measured.more = {"cached_bytes": {"262144": 1e9}, "launch_seconds": 1e-4, "new_bytes": 1e9}
     _, rows = measured(
-        lambda what, config: EXAMINED if what == "examine" else TIMED | {"seconds": timed[config.stage]},
+        lambda what, config: PROFILED if what == "profile" else TIMED | {"seconds": timed[config.stage]},
         "--stages=compile",
         "--repeats=1",
     )

@@ -44,7 +44,7 @@ TINY = {
 CHANGES = {
     "set_to_none": ("zero_grad(set_to_none=True)", 2, 350, ""),
     "lazy_metrics": ("loss.item()", 2, 350, ""),
-    "loader": ("DataLoader(", 5, 455, "def one_ahead("),
+    "loader": ("DataLoader(", 5, 455, "def prefetch("),
     "allocator": ("keep_freed_memory(", 1, 455, "mallopt(M_MMAP_MAX, 0)"),
     "tf32": ('set_float32_matmul_precision("high")', 2, 455, ""),
     "amp": ("machine.autocast(", 2, 455, "torch.autocast(device.type, dtype=dtype)(part.forward)"),

@@ -39,7 +39,7 @@ def allocated(profiler, on_gpu):
         yield change.start_ns(), now
 
 
-def anatomy(loop, profiler):
+def memory_by_part(loop, profiler):
     """Bytes of the last step's memory by purpose.
 
     Weights, optimizer state, kept gradients, activations and rest add up to the peak.
