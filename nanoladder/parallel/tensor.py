@@ -39,10 +39,9 @@ def apply_tensor_parallel(model):
         if config.position == "learned":
             part.position_embedding.register_forward_pre_hook(own_positions)
         cut(part, of_ends)
-        if (
-            config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight")
-        ):  # in a pipeline no stage has both
-            part.head.weight = part.token_embedding.weight  # tied again, because each was cut by itself
+        # Tied again, because each was cut by itself; in a pipeline no stage has both
+        if config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
+            part.head.weight = part.token_embedding.weight
         for parameter in part.parameters():
             parameter.register_hook(partial(place_like, parameter.placements))
         if hasattr(part, "head"):  # not on the first stages of a pipeline
