@@ -222,11 +222,9 @@ class Protocol:
 def measure(options, words, default_folder):
     """Runs the trials that are missing, for --minutes, and writes what all of them say."""
     config = plan.load_config(words)
-    if getattr(config, "recipe", ""):
+    if config.recipe:
         raise BadInput(f"recipe={config.recipe}: --mode=recipe measures every rung; expected no --recipe")
-    if not (rungs := rungs_of(config)):
-        raise BadInput("--mode=recipe: config/recipe has no rungs")
-    dataset = open_dataset(config)
+    rungs, dataset = rungs_of(config), open_dataset(config)
     Protocol(config, rungs, lambda trial: None).require_valid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1

@@ -23,7 +23,7 @@ from nanoladder.config import DEFAULTS, Config, differences
 from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
 
-OF_A_RUN = ("out_dir", "init_from", "stage", "recipe", "log_interval", "sample_interval", "track", "num_workers")
+OF_A_RUN = ("out_dir", "init_from", "stage", "recipe", "log_interval", "sample_interval", "track")
 DIVERGED = "stopped at step"  # in the last line of train.py
 PAUSE = 0.2  # seconds between two looks at the processes
 
@@ -40,7 +40,7 @@ class Trial(NamedTuple):
     def resolved(self):
         """The config as trained: one evaluation at the end, no checkpoints."""
         config, steps = self.config, round(self.length * self.config.max_steps)
-        values = {key: DEFAULTS[key] for key in OF_A_RUN if key in DEFAULTS}
+        values = {key: DEFAULTS[key] for key in OF_A_RUN}
         values |= {key: self.factor * getattr(config, key) for key in ("learning_rate", "min_lr")}
         values |= {"seed": self.seed, "max_steps": steps, "log_interval": steps, "eval_interval": steps}
         values |= {"num_workers": 0, "save_interval": 0}
