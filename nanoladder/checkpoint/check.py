@@ -25,9 +25,14 @@ def reading(path, kind="a checkpoint of nanoladder"):
         raise Damaged(f"{path} is damaged or not {kind} ({reason.splitlines()[0]:.300})") from None
 
 
+def keys_of(state):
+    """Returns the keys of a model's config, {key: value}, of a dict with its "config", those of the recipe included."""
+    return {key: DEFAULTS[key] for key in RECIPE} | state["config"]
+
+
 def config_of(state):
     """Returns the config of a model, with defaults for other keys, of a dict with its "config". Raises BadInput."""
-    values = {key: DEFAULTS[key] for key in RECIPE} | state["config"]
+    values = keys_of(state)
     config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})
     check(config)
     return config
