@@ -1,7 +1,7 @@
 """Muon updates the matrices of the blocks: momentum, orthogonalized; AdamW keeps the rest.
 
 What: `torch.optim.Muon`, whose updates have AdamW's usual size, at twice the config's learning rate.
-Why: the momentum of a matrix is nearly of low rank: AdamW learns few directions, orthogonalized it learns all alike.
+Why: a matrix's momentum has nearly a low rank, so that few directions are learned; orthogonalized, all are alike.
 Cost: five products of matrices of each weight's size a step; one moment instead of two.
 Source:
 - Jordan et al. 2024: https://kellerjordan.github.io/posts/muon/

@@ -1,4 +1,4 @@
-"""Projections into the residual stream begin as zeros: a model without blocks, which grow.
+"""Projections into the residual stream begin as zeros, so that every block begins as the identity.
 
 What: zeros for the projections of attention and the MLP, and for an untied head.
 Why: the first steps then do not have to undo random blocks.

@@ -1,7 +1,7 @@
 """The learning rate stays at its peak for half of the run, then falls linearly.
 
 What: warmup, constant, and over the second half linear to min_lr.
-Why: a higher mean rate for as long; the length of a run may be chosen late.
+Why: the mean rate is higher, and how long to train can be decided late.
 Cost: none.
 Source:
 - Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations":

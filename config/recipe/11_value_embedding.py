@@ -1,7 +1,7 @@
 """Every second block adds an embedding of the token to attention's values.
 
 What: a table of vocabulary × width for each, times a learned share that begins as 0.5.
-Why: parameters that cost no matrix product: attention moves facts about tokens, not only what the stream computed.
+Why: more parameters without a matrix product; attention can pass on the token itself, not only what blocks computed.
 Cost: those parameters, with their optimizer state. Not for tensor parallelism or pipelines.
 Source:
 - Zhou et al. 2024, "Value Residual Learning": https://arxiv.org/abs/2410.17897

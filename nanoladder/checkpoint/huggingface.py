@@ -116,8 +116,8 @@ def write(folder, state, encoding=None):
     for key in RECIPE:
         if getattr(config, key) != DEFAULTS[key]:
             raise BadInput(
-                f"a model with {key}={getattr(config, key)} is none that transformers' GPT-2 computes; expected "
-                f"{key}={DEFAULTS[key]}"
+                f"a model with {key}={getattr(config, key)} is not a GPT-2, the only model that can be exported; "
+                f"expected one trained with {key}={DEFAULTS[key]}"
             )
     eot = encoding and end_of_text(encoding)
     contents = {}
