@@ -4,6 +4,7 @@ A script imports it before all that takes long to load: from then on Ctrl-C ends
 """
 
 import argparse
+import atexit
 import contextlib
 import io
 import os
@@ -25,6 +26,18 @@ while importer.f_code.co_filename.startswith("<frozen importlib"):
     importer = importer.f_back
 if importer.f_globals["__name__"] == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, end_at_once)  # until run_script
+
+
+exit_codes = []  # of this process, once it has ended as one of several
+
+
+@atexit.register  # before all others, so that it is called after them
+def end_one_of_several():
+    """Ends the process before Python frees its objects: a thread of gloo that frees one of them then aborts it."""
+    for code in exit_codes:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,10 +85,14 @@ def run_script(main):
             sys.exit(1)
         if not stop.code:
             end_if_stdout_fails()  # argparse ignores it
+        if several and not isinstance(stop.code, str):
+            exit_codes.append(stop.code or 0)
         raise
     except OSError:
         end_if_stdout_fails("\n")  # an empty line above the traceback of any other failure
         raise
+    if several:
+        exit_codes.append(0)
 
 
 def prepare_output():

@@ -44,6 +44,18 @@ def test_ctrl_c_is_one_line_while_a_script_imports_and_later(code):
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 143])
+def test_one_of_several_ends_with_its_code_after_all_exit_functions_and_frees_nothing(code):
+    """Freed while Python ends, an object that a thread of gloo holds aborts the process, now and then."""
+    freed = "type('Freed', (), {'__del__': lambda self, abort=__import__('os').abort: abort()})()\n"
+    later = "import atexit, sys\natexit.register(print, 'last')\nheld = " + freed
+    script = f"{IMPORT}{later}run_script(lambda argv: {code} and sys.exit({code}))"
+    assert run(script, subprocess.PIPE).returncode == -signal.SIGABRT  # alone
+    result = run(f"import os\nos.environ['WORLD_SIZE'] = '2'\n{script}", subprocess.PIPE)
+    assert (result.returncode, result.stdout) == (code, "last\n")
+
+
 def test_each_line_is_passed_on_at_once(tmp_path, monkeypatch):
     path, seen = tmp_path / "log", []
 
