@@ -40,15 +40,16 @@ class Watch:
         self.steps.clear()
 
     def stop(self, step, lr, loss, grad_norm, scale=""):
-        """Exits with one line: step, likely causes, replay command. Collective."""
-        parallel.gather_objects(step)  # none ends, and so ends the others, before all have seen the fault
-        if parallel.rank() > 0:
-            sys.exit(1)  # the first process prints the line
+        """Ends the run with one line: step, likely causes, replay command. Collective."""
         causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
         if grad_norm == 0:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
-        sys.exit(
+        line = (
             f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{scale}. "
             f"Nothing was saved since. Likely causes: {causes}. To find its origin: "
             f"python -m lab.replay --step={step} {shlex.join(sys.argv[1:])}"
         )
+        if parallel.rank() == 0:
+            print(line, file=sys.stderr, flush=True)
+        parallel.gather_objects(step)  # a process that ends ends the others: not before all have come here
+        sys.exit(1)

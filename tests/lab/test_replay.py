@@ -41,7 +41,7 @@ DIVERGING = {"learning_rate": 1e19, "min_lr": 1e19, "warmup_steps": 0, "dropout"
 
 
 def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(config, run_main):
-    fault = run_main(train.main, *words(config, **DIVERGING)).code
+    fault = run_main(train.main, *words(config, **DIVERGING)).err
     files = contents(Path(config.out_dir))
     _, _, module, *command = shlex.split(fault.rpartition("To find its origin: ")[2])
     result = run_main(replay.main, *command)
