@@ -8,7 +8,7 @@ seed: those of one seed train on the same batches. In this order:
 3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what gains on every seed.
 4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss.
-6. Each rung alone, on the base; then the recipe without it.
+6. Each rung alone, on the base; then the recipe without it. Their rates are chosen on one seed.
 7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
@@ -50,12 +50,14 @@ SHORT, LONG, LONGEST = 0.5, 2.0, 4.0  # lengths of the base's curve, beside 1
 class Row:
     """A config to be measured. below: the row that it is compared with; None: the base.
 
-    factor: of its learning rate, once that is tuned. length: of its runs on fresh seeds. note: why there are none.
+    seeds: of its screening. factor: of its learning rate, once that is tuned. length: of its runs on fresh seeds.
+    note: why there are none.
     """
 
     name: str
     config: object
     below: "Row | None" = None
+    seeds: tuple = SCREENING
     factor: float | None = None
     length: float | None = None
     kept: bool = False
@@ -110,13 +112,13 @@ class Protocol:
         return losses
 
     def screening(self, row):
-        """The losses of a row on the seeds of the screening."""
-        return self.losses(row, 1.0, SCREENING)
+        """The losses of a row on the seeds of its screening."""
+        return self.losses(row, 1.0, row.seeds)
 
     def tune(self, row, length, center):
         """The factor of the learning rate with the lowest mean loss, which the row gets; None if trials are missing."""
         factors = [center * factor for factor in FACTORS]
-        while None not in (losses := [self.losses(row, length, SCREENING, factor) for factor in factors]):
+        while None not in (losses := [self.losses(row, length, row.seeds, factor) for factor in factors]):
             means = [statistics.fmean(each) for each in losses]
             best = means.index(min(means))
             if 0 < best < len(factors) - 1 or len(factors) >= MOST_FACTORS:
@@ -129,7 +131,7 @@ class Protocol:
 
         fresh: at the row's own length, on fresh seeds; else at length 1, on those of the screening.
         """
-        seeds, length = (FRESH, row.length) if fresh else (SCREENING, 1.0)
+        seeds, length = (FRESH, row.length) if fresh else (row.seeds, 1.0)
         if not (row.factor and length and self.curve):
             return None
         losses, others = self.losses(row, length, seeds), self.of_base(1.0, seeds)
@@ -143,7 +145,7 @@ class Protocol:
         """The logarithms of a row's tokens × over another's by seed, fresh ones if they have run; None if none have."""
         for fresh in (True, False):
             this, other = self.worth(row, fresh), self.worth(below, fresh)
-            if this and other:
+            if this and other and len(this) == len(other):
                 return [a - b for a, b in zip(this, other, strict=True)]
 
     def confirmed(self, row):
@@ -200,12 +202,12 @@ class Protocol:
         for row in [*kept, *(row for row in self.rows if not (row.kept or row.note))]:
             self.confirm_row(row)
         for row in self.rows:
-            self.alone[row.name] = alone = Row(f"{row.name} alone", self.built([row.name]))
+            self.alone[row.name] = alone = Row(f"{row.name} alone", self.built([row.name]), seeds=ONCE)
             self.tune(alone, 1.0, self.base.factor)
         for alone in self.alone.values():
             self.confirm_row(alone)
         for row in kept:
-            rest = Row(f"without {row.name}", self.built([other.name for other in kept if other is not row]))
+            rest = Row(f"without {row.name}", self.built([each.name for each in kept if each is not row]), seeds=ONCE)
             rest.length, self.without[row.name] = kept[-1].length, rest
             if isinstance(rest.config, BadInput):
                 rest.note = str(rest.config)
