@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import devices, judge, measure, plan, predict, recipe, tables, tune
+from lab import devices, judge, measure, plan, predict, race, recipe, tables, tune
 from lab.launch import run_alone, run_together
 from lab.peers import task
 from lab.results import code_hash, default_folder, open_results, write, write_results
@@ -39,6 +39,8 @@ def main(argv):
             tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words))
         case "recipe":
             recipe.measure(options, words, lambda: default_folder(conditions_of(options, words)))
+        case "race":
+            race.race(options, words)
         case _:
             climb(options, words)
 

@@ -115,6 +115,7 @@ MODES = {
         "what each rung of the recipe, the second ladder, is worth in tokens, by whole training runs",
         ("minutes", "out_dir"),
     ),
+    "race": Mode("how much sooner whole runs end with the loss of another config's", ("against", "seeds", "out_dir")),
     "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
         "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
@@ -135,9 +136,14 @@ OPTIONS = {
     "train": Option(None, None, "train every row for all of its max_steps, and compare losses instead of steps"),
     "processes": Option(at_least(2), None, "largest number of processes"),
     "dimension": Option(one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two have a batch each"),
-    "against": Option(str, None, "the other version: a commit, branch or tag; HEAD: before your changes"),
+    "against": Option(
+        str,
+        None,
+        "judge: the other version: a commit, branch or tag; HEAD: before your changes; race: the other config",
+    ),
     "metric": Option(one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
     "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
+    "seeds": Option(at_least(1), "3", "runs of each config"),
     "minutes": Option(
         positive, "10", "how long it takes, of a recipe until the last trial starts; the same command continues"
     ),
@@ -175,7 +181,11 @@ def parse(argv):
         )
     if config.stage and options.mode == "ladder":
         raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
-    several = options.mode in ("predict", "judge", "tune", "recipe") or options.dimension == "pipeline" or options.train
+    several = (
+        options.mode in ("predict", "judge", "tune", "recipe", "race")
+        or options.dimension == "pipeline"
+        or options.train
+    )
     if config.micro_batch_size and not several and not any(word.startswith("--batch_size") for word in words):
         words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too
     if options.mode == "peers":

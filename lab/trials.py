@@ -23,6 +23,7 @@ from nanoladder.config import DEFAULTS, Config, differences
 from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # more only compete
 OF_A_RUN = ("out_dir", "init_from", "stage", "recipe", "log_interval", "sample_interval", "track")
 DIVERGED = "stopped at step"  # in the last line of train.py
 PAUSE = 0.2  # seconds between two looks at the processes
@@ -109,7 +110,7 @@ class Trials:
                 while running or (todo and time.monotonic() < end):
                     for trial in todo:
                         if len(running) < at_once and time.monotonic() < end and self.key(trial) not in running:
-                            running[self.key(trial)] = trial, Child(trial.resolved())
+                            running[self.key(trial)] = trial, Child(trial.resolved(), ONE_THREAD)
                             bar.set_postfix_str(" | ".join(str(trial) for trial, _ in running.values()))
                     over = {key: found for key, (_, child) in running.items() if (found := child.found())}
                     for key, found in over.items():
@@ -133,16 +134,20 @@ def key_of(config, data):
 
 
 class Child:
-    """A process that trains a config from scratch in a temporary folder."""
+    """A process that trains a config from scratch in a temporary folder. environment: variables that it adds."""
 
-    def __init__(self, config):
+    def __init__(self, config, environment):
         self.folder, self.start = tempfile.TemporaryDirectory(prefix="trial-"), time.monotonic()
         words = [f"--{key}={value}" for key, value in differences(config).items()]
         words.append(f"--out_dir={self.folder.name}/run")
         self.log = open(Path(self.folder.name, "log"), "w+")  # noqa: SIM115 end() closes it
-        one = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # more only compete
+        streams = {"stdout": self.log, "stderr": self.log, "stdin": subprocess.DEVNULL}
         command = [sys.executable, ROOT / "train.py", *words]
-        self.process = subprocess.Popen(command, env=one, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, env=os.environ | environment, **streams)
+
+    def metrics(self):
+        """The rows of metrics so far."""
+        return read_metrics(Path(self.folder.name, "run", "metrics.jsonl"))
 
     def found(self):
         """The final losses, or none and a note of the reason; None as long as the process runs."""
@@ -152,7 +157,7 @@ class Child:
         self.log.seek(0)
         lines = [line for line in self.log.read().splitlines() if line.strip()] or [""]
         last = next((line for line in lines if line.startswith("error: ")), lines[-1])
-        row = (read_metrics(Path(self.folder.name, "run", "metrics.jsonl")) or [{}])[-1]
+        row = (self.metrics() or [{}])[-1]
         found |= {key: row.get(key) for key in ("val_loss", "val_bpb")}
         if self.process.returncode:
             found["failed"] = DIVERGED not in last

@@ -32,7 +32,7 @@ class World:
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
         self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
         self.running = self.most_running = 0
-        monkeypatch.setattr(trials, "Child", lambda config: Player(self, config))
+        monkeypatch.setattr(trials, "Child", lambda config, environment: Player(self, config))
         monkeypatch.setattr(trials, "PAUSE", 0.0)
         monkeypatch.setattr("nanoladder.files.write", write)
         monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
@@ -190,7 +190,7 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
     train.train(config)
     expected = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["val_loss"]
     for changes, note in ({}, ""), ({"learning_rate": 1e18}, "diverged: stopped at step"), ({"n_head": 5}, "failed: "):
-        child = trials.Child(replace(config, **changes))
+        child = trials.Child(replace(config, **changes), trials.ONE_THREAD)
         while not (found := child.found()):
             time.sleep(0.1)
         assert found["val_loss"] == (None if note else expected)
