@@ -12,7 +12,18 @@ from lab.link import FOLDER
 from lab.results import read_results
 from nanoladder import files
 from nanoladder.config import DEFAULTS, stage_names
-from nanoladder.config.stages import fields, fields_up_to, needs_several, parse, reason, stage_below, tree
+from nanoladder.config.stages import (
+    RECIPE_DIR,
+    STAGES_DIR,
+    fields,
+    fields_up_to,
+    ladder_of,
+    needs_several,
+    parse,
+    reason,
+    stage_below,
+    tree,
+)
 
 RESULTS = FOLDER / "results"
 # The README, the page's first view and its picture show these figures. To show others, change this line, then run
@@ -32,6 +43,7 @@ PARAGRAPH = (
     "[{machine}]({folder}/table.md). {gain}"
 )
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
+BOTH = [*stage_names(STAGES_DIR), *stage_names(RECIPE_DIR)]  # the stages of both ladders
 SCALING = {  # stages of several processes: the mode that measures them
     stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
     for stage in filter(needs_several, stage_names())
@@ -46,7 +58,9 @@ def explanation(name):
 
 
 def group(name):
-    """Names the group of a stage: devices if it needs several, speed if its key is on by default, else memory."""
+    """Names the group of a stage: recipe, devices if it needs several, speed if its key is on by default, or memory."""
+    if ladder_of(name) == RECIPE_DIR:
+        return "recipe"
     if needs_several(name):
         return "devices"
     off = fields("naive")
@@ -145,10 +159,10 @@ def page():
     """Returns docs/ladder.md: the introduction that stands there, then each stage with its change and its sources."""
     introduction = PAGE.read_text(encoding="utf-8").partition("- [")[0]
     contents = []
-    for lines, name in tree():
+    for lines, name in [*tree(), *tree(RECIPE_DIR)]:
         depth = len(lines) // 2 + lines.endswith(("│ ", "  "))  # the first stage of a branch carries the others
         contents.append(f"{'  ' * depth}- [{name}](#{name}): {reason(name)}")
-    return introduction + "\n".join([*contents, "", *map(section, stage_names())])
+    return introduction + "\n".join([*contents, "", *map(section, BOTH)])
 
 
 def measured(name):

@@ -10,12 +10,12 @@ from lab import pages
 from lab.page import figures, programs
 from lab.page.markup import join, tag
 from nanoladder import files
-from nanoladder.config import stage_names
-from nanoladder.config.stages import reason, stage_below, tree
+from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 
 FOLDER = Path(__file__).parent
 PAGE = pages.FOLDER / "docs" / "ladder.html"
 GROUPS = {"speed": "Speed, on by default", "memory": "Memory, on request", "devices": "Many devices"}
+GROUPS["recipe"] = "Recipe: what a step is worth"
 HOW_TO_READ = "Climb with ← →: each stage is one change, marked in the program; beside it stands what a step gains."
 
 
@@ -34,9 +34,9 @@ def page(own=()):
         theme=read("theme.js"),
         style=read("page.css"),
         machines=machines,
-        bases=join(*(tag("option", name, value=name) for name in stage_names())),
+        bases=join(*(tag("option", name, value=name) for name in pages.BOTH)),
         rail=rail(),
-        stages="\n".join(article(stage, own) for stage in stage_names()),
+        stages="\n".join(article(stage, own) for stage in pages.BOTH),
         lines="\n".join(lines),
         ladder=embedded(ladder),
         script=read("climb.js"),
@@ -55,7 +55,7 @@ def embedded(value):
 def rail():
     """Returns the list of stages, branches set in, with a heading at the first stage of each group."""
     items, before = [], None
-    for lines, name in tree():
+    for lines, name in [*tree(), *tree(RECIPE_DIR)]:
         if pages.group(name) != before:
             before = pages.group(name)
             items.append(f"<li class=group>{GROUPS[before]}</li>")
@@ -66,7 +66,7 @@ def rail():
 def article(stage, own):
     """Returns the article on a stage: its reason, measurements, explanation and what it newly calls."""
     title = f"<h2>{stage}</h2>\n<p class=reason>{inline(reason(stage))}</p>"
-    more = tag("p", pages.change(stage), class_="change") if stage_below(stage) else opening()
+    more = tag("p", pages.change(stage), class_="change") if stage_below(stage) else opening(stage)
     return (
         f"<article id={stage} class=stage aria-label={stage}>\n<header>\n{title}\n{more}\n</header>\n"
         f"{figures.section(stage, own)}\n"
@@ -75,8 +75,10 @@ def article(stage, own):
     )
 
 
-def opening():
-    """Says on the first stage what all of them gain, and how to read the page."""
+def opening(stage):
+    """Says on the first stage of a ladder what all of them gain, and how to read the page."""
+    if pages.group(stage) == "recipe":
+        return tag("p", "The second ladder makes a step worth more: the same loss after fewer tokens.")
     found = next(iter(figures.sets().values()))
     more = f" Measured on {found.machine}. {HOW_TO_READ}"
     return tag("p", tag("strong", pages.gain(found.rows.values())), more)

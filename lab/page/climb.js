@@ -169,8 +169,8 @@ function show() {
   find("down").replaceChildren(...(path[1] === undefined ? [] : [link(path[1])]));
   find("up").replaceChildren(...standingOn(stage).map(link));
   find("place").textContent = `${stage + 1} of ${stages.length}`;
-  find("base").options[0].textContent = path[1] === undefined ? "no stage below" : `${stages[path[1]].name}, below`;
-  find("base").value = view.base === null ? "" : stages[view.base].name;
+  find("against").options[0].textContent = path[1] === undefined ? "no stage below" : `${stages[path[1]].name}, below`;
+  find("against").value = view.base === null ? "" : stages[view.base].name;
   const several = path.includes(numbers.get("ddp"));
   find("command").textContent = `${several ? "torchrun --nproc_per_node=2" : "python"} ${stages[stage].name}.py train.bin`;
   find("said").textContent = `${stages[stage].name}, stage ${stage + 1} of ${stages.length}: ${draw()}`;
@@ -274,7 +274,7 @@ program.addEventListener("click", ({ target }) => {
   const part = target.closest("summary")?.parentElement; // not yet toggled
   if (part) view.folded.set(part.dataset.name, part.open);
 });
-find("base").addEventListener("change", ({ target }) => go(view.stage, numbers.get(target.value) ?? null));
+find("against").addEventListener("change", ({ target }) => go(view.stage, numbers.get(target.value) ?? null));
 find("whole").addEventListener("click", () => choose({ plain: false }));
 find("plain").addEventListener("click", () => choose({ plain: true }));
 find("quiet").addEventListener("click", () => {

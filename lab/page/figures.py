@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from lab import pages, tables
 from lab.page.markup import Markup, join, tag
-from lab.results import read_results
+from lab.recipe_report import COLUMNS
+from lab.results import read, read_results
 from lab.summary import UNCHANGED, row_below, speedup
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
@@ -96,6 +97,8 @@ MEMORY = Chart(
 
 def section(stage, own=()):
     """The section on a stage's figures: its scaling on each machine if it needs several processes, then its cards."""
+    if pages.group(stage) == "recipe":
+        return tag("section", *worth(stage), class_="cards", aria_label="Measured")
     cards = scaling(stage, own) + [card(found, stage) for found in sets(own).values()]
     return tag("section", *cards, class_="cards", aria_label="Measured")
 
@@ -270,6 +273,37 @@ def scaling_card(results, mode, rows):
         tag("p", "The marks: linear scaling. ", *words, class_="fine"),
         class_="card",
     )
+
+
+# -- rungs of the recipe
+
+
+def worth(stage):
+    """Cards of what a rung is worth, one for each recipe.json."""
+    paths = sorted(pages.RESULTS.glob("*/*/recipe.json"))
+    return [worth_card(path, read(path, {"rows": list})["rows"], stage) for path in paths]
+
+
+def worth_card(path, rows, stage):
+    """The tokens to a loss that the recipe saves up to each rung, as bars, and a rung's figures."""
+    row = next((row for row in rows if row["name"] == stage), {"note": "not screened yet"})
+    content = [tag("h3", path.parent.parent.name, " ", tag("small", path.parent.name))]
+    if row["note"]:
+        return tag("article", *content, tag("p", f"{stage}: {row['note']}.", class_="note"), class_="card")
+    drawn = [other for other in rows if "tokens" in other]
+    scale = max((other["tokens"]["times"] for other in drawn), default=1.0)
+    bars = []
+    for other in drawn:
+        name, times, now = other["name"], other["tokens"]["times"], {"class_": "now"} if other is row else {}
+        label = name if now else tag("a", name, href=f"#{name}")
+        bars.append(line(label, bar({"gemm": times}, scale, 1.0), f"{times:.2f}×", **now))
+    figures = {heading: tables.cell(text, row) for heading, text in COLUMNS.items()}
+    lines = [line(heading, text) for heading, text in figures.items() if text]
+    kind = {"holds": "good", "costs": "bad"}.get(row["verdict"], "same")
+    content += [tag("h4", "Tokens to the same loss"), tag("p", row["verdict"], class_="verdict", data_kind=kind)]
+    content += [table("bars", "Times fewer tokens than the base", bars)] if bars else []
+    fine = tag("p", "Bars: times fewer tokens than the base, up to this rung. The mark: the base.", class_="fine")
+    return tag("article", *content, fine, table("parts", "Figures of the rung", lines), class_="card")
 
 
 def options(own=()):

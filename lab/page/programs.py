@@ -8,7 +8,6 @@ from pygments.token import STANDARD_TYPES
 
 from lab import pages
 from lab.link import standalone
-from nanoladder.config import stage_names
 from nanoladder.config.stages import stage_below
 
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
@@ -43,7 +42,7 @@ def table():
     alone: positions of the standalone program's lines among all `alone`}].
     changes: {a: {b: [first and last line in a, and in b, of each change]}} for the stages' numbers, a < b.
     """
-    positions, alone, stages, names = {}, {}, [], stage_names()
+    positions, alone, stages, names = {}, {}, [], pages.BOTH
     for name in names:
         below = stage_below(name)
         stages.append(

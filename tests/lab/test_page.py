@@ -43,11 +43,11 @@ def test_the_pages_are_those_of_this_code(text):
 
 def test_the_page_is_small_and_has_every_stage(text):
     assert len(text.encode()) < 1_500_000
-    assert re.findall(r"<article id=(\w+) class=stage ", text) == STAGES
+    assert re.findall(r"<article id=(\w+) class=stage ", text) == pages.BOTH
 
 
 def test_the_rail_groups_stages_that_follow_each_other():
-    groups = [pages.group(stage) for stage in STAGES]
+    groups = [pages.group(stage) for stage in pages.BOTH]
     assert [name for n, name in enumerate(groups) if name != groups[n - 1] or n == 0] == list(build.GROUPS)
     assert pages.group("chunked_loss") == "speed" and pages.group("checkpointing") == "memory"
     assert build.rail().count("<li class=group>") == len(build.GROUPS)
@@ -125,7 +125,7 @@ def test_stages_of_several_processes_have_the_figures_of_their_mode(stage):
 
 def test_the_first_stage_has_a_bar_of_each_and_says_what_all_gain():
     naive, found = next(iter(figures.sets())), next(iter(figures.sets().values()))
-    assert pages.gain(found.rows.values()) in words(build.opening())
+    assert pages.gain(found.rows.values()) in words(build.opening("naive"))
     timed = {name for name, row in found.rows.items() if "seconds" in row}
     assert set(re.findall(r"href=#(\w+)", card(naive, "naive"))) == timed - {"naive"}
 
@@ -164,6 +164,18 @@ def test_memory_has_its_verdict_too():
     assert "".join(figures.verdict(figures.MEMORY, less, naive)) == "good<strong>3.00×</strong> less memory than naive"
     assert "".join(figures.verdict(figures.MEMORY, naive, less)) == "bad<strong>3.00×</strong> more memory than amp"
     assert figures.verdict(figures.MEMORY, same, naive) == ("same", "as much memory as naive")
+
+
+def test_a_rung_of_the_recipe_shows_what_it_is_worth():
+    estimate = {"times": 1.5, "low": 1.4, "high": 1.6, "n": 5, "bound": ""}
+    rung = {"name": "muon", "note": None, "verdict": "holds", "kept": True, "bpb": 1.7, "tokens": estimate}
+    rows = [{"name": "base", "note": None, "verdict": "the base"}, rung, {"name": "rotary", "note": "not screened yet"}]
+    path = ROOT / "results" / "a" / "b" / "recipe.json"
+    shown = figures.worth_card(path, rows, "muon")
+    assert "data-kind=good>holds" in shown and "1.50 (1.40–1.60)" in words(shown) and "1.7000" in words(shown)
+    assert "data-kind=same>the base" in (first := figures.worth_card(path, rows, "base")) and "href=#muon" in first
+    assert "rotary: not screened yet." in words(figures.worth_card(path, rows, "rotary"))
+    assert "softcap: not screened yet." in words(figures.worth_card(path, rows, "softcap"))
 
 
 # -- a reader's own results

@@ -15,10 +15,11 @@ from playwright.sync_api import sync_playwright
 from lab import pages
 from lab.link import standalone
 from lab.page import build
-from nanoladder.config import stage_names, stage_path
+from nanoladder.config import stage_path
+from nanoladder.config.stages import stage_below
 
 pytestmark = pytest.mark.slow
-STAGES = stage_names()
+STAGES = pages.BOTH
 SIGNS = {"ins": "+", "del": "-", "div": " "}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE, PHONE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}, {"width": 320, "height": 800}
@@ -127,7 +128,7 @@ def test_every_stage_is_reached_by_link_and_shows_its_program_and_its_diff(page,
         diff, program = ladder[stage]
         shown = lines(page)
         assert [line[1:] for line in shown if line[0] != "-"] == program
-        if stage != STAGES[0]:
+        if stage_below(stage):
             assert changed(shown) == changed(diff)
             page.click("#plain")
             assert "\n".join(without_numbers(lines(page))).rstrip() == "\n".join(diff), stage
@@ -148,7 +149,8 @@ def test_every_stage_is_reached_by_key_and_the_back_button_climbs_down(page):
         page.keyboard.press("ArrowDown")
     assert stage_of(page) == STAGES[-1]  # the list ends here
     path = stage_path("low_memory_optimizer")
-    for key, steps in (("ArrowLeft", reversed(stage_path(STAGES[-1]))), ("ArrowRight", path)):
+    at(page, "#pipeline_parallel")
+    for key, steps in (("ArrowLeft", reversed(stage_path("pipeline_parallel"))), ("ArrowRight", path)):
         for stage in steps:
             assert stage_of(page) == stage
             page.keyboard.press(key)
@@ -169,10 +171,10 @@ def test_every_stage_is_reached_by_key_and_the_back_button_climbs_down(page):
 
 
 def test_the_keyboard_is_enough(page, visit):
-    page.focus("#base")
+    page.focus("#against")
     page.keyboard.press("ArrowRight")  # is the list's own
     assert stage_of(page) == "naive"
-    page.select_option("#base", "")
+    page.select_option("#against", "")
     page.focus("#rail [aria-current]")
     for _ in range(2):
         page.keyboard.press("ArrowDown")
@@ -189,19 +191,19 @@ def test_the_keyboard_is_enough(page, visit):
             assert fresh.evaluate("document.activeElement.id") == "program" and stage_of(fresh) == "naive"
             fresh.evaluate("document.activeElement.blur(); getSelection().removeAllRanges()")
             fresh.focus(".skip")
-    assert {"theme", "machine", "beside", "whole", "base", "quiet", "copy", "program", "SUMMARY"} <= reached
+    assert {"theme", "machine", "beside", "whole", "against", "quiet", "copy", "program", "SUMMARY"} <= reached
 
 
 def test_two_stages_are_chosen_and_compared(page, ladder):
-    assert page.input_value("#base") == ""
+    assert page.input_value("#against") == ""
     for address, stage, base in (
         ("#nothing", "naive", ""),
         ("#naive..amp", "amp", "naive"),
         ("#nothing..amp", "amp", ""),
     ):
-        assert stage_of(at(page, address)) == stage and page.input_value("#base") == base
+        assert stage_of(at(page, address)) == stage and page.input_value("#against") == base
     at(page, "#flash")
-    page.select_option("#base", "allocator")
+    page.select_option("#against", "allocator")
     assert page.url.endswith("#allocator..flash")
     for a, b in (("allocator", "flash"), ("flash", "allocator"), ("compile", "naive"), ("naive", STAGES[-1])):
         shown = lines(at(page, f"#{a}..{b}"))
@@ -211,7 +213,7 @@ def test_two_stages_are_chosen_and_compared(page, ladder):
     page.click("#up a")
     assert stage_of(page) == "blocks" and page.url.endswith("#allocator..blocks")
     page.click("#plain")
-    page.select_option("#base", "blocks")
+    page.select_option("#against", "blocks")
     assert page.inner_text("#program") == "Both programs are the same."
 
 
