@@ -38,7 +38,7 @@ def main(argv):
         case "tune":
             tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words))
         case "recipe":
-            recipe.measure(options, words, lambda: default_folder(conditions_of(options, words)))
+            recipe.measure(options, words)
         case "race":
             race.race(options, words)
         case _:
@@ -76,12 +76,12 @@ def predict_all(options, config_words):
     if memory_gb:
         header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
     bar = tqdm(rows.items(), unit="stage", leave=False)
-    found = [predict.predict_row(name, row_config, device, kind, n, memory_gb) for name, row_config in bar]
-    columns = tables.predicted_columns(found[0], n, memory_gb, price)
-    print(tables.on_terminal(header, columns, found))
+    predicted = [predict.predict_row(name, row_config, device, kind, n, memory_gb) for name, row_config in bar]
+    columns = tables.predicted_columns(predicted[0], n, memory_gb, price)
+    print(tables.on_terminal(header, columns, predicted))
     if not options.out_dir:
         return print("\n--out_dir=FOLDER writes all figures to predict.md")
-    table = tables.markdown(columns | tables.TIME_COLUMNS | tables.memory_columns(), found)
+    table = tables.markdown(columns | tables.TIME_COLUMNS | tables.memory_columns(), predicted)
     text = [f"`{' '.join(config_words)}`", header, tables.limits_in_words(device), table]
     write(Path(options.out_dir), {"predict.md": "\n\n".join(text)})
     print(f"\nwritten: {options.out_dir}/predict.md")
@@ -162,8 +162,8 @@ def add_predictions(part, rows, machine, scaling):
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
         with contextlib.suppress(BadInput):  # no torchao, no prediction
-            for found in row.get("profile", row.get("exchange", [])):
-                found["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
+            for process in row.get("profile", row.get("exchange", [])):
+                process["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
             if device and row.get("time"):
                 time = predict.predict_time(rows[name], device, device_type)
                 row["limit"] = {"kinds": time.by(0), "bounds": time.by(1)}
@@ -190,10 +190,10 @@ def tasks(options, rows):
     """
     if options.train:
         return [(name, "curve", 1) for name in rows]
-    found, peers = [], options.mode == "peers"
+    planned, peers = [], options.mode == "peers"
     if not peers:
-        found += [(name, "exchange" if options.mode == "scaling" else "profile", 1) for name in rows]
+        planned += [(name, "exchange" if options.mode == "scaling" else "profile", 1) for name in rows]
     for count in range(1, options.repeats + 1):
-        found += [] if peers else [(None, "limits", count)]
-        found += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
-    return found
+        planned += [] if peers else [(None, "limits", count)]
+        planned += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
+    return planned

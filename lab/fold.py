@@ -350,11 +350,11 @@ class Fold(cst.CSTTransformer):
 
 def no_ops(values):
     """Returns {call: replacement} for every stage that values, {field: expression}, turn off."""
-    found = {}
+    by_name = {}
     for field, (off, calls) in NO_OPS.items():
         if field in values and values[field] in map(repr, off):
-            found |= calls
-    return found
+            by_name |= calls
+    return by_name
 
 
 def literal(value):
@@ -448,9 +448,9 @@ class Reads(NamedTuple):
 
 def reads(tree):
     """Names and attributes that the code reads."""
-    found = [part for part in ast.walk(tree) if isinstance(getattr(part, "ctx", None), ast.Load)]
-    names = {part.id for part in found if isinstance(part, ast.Name)}
-    return Reads(names, {part.attr for part in found if isinstance(part, ast.Attribute)})
+    loads = [part for part in ast.walk(tree) if isinstance(getattr(part, "ctx", None), ast.Load)]
+    names = {part.id for part in loads if isinstance(part, ast.Name)}
+    return Reads(names, {part.attr for part in loads if isinstance(part, ast.Attribute)})
 
 
 def without(items, positions):

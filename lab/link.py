@@ -59,7 +59,7 @@ def definitions(program, before, known):
 def called(program):
     """The definitions of nanoladder/, (path, name), that the source of a program reads."""
     unit = Unit(Path(), program)
-    return {(path, name) for found in unit.reads for path, name in found if path != unit.path}
+    return {(path, name) for targets in unit.reads for path, name in targets if path != unit.path}
 
 
 def standalone(name):
@@ -84,8 +84,8 @@ def link(known):
             needed[path].add(number)
             for other, name in units[path].reads[number]:
                 load(other)
-                for found in units[other].numbers(name):
-                    need(other, found)
+                for number in units[other].numbers(name):
+                    need(other, number)
 
     def load(path):
         if path not in units:
@@ -155,8 +155,8 @@ class Unit:
         """Returns (path, name) of what a name in this file, or in a module, is defined as."""
         if not module:
             module, name = self.imported.get(name, (None, name))
-        found = (locate(module, name) if module else self.path), name
-        return self.replaced.get(found, found)
+        target = (locate(module, name) if module else self.path), name
+        return self.replaced.get(target, target)
 
     def targets(self, tree):
         for node in ast.walk(tree):
@@ -180,12 +180,12 @@ class Unit:
     def linked(self, numbers, renamed):
         """Source of the statements, with the names that they have in the program: {(path, name): name}."""
 
-        def rename(found):
-            name, attribute = found[1], found[2]
+        def rename(match):
+            name, attribute = match[1], match[2]
             if attribute and name in self.modules:
                 target = self.target(attribute, self.modules[name])
                 return renamed.get(target, target[1])
-            return found[0].replace(name, renamed.get(self.target(name), name), 1) if name else found[0]
+            return match[0].replace(name, renamed.get(self.target(name), name), 1) if name else match[0]
 
         source = "".join(self.statements[number] for number in sorted(numbers))
         source = re.sub(rf"{TEXT}|{NAME}", rename, source)

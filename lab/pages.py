@@ -135,18 +135,18 @@ def enclosing(lines, start, end):
 
 def parts(source):
     """Returns [name, first line, last line] of every class and function; a method is named Class.method."""
-    found = []
+    spans = []
 
     def visit(node, prefix):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
-                found.append([prefix + child.name, child.lineno, child.end_lineno])
+                spans.append([prefix + child.name, child.lineno, child.end_lineno])
                 visit(child, f"{prefix}{child.name}.")
             else:
                 visit(child, prefix)
 
     visit(ast.parse(source), "")
-    return found
+    return spans
 
 
 def write():
@@ -170,8 +170,8 @@ def measured(name):
 
     Texts, of the figures in MEASURED; empty if the stage is not among them.
     """
-    _, _, found = summaries("ladder")[0]
-    rows = {stage: row for stage, row in found.items() if "peak" in row}
+    _, _, summarized = summaries("ladder")[0]
+    rows = {stage: row for stage, row in summarized.items() if "peak" in row}
     if name not in rows:
         return "", ""
     row, below = rows[name], rows.get(summary.row_below(name, rows))
@@ -188,10 +188,10 @@ def summaries(mode, own=()):
     Files of a reader's own come first, then that of the README, then the others in results/.
     """
     ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != MEASURED, path))
-    found = [(path, read_results(path)) for path in (*own, *ours)]
+    loaded = [(path, read_results(path)) for path in (*own, *ours)]
     return [
         (path, results, {row["name"]: row for row in summary.summarize(results, mode)})
-        for path, results in found
+        for path, results in loaded
         if mode in results["modes"]
     ]
 

@@ -40,8 +40,8 @@ def number(kind, accepts, expected):
 
     def parse(text):
         with contextlib.suppress(ValueError):
-            if accepts(found := kind(text)):
-                return found
+            if accepts(value := kind(text)):
+                return value
         raise argparse.ArgumentTypeError(f"{text}: expected {expected}")
 
     return parse
@@ -282,13 +282,13 @@ def divided(config, dimension, n):
 
 def stage_rows(names, words):
     """The rows of some stages: what the words configure at each."""
-    found = {}
+    configs = {}
     for name in names:
         try:
-            found[name] = load_config([*words, f"--stage={name}"])
+            configs[name] = load_config([*words, f"--stage={name}"])
         except BadInput as error:
-            found[name] = error
-    return found
+            configs[name] = error
+    return configs
 
 
 def toggled(config, stage):

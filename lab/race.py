@@ -73,16 +73,16 @@ def run(config, seed):
         values = {"seed": seed, "eval_interval": max(1, config.max_steps // 10), "save_interval": 0}
         child = Child(dataclasses.replace(config, **values), {"TORCHINDUCTOR_CACHE_DIR": cache})
         try:
-            while not (found := child.found()):
+            while not (outcome := child.outcome()):
                 time.sleep(PAUSE)
                 for row in child.metrics():
                     if "val_bpb" in row:
                         curve.setdefault(row["val_bpb"], time.monotonic() - child.start)
         finally:
             child.end()
-    if found["note"]:
-        raise BadInput(f"a run with seed {seed} {found['note']}")
-    bpb, seconds = found["val_bpb"], found["seconds"]
+    if outcome["note"]:
+        raise BadInput(f"a run with seed {seed} {outcome['note']}")
+    bpb, seconds = outcome["val_bpb"], outcome["seconds"]
     return {"seconds": seconds, "bpb": bpb, "curve": [*([t, y] for y, t in curve.items() if y != bpb), [seconds, bpb]]}
 
 

@@ -31,7 +31,7 @@ from lab import plan
 from lab.launch import run_alone
 from lab.predict import costs
 from lab.recipe_report import report
-from lab.results import read, write
+from lab.results import machine_name, presets, read, write
 from lab.trials import Trial, Trials
 from lab.worth import Curve
 from nanoladder.config import apply, differences, stages
@@ -161,8 +161,8 @@ class Protocol:
 
     def diverged(self, row):
         """The number of a row's trials that diverged, of those at its best learning rate."""
-        found = [self.screening(row), row.length and self.losses(row, row.length, FRESH)]
-        return sum(losses.count(math.inf) for losses in found if losses)
+        of_phases = [self.screening(row), row.length and self.losses(row, row.length, FRESH)]
+        return sum(losses.count(math.inf) for losses in of_phases if losses)
 
     # -- the phases
 
@@ -221,7 +221,7 @@ class Protocol:
         self.worth(row, fresh=True)
 
 
-def measure(options, words, default_folder):
+def measure(options, words):
     """Runs the trials that are missing, for --minutes, and writes what all of them say."""
     config = plan.load_config(words)
     if config.recipe:
@@ -235,8 +235,10 @@ def measure(options, words, default_folder):
     def parameters(config):
         return costs(dataclasses.replace(config, vocab_size=dataset.vocab_size))["n_params"]
 
-    end, folder = time.monotonic() + 60 * options.minutes, Path(options.out_dir or default_folder())
-    with Trials(folder, dataset.fingerprint()) as trials:
+    machine = machine_name(run_alone(measurements.machine_facts, config))
+    folder = Path(options.out_dir or Path("results", machine, presets(words)))
+    end = time.monotonic() + 60 * options.minutes
+    with Trials(folder, dataset.fingerprint(), machine) as trials:
         try:
             trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, end, at_once)
             time_steps(Protocol(config, rungs, trials.loss), folder / STEPS, end)
@@ -244,15 +246,15 @@ def measure(options, words, default_folder):
             report(Protocol(config, rungs, trials.loss), trials, read_steps(folder / STEPS), words, parameters)
 
 
-def time_steps(found, path, end):
+def time_steps(protocol, path, end):
     """Measures the steps of all rows, once no trial is wanted, and adds them to a file; begins nothing after `end`."""
-    rows, steps = [row for row in [found.base, *found.rows] if row.factor], read_steps(path)
+    rows, steps = [row for row in [protocol.base, *protocol.rows] if row.factor], read_steps(path)
     for row in rows:
         config = differences(row.config)
         if row.name not in steps or steps[row.name]["config"] != config:
             steps[row.name] = {"config": config, "seconds": [], "peak": None}
     tasks = [(row, n) for n in range(ROUNDS + 1) for row in rows[:: -1 if n % 2 else 1]]
-    for row, n in tqdm([] if found.wanted else tasks, unit="process", leave=False):
+    for row, n in tqdm([] if protocol.wanted else tasks, unit="process", leave=False):
         step = steps[row.name]
         try:
             if n < ROUNDS and len(step["seconds"]) <= n and time.monotonic() < end:

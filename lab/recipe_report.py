@@ -20,27 +20,29 @@ gained on every seed of the screening, and the rows after stand on it. ms ×: ti
 the machine, measured last; gain: tokens × / ms ×."""
 
 
-def report(found, trials, steps, words, parameters):
+def report(protocol, trials, steps, words, parameters):
     """Prints and writes what a Protocol found. steps: {row: seconds and peak bytes}. words: of the config.
 
     parameters: function of a config.
     """
     folder = trials.path.parent
-    if not found.base.factor:
+    if not protocol.base.factor:
         return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {trials.path}")
-    rows = figures(found, trials, parameters, steps)
-    commits = sorted({row["commit"] for row in trials.rows if row["commit"]})
+    rows = figures(protocol, trials, parameters, steps)
+    commits, machines = (sorted({row[key] for row in trials.rows if row[key]}) for key in ("commit", "machine"))
     text = [
         f"## recipe: `{' '.join(words)}`",
-        f"{len(trials.rows)} whole runs of {', '.join(commits)}. Length 1 is {found.config.max_steps} steps of "
-        f"{found.config.batch_size} × {found.config.context_length} tokens. {in_words(found.curve)}",
+        f"{len(trials.rows)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
+        f"Length 1 is {protocol.config.max_steps} steps of {protocol.config.batch_size} × "
+        f"{protocol.config.context_length} tokens. {in_words(protocol.curve)}",
         tables.markdown(COLUMNS, rows),
         HOW_TO_READ,
     ]
-    results = {"config": words, "data": trials.data, "commits": commits, "curve": found.curve and vars(found.curve)}
-    write(folder, {"recipe.json": results | {"rows": rows}, "recipe.md": "\n\n".join(text)})
-    if found.curve:
-        draw(found.curve, rows, folder / "recipe.png")
+    results = {"config": words, "data": trials.data, "commits": commits, "machines": machines, "rows": rows}
+    results["curve"] = protocol.curve and vars(protocol.curve)
+    write(folder, {"recipe.json": results, "recipe.md": "\n\n".join(text)})
+    if protocol.curve:
+        draw(protocol.curve, rows, folder / "recipe.png")
     print(tables.markdown(COLUMNS, rows, tables.WIDTH))
     print(f"\nwritten: {folder}/recipe.md with all columns, beside recipe.json, recipe.png and trials.jsonl")
 
@@ -52,33 +54,34 @@ def in_words(curve):
     return f"The base's losses: {points}; as {curve.a:.3f} + {curve.b:.3f} · length^-{curve.c:.3f}."
 
 
-def figures(found, trials, parameters, steps):
+def figures(protocol, trials, parameters, steps):
     """A dict of figures for each row, the base first. steps: as of report."""
     samples = {kind: {} for kind in KINDS}
-    last = next((row for row in reversed(found.rows) if row.kept), found.base)
-    for row in found.rows:
-        pairs = (row, found.base), (row, row.below), (found.alone.get(row.name), found.base)
-        for kind, (this, other) in zip(KINDS, (*pairs, (last, found.without.get(row.name))), strict=True):
-            if this and other and (gains := found.gains(this, other)):
+    last = next((row for row in reversed(protocol.rows) if row.kept), protocol.base)
+    for row in protocol.rows:
+        pairs = (row, protocol.base), (row, row.below), (protocol.alone.get(row.name), protocol.base)
+        for kind, (this, other) in zip(KINDS, (*pairs, (last, protocol.without.get(row.name))), strict=True):
+            if this and other and (gains := protocol.gains(this, other)):
                 samples[kind][row.name] = gains
     estimates = {kind: estimate(each) for kind, each in samples.items()}
     rows = []
-    for row in [found.base, *found.rows]:
+    for row in [protocol.base, *protocol.rows]:
         cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
         rows.append(cells)
         if not row.factor:
             continue
-        losses = found.screening(row)
+        losses = protocol.screening(row)
         cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
-        cells |= {"parameters": parameters(row.config), "length": row.length, "verdict": verdict(found, row, estimates)}
+        cells |= {"verdict": verdict(protocol, row, estimates), "length": row.length}
+        cells["parameters"] = parameters(row.config)
         if math.inf not in losses:
             cells["loss"] = statistics.fmean(losses)
             cells["bpb"] = cells["loss"] * trials.bits_per_nat()
         cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
-        for kind, other in (("tokens", row), ("step", row), ("alone", found.alone.get(row.name))):
+        for kind, other in (("tokens", row), ("step", row), ("alone", protocol.alone.get(row.name))):
             if kind in cells:
-                cells[kind]["bound"] = found.bound(other)
-        if screened := found.worth(row, fresh=False):
+                cells[kind]["bound"] = protocol.bound(other)
+        if screened := protocol.worth(row, fresh=False):
             cells["screened"] = math.exp(statistics.fmean(screened))
         if (step := steps.get(row.name)) and step["seconds"]:
             cells |= {"seconds": statistics.median(step["seconds"])} | ({"peak": step["peak"]} if step["peak"] else {})
@@ -87,16 +90,16 @@ def figures(found, trials, parameters, steps):
     return rows
 
 
-def verdict(found, row, estimates):
+def verdict(protocol, row, estimates):
     """The verdict on a rung in words."""
-    if row is found.base:
+    if row is protocol.base:
         return "the base"
-    if diverged := found.diverged(row):
+    if diverged := protocol.diverged(row):
         return f"diverges on {diverged} seeds"
-    if not found.confirmed(row):
+    if not protocol.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
     step = estimates["step"][row.name].verdict
-    doubt = found.bound(row) + found.bound(row.below).translate(str.maketrans("≤≥", "≥≤"))
+    doubt = protocol.bound(row) + protocol.bound(row.below).translate(str.maketrans("≤≥", "≥≤"))
     contradicted = {"holds": "≤", "costs": "≥"}.get(step, "none")
     return "beyond the curve" if contradicted in doubt else step
 

@@ -52,10 +52,10 @@ def replay(config, step):
             train.train_step(model, optimizer, batch, lr, config)
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
         print_sequences(model, batch, data.TrainingBatches(split, config).windows(step))
-        found = find_not_finite(model)
+        not_finite = find_not_finite(model)
         loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
-    for stage, names in found.items():
+    for stage, names in not_finite.items():
         more = ", ..." * (len(names) > SHOWN_NAMES)
         print(f"not finite in the {stage}: {', '.join(names[:SHOWN_NAMES]) or 'nothing'}{more}")
 
@@ -90,11 +90,11 @@ def find_not_finite(model):
 
     A module is listed if its output is not finite, a parameter if its gradient is not.
     """
-    found = {"forward": [], "backward": []}
+    not_finite = {"forward": [], "backward": []}
 
     def check(stage, name, *tensors):
-        if name not in found[stage] and not all(tensor.isfinite().all() for tensor in tensors):
-            found[stage].append(name)
+        if name not in not_finite[stage] and not all(tensor.isfinite().all() for tensor in tensors):
+            not_finite[stage].append(name)
 
     for name, module in model.named_modules():
 
@@ -105,7 +105,7 @@ def find_not_finite(model):
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: check("backward", name, p.grad))
-    return found
+    return not_finite
 
 
 if __name__ == "__main__":

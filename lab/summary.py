@@ -36,12 +36,12 @@ def summarize(results, mode):
             n = int(name)
             row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
             row |= {key: exchanged[0][key] for key in ("predicted", "bubble") if exchanged[0].get(key)}
-        if found := (measured.get("profile") or [None])[0]:
-            row |= of_profile(found, reference["profile"][0], row, results["machine"]["gpu"])
+        if profile := (measured.get("profile") or [None])[0]:
+            row |= of_profile(profile, reference["profile"][0], row, results["machine"]["gpu"])
             row["dropout"] = results["keys"]["dropout"]
             row["another_update"] = measured.get("another_update", False)
             if timed:
-                row |= utilization(found, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
+                row |= utilization(profile, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
         if timed and (limit := measured.get("limit")):
             row |= {"limit": sum(limit["kinds"].values()), "limit_kinds": limit["kinds"]}
             row["limit_bounds"] = limit["bounds"]
@@ -86,28 +86,30 @@ def timing(processes):
     return row
 
 
-def of_profile(found, first, row, gpu):
+def of_profile(profile, first, row, gpu):
     """Figures from the process that profiled a row; `first` is what was found of the first row."""
     figures = {
-        "loss": found["losses"][-1],
-        "memory": found["memory"],
-        "peak": found["memory"]["peak"],
-        "parameters": found["parameters"],
-        "shares": shares(found, row, gpu),
+        "loss": profile["losses"][-1],
+        "memory": profile["memory"],
+        "peak": profile["memory"]["peak"],
+        "parameters": profile["parameters"],
+        "shares": shares(profile, row, gpu),
     }
-    figures |= gap(found, first) | {name: found[name] for name in ("predicted", "attention_kernel") if found.get(name)}
+    figures |= gap(profile, first) | {
+        name: profile[name] for name in ("predicted", "attention_kernel") if profile.get(name)
+    }
     return figures
 
 
-def gap(found, first):
+def gap(profile, first):
     """The largest difference of a loss from the first row's, which has none itself."""
-    gaps = [abs(a - b) for a, b in zip(found["losses"], first["losses"], strict=True)]
-    return {} if found is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
+    gaps = [abs(a - b) for a, b in zip(profile["losses"], first["losses"], strict=True)]
+    return {} if profile is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
 
 
-def utilization(found, tokens_per_s, limits, datasheet_flops):
+def utilization(profile, tokens_per_s, limits, datasheet_flops):
     """Shares of the FLOP/s that the machine reaches in a matrix product and of those in its datasheet, where known."""
-    flops, dtype = tokens_per_s * found["flops_per_token"], found["product_dtype"]
+    flops, dtype = tokens_per_s * profile["flops_per_token"], profile["product_dtype"]
     figures = {}
     if rates := [limit["flops"][dtype] for limit in limits if dtype in limit["flops"]]:
         figures["mfu"] = flops / statistics.median(rates)
@@ -116,10 +118,10 @@ def utilization(found, tokens_per_s, limits, datasheet_flops):
     return figures
 
 
-def shares(found, row, gpu):
+def shares(profile, row, gpu):
     """{kind: share of a step's time}: on a CPU of the profiled step, on a GPU its kernels' of the usual step."""
-    step = row["seconds"] if gpu and "seconds" in row else found["profiled_seconds"]
-    parts = {kind: seconds / step for kind, seconds in found["seconds_by_kind"].items()}
+    step = row["seconds"] if gpu and "seconds" in row else profile["profiled_seconds"]
+    parts = {kind: seconds / step for kind, seconds in profile["seconds_by_kind"].items()}
     waited = parts.pop("data")
     idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
     parts["data"] = min(waited, idle)

@@ -56,8 +56,9 @@ class Trial(NamedTuple):
 class Trials:
     """The trials of a folder. A context manager, in which no other process may write there."""
 
-    def __init__(self, folder, data):
-        self.path, self.data, self.commit = Path(folder, "trials.jsonl"), data, commit()
+    def __init__(self, folder, data, machine):
+        self.path, self.data = Path(folder, "trials.jsonl"), data
+        self.origin = {"machine": machine, "commit": commit()}
         self.rows, self.keys = read_metrics(self.path), {}
         self.finished = {key_of(row["config"], row["data"]): row for row in self.rows if not row["failed"]}
 
@@ -88,12 +89,12 @@ class Trials:
         """Bits per byte of a loss of one nat per token."""
         return next(row["val_bpb"] / row["val_loss"] for row in self.rows if row["val_loss"])
 
-    def add(self, trial, found, parameters):
+    def add(self, trial, outcome, parameters):
         """Writes what a process found."""
         config, key = trial.resolved(), self.key(trial)
         row = {"name": trial.name, "seed": trial.seed, "lr_factor": trial.factor, "length": trial.length}
         row |= {"steps": config.max_steps, "tokens": config.max_steps * config.batch_size * config.context_length}
-        row |= {**found, "parameters": parameters, "commit": self.commit}
+        row |= {**outcome, "parameters": parameters, **self.origin}
         self.finished[key] = row | {"config": differences(config), "data": self.data}
         self.rows.append(self.finished[key])
         write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
@@ -112,11 +113,11 @@ class Trials:
                         if len(running) < at_once and time.monotonic() < end and self.key(trial) not in running:
                             running[self.key(trial)] = trial, Child(trial.resolved(), ONE_THREAD)
                             bar.set_postfix_str(" | ".join(str(trial) for trial, _ in running.values()))
-                    over = {key: found for key, (_, child) in running.items() if (found := child.found())}
-                    for key, found in over.items():
+                    over = {key: outcome for key, (_, child) in running.items() if (outcome := child.outcome())}
+                    for key, outcome in over.items():
                         trial, _ = running.pop(key)
-                        self.add(trial, found, parameters(trial.config))
-                        bar.write(f"{trial}: {found['note'] or format(found['val_loss'], '.4f')}")
+                        self.add(trial, outcome, parameters(trial.config))
+                        bar.write(f"{trial}: {outcome['note'] or format(outcome['val_loss'], '.4f')}")
                         bar.update()
                     if over:
                         todo = wanted()
@@ -149,23 +150,23 @@ class Child:
         """The rows of metrics so far."""
         return read_metrics(Path(self.folder.name, "run", "metrics.jsonl"))
 
-    def found(self):
+    def outcome(self):
         """The final losses, or none and a note of the reason; None as long as the process runs."""
         if self.process.poll() is None:
             return None
-        found = {"seconds": round(time.monotonic() - self.start, 1), "note": None, "failed": False}
+        outcome = {"seconds": round(time.monotonic() - self.start, 1), "note": None, "failed": False}
         self.log.seek(0)
         lines = [line for line in self.log.read().splitlines() if line.strip()] or [""]
         last = next((line for line in lines if line.startswith("error: ")), lines[-1])
         row = (self.metrics() or [{}])[-1]
-        found |= {key: row.get(key) for key in ("val_loss", "val_bpb")}
+        outcome |= {key: row.get(key) for key in ("val_loss", "val_bpb")}
         if self.process.returncode:
-            found["failed"] = DIVERGED not in last
-            found["note"] = f"{'failed' if found['failed'] else 'diverged'}: {last.removeprefix('error: ')}"
-        elif not found["val_loss"]:
-            found["note"] = "diverged: the validation loss is not finite"
+            outcome["failed"] = DIVERGED not in last
+            outcome["note"] = f"{'failed' if outcome['failed'] else 'diverged'}: {last.removeprefix('error: ')}"
+        elif not outcome["val_loss"]:
+            outcome["note"] = "diverged: the validation loss is not finite"
         self.end()
-        return found
+        return outcome
 
     def end(self):
         self.process.kill()

@@ -44,12 +44,12 @@ def sets(own=()):
     for path in own:
         if not read_results(path)["modes"].keys() & {"ladder", *pages.SCALING.values()}:
             raise BadInput(f"{path} holds no stages; expected a results.json of --mode=ladder or scaling")
-    found = {}
+    by_id = {}
     for path, results, rows in pages.summaries("ladder", own):
         machine, name = path.resolve().parts[-3:-1]
         key = f"{machine}/{name}"
-        found.setdefault(key, measured(key, name, results, [dict(row) for row in rows.values()]))
-    return found
+        by_id.setdefault(key, measured(key, name, results, [dict(row) for row in rows.values()]))
+    return by_id
 
 
 def measured(key, name, results, rows):
@@ -99,31 +99,31 @@ def section(stage, own=()):
     """The section on a stage's figures: its scaling on each machine if it needs several processes, then its cards."""
     if pages.group(stage) == "recipe":
         return tag("section", *worth(stage), class_="cards", aria_label="Measured")
-    cards = scaling(stage, own) + [card(found, stage) for found in sets(own).values()]
+    cards = scaling(stage, own) + [card(ladder, stage) for ladder in sets(own).values()]
     return tag("section", *cards, class_="cards", aria_label="Measured")
 
 
-def card(found, stage):
-    row = found.rows.get(stage, {"note": "not measured here"})
-    lines = [part for heading, text in found.conditions for part in (tag("dt", heading), tag("dd", text))]
+def card(ladder, stage):
+    row = ladder.rows.get(stage, {"note": "not measured here"})
+    lines = [part for heading, text in ladder.conditions for part in (tag("dt", heading), tag("dd", text))]
     content = [
-        tag("h3", found.machine, " ", tag("small", found.name)),
+        tag("h3", ladder.machine, " ", tag("small", ladder.name)),
         tag("details", tag("summary", "conditions"), tag("dl", *lines), class_="conditions"),
     ]
     if "seconds" in row:
-        content += [chart_section(chart, found, row) for chart in (TIME, MEMORY) if chart.total in row]
+        content += [chart_section(chart, ladder, row) for chart in (TIME, MEMORY) if chart.total in row]
         content += loss(row)
     else:
         content.append(tag("p", f"{stage}: {row['note'] or 'not timed'}.", class_="note"))
-    return tag("article", *content, class_="card", data_set=found.id)
+    return tag("article", *content, class_="card", data_set=ladder.id)
 
 
-def chart_section(chart, found, row):
+def chart_section(chart, ladder, row):
     """A chart at a row: what the stage gains, bars of naive, the row before and this one, and the parts in numbers.
 
     At the first row: a bar of every row.
     """
-    named = {name: other for name, other in found.rows.items() if "seconds" in other and chart.total in other}
+    named = {name: other for name, other in ladder.rows.items() if "seconds" in other and chart.total in other}
     first, *_ = drawn = list(named.values())
     if row is first:
         before, verdicts, shown = None, [], drawn
@@ -308,5 +308,5 @@ def worth_card(path, rows, stage):
 
 def options(own=()):
     """The machines to choose from, as options of a list."""
-    texts = {key: f"{found.machine.replace(', native bfloat16', '')}: {found.name}" for key, found in sets(own).items()}
-    return join(*(tag("option", text, value=key) for key, text in texts.items()))
+    names = {key: f"{each.machine.replace(', native bfloat16', '')}: {each.name}" for key, each in sets(own).items()}
+    return join(*(tag("option", name, value=key) for key, name in names.items()))

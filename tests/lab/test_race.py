@@ -28,7 +28,7 @@ class Player:
     def metrics(self):
         return [{"step": 1, "train_loss": 3.0}, {"step": 2, "val_bpb": 3.0}]
 
-    def found(self):
+    def outcome(self):
         self.looks -= 1
         return None if self.looks else {"seconds": SECONDS[self.name], "val_bpb": self.bpb, "note": None}
 
@@ -62,8 +62,8 @@ def test_each_seed_s_runs_are_compared_and_none_is_run_twice(run, tmp_path):
     assert done.code == 0 and "12.00× (12.00–12.00)" in done.out and "3.00× (3.00–3.00)" in done.out
     assert done.out.count("reached by every seed") == 3 and (tmp_path / "race.png").stat().st_size > 1e4
     assert [config.seed for config in Player.runs] == [0, 0, 0, 1, 1, 1]
-    found = json.loads((tmp_path / "race.json").read_text())["runs"]
-    assert found[2]["curve"][-1] == [10.0, 2.0] and found[2]["curve"][0][1] == 3.0
+    outcome = json.loads((tmp_path / "race.json").read_text())["runs"]
+    assert outcome[2]["curve"][-1] == [10.0, 2.0] and outcome[2]["curve"][0][1] == 3.0
     assert run().out == done.out and len(Player.runs) == 6
 
 

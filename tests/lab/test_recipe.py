@@ -37,10 +37,11 @@ class World:
         monkeypatch.setattr("nanoladder.files.write", write)
         monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
         monkeypatch.setattr(recipe, "run_alone", self.step)
+        monkeypatch.setattr(recipe, "machine_name", lambda facts: "a-machine")
         monkeypatch.setattr(recipe, "rungs_of", lambda config: self.rungs)
 
     def step(self, function, config):
-        self.steps.append(config)
+        self.steps += [config] * (function is not recipe.measurements.machine_facts)
         return {"seconds": 0.3 if config.optimizer == "muon" else 0.2, "memory": {"peak": 3e9}}
 
     def loss(self, config):
@@ -63,7 +64,7 @@ class Player:
         world.most_running = max(world.running, world.most_running)
         self.world, self.config = world, config
 
-    def found(self):
+    def outcome(self):
         self.end()
         loss = None if self.world.diverges(self.config) else self.world.loss(self.config)
         note = "diverged: stopped at step 3" if loss is None else None
@@ -191,8 +192,8 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
     expected = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["val_loss"]
     for changes, note in ({}, ""), ({"learning_rate": 1e18}, "diverged: stopped at step"), ({"n_head": 5}, "failed: "):
         child = trials.Child(replace(config, **changes), trials.ONE_THREAD)
-        while not (found := child.found()):
+        while not (outcome := child.outcome()):
             time.sleep(0.1)
-        assert found["val_loss"] == (None if note else expected)
-        assert (found["note"] or "").startswith(note) and found["failed"] == ("failed" in note)
+        assert outcome["val_loss"] == (None if note else expected)
+        assert (outcome["note"] or "").startswith(note) and outcome["failed"] == ("failed" in note)
         assert not Path(child.folder.name).exists()
