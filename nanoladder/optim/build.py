@@ -7,6 +7,7 @@ from nanoladder.optim import lion
 from nanoladder.optim.galore import GaLore
 
 BETA1 = 0.9  # decay rate of the mean gradient, as AdamW's in train.py
+FIRST_MOMENTUM, MOMENTUM_WARMUP = 0.85, 300  # of Muon, and steps
 # Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
 # `profile.py --train`, whose table in results/ shows a lower and a higher one as well.
 RELATIVE_LR = {
@@ -48,6 +49,7 @@ def build(groups, model, config):
         # Updates of AdamW's usual size (Liu et al. 2025), so that both optimizers share a learning rate
         kind = torch.optim.Muon if machine.choose_dtype(config.dtype, device) == torch.bfloat16 else Float32Muon
         first = kind(hidden, lr=config.learning_rate, adjust_lr_fn="match_rms_adamw")
+        first.register_step_pre_hook(warm_up_momentum)
     else:
         first = GaLore(hidden, config.learning_rate, betas)
     implementation = {name: config.adamw_impl == name for name in ("foreach", "fused")}
@@ -73,6 +75,19 @@ def lr_to_tensor(optimizer, *_):
     """Converts the learning rate to a tensor, because a compiled update would treat a float as a constant."""
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
+
+
+def warm_up_momentum(muon, *_):
+    """Raises Muon's momentum to its usual 0.95 over the first MOMENTUM_WARMUP steps, as modded-nanogpt does.
+
+    Gradients change fast at first, and an average over many of them is out of date.
+    """
+    for group in muon.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                step = muon.state[parameter]["step"] = muon.state[parameter].get("step", 0) + 1
+                missing = max(0.0, 1 - step / MOMENTUM_WARMUP) * (muon.defaults["momentum"] - FIRST_MOMENTUM)
+                group["momentum"] = muon.defaults["momentum"] - missing
 
 
 class Float32Muon(torch.optim.Muon):

@@ -94,7 +94,7 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
     torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
     model, optimizer, config = make(optimizer="muon", adamw_impl="fused", dtype="bfloat16")
     twin, *_ = make()
     inside = {f"blocks.{name}" for name, parameter in model.blocks.named_parameters() if parameter.dim() == 2}
@@ -109,10 +109,12 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest():
             fused=True,
         ),
     ]
-    for step in range(3):
+    monkeypatch.setitem(optim.build.__globals__, "MOMENTUM_WARMUP", 2)
+    for step, momentum in enumerate([0.95 - 0.5 * (0.95 - 0.85), 0.95, 0.95]):
         train.train_step(model, optimizer, batch_of(step, config), 1e-3, config)
         for parameter, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             theirs.grad = parameter.grad.clone()
+        pair[0].param_groups[0]["momentum"] = momentum
         for each in pair:
             each.step()
     assert len(inside) == 8
