@@ -18,7 +18,7 @@ from nanoladder.entry import Parser
 from lab.devices import DATASHEETS
 from lab.peers import task
 from lab.summary import row_below
-from nanoladder.config import apply, check, parse_arguments, stage_names
+from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_names
 from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
@@ -72,6 +72,13 @@ def stages(text):
     return [stage for stage in stage_names() if stage in ["naive", *asked]]
 
 
+def rungs(text):
+    """Parses "muon,rotary" into these rungs of the second ladder, in its order."""
+    _, *names = stage_names(RECIPE_DIR)
+    asked = [one_of(*names)(name) for name in text.split(",")]
+    return [name for name in names if name in asked]
+
+
 def varied(text):
     """Parses "attention=matmul,sdpa" into [{"attention": "matmul"}, {"attention": "sdpa"}]; "stages" stays as it is."""
     key, equals, values = text.partition("=")
@@ -113,7 +120,7 @@ MODES = {
     "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir")),
     "recipe": Mode(
         "what each rung of the recipe, the second ladder, is worth in tokens, by whole training runs",
-        ("minutes", "out_dir"),
+        ("minutes", "kept", "out_dir"),
     ),
     "race": Mode("how much sooner whole runs end with the loss of another config's", ("against", "seeds", "out_dir")),
     "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
@@ -147,6 +154,7 @@ OPTIONS = {
     "minutes": Option(
         positive, "10", "how long it takes, of a recipe until the last trial starts; the same command continues"
     ),
+    "kept": Option(rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": Option(positive, None, "in GB: names the largest micro-batch that fits"),
     "world_size": Option(at_least(1), "1", "processes of the predicted run"),

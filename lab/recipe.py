@@ -12,6 +12,9 @@ seed: those of one seed train on the same batches. In this order:
 7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
+
+--kept=a,b,c: the rungs that another scale has kept are not screened. Measured are the recipe of all of them, and that
+without each; their rates, and the base's, are chosen on one seed.
 """
 
 import dataclasses
@@ -67,14 +70,18 @@ class Row:
 class Protocol:
     """What the finished trials say: rows (alone and without by the rung's name), a curve; and what is wanted next."""
 
-    def __init__(self, config, rungs, loss):
-        """rungs: {name: changes of the config}, first the base's. loss: function of a trial; None: it has not run."""
-        self.config, self.rungs, self.loss, self.wanted = config, rungs, loss, []
+    def __init__(self, config, rungs, loss, kept=()):
+        """rungs: {name: changes of the config}, first the base's. loss: function of a trial; None: it has not run.
+
+        kept: rungs that are not to be screened, but taken together; none: all are screened.
+        """
+        self.config, self.rungs, self.loss, self.wanted, self.given = config, rungs, loss, [], kept
         first, *names = rungs
-        self.base = Row(first, self.built([]), length=1.0, kept=True)
+        seeds, self.many = (ONCE, SCREENING) if kept else (SCREENING, MANY)
+        self.base = Row(first, self.built([]), seeds=seeds, length=1.0, kept=True)
         self.rows, self.alone, self.without, self.curve = [], {}, {}, None
-        if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, MANY) is not None:
-            screened = self.screen(names)
+        if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, self.many) is not None:
+            screened = self.take_together(kept) if kept else self.screen(names)
             self.curve = self.measure_curve()
             if screened and self.curve:
                 self.confirm()
@@ -183,11 +190,19 @@ class Protocol:
                 path, below = [*path, name], row
         return True
 
+    def take_together(self, names):
+        """Adds a row for each of these rungs, of which the last stands for all. True if that is tuned."""
+        *others, name = names
+        last = Row(name, self.built(names), self.base, ONCE, kept=True)
+        self.rows = [*(Row(other, None, kept=True, note="kept at another scale") for other in others), last]
+        return bool(self.tune(last, 1.0, self.base.factor))
+
     def measure_curve(self):
         """The base's Curve, by differences from its runs of length 1 of the same seeds; None if trials are missing."""
-        many = self.of_base(1.0, MANY)
+        many = self.of_base(1.0, self.many)
         points = {1.0: statistics.fmean(many)}
-        for length, seeds in ((SHORT, SCREENING), (LONG, SCREENING), (LONGEST, ONCE)):
+        for length in (SHORT, LONG, LONGEST):
+            seeds = ONCE if length == LONGEST else self.base.seeds
             if length != LONGEST:  # else at the rate of LONG
                 factor = self.tune(dataclasses.replace(self.base), length, self.base.factor)
             losses = factor and self.of_base(length, seeds, factor)
@@ -199,9 +214,9 @@ class Protocol:
         """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each."""
         self.of_base(1.0, FRESH)
         kept = [row for row in self.rows if row.kept]
-        for row in [*kept, *(row for row in self.rows if not (row.kept or row.note))]:
+        for row in sorted((row for row in self.rows if not row.note), key=lambda row: not row.kept):
             self.confirm_row(row)
-        for row in self.rows:
+        for row in [] if self.given else self.rows:
             self.alone[row.name] = alone = Row(f"{row.name} alone", self.built([row.name]), seeds=ONCE)
             self.tune(alone, 1.0, self.base.factor)
         for alone in self.alone.values():
@@ -226,8 +241,9 @@ def measure(options, words):
     config = plan.load_config(words)
     if config.recipe:
         raise BadInput(f"recipe={config.recipe}: --mode=recipe measures every rung; expected no --recipe")
-    rungs, dataset = rungs_of(config), open_dataset(config)
-    Protocol(config, rungs, lambda trial: None).require_valid()
+    dataset = open_dataset(config)
+    protocol = functools.partial(Protocol, config, rungs_of(config), kept=options.kept or ())
+    protocol(lambda trial: None).require_valid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
 
@@ -240,10 +256,10 @@ def measure(options, words):
     end = time.monotonic() + 60 * options.minutes
     with Trials(folder, dataset.fingerprint(), machine) as trials:
         try:
-            trials.run(lambda: Protocol(config, rungs, trials.loss).wanted, parameters, end, at_once)
-            time_steps(Protocol(config, rungs, trials.loss), folder / STEPS, end)
+            trials.run(lambda: protocol(trials.loss).wanted, parameters, end, at_once)
+            time_steps(protocol(trials.loss), folder / STEPS, end)
         finally:
-            report(Protocol(config, rungs, trials.loss), trials, read_steps(folder / STEPS), words, parameters)
+            report(protocol(trials.loss), trials, read_steps(folder / STEPS), words, parameters)
 
 
 def time_steps(protocol, path, end):

@@ -67,8 +67,10 @@ def figures(protocol, trials, parameters, steps):
     rows = []
     for row in [protocol.base, *protocol.rows]:
         cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
+        cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
         rows.append(cells)
         if not row.factor:
+            cells["note"] += f": {estimates['without'][row.name].verdict}" if "without" in cells else ""
             continue
         losses = protocol.screening(row)
         cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
@@ -77,7 +79,6 @@ def figures(protocol, trials, parameters, steps):
         if math.inf not in losses:
             cells["loss"] = statistics.fmean(losses)
             cells["bpb"] = cells["loss"] * trials.bits_per_nat()
-        cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
         for kind, other in (("tokens", row), ("step", row), ("alone", protocol.alone.get(row.name))):
             if kind in cells:
                 cells[kind]["bound"] = protocol.bound(other)

@@ -11,7 +11,7 @@ import pytest
 from conftest import flags, replace, tiny
 
 import train
-from lab import climb, recipe, trials, worth
+from lab import climb, plan, recipe, trials, worth
 from nanoladder.run.metrics import read_metrics
 
 STEPS, RATE = 1000, 0.01
@@ -39,6 +39,7 @@ class World:
         monkeypatch.setattr(recipe, "run_alone", self.step)
         monkeypatch.setattr(recipe, "machine_name", lambda facts: "a-machine")
         monkeypatch.setattr(recipe, "rungs_of", lambda config: self.rungs)
+        monkeypatch.setattr(plan, "stage_names", lambda *_: [*self.rungs])
 
     def step(self, function, config):
         self.steps += [config] * (function is not recipe.measurements.machine_facts)
@@ -130,6 +131,18 @@ def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run,
         and len(world.steps) == 20
         and len(set(map(str, world.configs))) == len(world.configs) == len(found)
     )
+
+
+def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(world, run):
+    _, rows, found = run("--kept=late,good,nothing")
+    assert [*rows] == ["base", "good", "nothing", "late"] and {row["name"] for row in found} == {
+        *("base", "late", "without good", "without nothing", "without late")
+    }
+    assert rows["late"]["tokens"]["times"] == pytest.approx(1.8, rel=0.01) and rows["late"]["verdict"] == "holds"
+    assert rows["good"]["note"] == "kept at another scale: holds"
+    assert rows["nothing"]["note"].startswith("kept at another scale: not seen")
+    assert rows["good"]["without"]["times"] == pytest.approx(1.5, rel=0.01)
+    assert run("--kept=fine")[0].err.startswith("error: argument --kept: unknown 'fine'")
 
 
 @pytest.mark.parametrize("most", [3, 20, 100])
