@@ -123,11 +123,14 @@ class Protocol:
         return self.losses(row, 1.0, row.seeds)
 
     def tune(self, row, length, center):
-        """The factor of the learning rate with the lowest mean loss, which the row gets; None if trials are missing."""
+        """The factor of the learning rate whose worst seed is best, which the row gets; None if trials are missing.
+
+        The mean would choose rates at which two seeds do well and the third does not.
+        """
         factors = [center * factor for factor in FACTORS]
         while None not in (losses := [self.losses(row, length, row.seeds, factor) for factor in factors]):
-            means = [statistics.fmean(each) for each in losses]
-            best = means.index(min(means))
+            worst = [max(each) for each in losses]
+            best = worst.index(min(worst))
             if 0 < best < len(factors) - 1 or len(factors) >= MOST_FACTORS:
                 row.factor = factors[best]
                 return row.factor
