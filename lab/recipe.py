@@ -5,7 +5,7 @@ seed: those of one seed train on the same batches. In this order:
 
 1. The base's learning rate: half, once and twice the config's on three seeds, and on, by a factor of 2, past an edge.
 2. The base at length 1 on ten seeds.
-3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what gains on every seed.
+3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what lowers the mean loss.
 4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss.
 6. Each rung alone, on the base; then the recipe without it. Their rates are chosen on one seed.
@@ -187,8 +187,7 @@ class Protocol:
                 continue
             if not self.tune(row, 1.0, below.factor):
                 return False
-            pairs = zip(self.screening(row), self.screening(below), strict=True)
-            row.kept = all(this < other for this, other in pairs)
+            row.kept = statistics.fmean(self.screening(row)) < statistics.fmean(self.screening(below))
             if row.kept:
                 path, below = [*path, name], row
         return True
