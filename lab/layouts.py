@@ -6,31 +6,11 @@ import math
 from typing import get_args
 
 from nanoladder.config import TYPES
-from nanoladder.parallel import divide, micro_batch_sizes
+from nanoladder.parallel import divide
 from nanoladder.parallel.mesh import CUTS, Grid
 
 SCHEDULES = get_args(TYPES["pipeline_schedule"])
 UNCUT = {"shard": "none", "shard_within": 0, "pipeline_schedule": SCHEDULES[0]}
-
-
-def layouts(config, n):
-    """Lists the configs of n processes: every grid of them, sharded or not, with every schedule, in micro-batches."""
-    found = []
-    for grid in grids(n):
-        averaging, cut = grid.data * grid.context, on_grid(config, grid)
-        changes = [{}]
-        if grid.pipeline > 1:
-            changes += [{"pipeline_schedule": name} for name in SCHEDULES[1:]]
-        if averaging > 1:
-            changes += [{"shard": "optimizer"}, {"shard": "full"}]
-        if averaging == 4:
-            changes.append({"shard": "full", "shard_within": 2})
-        sizes = [size for size in micro_batch_sizes(cut, grid) if size < config.batch_size // grid.data]
-        if sizes and grid.pipeline == 1:  # a pipeline has micro-batches anyway
-            shards = ("none", "full") if grid.data == n > 1 else ("none",)
-            changes += [{"micro_batch_size": sizes[-1], "shard": shard} for shard in shards]
-        found += [dataclasses.replace(cut, **change) for change in changes]
-    return found
 
 
 def on_grid(config, grid):

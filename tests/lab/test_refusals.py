@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import MACHINE, flags
 
-from lab import advise, climb, cluster, equal, replay
+from lab import advise, climb, cluster, replay
 
 JUDGE, PEERS, ADVICE = "--mode=judge", "--mode=peers", "savings --available_bytes=9"
 REFUSED = [
@@ -16,9 +16,6 @@ REFUSED = [
     (cluster.main, "--vocab_size=257 --memory_gb=1e-6", "no layout of batch_size=4 fits 1e-06 GB"),
     (cluster.main, "--vocab_size=257 --gpu=8", "unknown key 'gpu', did you mean 'gpus'"),
     (cluster.main, "--vocab_size=257 --gpus=-8", "--gpus: -8: expected a whole number of at least 1"),
-    (equal.main, "--dropout=0.1", "dropout=0.1: each layout drops other activations; expected --dropout=0"),
-    (equal.main, "--processes=1", "--processes: 1: expected a whole number of at least 2"),
-    (equal.main, "--step=3", "unknown key 'step', did you mean 'steps'?"),
     (replay.main, "", "required: --step"),
     (replay.main, "--step=7", "--step=7: not a step of this run; expected 1 to max_steps=6"),
     (replay.main, "--step=0", "--step=0: not a step of this run"),
@@ -68,10 +65,9 @@ def test_bad_input_is_one_line(main, words, fragment, dense, refused, monkeypatc
     assert fragment in refused(main, *flags(dataset=dense), *words.split())
 
 
-def test_torchrun_is_refused(dense, refused, monkeypatch):
+def test_torchrun_is_refused(refused, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert "expected `python profile.py config/x.py --mode=scaling --processes=N`" in refused(climb.main)
-    assert "lab.equal starts its processes itself" in refused(equal.main, *flags(dataset=dense))
 
 
 @pytest.mark.parametrize("mode", ["ladder", "judge", "tune", "peers"])

@@ -1,5 +1,6 @@
 """Several processes, on gloo, train what one does under every layout, and continue each other's checkpoints."""
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -224,7 +225,6 @@ def differing(base, folder):
 
 
 def test_a_checkpoint_of_one_process_continues_in_several_and_a_damaged_one_is_passed_over(resumed):
-    """lab.equal's test takes every layout's checkpoint to the next."""
     runs, _ = resumed
     agree(runs["damaged"], runs["alone"])
 
@@ -259,6 +259,40 @@ def test_four_processes_resume_bit_for_bit(dense, documents, folder):
     assert rows(rest, *CURVE, "grad_norm") == rows(config, *CURVE, "grad_norm")
     for part in ("model", "optimizer"):
         assert same(saved(rest)[part], saved(config)[part]), part
+
+
+# Pairs of dimensions, and what else four processes can be.
+ALONG = {"data": {}, "tensor": TENSOR, "context": CONTEXT, "pipeline": PIPELINE}
+FOUR = {f"{one} {other}": ALONG[one] | ALONG[other] for one, other in itertools.combinations(ALONG, 2)}
+FOUR |= {f"{name} full": keys | {"shard": "full"} for name, keys in FOUR.items() if name != "tensor pipeline"}
+FOUR |= {"optimizer": {"shard": "optimizer"}, "shared by 2": {"shard": "full", "shard_within": 2}}
+FOUR |= {"interleaved": INTERLEAVED}
+ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True, "max_steps": 4}
+ODD |= {"lr_decay_steps": 4, "data": "documents", "vocab_size": 257}  # padded, with heads of 9
+
+
+def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(dense, documents, folder):
+    """Each takes half of the steps, and the others from where the layout before it was by then; the last, one process.
+
+    tests/parallel/worker.py also compares what it has resumed with the file.
+    """
+    runs = {
+        name: configuration(dense, documents, folder / "four" / name, **ODD, **keys)
+        for name, keys in {"alone": {}, **FOUR, "alone again": {}}.items()
+    }
+    halves = {name: replace(run, out_dir=f"{run.out_dir}, half", max_steps=2) for name, run in runs.items()}
+    train.train(runs["alone"])
+    train.train(halves["alone"])
+    together(folder / "first halves", {name: halves[name] for name in FOUR}, 4)
+    for before, name in itertools.pairwise(runs):
+        shutil.copytree(halves[before].out_dir, runs[name].out_dir)
+        runs[name] = replace(runs[name], init_from="resume")
+    together(folder / "second halves", {name: runs[name] for name in FOUR}, 4)
+    train.train(runs["alone again"])
+    for name in FOUR:
+        agree(halves[name], halves["alone"], 1e-5, f"{name}, half")
+    for name in runs:
+        agree(runs[name], runs["alone"], 1e-5, name)
 
 
 def test_the_weights_of_a_checkpoint_start_a_pipeline(resumed):

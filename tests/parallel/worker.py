@@ -22,10 +22,11 @@ from nanoladder.entry import run_script
 
 import torch
 import torch.distributed as dist
+from conftest import same
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import train
-from nanoladder import parallel
+from nanoladder import checkpoint, parallel
 from nanoladder.errors import BadInput
 from nanoladder.parallel import data_parallel
 from nanoladder.run import load_config, metrics
@@ -71,6 +72,14 @@ def faulty(rank, at_step, kind, forward_backward=train.forward_backward):
     return call
 
 
+def resume_exactly(model, optimizer, state, path, resume=checkpoint.resume):
+    """checkpoint.resume, after which a new checkpoint must be as the old one, whatever the layout that wrote that."""
+    progress = resume(model, optimizer, state, path)
+    again = checkpoint.snapshot(model.config, {}, model, optimizer, progress)
+    assert parallel.rank() > 0 or all(same(again[part], state[part]) for part in ("model", "optimizer")), path
+    return progress
+
+
 def main(argv):
     global reductions
     path, seen = Path(argv[0]), {}
@@ -79,6 +88,7 @@ def main(argv):
     data_parallel.DistributedDataParallel = CountedDataParallel
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # before 2.13
     setattr(dist, name, counted(getattr(dist, name)))
+    checkpoint.resume = resume_exactly
     metrics.plot = lambda *_: None
     torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
     home = os.getcwd()
