@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import train
-from lab import limits
+from lab import devices
 from lab.breakdown import allocated, memory_by_part, product_format, seconds_by_kind
 from lab.launch import reason
 from lab.traffic import Counter
@@ -220,12 +220,12 @@ def resident_bytes(field):
 
 def machine_facts(config):
     """The machine: its processor, device and versions."""
-    return limits.describe(train.set_up(config))
+    return devices.describe(train.set_up(config))
 
 
 def machine_limits(config):
-    """The most that the machine can do (limits.py)."""
-    return limits.limits(train.set_up(config))
+    """The most that the machine can do (devices.py)."""
+    return devices.limits(train.set_up(config))
 
 
 MEASUREMENTS = {  # the names under which results.json keeps them

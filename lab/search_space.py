@@ -23,7 +23,7 @@ def directions(config, machine):
     """{setting: its directions from a config on}, in the order of what they are likely to gain.
 
     A direction is a list of changes {key: value}. If one costs a lot, those after it are left out: they go further the
-    same way. machine: as of limits.describe().
+    same way. machine: as of devices.describe().
     """
     on_gpu = bool(machine["gpu"])
     rows = config.micro_batch_size or config.batch_size

@@ -7,7 +7,7 @@ import torch
 from conftest import flags, needs_gpu, tiny
 from torch.profiler import ProfilerActivity, profile
 
-from lab import breakdown, limits, measure, pages
+from lab import breakdown, measure, pages
 from nanoladder.run import load_config
 
 LADDER = pages.fields("naive")
@@ -162,27 +162,6 @@ def test_an_8_bit_tensor_counts_its_parts():
 def test_a_run_that_diverges_has_no_validation_loss(dense):
     found = measure.curve(tiny(dataset=str(dense), optimizer="sgd", learning_rate=1e30, grad_clip=0.0, max_steps=9))
     assert found["val_loss"] is None
-
-
-@pytest.mark.slow
-def test_the_machine_s_limits_are_positive_rates():
-    found = limits.limits(torch.device("cpu"))
-    rates = [*found["flops"].values(), *found["cached_bytes"].values(), found["copy_bytes"], found["new_bytes"]]
-    assert all(1e6 < rate < 1e17 for rate in rates) and 0 < found["launch_seconds"] < 1
-
-
-@pytest.mark.parametrize("flops, rows", [(5e7, 128), (0.5e9, 256), (3e9, 512), (2.5e12, 2048)])
-def test_matrices_are_as_large_as_the_machine_is_fast(flops, rows, monkeypatch):
-    """So that limits take seconds where bfloat16 is emulated, at half a GFLOP/s."""
-    found = []
-
-    def seconds(action):
-        found.append(len(action()))
-        return 2 * found[-1] ** 3 / flops
-
-    monkeypatch.setattr(limits, "median_seconds", seconds)
-    assert limits.product_rate(torch.float32, torch.device("cpu")) == pytest.approx(flops)
-    assert found == [2**k for k in range(7, rows.bit_length())]
 
 
 def test_products_in_tf32_only_on_a_gpu():

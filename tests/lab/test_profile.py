@@ -13,8 +13,9 @@ import pytest
 import torch
 from conftest import MACHINE, ROOT
 
-from lab import climb, measure, pages, plan, tables
+from lab import climb, measure, pages, plan, predict, tables
 from lab.results import code_hash, read_results
+from lab.roofline import Time
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -31,7 +32,9 @@ PROFILED = {
 }
 TIMED = {"seconds": 1.0, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64}
 EXCHANGED = {"sent": {"all_reduce": [3, 4e6], "send": [1, 1e6]}, "peak": 2e9}
-LIMITS = {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10}
+LIMITS = {"flops": {"float32": 1e12, "bfloat16": 2e12}, "copy_bytes": 1e10, "cached_bytes": {"262144": 1e9}}
+LIMITS |= {"launch_seconds": 1e-4, "new_bytes": 1e9}
+PREDICT_TIME = predict.predict_time
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def measured(monkeypatch, dense, tmp_path):
     def run_together(function, config, n=1, folder=None, **options):
         what = next(name for name in measure.MEASUREMENTS if measure.MEASUREMENTS[name] is function)
         if what in ("machine", "limits"):
-            return [MACHINE if what == "machine" else LIMITS | run.more]
+            return [MACHINE if what == "machine" else LIMITS]
         asked.append((what, config, n, options))
         return [dict(run.answer(what, config))]
 
@@ -51,10 +54,10 @@ def measured(monkeypatch, dense, tmp_path):
         climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", *words])
         return asked, rows_in((tmp_path / "table.md").read_text())
 
-    run.more = {}
     monkeypatch.setattr(climb, "run_together", run_together)
     monkeypatch.setattr(climb, "run_alone", lambda *args, **options: run_together(*args, **options)[0])
     monkeypatch.setattr(climb.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
+    monkeypatch.setattr(climb.predict, "predict_time", lambda *_: Time({("gemm", "compute"): 1e-3}))
     return run
 
 
@@ -178,9 +181,9 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(measu
     assert max(map(len, out.partition("written:")[0].splitlines())) <= tables.WIDTH
 
 
-def test_each_row_stands_beside_its_limit_if_launches_were_measured(measured, tmp_path):
+def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
     timed = {"naive": 0.2, "compile": 0.3}  # slower than naive, which the limits do not have
-    measured.more = {"cached_bytes": {"262144": 1e9}, "launch_seconds": 1e-4, "new_bytes": 1e9}
+    monkeypatch.setattr(climb.predict, "predict_time", PREDICT_TIME)
     _, rows = measured(
         lambda what, config: PROFILED if what == "profile" else TIMED | {"seconds": timed[config.stage]},
         "--stages=compile",
@@ -293,8 +296,7 @@ def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_ther
 
 
 def test_predict_takes_this_machine_s_limits(tmp_path, monkeypatch, capsys):
-    more = {"cached_bytes": {}, "launch_seconds": 1e-6, "new_bytes": 1e9}
-    answers = {"machine_facts": MACHINE, "machine_limits": LIMITS | more}
+    answers = {"machine_facts": MACHINE, "machine_limits": LIMITS}
     monkeypatch.setattr(climb, "run_alone", lambda what, config: answers[what.__name__])
     words = ["--device=cpu", "--stages=naive,shard", "--dtype=float32", "--optimizer=adafactor"]
     climb.main([*PREDICTED, *words, f"--out_dir={tmp_path}"])
