@@ -40,7 +40,7 @@ def predict_time(config, device, device_type="cpu", world_size=1):
     """
     if config.dtype == "auto" and product_dtype(config, device_type) not in device.flops:
         config = dataclasses.replace(config, dtype=device.dtypes()[-1])
-    share, traced, found = traces(dataclasses.replace(config, compile=False), device_type, world_size, counted=True)
+    share, traced, found = traces(dataclasses.replace(config, compile=False), device_type, world_size)
     passes = share.batch_size / traced.batch_size
     tf32 = device_type == "cuda" and config.matmul_precision != "highest"
     keeps_memory = device_type == "cuda" or config.keep_memory
@@ -51,7 +51,7 @@ def predict_time(config, device, device_type="cpu", world_size=1):
     return max(times, key=lambda time: time.seconds)
 
 
-def traces(config, device_type, world_size, counted=False):
+def traces(config, device_type, world_size):
     """A process's share of the config, what is traced of it, and its (Memory, Work), of a pipeline in every place."""
     if device_type not in ("cpu", "cuda"):
         raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
@@ -74,12 +74,11 @@ def traces(config, device_type, world_size, counted=False):
         **{"compile_mode": "default", "ddp": False},
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
-        alone = {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
+        world_size, alone = 1, {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
         scope = "block" if config.compiles_blocks else "model"
-        whole = dataclasses.replace(traced, compile_scope=scope, **alone)
-        return config, traced, [trace(whole, device_type, 1, 0, counted)]
+        traced = dataclasses.replace(traced, compile_scope=scope, **alone)
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
-    return config, traced, [trace(traced, device_type, world_size, rank, counted) for rank in places]
+    return config, traced, [trace(traced, device_type, world_size, rank) for rank in places]
 
 
 def traced_micro_batches(config, grid):

@@ -70,7 +70,7 @@ class Work(NamedTuple):
     kept: frozenset = frozenset()
 
 
-def count(operator, args, kwargs, result, number, on_cuda=False, opaque=False):
+def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
     """The Operation of a call of an operator; None if it moves nothing, as a view.
 
     number: function of a storage. opaque: within an operator of which a compiler sees only the outside.
@@ -96,7 +96,7 @@ def count(operator, args, kwargs, result, number, on_cuda=False, opaque=False):
     dtype, flops = arithmetic(operator, args, kwargs, result, [*made, *(tensor for _, tensor in given)])
     return Operation(
         name,
-        kind_of(name, dtype, [*made, *(tensor for _, tensor in given)], opaque),
+        kind_of(name, dtype, [*made, *(tensor for _, tensor in given)], opaque) if repeated else "optimizer",
         dtype,
         flops,
         reads,
@@ -104,6 +104,7 @@ def count(operator, args, kwargs, result, number, on_cuda=False, opaque=False):
         launches=len(args[0]) if name.startswith("_foreach_") and not on_cuda else 1,
         chains=not (dtype or opaque or name.startswith(ALONE)) and operator.namespace == "aten",
         whole=is_whole_reduction(made, given),
+        repeated=repeated,
     )
 
 
@@ -127,7 +128,7 @@ def is_changed(name, argument):
 
 
 def kind_of(name, dtype, tensors, opaque):
-    """The kind of an operation, as breakdown.kind_of has it; the update's is set by trace.py."""
+    """The kind of an operation of the forward or backward, as breakdown.kind_of has it."""
     squares = any(tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] for tensor in tensors)
     if squares or any(word in name for word in ("scaled_dot_product", "attend", "bmm")):
         return "attention"

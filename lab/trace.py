@@ -55,10 +55,7 @@ class Memory:
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the bytes of all storages that are alive (now), and their maximum over time (peak).
-
-    operations: a list, to which each operation of roofline.py is appended, or None.
-    """
+    """Counts the bytes of all storages that are alive (now), their maximum over time (peak), and the operations."""
 
     supports_higher_order_operators = True  # operators that call another one, in compiled programs
 
@@ -68,7 +65,7 @@ class Ledger(TorchDispatchMode):
         self.alive = weakref.WeakKeyDictionary()  # {storage: its bytes}
         self.numbers = weakref.WeakKeyDictionary()  # {storage: its number}
         self.now = self.peak = self.n_storages = 0
-        self.operations, self.repeated, self.opaque = None, False, False
+        self.operations, self.repeated, self.opaque = [], False, False
         self.gradient_sum = None  # a weak reference to the first addend, and the bytes alive with the sum
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
@@ -89,13 +86,10 @@ class Ledger(TorchDispatchMode):
             self.peak = max(self.peak, self.now + self.scratch(operator, args))
         return result
 
-    def note(self, operator, args, kwargs, result):
-        """Appends an operation to the list, if there is one."""
-        if self.operations is not None:
-            found = roofline.count(operator, args, kwargs, result, self.number, self.on_cuda, self.opaque)
-            if found:
-                kind = found.kind if self.repeated else "optimizer"
-                self.operations.append(found._replace(kind=kind, repeated=self.repeated))
+    def note(self, *call):
+        """Appends the roofline.Operation of a call to the list, if it moves anything."""
+        operation = roofline.count(*call, self.number, self.on_cuda, self.repeated, self.opaque)
+        self.operations += [operation] if operation else []
 
     def number(self, storage):
         """The number of a storage: they are numbered in the order in which they are seen."""
@@ -227,25 +221,16 @@ def cublas_workspaces():
     return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and data-center Blackwell, or any other
 
 
-@functools.cache
-def trace(config, device_type, world_size, rank, counted):
-    """Memory of train.py's step on fake tensors in process `rank` of world_size, and if it is counted, its Work.
+@functools.lru_cache(maxsize=16)  # of some MB each
+def trace(config, device_type, world_size, rank):
+    """(Memory, Work) of train.py's step on fake tensors in process `rank` of world_size. Only here is it called.
 
-    config: batch_size is that of the process. Counting takes half as long again. Only here is train.py called.
+    config: batch_size is that of the process.
     """
-    ledger = Ledger(device_type == "cuda")
-    kernels = cuda_kernels(config.attention, ledger.note) if ledger.on_cuda else contextlib.nullcontext()
-    programs = without_kernels(ledger) if config.compile else contextlib.nullcontext()
+    ledger, ends = Ledger(device_type == "cuda"), []
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
-    finite = patched(optim, step_if_finite=lambda optimizer, _: optimizer.step())  # there are no numbers
-    numbers = patched(torch.Tensor, item=lambda _: 1.0)  # Adafactor reads some
-    stays = patched(torch.nn.Module, to=lambda model, _: model)  # fake weights are in place
-    fake = FakeTensorMode(allow_non_fake_inputs=True)  # a random state is real
-    without_ddp = patched(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model)  # C++
-    here = one_of(world_size, rank, config, device_type)
-    resizes, random = ledger.seeing_resizes(), torch.random.fork_rng(devices=[])
-    with here, random, programs, resizes, fake, ledger, kernels, finite, numbers, stays, without_ddp:
+    with without_numbers(config, device_type, world_size, rank, ledger):
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
@@ -260,12 +245,11 @@ def trace(config, device_type, world_size, rank, counted):
             optimizer.zero_grad()
         n_positions = config.context_length // parallel.mesh().sizes.context
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
-
-        step = functools.partial(train.train_step, model, optimizer, batch, config.learning_rate, config)
-        ends = []
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, ends)
-        work = take_step(step, ledger, counted)
+        ledger.peak, ledger.operations, first = 0, [], ledger.n_storages
+        train.train_step(model, optimizer, batch, config.learning_rate, config)
+        work = roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
         end, sizes = max(ends, key=itemgetter(0)) if config.pipeline_parallel > 1 else ends[0]  # later ones recompute
         # Weights gathered from others: storages that FSDP2 has emptied since
         gathered = sum(size for storage, size in sizes if storage() is not None and storage().nbytes() == 0)
@@ -284,12 +268,24 @@ def trace(config, device_type, world_size, rank, counted):
     return memory, work
 
 
-def take_step(step, ledger, counted):
-    """Calls the step, of which the ledger then holds the peak. Returns its Work, if it is counted."""
-    ledger.peak, ledger.operations, first = 0, [] if counted else None, ledger.n_storages
-    with patched(train, forward_backward=ledger.noting("repeated")(train.forward_backward)):
-        step()
-    return roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values())) if counted else None
+@contextlib.contextmanager
+def without_numbers(config, device_type, world_size, rank, ledger):
+    """Lets train.py run on fake tensors, seen by the ledger, as process `rank` of world_size on such a device."""
+    with (
+        one_of(world_size, rank, config, device_type),
+        torch.random.fork_rng(devices=[]),
+        without_kernels(ledger) if config.compile else contextlib.nullcontext(),
+        ledger.seeing_resizes(),
+        FakeTensorMode(allow_non_fake_inputs=True),  # a random state is real
+        ledger,
+        cuda_kernels(config.attention, ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
+        patched(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
+        patched(optim, step_if_finite=lambda optimizer, _: optimizer.step()),
+        patched(torch.Tensor, item=lambda _: 1.0),  # Adafactor reads some
+        patched(torch.nn.Module, to=lambda model, _: model),  # fake weights are in place
+        patched(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model),  # it is C++
+    ):
+        yield
 
 
 def build_8bit_tables():

@@ -26,7 +26,7 @@ def small(*files, **keys):
 
 def works(config):
     """The Work of a step, which is one micro-batch."""
-    _, _, [(_, work)] = predict.traces(replace(config, compile=False), "cpu", 1, counted=True)
+    _, _, [(_, work)] = predict.traces(replace(config, compile=False), "cpu", 1)
     return work
 
 
@@ -141,7 +141,7 @@ def test_flops_of_a_step_are_those_of_the_formula(attention, n_layer=3, n_embd=6
 @pytest.mark.parametrize("chunks", [0, 2])  # a chunk's product is added to a float32 gradient
 def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
     config = small(dtype="bfloat16", loss_chunks=chunks, compile=False)
-    _, _, [(_, work)] = predict.traces(config, device_type, 1, counted=True)
+    _, _, [(_, work)] = predict.traces(config, device_type, 1)
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
