@@ -6,6 +6,7 @@ elementwise or reductions is one kernel: it reads each of its inputs once and wr
 Python, and messages between processes take no time here.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -34,8 +35,8 @@ FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_t
 OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_")  # do not read what they write
 COPIES = (*FILLS, *OVERWRITES, "clone", "_to_copy", "to", "cat", "stack", "embedding", "gather", "triu")  # no FLOP
 ALONE = ("embedding_dense_backward", "scatter_add_", "index_add_", "_fused")  # never part of a chain
-PICKED = (("embedding", 0), ("gather", 0))  # (operator, argument) of which as much is read as the result has
-UNREAD = (("nll_loss_forward", 0), ("nll_loss_backward", 1), ("scatter_add_", 0))  # of which next to nothing is read
+PICKED = {"embedding": "weight", "gather": "self"}  # {operator: argument} of which as much is read as the result has
+UNREAD = {"nll_loss_forward": "self", "nll_loss_backward": "self", "scatter_add_": "self"}  # next to nothing is read
 
 
 class Operation(NamedTuple):
@@ -78,32 +79,31 @@ def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
     if not isinstance(operator, OpOverload):
         return None
     name, arguments = operator.overloadpacket.__name__, operator._schema.arguments
-    position = {argument.name: at for at, argument in enumerate(arguments)}
-    given = [*zip(range(len(args)), args, strict=True), *((position[key], value) for key, value in kwargs.items())]
-    given = [(at, tensor) for at, value in given for tensor in tensors_in(value)]
+    named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    given = [(argument, tensor) for argument in arguments for tensor in tensors_in(named.get(argument.name))]
     known = {number(tensor.untyped_storage()) for _, tensor in given}
     made = [tensor for tensor in tensors_in(result) if number(tensor.untyped_storage()) not in known]
-    changed = [tensor for at, tensor in given if is_changed(name, arguments[at])]
+    changed = [tensor for argument, tensor in given if is_changed(name, argument)]
     if name.startswith(EMPTY) or not made + changed:
         return None
-    n_made, reads = sum(map(extent, made)), {}
-    for at, tensor in given:
-        overwritten = arguments[at].is_out or (name in OVERWRITES and at == 0)
-        if not overwritten and not name.startswith(FILLS) and (name, at) not in UNREAD:
+    n_made, reads, tensors = sum(map(extent, made)), {}, made + [tensor for _, tensor in given]
+    for argument, tensor in given:
+        overwritten = argument.is_out or (name in OVERWRITES and argument.name == "self")
+        if not overwritten and not name.startswith(FILLS) and UNREAD.get(name) != argument.name:
             size = extent(tensor)
-            reads[place(tensor, number)] = min(size, n_made) if (name, at) in PICKED else size
-    writes = {place(tensor, number): extent(tensor) for tensor in made + changed if (name, 0) not in UNREAD}
-    dtype, flops = arithmetic(operator, args, kwargs, result, [*made, *(tensor for _, tensor in given)])
+            reads[place(tensor, number)] = min(size, n_made) if PICKED.get(name) == argument.name else size
+    written = [] if UNREAD.get(name) == arguments[0].name else made + changed
+    dtype, flops = arithmetic(operator, args, kwargs, result, named, tensors)
     return Operation(
         name,
-        kind_of(name, dtype, [*made, *(tensor for _, tensor in given)], opaque) if repeated else "optimizer",
+        kind_of(name, dtype, tensors, opaque) if repeated else "optimizer",
         dtype,
         flops,
         reads,
-        writes,
+        writes={place(tensor, number): extent(tensor) for tensor in written},
         launches=len(args[0]) if name.startswith("_foreach_") and not on_cuda else 1,
         chains=not (dtype or opaque or name.startswith(ALONE)) and operator.namespace == "aten",
-        whole=is_whole_reduction(made, given),
+        whole=bool(made) and all(t.numel() == 1 for t in made) and any(t.numel() > 1 for _, t in given),
         repeated=repeated,
     )
 
@@ -137,11 +137,7 @@ def kind_of(name, dtype, tensors, opaque):
     return "loss" if opaque or any(word in name for word in ("log_softmax", "nll_loss")) else "elementwise"
 
 
-def is_whole_reduction(made, given):
-    return bool(made) and all(t.numel() == 1 for t in made) and any(t.numel() > 1 for _, t in given)
-
-
-def arithmetic(operator, args, kwargs, result, tensors):
+def arithmetic(operator, args, kwargs, result, named, tensors):
     """(dtype, FLOP) of a call: of products of matrices by PyTorch's formulas; else one for each number, with dtype "".
 
     A causal attention kernel skips what the mask hides. Its exponentials do not count.
@@ -151,12 +147,10 @@ def arithmetic(operator, args, kwargs, result, tensors):
         flops = 0 if packet.__name__.startswith(COPIES) else max(tensor.numel() for tensor in tensors)
         return "", flops
     flops = FORMULAS[packet](*args, **kwargs, out_val=result)
-    inputs = tensors_in(args)
-    named = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)} | kwargs
     if named.get("is_causal"):
         n_queries, n_keys = named["query"].shape[-2], named["key"].shape[-2]
         flops *= 1 - (n_queries - 1) / (2 * n_keys)
-    factor = min(inputs[:3], key=lambda tensor: tensor.itemsize)  # a sum that is added to may be in float32
+    factor = min(tensors_in(args)[:3], key=lambda tensor: tensor.itemsize)  # a sum that is added to may be in float32
     return str(factor.dtype).removeprefix("torch."), flops
 
 
@@ -166,37 +160,34 @@ def fuse(work, update=True):
     A run ends before an operation that does not chain, and after one that reduces a whole tensor to a number.
     """
     last_read = {key[0]: at for at, operation in enumerate(work.operations) for key in operation.reads}
-    fused, run = [], []
 
-    def end(at):  # the position after the run
-        if run:
-            fused.append(chain(run, lambda storage: storage in work.kept or last_read.get(storage, 0) >= at))
-            run.clear()
+    def chains(operation):
+        return operation.chains and (operation.repeated or update)
 
-    for at, operation in enumerate(work.operations):
-        chains = operation.chains and (operation.repeated or update)
-        if not chains or (run and run[0].repeated != operation.repeated):
-            end(at)
-        if not chains:
-            fused.append(operation)
-            continue
-        run.append(operation)
-        if operation.whole:
-            end(at + 1)
-    end(len(work.operations))
+    runs, fused = [work.operations[:1]], []
+    for before, operation in itertools.pairwise(work.operations):
+        if chains(before) and chains(operation) and not before.whole and before.repeated == operation.repeated:
+            runs[-1] += (operation,)
+        else:
+            runs.append((operation,))
+    for run, end in zip(runs, itertools.accumulate(map(len, runs)), strict=True):
+        if chains(run[0]):
+            kernel = chain(run)
+            used = [key for key in kernel.writes if key[0] in work.kept or last_read.get(key[0], 0) >= end]
+            run = [kernel._replace(writes={key: kernel.writes[key] for key in used})]
+        fused += run
     return work._replace(operations=tuple(fused))
 
 
-def chain(run, is_used):
-    """One kernel of a run of operations. is_used: function of a storage's number, true if it is read after the run."""
-    reads, written, made = {}, {}, set()  # made: the numbers of the storages that are written
+def chain(run):
+    """One kernel of a run of operations, which writes all that they write."""
+    reads, writes, made = {}, {}, set()  # made: the numbers of the storages that are written
     for operation in run:
         for key, size in operation.reads.items():
             if key[0] not in made:
                 reads[key] = max(size, reads.get(key, 0))
-        written |= operation.writes
+        writes |= operation.writes
         made |= {storage for storage, _ in operation.writes}
-    writes = {key: size for key, size in written.items() if is_used(key[0])}
     name = run[0].name if len(run) == 1 else f"{len(run)} fused"
     kinds = {operation.kind for operation in run}
     kind = run[0].kind if len(kinds) == 1 else "elementwise"
