@@ -10,6 +10,7 @@ from lab import roofline
 from lab.trace import trace
 from model import GPT
 from nanoladder import machine, parallel
+from nanoladder.config import check
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run.memory import share_of_process
@@ -61,6 +62,7 @@ def traces(config, device_type, world_size):
         raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
     grid = parallel.divide(config, world_size)
     config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
+    check(config)  # in float16 there is no update in the backward
     parallel.check_grid(config, grid, torch.device("cpu"))
     config = share_of_process(config, world_size)
     n_traced, keeps_gradients = traced_micro_batches(config, grid)
