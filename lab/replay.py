@@ -6,7 +6,6 @@ Takes the words that the run was started with. Trains again up to that step, fro
 writes nothing.
 """
 
-import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -63,10 +62,9 @@ def replay(config, step):
 def resume_before(step, config, dataset, model, optimizer):
     """Resumes from the newest checkpoint before a step, or starts as the run did. Returns the step resumed from."""
     for path in checkpoint.found(Path(config.out_dir)):
-        with contextlib.suppress(checkpoint.Damaged):
-            state = checkpoint.load(path)
-            if state["progress"]["step"] < step:
-                return checkpoint.resume(model, optimizer, state, path)["step"]
+        state = checkpoint.load(path)
+        if state["progress"]["step"] < step:
+            return checkpoint.resume(model, optimizer, state, path)["step"]
     begin_new(config, dataset, model)
     return 0
 
