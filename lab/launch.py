@@ -21,9 +21,7 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import torch.multiprocessing
 from torch.distributed import TCPStore
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from nanoladder import parallel
 from nanoladder.errors import BadInput
@@ -41,15 +39,12 @@ class TimeUp(Exception):
 
 
 def run_alone(function, *args, **options):
-    """Calls a function in a process of its own. Returns its result, or raises RuntimeError with the reason."""
+    """Calls a function in a process of its own. Returns its result, or raises as Child.receive does."""
     child = Child(function, *args, **options)
     try:
-        figures = child.receive()
-    except BaseException:  # Ctrl-C, too
-        child.end(grace=0)
-        raise
-    child.end()
-    return figures
+        return child.receive()
+    finally:
+        child.end()
 
 
 class Child:
@@ -59,36 +54,45 @@ class Child:
         self.connection, theirs = context().Pipe()
         self.process = context().Process(target=answer, args=(theirs, function, args, options))
         self.process.start()
+        self.busy = True
         theirs.close()
 
     def receive(self, limit=None):
-        """The next figures. Raises RuntimeError with the reason if there are none, TimeUp after `limit` seconds."""
-        ready = wait([self.connection, self.process.sentinel], None if limit is None else max(0.0, limit))
-        if not ready:
-            self.end(grace=0)
-            raise TimeUp
-        failure = None
+        """The next figures. Raises BadInput or RuntimeError if it failed, with the reason; TimeUp after `limit` s."""
+        wait_for([self], limit)
+        self.busy = False
         with contextlib.suppress(EOFError, OSError):
-            if self.connection in ready:  # else it has ended, but the workers of its loader have not yet
-                figures, failure = self.connection.recv()
-                if not failure:
-                    return figures
-        self.end()
+            if self.connection.poll():  # else it has ended, but the workers of its loader have not yet
+                figures, error = self.connection.recv()
+                if error:
+                    raise error
+                return figures
+        self.process.join()
         code = self.process.exitcode  # 255: its server was killed
-        raise RuntimeError(failure or (KILLED if code in (-9, 255) else f"exit code {code}"))
+        raise RuntimeError(KILLED if code in (-9, 255) else f"exit code {code}")
 
     def ask(self, limit=None):
         """Figures that are measured now, as receive()."""
+        self.busy = True
         with contextlib.suppress(OSError):  # it has ended, as receive() says
             self.connection.send(None)
         return self.receive(limit)
 
-    def end(self, grace=ENDING):
-        """Ends the process, which ends by itself unless it measures; after so many seconds it is killed."""
+    def end(self):
+        """Ends the process: by itself, with the workers of its loader, unless it is busy."""
         self.connection.close()
-        self.process.join(grace)
+        self.process.join(0 if self.busy else ENDING)
         self.process.kill()
         self.process.join()
+
+
+def wait_for(children, limit):
+    """The children that have answered or ended, once there are any. Raises TimeUp after `limit` seconds."""
+    handles = {handle: child for child in children for handle in (child.connection, child.process.sentinel)}
+    ready = wait(handles, limit)
+    if not ready:
+        raise TimeUp(f"no answer within {limit:.0f} s")
+    return {handles[handle] for handle in ready}
 
 
 @functools.cache
@@ -103,7 +107,7 @@ def context():
 
 
 def answer(connection, function, args, options):
-    """Calls the function in this new process, and sends (figures, None) or (None, the reason why it failed)."""
+    """Calls the function in this new process, and sends (figures, None) or (None, why it failed)."""
     for descriptor in range(3):
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
@@ -116,7 +120,7 @@ def answer(connection, function, args, options):
         except EOFError:
             raise
         except Exception as error:
-            connection.send((None, reason(error)))
+            connection.send((None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))))
 
 
 def reason(error):
@@ -129,34 +133,24 @@ def reason(error):
 
 
 def run_together(function, *args, n, folder, seconds=3600, **options):
-    """Calls function(*args, **options) in each of n processes of one group. Returns their results, which are JSON.
+    """Calls function(*args, **options) in each of n processes of one group. Returns their results.
 
-    The folder keeps what they print. Once one fails, ends the others and raises BadInput if that was the reason, else
-    RuntimeError with the reason. Raises TimeUp if they run for longer than so many seconds.
+    The folder keeps what they print. Once one fails, ends the others and raises as Child.receive does. Raises TimeUp if
+    they run for longer than so many seconds.
     """
     for name in OUTPUTS:
         Path(folder, name).write_bytes(b"")
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
-    given, start_method = (n, store.port, folder, function, args, options), context().get_start_method()
-    processes = torch.multiprocessing.start_processes(join, given, n, join=False, start_method=start_method)
-    deadline = time.monotonic() + seconds
+    children = [Child(join, rank, n, store.port, folder, function, args, options) for rank in range(n)]
+    results, deadline = {}, time.monotonic() + seconds
     try:
-        while not processes.join(max(0, deadline - time.monotonic())):
-            if time.monotonic() > deadline:
-                raise TimeUp(f"{n} processes still run after {seconds} s")
-    except ProcessExitedException as error:
-        raise RuntimeError(KILLED if error.exit_code == -9 else f"exit code {error.exit_code}") from error
-    except ProcessRaisedException as error:
-        kind, _, text = str(error).strip().splitlines()[-1].partition(": ")  # as join() raises it
-        raise (BadInput if kind.endswith("BadInput") else RuntimeError)(text) from error
+        while waiting := [child for child in children if child not in results]:
+            for child in wait_for(waiting, deadline - time.monotonic()):
+                results[child] = child.receive()
     finally:
-        for process in processes.processes:
-            process.kill()
-    return [json.loads(result_file(folder, rank).read_text()) for rank in range(n)]
-
-
-def result_file(folder, rank):
-    return Path(folder, f"result{rank}.json")
+        for child in children:
+            child.end()
+    return [results[child] for child in children]
 
 
 def join(rank, n, port, folder, function, args, options):
@@ -166,15 +160,9 @@ def join(rank, n, port, folder, function, args, options):
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
     variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     os.environ |= {name: str(value) for name, value in variables.items()}
-    multiprocessing.set_start_method(None, force=True)
-    try:
-        result = function(*args, **options)
-    except BadInput:
-        raise
-    except Exception as error:
-        raise RuntimeError(reason(error)) from error
+    result = function(*args, **options)
     parallel.stop()
-    result_file(folder, rank).write_text(json.dumps(result))
+    return result
 
 
 def run_command(measurement, words, root):

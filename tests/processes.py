@@ -50,7 +50,7 @@ def script(path, *words, n, folder):
     try:
         launch.run_together(child.run_script, str(ROOT / path), *map(str, words), n=n, folder=folder, seconds=300)
     except RuntimeError as error:
-        code = error.__cause__.exit_code
+        code = int(str(error).removeprefix("exit code "))
     return subprocess.CompletedProcess(path, code, *((folder / name).read_text() for name in launch.OUTPUTS))
 
 

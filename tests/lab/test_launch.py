@@ -6,6 +6,7 @@ import pytest
 from conftest import flags, replace, tiny
 
 from lab import launch, measure, tune
+from nanoladder.errors import BadInput
 
 pytestmark = pytest.mark.slow
 CODE = """
@@ -57,10 +58,11 @@ def planted(tmp_path, monkeypatch):
 
 def test_a_process_returns_its_figures_or_the_reason_why_there_are_none(planted):
     assert launch.run_alone(planted.given, 1, b=2) == ((1,), {"b": 2}, "")
+    with pytest.raises(BadInput, match=r"^no such row$"):
+        launch.run_alone(planted.refused)
     for function, reason in {
         planted.killed: "killed by the system, most likely out of memory",
         planted.divide: "ZeroDivisionError: division by zero",
-        planted.refused: "^no such row$",
         planted.out_of_memory: "^out of memory$",
         planted.ended: "exit code 3",
     }.items():
@@ -87,7 +89,7 @@ def test_workers_train_side_by_side_answer_and_end(dense):
     with pytest.raises(RuntimeError, match="killed by the system"):
         second.turn(60)
     second.end()
-    with pytest.raises(RuntimeError, match="no kernel for"):
+    with pytest.raises(BadInput, match="no kernel for"):
         tune.Worker(replace(config, attention="cudnn"), 120)
 
 
