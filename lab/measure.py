@@ -115,16 +115,13 @@ def time_steps(config, steps=4, threads=None):
 
 
 def take_turns(config):
-    """Trains as time_steps does. Yields the first COMPARED losses with seconds of a step, then seconds of a window."""
-    loop, losses = Loop(compared(config)), []
-    for step in range(COMPARED):
-        if step == warmup(config):
-            start = synchronized_time(loop.device)
-        losses.append(loop.step())
-    seconds = (synchronized_time(loop.device) - start) / (COMPARED - warmup(config))
-    yield {"losses": [float(loss) for loss in losses], "seconds": seconds}
+    """Trains as time_steps does. Yields the first COMPARED losses, then seconds of a step whenever asked."""
+    loop = Loop(compared(config))
+    losses = [float(loop.step()) for _ in range(COMPARED)]
+    steps = math.ceil(WINDOW / loop.seconds(COMPARED, window=0))
+    yield losses
     while True:
-        yield {"seconds": loop.seconds(math.ceil(WINDOW / seconds), window=0)}
+        yield loop.seconds(steps, window=0)
 
 
 def curve(config):

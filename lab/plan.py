@@ -152,7 +152,7 @@ OPTIONS = {
     "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
     "seeds": Option(at_least(1), "3", "runs of each config"),
     "minutes": Option(
-        positive, "10", "how long it takes, of a recipe until the last trial starts; the same command continues"
+        positive, "10", "how long it takes; of a recipe, which the same command continues, until the last trial starts"
     ),
     "kept": Option(rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
     "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),

@@ -1,6 +1,6 @@
 """Files of results: everything that was measured, process by process, and the conditions of the measurement.
 
-results.json has its own functions here. tune.json is resumed and written by the same resume() and write().
+results.json has its own functions here; the files of other modes are read, resumed and written by the same ones.
 """
 
 import contextlib

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 SIDES = ("other", "this")
 ALPHA = 0.05  # chance that two equal versions are told apart, in all looks together
-CLEAR = 0.05  # a change of time that is no noise
-LEAST_GAIN = 0.01  # of time; a smaller one is not worth a setting
 FIRST_LOOK = 8  # rounds before the first look; before each later one half as many again
 
 
@@ -93,22 +91,6 @@ def plan_looks(rounds):
             looks[n] = k
             spent += chance_outside(n, k)
     return looks
-
-
-def decide(changes, looks, drops=False):
-    """The outcome of a race by its rounds' changes of time: kept, slower, no gain, or None as long as it is open.
-
-    looks: as of plan_looks. drops: the race is over as soon as the median change is behind, and two rounds are.
-    """
-    n, middle = len(changes), statistics.median(changes)
-    if n in looks:
-        low, high = bounds(changes, looks[n])
-        if low > 0 or high < 0:
-            return "slower" if low > CLEAR else "kept" if middle < -LEAST_GAIN else "no gain"
-    behind = drops and middle > 0 and sum(change > 0 for change in changes) > 1
-    if behind or n >= max(looks):
-        return "slower" if middle > CLEAR else "no gain"
-    return None
 
 
 def rank(n, chance):

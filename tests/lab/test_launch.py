@@ -5,7 +5,7 @@ import time
 import pytest
 from conftest import flags, replace, tiny
 
-from lab import launch, measure, tune
+from lab import launch, measure
 from nanoladder.errors import BadInput
 
 pytestmark = pytest.mark.slow
@@ -77,20 +77,22 @@ def test_a_fork_is_as_good_as_a_new_process(planted):
     assert launch.run_alone(planted.fork) == (False, 10**6, multiprocessing.get_context().get_start_method())
 
 
-def test_workers_train_side_by_side_answer_and_end(dense):
+def test_processes_train_side_by_side_answer_and_end(dense):
     config = tiny(dataset=str(dense))
-    first, second = tune.Worker(config, 120), tune.Worker(replace(config, adamw_impl="foreach"), 120)
-    assert first.losses == pytest.approx(second.losses, abs=1e-3) and len(first.losses) == 5
-    assert first.turn(60) > 0 and second.turn(60) > 0
+    first, second = (launch.Child(measure.take_turns, each) for each in (config, replace(config, adamw_impl="foreach")))
+    losses = first.receive(120)
+    assert losses == pytest.approx(second.receive(120), abs=1e-3) and len(losses) == 5
+    assert first.ask(60) > 0 and second.ask(60) > 0
     with pytest.raises(launch.TimeUp):
-        first.turn(0)
+        first.ask(0)
     second.process.kill()
     time.sleep(0.5)
     with pytest.raises(RuntimeError, match="killed by the system"):
-        second.turn(60)
+        second.ask(60)
+    first.end()
     second.end()
     with pytest.raises(BadInput, match="no kernel for"):
-        tune.Worker(replace(config, attention="cudnn"), 120)
+        launch.run_alone(measure.take_turns, replace(config, attention="cudnn"))
 
 
 def test_measurements_of_one_process_and_of_two(dense, tmp_path):
