@@ -32,7 +32,6 @@ from nanoladder.run import load_config
 
 LEAST = 5e-4  # share of the memory; a smaller change is none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
-EXIT_CODES = {"better": 0, "unchanged": 0, "worse": 1, "wrong": 1}
 
 
 class Wrong(Exception):
@@ -77,108 +76,99 @@ def judge(options, config_words):
     if config.dropout and options.metric != "loss":
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
     paths, given = parse_arguments(config_words)
-    paths = [inside(path) for path in paths]
     given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
-    words = [*paths, *(f"--{key}={value}" for key, value in given.items())]
+    keys = [f"--{key}={value}" for key, value in given.items()]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the copies, as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
-        names = check_out(folder, options.against, paths)
-        ask = functools.partial(measure, folder, names, words)
-        code = {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}
-        conditions = {"names": names, "code": code, "machine": ask("other", "machine"), "config": words}
+        names = check_out(folder, options.against)
+        ask = functools.partial(measure, folder, names, [os.path.relpath(path, ROOT) for path in paths], keys)
+        conditions = {"names": names, "code": {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}}
+        conditions |= {"machine": ask("other", "machine"), "config": config_words}
         path = Path(options.out_dir or default_folder(conditions), f"judge-{options.metric}.json")
-        results, save = begun(path, conditions), lambda: write(path.parent, {path.name: results})
+        results = begun(path, conditions)
+        save = functools.partial(write, path.parent, {path.name: results})
         save()  # in case that it cannot be written
-        effects = {}
         try:
-            effects = compare(options, config, ask, results, save)
-            verdict = decide(METRICS[options.metric], effects[options.metric])
+            found = compare(options, config, ask, results, save)
+            verdict = decide(METRICS[options.metric], found)
+            print(table(options.metric, results, found))
         except Wrong as reason:
             verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
-    write(path.parent, {path.name: results | {"verdict": verdict}})
-    if effects:
-        print(tables.texts({METRICS[name].heading: row(name, results, effects[name]) for name in effects}))
+    results["verdict"] = verdict
+    save()
     print(f"written: {path}\n{verdict['text']}")
-    return EXIT_CODES[verdict["kind"]]
+    return int(verdict["kind"] in ("worse", "wrong"))
 
 
 def begun(path, conditions):
     """The results of an interrupted judgment of the same versions, which goes on, or new ones."""
-    new = {"profiled": {}, "rounds": []}
+    new = {"rounds": []}
     with contextlib.suppress(BadInput):
         if "verdict" not in (results := resume(path, conditions, new)):
             return results
-    return {**conditions, **new}
+    return conditions | new
 
 
-def inside(path):
-    """A path relative to the checkout; absolute if it leads out of it."""
-    path = Path(path).resolve()
-    return str(path.relative_to(ROOT.resolve()) if path.is_relative_to(ROOT.resolve()) else path)
-
-
-def check_out(folder, against, paths):
+def check_out(folder, against):
     """Fills folder/this and folder/other, and returns {side: its name}. Raises BadInput.
 
-    this: the working tree as it stands, with new Python files. other: the commit `against`, with the lab/ of this.
-    paths: config files inside the checkout; other gets those that it lacks.
+    this: the code of the working tree as it stands. other: the commit `against`, with the lab/ of this.
     """
-    this, other = folder / "this", folder / "other"
     head, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "*.py")
-    archive = folder / "other.zip"
-    folder.mkdir(parents=True, exist_ok=True)
+    archive, this, other = folder / "other.zip", folder / "this", folder / "other"
+    this.mkdir(parents=True)
     git("archive", f"--output={archive}", against, failed=f"--against={against}: expected a commit or branch")
     shutil.unpack_archive(archive, other)
-    listed = git("ls-files"), git("ls-files", "--others", "--exclude-standard", "--", "*.py")
-    names = [name for name in "\n".join(listed).splitlines() if (ROOT / name).is_file()]  # not deleted
-    for version, copied in ((this, names), (other, [name for name in names if name.startswith("lab/")])):
-        for name in [*copied, *(path for path in paths if not (version / path).exists())]:
-            (version / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, version / name)
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, this)
+    for name in ("config", "lab", "nanoladder"):
+        shutil.copytree(ROOT / name, this / name)
+    shutil.copytree(ROOT / "lab", other / "lab", dirs_exist_ok=True)
     return {"other": against, "this": f"{head} + changes" if changed else head}
 
 
 def git(*words, failed="--mode=judge takes two versions of a git checkout"):
     """The output of a git command in this repository. Raises BadInput with the reason if it fails."""
     settings = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
-    command = ["git", "-C", str(ROOT), "-c", "core.quotePath=false", *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
-    except OSError as error:
-        raise BadInput(f"--mode=judge needs git, which cannot be run ({error.strerror}); install it") from None
+    command = ["git", "-C", str(ROOT), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     if done.returncode:
         reason = done.stderr.strip().partition("\n")[0]
         raise BadInput(f"{failed} ({reason})")
     return done.stdout.strip()
 
 
-def measure(folder, names, words, side, measurement, *more):
-    """Takes a measurement of a version. If it fails, raises Wrong for this version, BadInput for the other."""
+def measure(folder, names, paths, keys, side, measurement, *more):
+    """Takes a measurement of a version, with its own config files at these paths or, if it lacks one, this checkout's.
+
+    If it fails, raises Wrong for this version, BadInput for the other.
+    """
+    root = folder / side
+    configs = [root / path if (root / path).exists() else ROOT / path for path in paths]
     try:
-        return run_command(measurement, [*words, *more], root=folder / side)
+        return run_command(measurement, [*map(str, configs), *keys, *more], root)
     except RuntimeError as error:
-        reason = str(error)
-    if side == "this":
-        raise Wrong(f"{names[side]} fails: {reason}")
-    raise BadInput(f"{names[side]} cannot run this config, or is too old for the lab/ of this version: {reason}")
+        if side == "this":
+            raise Wrong(f"{names[side]} fails: {error}") from None
+        hint = "cannot run this config, or is too old for the lab/ of this version"
+        raise BadInput(f"{names[side]} {hint}: {error}") from None
 
 
 def compare(options, config, ask, results, save):
-    """{metric: Effect} on what decides and, if that is the speed, on the memory. Adds what it measures to the results.
+    """The Effect of this version on the metric. Adds what it measures to the results; save: writes them.
 
-    save: writes them, after each round.
     Takes rounds up to the look at which there is an effect or nothing has changed, or up to the last one. Raises Wrong
     if the versions do not train the same.
     """
-    effects, metric, looks = {}, METRICS[options.metric], plan_looks(options.rounds)
+    metric, looks = METRICS[options.metric], plan_looks(options.rounds)
     if options.metric != "loss":
-        profiled = results["profiled"] = results["profiled"] or {side: ask(side, "profile") for side in SIDES}
+        profiled = results["profiled"] = results.get("profiled") or {side: ask(side, "profile") for side in SIDES}
         if wrong := tables.difference(profiled["this"]["losses"], profiled["other"]["losses"]):
             raise Wrong(wrong)
-        effects["memory"] = effect_on_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
     if options.metric == "memory":
-        return effects
+        results["rounds"] = [{side: profiled[side]["memory"] for side in SIDES}]
+        return effect_on_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
     for number in tqdm(range(1, max(looks) + 1), unit="round"):
         if number > len(results["rounds"]):
             seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
@@ -188,10 +178,10 @@ def compare(options, config, ask, results, save):
             results["rounds"].append(measured)
             save()
         if number in looks:
-            found = effect(metric.change, values(options.metric, results), looks[number])
+            found = effect(metric.change, values(metric, results), looks[number])
             if found.seen or not any(found.changes):
                 break
-    return {options.metric: found, **effects}
+    return found
 
 
 def effect_on_memory(config, other, this):
@@ -200,27 +190,26 @@ def effect_on_memory(config, other, this):
     return Effect.exact(this / other - 1, max(LEAST, WAITING * batch / other))
 
 
-def values(name, results):
-    """{side: a figure of every process}"""
-    key = METRICS[name].key
-    if name == "memory":
-        return {side: [results["profiled"][side]["memory"][key]] for side in SIDES}
-    return {side: [processes[side][key] for processes in results["rounds"]] for side in SIDES}
+def values(metric, results):
+    """{side: the figure of every process}"""
+    return {side: [processes[side][metric.key] for processes in results["rounds"]] for side in SIDES}
 
 
-def row(name, results, effect):
-    """A row of the table: {heading: text}."""
-    metric, measured, names = METRICS[name], values(name, results), results["names"]
+def table(name, results, effect):
+    """The effect on a metric as a table of one row."""
+    metric, names = METRICS[name], results["names"]
+    measured = values(metric, results)
     other, this = (f"{statistics.median(measured[side]) / metric.size:.4g}" for side in SIDES)
     change, low, high, noise = map(metric.text, (effect.change, effect.low, effect.high, effect.noise))
     counted = not effect.equal
-    return {
+    row = {
         names["other"]: other,
         f"this: {names['this']}": this,
         "change": change,
         f"{1 - ALPHA:.0%} interval": "counted" if counted else f"{low} to {high}",
         "noise floor": "" if counted else f"± {noise}",
     }
+    return tables.texts({metric.heading: row})
 
 
 def require_comparable(measured, seed):

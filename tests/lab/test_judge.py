@@ -101,7 +101,7 @@ def test_every_second_round_begins_with_the_other_version_and_equal_versions_are
 def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(planted, capsys):
     def answer(side, measurement, _):
         if measurement == "profile":
-            return PROFILED | {"memory": {"peak": {"other": 2e9, "this": 1.5e9}[side]}}
+            return PROFILED
         return {"seconds": {"other": [1.00, 1.01], "this": [0.960, 0.975]}[side][next(number) // 2 % 2]}
 
     number = itertools.count()
@@ -112,10 +112,9 @@ def test_the_report_names_the_effect_its_interval_the_noise_and_the_verdict(plan
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
     assert table[0] == ["", "1234567", "this: 7654321", "change", "95% interval", "noise floor"]
     assert table[2] == ["ms/step", "1005", "967.5", "-3.73 %", "-4.00 % to -3.47 %", "± 1.56 %"]
-    assert table[3] == ["tensors GB", "2", "1.5", "-25.00 %", "counted", ""]
 
 
-def test_memory_is_counted_without_rounds(planted):
+def test_memory_is_counted_without_rounds(planted, capsys):
     def answer(side, measurement, _):
         assert measurement == "profile"
         return PROFILED | {"memory": {"peak": peaks[side]}}
@@ -128,6 +127,8 @@ def test_memory_is_counted_without_rounds(planted):
         peaks = {"other": 2e9, "this": this}
         code, results = planted(answer, metric="memory")
         assert code == expected[0] and expected[1] in results["verdict"]["text"]
+    table = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]
+    assert ["", "tensors GB", "2", "2.1", "5.00 %", "counted", ""] in table
 
 
 def test_other_losses_are_wrong_before_anything_is_timed(planted, capsys):
@@ -218,13 +219,14 @@ def repository(tmp_path, monkeypatch):
         "gone.py": "",
         "lab/measure.py": "old\n",
         "config/x.py": "n_layer = 1\n",
-        ".gitignore": "*.bin\nsecret.py\n",
+        "nanoladder/x.py": "",
+        ".gitignore": "*.bin\n",
     }
     write(root, texts)
     git(root, "init", "--quiet")
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message=one")
-    write(root, {"train.py": "two\n", "lab/measure.py": "new\n", "added.py": "", "secret.py": "", "data.bin": ""})
+    write(root, {"train.py": "two\n", "lab/measure.py": "new\n", "added.py": "", "data.bin": ""})
     git(root, "add", "train.py")
     write(root, {"train.py": "three\n", "config/mine.py": "", "notes.txt": ""})
     (root / "gone.py").unlink()
@@ -244,26 +246,28 @@ def git(root, *words):
     return done.stdout.strip()
 
 
-def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path):
+def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path, monkeypatch):
     before = contents(repository)
-    names = judge.check_out(tmp_path / "judge", "HEAD", ["config/x.py", "config/mine.py"])
+    names = judge.check_out(tmp_path / "judge", "HEAD")
     assert names == {"other": "HEAD", "this": f"{git(repository, 'rev-parse', '--short', 'HEAD')} + changes"}
     this, other = (tmp_path / "judge" / side for side in ("this", "other"))
     assert (this / "train.py").read_text() == "three\n"
     assert (other / "train.py").read_text() == "one\n"
-    assert [(this / name).exists() for name in ("added.py", "gone.py", "secret.py", "data.bin")] == [True] + [False] * 3
+    assert [(this / name).exists() for name in ("added.py", "gone.py", "data.bin")] == [True, False, False]
     assert [(other / name).exists() for name in ("added.py", "gone.py")] == [False, True]
     assert (other / "lab/measure.py").read_text() == "new\n"  # one lab/ measures both
-    assert (other / "config/mine.py").exists() and (other / "config/x.py").exists()
     assert contents(repository) == before
+    monkeypatch.setattr(judge, "run_command", lambda _, words, root: words)
+    words = judge.measure(tmp_path / "judge", names, ["config/x.py", "config/mine.py"], ["--seed=1"], "other", "time")
+    assert words == [str(other / "config/x.py"), str(repository / "config/mine.py"), "--seed=1"]
 
 
 def test_a_version_that_cannot_be_had_is_named(repository, tmp_path):
     with pytest.raises(BadInput, match="--against=nowhere: expected a commit or branch"):
-        judge.check_out(tmp_path / "judge", "nowhere", [])
+        judge.check_out(tmp_path / "one", "nowhere")
     shutil.rmtree(repository / ".git")
     with pytest.raises(BadInput, match="--mode=judge takes two versions of a git checkout"):
-        judge.check_out(tmp_path / "judge", "HEAD", [])
+        judge.check_out(tmp_path / "two", "HEAD")
 
 
 # -- for real
