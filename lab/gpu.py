@@ -35,7 +35,8 @@ DATASETS = {  # name: the command that prepares it
 BAD_INPUT = 2  # exit code of nanoladder.entry
 GRACE = 10  # seconds that a part has to end
 TUNING = 0.45  # share of the minutes that the search for the fastest config takes; it keeps to its time by itself
-LEGITIMATE = ("not applicable", "out of memory", "needs ", "no kernel")  # notes of rows that are no fault
+# Notes of rows that are no fault
+LEGITIMATE = ("not applicable", "out of memory", "needs ", "No module", "no kernel")
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
 TINY += ["--micro_batch_size=0", "--compile=False"]
 REHEARSED = {  # a word of a command: what makes its rehearsal short; of an option given twice, the last counts

@@ -364,15 +364,13 @@ def here(config):
 def not_applicable(rows, options):
     """{row: reason} of the rows not to be measured: no valid config, or that of the row they are compared with."""
     mode, reasons, configs = options.mode, {}, {}
-    if mode == "peers":
-        return task.missing(options.nanogpt)
     for name, config in rows.items():
         if isinstance(config, BadInput):
             reasons[name] = str(config)
             continue
         config = here(config)
         compared = row_below(name, configs) if mode == "ladder" else next(iter(configs), None)
-        if mode != "scaling" and compared and config == configs[compared]:
+        if mode not in ("scaling", "peers") and compared and config == configs[compared]:
             reasons[name] = "not applicable: in one process here the same as the row that it is compared with"
         configs[name] = config
     return reasons

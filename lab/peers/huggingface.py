@@ -1,5 +1,6 @@
 """Hugging Face transformers: its GPT-2 under its Trainer."""
 
+import accelerate  # noqa: F401 its Trainer needs it
 import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

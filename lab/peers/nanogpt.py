@@ -28,8 +28,10 @@ class Finished(Exception):
 def train(task):
     """Runs train.py until the clock ends it. Returns the setting in words.
 
-    Raises BadInput for data that its format cannot hold, or a script that does not do what nanoGPT's does.
+    Raises BadInput without a checkout, for data that its format cannot hold, and for a script that is not nanoGPT's.
     """
+    if not task.checkout:
+        raise BadInput("needs a checkout: --nanogpt=PATH")
     dtype = "float32" if task.device.type == "cpu" else task.dtype  # on a CPU it has no autocast
     words, path = [f"--compile={task.best}", f"--dtype={dtype}"], Path(task.checkout, "train.py").resolve()
     namespace = {"__name__": "__main__", "__file__": str(path)}

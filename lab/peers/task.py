@@ -9,7 +9,6 @@ import importlib
 import os
 import tempfile
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -32,32 +31,18 @@ PEERS = {  # row: the peer's file, and if it is at its best
     "Lightning": ("lightning", False),
     "Lightning, compiled": ("lightning", True),
 }
-NEEDED = {"huggingface": ["transformers", "accelerate"], "lightning": ["lightning"]}  # peer: its packages
-ALIKE = {  # key: its only value with which every peer trains the same
-    **{"stage": "", "optimizer": "adamw", "dropout": 0.0},
-    **{"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "shard": "none"},
-}
+# {key: its only value with which every peer trains the same}
+ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none"}
+ALIKE |= {"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 
 
 def require_comparable(config, nanogpt):
     """Raises BadInput for a config with which not every peer trains the same, and for a checkout that is none."""
-    if config.micro_batch_size % config.batch_size:
-        raise BadInput(f"micro_batch_size={config.micro_batch_size}: every peer takes a batch at once; expected 0")
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
-            expected = f"--{key}={value}" if value != "" else f"no {key}"
-            raise BadInput(f"{key}={given}: not every peer can train so; expected {expected}")
+            raise BadInput(f"{key}={given}: not every peer can train so; expected --{key}={value}")
     if nanogpt and not Path(nanogpt, "train.py").is_file():
         raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
-
-
-def missing(nanogpt):
-    """{row: the reason why its peer cannot be measured}. nanogpt: path of a checkout, or None."""
-    reasons = {} if nanogpt else {"nanogpt": "needs a checkout: --nanogpt=PATH"}
-    for peer, packages in NEEDED.items():
-        if absent := [name for name in packages if find_spec(name) is None]:
-            reasons[peer] = f"needs {' and '.join(absent)}: pip install -r requirements-peers.txt"
-    return {row: reasons[peer] for row, (peer, _) in PEERS.items() if peer in reasons}
 
 
 def measure(config, peer="ours", best=False, steps=4, nanogpt=None):

@@ -80,7 +80,7 @@ def given(dense, tmp_path, checkout, monkeypatch):
     monkeypatch.setattr(task, "WINDOW", 0)
 
     def make(n, best=False, **overrides):
-        (tmp_path / "task").mkdir()
+        (tmp_path / "task").mkdir(exist_ok=True)
         config = tiny(**{"dataset": str(dense), **overrides})
         return Task(config, n - task.WARMUP, best, tmp_path / "task", checkout)
 
@@ -132,7 +132,11 @@ def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends
     assert expected.items() <= keys.items()
 
 
-def test_nanogpt_reads_no_documents(given, documents, run_script):
+def test_nanogpt_needs_a_checkout_and_reads_no_documents(given, documents, run_script):
+    without = given(3)
+    without.checkout = None
+    with pytest.raises(BadInput, match="needs a checkout: --nanogpt=PATH"):
+        run_script(without)
     with pytest.raises(BadInput, match="no separate documents"):
         run_script(given(3, dataset=str(documents)))
 
@@ -172,18 +176,18 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
         if not peer:
             return MACHINE
         asked.append((peer, best))
-        if peer == "lightning":
-            raise RuntimeError("no such precision")
+        if peer in ("lightning", "huggingface"):
+            raise RuntimeError({"lightning": "no such precision", "huggingface": "No module named 'accelerate'"}[peer])
         seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.stage == "naive")
         figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
         return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
 
     monkeypatch.setattr(climb, "run_alone", run_alone)
-    monkeypatch.setattr(task, "find_spec", lambda name: None if name == "accelerate" else name)
     argv = [*flags(dataset=dense), "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=2"]
     climb.main(argv)
     turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
-    assert asked == [*turn, ("lightning", False), ("lightning", True), *turn[::-1]]
+    failing = [(peer, best) for peer in ("huggingface", "lightning") for best in (False, True)]
+    assert asked == [*turn, *failing, *turn[::-1]]
     text = (tmp_path / "table.md").read_text()
     rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
     by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
@@ -191,7 +195,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
     assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT"]["losses against naive"] == "bit-equal"
     assert by["nanoGPT, compiled"]["losses against naive"] == "WRONG by 1"
     assert by["nanoGPT"]["setting"] == "--x=1" and rows["Lightning"][2] == "no such precision"
-    assert rows["Hugging Face Trainer"][2] == "needs accelerate: pip install -r requirements-peers.txt"
+    assert rows["Hugging Face Trainer"][2] == "No module named 'accelerate'"
 
 
 # -- for real
