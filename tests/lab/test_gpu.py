@@ -1,6 +1,5 @@
 """lab/gpu.sh runs its parts one by one, goes on where it was, and says what is wrong."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -16,36 +15,34 @@ from lab import gpu, plan
 from lab.results import read_results
 from nanoladder.run import load_config
 
-LADDER = gpu.parts()[1]
 
-
-@dataclasses.dataclass(frozen=True)
-class Planted(gpu.Part):
-    """A part that runs some Python and has no results."""
-
-    def command(self, folder, rehearse):
-        return [sys.executable, "-c", f"import time, pathlib; folder = pathlib.Path({str(folder)!r}); {self.words[0]}"]
-
-
-def planted(share=0.5, **parts):
-    return [Planted(name, share, [code]) for name, code in parts.items()]
+def planted(folder, **parts):
+    """Parts that run some Python and have no results."""
+    before = f"import time, pathlib; folder = pathlib.Path({str(folder)!r}); "
+    return {name: ["-c", before + code] for name, code in parts.items()}
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_running(tmp_path, monkeypatch):
+def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_running(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "GRACE", 0.5)
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}])"
     slow = f"print('so far'); {start}; (folder / 'child').write_text(str(p.pid)); time.sleep(600)"
     lacking = "print('error: data/nowhere is not prepared'); raise SystemExit(2)"
-    parts = [*planted(a="raise SystemExit('no luck')"), *planted(b=slow, share=0.005), *planted(c=lacking, d="1")]
-    lines, wrong = gpu.measure(parts, tmp_path, 300, rehearse=False)
-    state = json.loads((tmp_path / "state.json").read_text())
-    assert [state[name].partition(":")[0] for name in "acd"] == ["failed", "skipped", "done"]
-    assert state["b"] == "out of time; the same command continues" and "  so far" in lines
-    assert wrong == ["a: failed: exit code 1; no luck"] and "c: skipped: error: data/nowhere is not prepared" in lines
-    assert lines[-1] == "WRONG: a: failed: exit code 1; no luck"
-    assert (tmp_path / "summary.txt").read_text().splitlines() == lines
+    parts = planted(tmp_path, a="raise SystemExit('no luck')", b=slow, c=lacking, d="print('ours')")
+    state = gpu.measure(parts, tmp_path, 10)
+    assert (
+        json.loads((tmp_path / "state.json").read_text())
+        == state
+        == {
+            "a": "failed: exit code 1; no luck",
+            "b": "out of time; the same command continues",
+            "c": "skipped: error: data/nowhere is not prepared",
+            "d": "done",
+        }
+    )
+    assert gpu.faults(tmp_path, state) == ["a: failed: exit code 1; no luck"]
+    assert "d …\nours\nd: done\n" in capsys.readouterr().out
     with pytest.raises(ProcessLookupError):
         while True:  # what b has started: it is there until its new parent has waited for it
             os.kill(int((tmp_path / "child").read_text()), 0)
@@ -56,16 +53,16 @@ def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_run
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_what_is_not_is(tmp_path):
     count = "f = folder / '{0}'; f.write_text(f.read_text() + 'x' if f.exists() else 'x')"
-    parts = planted(a=count.format("a"), b=count.format("b") + "; assert len(f.read_text()) > 1")
-    assert gpu.measure(parts, tmp_path, 1000, rehearse=False)[1]
-    assert not gpu.measure(parts, tmp_path, 1000, rehearse=False)[1]
+    parts = planted(tmp_path, a=count.format("a"), b=count.format("b") + "; assert len(f.read_text()) > 1")
+    assert gpu.measure(parts, tmp_path, 1000)["b"].startswith("failed")
+    assert gpu.measure(parts, tmp_path, 1000) == {"a": "done", "b": "done"}
     assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("x", "xx")
 
 
 @pytest.mark.parametrize("rehearse", [False, True])
-@pytest.mark.parametrize("part", gpu.parts(), ids=lambda part: part.name)
-def test_every_part_has_a_valid_command(part, rehearse, tmp_path):
-    words = part.command(tmp_path, rehearse)[1:]
+@pytest.mark.parametrize("part", gpu.parts())
+def test_every_part_has_a_valid_command(part, rehearse):
+    words = gpu.rehearsal(gpu.parts()[part]) if rehearse else gpu.parts()[part]
     if words[0] == "profile.py":
         options, config_words = plan.parse(words[1:])
         if options.mode != "tune":
@@ -84,34 +81,18 @@ def test_without_a_gpu_it_says_so(refused, monkeypatch):
     assert "no NVIDIA GPU here; expected one, or --rehearse" in refused(gpu.main)
 
 
-@pytest.fixture
-def summary(tmp_path):
-    """summary(change=...) -> the summary of a ladder from results/, its rows changed by change(rows)."""
-    stored = ROOT / "results/intel-xeon-2-threads-amx/reference/results.json"
-    (tmp_path / LADDER.name).mkdir()
-
-    def summarize(change=lambda rows: None):
-        results = read_results(stored)
+def test_rows_with_other_losses_and_rows_that_fail_are_faults_unless_for_a_good_reason(tmp_path):
+    def faults(change):
+        results = read_results(ROOT / "results/intel-xeon-2-threads-amx/reference/results.json")
         change(results["modes"]["ladder"]["rows"])
-        (tmp_path / LADDER.name / "results.json").write_text(json.dumps(results))
-        return gpu.summary([LADDER], tmp_path, {LADDER.name: "done"})
+        (tmp_path / "ladder").mkdir(exist_ok=True)
+        (tmp_path / "ladder/results.json").write_text(json.dumps(results))
+        return gpu.faults(tmp_path, {"ladder": "done"})
 
-    return summarize
-
-
-def test_the_summary_says_what_was_found(summary):
-    lines, wrong = summary()
-    assert not wrong and lines[-1] == "nothing is wrong" and max(map(len, lines)) <= 120
-    text = "\n".join(lines)
-    for found in ("Intel Xeon, 2 threads, AMX; torch ", "matrix products float32 ", "The fastest step ("):
-        assert found in text, text
-
-
-def test_a_row_that_cannot_run_for_a_reason_is_none_and_another_and_other_losses_are(summary):
-    assert not summary(lambda rows: [rows[name].update(note="error: out of memory") for name in ("naive", "amp")])[1]
-    faults = [f"{LADDER.name}, flash: RuntimeError: CUDA error"]
-    assert summary(lambda rows: rows["flash"].update(note="RuntimeError: CUDA error"))[1] == faults
-    assert "flash: WRONG by " in summary(lambda rows: rows["flash"]["profile"][0].update(losses=[1.0] * 5))[1][0]
+    assert not faults(lambda rows: [rows[name].update(note="error: out of memory") for name in ("naive", "amp")])
+    found = faults(lambda rows: rows["flash"].update(note="RuntimeError: CUDA error"))
+    assert found == ["ladder, flash: RuntimeError: CUDA error"]
+    assert "flash: WRONG by " in faults(lambda rows: rows["flash"]["profile"][0].update(losses=[1.0] * 5))[0]
 
 
 @pytest.mark.nightly
@@ -125,7 +106,7 @@ def test_a_rehearsal_reaches_its_end(dense, tmp_path):
     result = subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     state = json.loads((tmp_path / "out/gpu/state.json").read_text())
-    for part in gpu.parts():
-        here = "--dataset=python_stdlib_byte" in part.words and part.name not in ("tune", "peers")
-        assert state[part.name] == "done" or (state[part.name].startswith("skipped") and not here)
-    assert "nothing is wrong" in (tmp_path / "out/gpu/summary.txt").read_text()
+    for name, words in gpu.parts().items():
+        here = "--dataset=python_stdlib_byte" in words and name not in ("tune", "peers")
+        assert state[name] == "done" or (state[name].startswith("skipped") and not here)
+    assert "nothing is wrong" in result.stdout
