@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 import textwrap
-from collections.abc import Callable
 from typing import NamedTuple
 from nanoladder.entry import Parser
 
@@ -92,14 +91,6 @@ def varied(text):
 # -- modes and options
 
 
-class Option(NamedTuple):
-    """An option of profile.py: the parser of its text (None: a switch), its default text, and its meaning."""
-
-    parse: Callable | None
-    default: str | None
-    meaning: str
-
-
 class Mode(NamedTuple):
     meaning: str
     options: tuple
@@ -129,38 +120,32 @@ MODES = {
         ("stages", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
     ),
 }
-OPTIONS = {
-    "vary": Option(
+OPTIONS = {  # {name: the parser of its text (None: a switch), its default, and its meaning}
+    "vary": (
         varied,
         None,
         "KEY=a,b,c ...: a row for each combination of these values; stages: a row for each stage, taken out of the "
         "config or, if the config is without it, put in",
     ),
-    "stages": Option(stages, None, "comma-separated names (default: all that do something here)"),
-    "steps": Option(at_least(1), "4", "least number of steps that a process times"),
-    "repeats": Option(at_least(1), "3", "processes that time each row"),
-    "out_dir": Option(str, None, "folder of the results (default: results/<machine>/<config>; of predict none)"),
-    "train": Option(None, None, "train every row for all of its max_steps, and compare losses instead of steps"),
-    "processes": Option(at_least(2), None, "largest number of processes"),
-    "dimension": Option(one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two have a batch each"),
-    "against": Option(
-        str,
-        None,
-        "judge: the other version: a commit, branch or tag; HEAD: before your changes; race: the other config",
-    ),
-    "metric": Option(one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
-    "rounds": Option(at_least(6), "24", "most rounds of a process of each version; fewer if one is clear"),
-    "seeds": Option(at_least(1), "3", "runs of each config"),
-    "minutes": Option(
-        positive, "10", "how long it takes; of a recipe, which the same command continues, until the last trial starts"
-    ),
-    "kept": Option(rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
-    "nanogpt": Option(str, None, "a checkout of nanoGPT, whose train.py is run"),
-    "memory_gb": Option(positive, None, "in GB: names the largest micro-batch that fits"),
-    "world_size": Option(at_least(1), "1", "processes of the predicted run"),
-    "mfu": Option(fraction, "0.4", "fraction of the device's peak that a real run is assumed to reach"),
-    "gpu": Option(str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
-    "price_per_hour": Option(positive, None, "of one device, in any currency: adds what the run costs"),
+    "stages": (stages, None, "comma-separated names (default: all that do something here)"),
+    "steps": (at_least(1), 4, "least number of steps that a process times"),
+    "repeats": (at_least(1), 3, "processes that time each row"),
+    "out_dir": (str, None, "folder of the results (default: results/<machine>/<config>; of predict none)"),
+    "train": (None, False, "train every row for all of its max_steps, and compare losses instead of steps"),
+    "processes": (at_least(2), None, "largest number of processes"),
+    "dimension": (one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two have a batch each"),
+    "against": (str, None, "of judge: a commit, branch or tag; HEAD: before your changes; of race: the other config"),
+    "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
+    "rounds": (at_least(6), 24, "most rounds of a process of each version; fewer if one is clear"),
+    "seeds": (at_least(1), 3, "runs of each config"),
+    "minutes": (positive, 10, "how long it takes; of a recipe, which the same command continues, until the last start"),
+    "kept": (rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
+    "nanogpt": (str, None, "a checkout of nanoGPT, whose train.py is run"),
+    "memory_gb": (positive, None, "in GB: names the largest micro-batch that fits"),
+    "world_size": (at_least(1), 1, "processes of the predicted run"),
+    "mfu": (fraction, 0.4, "fraction of the device's peak that a real run is assumed to reach"),
+    "gpu": (str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
+    "price_per_hour": (positive, None, "of one device, in any currency: adds what the run costs"),
 }
 
 
@@ -180,7 +165,7 @@ def parse(argv):
     options, words = split(argv)
     if options.mode == "scaling" and options.processes is None:
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
-    if options.mode == "vary" and (not options.vary or "stages" in options.vary != ["stages"]):
+    if options.mode == "vary" and (not options.vary or ("stages" in options.vary and len(options.vary) > 1)):
         raise BadInput("--mode=vary: expected --vary KEY=a,b,c ..., or --vary=stages alone")
     config = load_config(words, vars(options))
     if config.micro_batch_size == "auto":
@@ -189,12 +174,9 @@ def parse(argv):
         )
     if config.stage and options.mode == "ladder":
         raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
-    several = (
-        options.mode in ("predict", "judge", "tune", "recipe", "race")
-        or options.dimension == "pipeline"
-        or options.train
-    )
-    if config.micro_batch_size and not several and not any(word.startswith("--batch_size") for word in words):
+    whole = options.mode in ("predict", "judge", "tune", "recipe", "race") or options.dimension == "pipeline"
+    whole = whole or options.train or any(word.startswith("--batch_size") for word in words)
+    if config.micro_batch_size and not whole:
         words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too
     if options.mode == "peers":
         task.require_comparable(load_config(words), options.nanogpt)
@@ -202,48 +184,38 @@ def parse(argv):
 
 
 def split(argv):
-    """The options, defaults filled in, and the words that are none. Raises BadInput if the mode does not use one."""
-    asked, _ = parser_of("vary", add_help=False).parse_known_args(argv)
-    implied = "vary" if "vary" in asked else "ladder"
-    mode = getattr(asked, "mode", implied)
-    options, words = parser_of(mode, description=None if "mode" in asked else all_modes()).parse_known_args(argv)
-    for name in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
-        if name in OPTIONS:
-            modes = "|".join(other for other in MODES if name in MODES[other].options)
-            raise BadInput(f"--{name}: --mode={mode} does not use it; expected --mode={modes}, or no --{name}")
-    for name, option in OPTIONS.items():
-        if name not in options:
-            setattr(options, name, option.parse(option.default) if option.default else None)
-    options.mode = mode
+    """The options, and the words that are none. Prints --help. Raises BadInput if the mode does not use an option."""
+    options, words = parser_of("ladder", add_help=False).parse_known_args(argv)
+    mode = options.mode = options.mode or ("vary" if options.vary else "ladder")
+    if not {"-h", "--help"}.isdisjoint(words):
+        parser_of(mode).parse_args(["--help"])
+    given = [word[2:].partition("=")[0] for word in argv if word.startswith("--")]
+    if others := [name for name in given if name in OPTIONS and name not in MODES[mode].options]:
+        modes = "|".join(other for other in MODES if others[0] in MODES[other].options)
+        raise BadInput(f"--{others[0]}: --mode={mode} does not use it; expected --mode={modes}, or no --{others[0]}")
     return options, words
 
 
-def parser_of(mode, description=None, **settings):
-    """The parser of a mode's options. description: the head of --help, if it is not the mode's meaning."""
+def parser_of(mode, **settings):
+    """The parser of all options, whose help shows those of a mode."""
+    lines = [textwrap.fill(mode.meaning, 100, subsequent_indent=" " * 14) for mode in MODES.values()]
+    head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
     parser = Parser(
         usage=f"python profile.py config/x.py [more.py ...] [--mode={mode}] [options] [--key=value ...]",
-        description=description or textwrap.fill(f"{mode}: {MODES[mode].meaning}", 100),
+        description="\n".join([head, *(f"  {name:<12}{line}" for name, line in zip(MODES, lines, strict=True))]),
         epilog="`--mode=MODE --help` lists the options of a mode, `python train.py --help` the keys of the config.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
         **settings,
     )
-    parser.add_argument("--mode", type=one_of(*MODES), metavar="MODE", help=f"{', '.join(MODES)} (default: ladder)")
-    for name in MODES[mode].options:
-        option = OPTIONS[name]
-        default = f" (default: {option.default})" if option.default else ""
-        kind = {"type": option.parse} if option.parse else {"action": "store_true"}
+    parser.add_argument("--mode", type=one_of(*MODES), metavar="MODE", help="(default: ladder)")
+    for name, (parse, default, meaning) in OPTIONS.items():
+        kind = {"type": parse, "default": default} if parse else {"action": "store_true"}
         several = {"nargs": "+", "metavar": "KEY=a,b"} if name == "vary" else {}
-        parser.add_argument(f"--{name}", help=option.meaning + default, **kind, **several)
+        meaning += f" (default: {default})" if default else ""
+        shown = meaning if name in MODES[mode].options else argparse.SUPPRESS
+        parser.add_argument(f"--{name}", help=shown, **kind, **several)
     return parser
-
-
-def all_modes():
-    """The head of --help without a mode."""
-    head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
-    lines = [textwrap.fill(mode.meaning, 100, subsequent_indent=" " * 14) for mode in MODES.values()]
-    return "\n".join([head, *(f"  {mode:<12}{line}" for mode, line in zip(MODES, lines, strict=True))])
 
 
 def part_of_results(options):
