@@ -5,9 +5,9 @@ that lacks a package or a dataset is skipped. The exit code is 1 if something is
 one that ran out of time is.
 """
 
-import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +17,8 @@ from nanoladder.entry import Parser, run_script
 
 import torch
 
-from lab import tables
 from lab.plan import positive
-from lab.results import ROOT, code_hash, read_results
-from lab.summary import summarize
+from lab.results import ROOT, code_hash
 from nanoladder import files
 from nanoladder.errors import BadInput
 
@@ -35,8 +33,7 @@ BAD_INPUT = 2  # exit code of nanoladder.entry
 GRACE = 10  # seconds that a part has to end
 SHARE = 0.4  # of the minutes: the most that a part may take
 SHOWN = 40  # lines of a log, at most
-# Notes of rows that are no fault
-LEGITIMATE = ("not applicable", "out of memory", "needs ", "No module", "no kernel")
+FAULT, MISSING = re.compile(r"WRONG|Error: |exit code|killed by the system"), "No module named"
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
 TINY += ["--micro_batch_size=0", "--compile=False"]
 REHEARSED = {  # a word of a command: what makes its rehearsal short; of an option given twice, the last counts
@@ -151,7 +148,7 @@ def run(words, folder, seconds):
             end(process)
     lines = path.read_text().strip().splitlines() or [""]
     print("\n".join(lines[-SHOWN:]))
-    if code == BAD_INPUT or (code and "No module named" in lines[-1]):
+    if code == BAD_INPUT or (code and MISSING in lines[-1]):
         return f"skipped: {lines[-1]}"
     return f"failed: exit code {code}; {lines[-1]}" if code else "done"
 
@@ -167,15 +164,11 @@ def end(process):
 
 
 def faults(folder, state):
-    """What is wrong: parts that failed, rows with another model's losses, and rows that failed for no good reason."""
+    """What is wrong: parts that failed, and lines of tables with another model's losses or a row that failed."""
     wrong = [f"{name}: {now}" for name, now in state.items() if now.startswith("failed")]
-    for path in folder.glob("*/results.json"):
-        results = read_results(path)
-        for row in itertools.chain(*(summarize(results, mode) for mode in results["modes"])):
-            if tables.is_wrong(row):
-                wrong.append(f"{path.parent.name}, {row['name']}: {tables.losses(row)}")
-            if row["note"] and not any(reason in row["note"] for reason in LEGITIMATE):
-                wrong.append(f"{path.parent.name}, {row['name']}: {row['note']}")
+    for path in sorted(folder.glob("*/table.md")):
+        lines = [line for line in path.read_text().splitlines() if FAULT.search(line) and MISSING not in line]
+        wrong += [f"{path.parent.name}: {line}" for line in lines]
     return wrong
 
 
