@@ -1,4 +1,4 @@
-"""Measures, part by part, all that a machine with an NVIDIA GPU must show: bash lab/gpu.sh [--minutes=9] [--prepare]
+"""Measures, part by part, all that a machine with an NVIDIA GPU must show: bash lab/gpu.sh [--minutes=9]
 
 Each part is a command of its own, with its own log and results; the same command later runs what is not done. A part
 that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong, which neither a skipped part nor
@@ -22,13 +22,6 @@ from lab.results import ROOT, code_hash
 from nanoladder import files
 from nanoladder.errors import BadInput
 
-GPT2_TOKENS, BYTES = "python_stdlib_bpe50257", "python_stdlib_byte"
-DATASETS = {  # name: the command that prepares it
-    BYTES: ["data/python_stdlib/prepare.py", "--tokenizer=byte"],
-    GPT2_TOKENS: ["data/python_stdlib/prepare.py", "--tokenizer=bpe:50257"],
-    "python_stdlib": ["data/python_stdlib/prepare.py"],
-    "shakespeare_char": ["data/shakespeare_char/prepare.py"],
-}
 BAD_INPUT = 2  # exit code of nanoladder.entry
 GRACE = 10  # seconds that a part has to end
 SHARE = 0.4  # of the minutes: the most that a part may take
@@ -53,7 +46,7 @@ def parts(minutes=9.0, nanogpt=None):
     """
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --repeats=2", "--repeats=2 --vary"  # a GPU's times differ little
-    bytewise, subwords = f"--dataset={BYTES}", f"--dataset={GPT2_TOKENS}"
+    bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
     speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
     small = "profile.py config/quickstart.py --dataset=python_stdlib --n_embd=192 --n_head=4"
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
@@ -84,12 +77,9 @@ def main(argv):
     parser.add_argument("--minutes", type=positive, default=9.0, help="time for all parts (default: 9)")
     parser.add_argument("--out_dir", help="folder of the results (default: out/gpu/<hash of the measured code>)")
     parser.add_argument("--rehearse", action="store_true", help="run every part at tiny size on the CPU")
-    parser.add_argument("--prepare", action="store_true", help="write the datasets, and measure nothing")
     parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to be measured among the peers")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
-    if options.prepare:
-        return prepare()
     if not (options.rehearse or torch.cuda.is_available()):
         raise BadInput("no NVIDIA GPU here; expected one, or --rehearse, which runs every part at tiny size on the CPU")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the part that runs, too
@@ -170,14 +160,6 @@ def faults(folder, state):
         lines = [line for line in path.read_text().splitlines() if FAULT.search(line) and MISSING not in line]
         wrong += [f"{path.parent.name}: {line}" for line in lines]
     return wrong
-
-
-def prepare():
-    """Writes the datasets that are not there yet. One that cannot be written is named; its parts will be skipped."""
-    for name, command in DATASETS.items():
-        done = (ROOT / "data" / name / "meta.json").exists()
-        if not done and subprocess.run([sys.executable, *command]).returncode:
-            print(f"not prepared: data/{name}")
 
 
 if __name__ == "__main__":

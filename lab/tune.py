@@ -1,17 +1,18 @@
 """Tunes a config for this machine: python profile.py config/x.py --mode=tune [--minutes=10]
 
-A search by measurement. It begins with the finished loop, the config as it is, and tries one change (search_space.py)
-after the other. The first losses must stay the finished loop's. Then the change races against the best config so far:
-both train in processes of their own that live at the same time and step in turns, in rounds (rounds.py). A change that
-falls behind is dropped at once; one that is seen to be faster is kept. All changes are tried again, from the new best
-config on, until none is kept. In the last quarter of the time the best config races against the finished loop; unless
-it is seen to be faster, the finished loop wins.
+A search by measurement. It begins with the finished loop, the config as it is, and tries one change after the other.
+The first losses must stay the finished loop's. Then the change races against the best config so far: both train in
+processes of their own that live at the same time and step in turns, in rounds (rounds.py). A change that falls behind
+is dropped at once; one that is seen to be faster is kept. All changes are tried again, from the new best config on,
+until none is kept. In the last quarter of the time the best config races against the finished loop; unless it is seen
+to be faster, the finished loop wins.
 
 tune.json holds every race. A search that was interrupted begins anew.
 """
 
 import contextlib
 import json
+import math
 import statistics
 import textwrap
 from pathlib import Path
@@ -21,9 +22,9 @@ from lab import measure, plan, predict, tables
 from lab.launch import Child, TimeUp
 from lab.results import commit, default_folder, write
 from lab.rounds import SIDES, bounds, order, plan_looks
-from lab.search_space import candidates
 from nanoladder import machine
 from nanoladder.errors import BadInput
+from nanoladder.parallel import divide, micro_batch_sizes
 
 LOOKS = plan_looks(12)  # at the rounds of a race
 LEAST_GAIN = 0.01  # of time; a smaller one is not worth a setting
@@ -151,6 +152,47 @@ class Search:
         """Ends all processes."""
         while self.running:
             self.running.popitem()[1].end()
+
+
+# -- what is tried
+
+
+def candidates(config, machine):
+    """The changes {key: value} to try, in the order of what they are likely to gain. machine: as of devices.describe().
+
+    None touches the model, the batch of an update, or the optimizer: a step is the same but for its time and memory.
+    Some have the config's own values. Micro-batches come half and twice as large as they are.
+    """
+    on_gpu, rows = bool(machine["gpu"]), config.micro_batch_size or config.batch_size
+    sizes = [size for size in micro_batch_sizes(config, divide(config, 1)) if size in (rows // 2, 2 * rows)]
+    dtypes = ["bfloat16"] * machine["native_bfloat16"] + ["float16"] * on_gpu + ["float32"]  # others are emulated
+    dtype = dtypes[0] if config.dtype == "auto" else config.dtype
+    padding = [n for n in (1, 8, 64, 128) if n * math.ceil(config.vocab_size / n) != config.padded_vocab_size]
+    values = [
+        # CUDA graphs launch all kernels of a pass at once: the most that a small model has to gain on a GPU
+        ("compile_mode", ("reduce-overhead",) if on_gpu else ()),
+        # On a GPU the formula, which writes the (T, T) matrix to memory, hardly ever wins
+        ("attention", ("sdpa", "flash", "cudnn", "efficient", "matmul") if on_gpu else ("matmul", "sdpa", "blocks")),
+        ("compile", (False, True)),
+        ("compile_scope", ("model", "block")),
+        ("micro_batch_size", sizes),
+        ("checkpointing", ("none",)),
+        ("dtype", [name for name in dtypes if name != dtype]),
+        ("keep_memory", (True, False)),
+        ("adamw_impl", ("forloop", "foreach", "fused") if config.optimizer == "adamw" else ()),
+        ("num_workers", [n for n in (0, 1, 2, 4, 8) if n <= max(2, machine["threads"])]),
+        ("loss_chunks", (0, 2, 8, 32)),
+        ("set_to_none", (True, False)),
+        ("lazy_metrics", (True, False)),
+        ("matmul_precision", ("highest", "high", "medium")),
+        ("pad_vocab_to", padding),
+        ("compile_mode", ("default", "max-autotune-no-cudagraphs", *["max-autotune"] * on_gpu)),  # minutes, so last
+    ]
+    pairs = [(key, value) for key, each in values for value in each]
+    return [{"compile": True, key: value} if key.startswith("compile_") else {key: value} for key, value in pairs]
+
+
+# -- races
 
 
 def decide(changes):

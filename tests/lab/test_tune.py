@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import MACHINE, flags
 
-from lab import climb, launch, pages, search_space, tune
+from lab import climb, launch, pages, tune
 from nanoladder.run import load_config
 
 LOSSES = [5.0, 4.0, 3.0, 2.0, 1.0]
@@ -212,7 +212,7 @@ def test_on_a_gpu_graphs_come_first_and_memory_is_not_predicted(monkeypatch, den
 def test_values_are_those_of_the_machine_and_micro_batches_half_and_twice_the_size():
     def values(machine):
         found = {}
-        for change in search_space.candidates(config, machine):
+        for change in tune.candidates(config, machine):
             *_, (key, value) = change.items()
             found.setdefault(key, []).append(value)
         return found
