@@ -1,7 +1,7 @@
 """Evaluates a model: the loss over a whole split, and tasks with right and wrong answers.
 
 python evaluate.py --out_dir=out/x [--dataset=NAME]
-python evaluate.py --model=hf:gpt2 --tasks hellaswag lambada FILE.jsonl
+python evaluate.py --model=hf:gpt2 --tasks FILE.jsonl [MORE.jsonl ...]
 python evaluate.py --out_dir=out/x --quantize=int8
 """
 
@@ -14,7 +14,7 @@ from nanoladder.entry import Parser, run_script
 
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
-from nanoladder.errors import BadInput, nearest
+from nanoladder.errors import BadInput
 
 FIGURES = {  # in the table: label and format
     "loss": ("loss, nats per token", ".4f"),
@@ -28,10 +28,6 @@ FIGURES = {  # in the table: label and format
 
 def main(argv):
     options = parse(argv)
-    for name in options.download:
-        print(f"wrote {evaluation.download(name)}; --tasks {name} evaluates on it")
-    if options.download:
-        return
     config = Config(device=options.device, batch_size=int(os.environ.get("WORLD_SIZE", 1)), compile=False)
     device = parallel.start(config, machine.choose_device(options.device))
     machine.configure(config, device)
@@ -43,37 +39,28 @@ def main(argv):
         print(f"error: out of memory; expected a --batch_tokens below {options.batch_tokens}", file=sys.stderr)
         sys.exit(3)
     if options.output and parallel.rank() == 0:
-        try:
-            files.write(options.output, json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            raise BadInput(f"output={options.output} cannot be written ({error.strerror})") from None
+        files.write(options.output, json.dumps(report, indent=2) + "\n")
     parallel.stop()
 
 
 def parse(argv):
     parser = Parser(prog="evaluate.py", description="Evaluates a model on a split and on tasks.", allow_abbrev=False)
     dtypes = ["auto", "float32", "bfloat16", "float16"]
-    tasks = f"JSONL files, or the public {' and '.join(evaluation.PUBLIC)} once downloaded"
     checkpoint.add_source(parser)
     parser.add_argument("--dataset", help="prepared dataset, by name or path (default, without tasks: the run's)")
     parser.add_argument("--split", default="val", choices=["val", "train"], help="of the dataset (default: val)")
     parser.add_argument("--context_length", type=int, default=0, help="a shorter one (default: the model's)")
     parser.add_argument("--stride", type=int, default=0, help="tokens between windows (default: context_length)")
-    parser.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="FILE", help=tasks)
-    parser.add_argument(
-        "--download", nargs="+", action="extend", default=[], metavar="NAME", help="only download these public tasks"
-    )
+    parser.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="FILE", help="JSONL files")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of matrix products (default: as in training)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     parser.add_argument("--quantize", choices=["int8"], help="weights of one byte, as sample.py has them")
     parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
-    parser.add_argument("--details", action="store_true", help="with the scores of each item in it")
     options = parser.parse_args(argv)
     for condition, message in [
         (options.batch_tokens >= 1, "batch_tokens: expected at least 1"),
         (options.context_length >= 0, "context_length: expected at least 1"),
-        (options.output or not options.details, "details: expected --output=FILE for them"),
         (
             not options.tasks or options.dataset or (options.split == "val" and not options.stride),
             "split, stride: expected --dataset=NAME too, as --tasks alone evaluate on no split",
@@ -87,51 +74,24 @@ def parse(argv):
 
 def evaluate(options, device):
     """Evaluates as the options say and prints each result at once. Returns the report, a dict for JSON."""
-    items = {name: (path := find_task(name), evaluation.read_items(path)) for name in options.tasks}
     source = checkpoint.source_of(options)
     state = checkpoint.load_model(source)
     model = checkpoint.build_gpt(state, source, options.context_length)
-    tokenizer = find_tokenizer(source, model.config, needed=items)
     parts = {}
     if dataset := find_dataset(options, source, state, model.config):
         parts[f"{dataset.folder.name} {options.split}"] = evaluation.WholeSplit(dataset, options.split, options.stride)
-    for name in items:
-        parts[name] = evaluation.Task(*items[name], tokenizer, model.config.context_length)
+    if options.tasks:
+        tokenizer = checkpoint.tokenizer_of(source, model.config.vocab_size)
+        for path in options.tasks:
+            parts[path] = evaluation.Task(Path(path), tokenizer, model.config.context_length)
     report = {**describe(options, source, state, model, device), "results": {}}
     if options.quantize:
         infer.quantize(model.to(device))
     scorer = evaluation.Scorer(model, options.dtype, device, options.batch_tokens)
     for name, part in parts.items():
-        result = part.evaluate(scorer)
-        print_result(name, result)
-        report["results"][name] = {key: result[key] for key in result if key != "details" or options.details}
+        report["results"][name] = part.evaluate(scorer)
+        print_result(name, report["results"][name])
     return report
-
-
-# -- the model, its tokenizer, and what to evaluate on
-
-
-def find_task(name):
-    """Returns the path of a task file, given by its path or the name of a public one. Raises BadInput if missing."""
-    if public := evaluation.PUBLIC.get(name):
-        if public.path.is_file():
-            return public.path
-        command = f"python evaluate.py --download {name}"
-        raise BadInput(f"tasks: no {public.path}; expected it from `{command}`, or a copy of {public.url}")
-    if Path(name).exists():
-        return Path(name)
-    known = " or ".join(evaluation.PUBLIC) + nearest(name, evaluation.PUBLIC)
-    raise BadInput(f"tasks: no file {name} in {Path.cwd()}; expected a JSONL file, {known}")
-
-
-def find_tokenizer(source, config, needed):
-    """Returns the model's tokenizer, or None if there is none and none is needed. Raises BadInput."""
-    try:
-        return checkpoint.tokenizer_of(source, config.vocab_size)
-    except BadInput as error:
-        if needed:
-            raise BadInput(f"tasks need the model's tokenizer: {error}") from None
-        return None
 
 
 def find_dataset(options, source, state, config):

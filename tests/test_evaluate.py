@@ -13,7 +13,6 @@ import evaluate
 import train
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import build_tokenizer
-from nanoladder.evaluation import PUBLIC
 
 CHOICES = [
     {"ctx": "the cat sat on", "endings": ["the mat", "the cat", "café"], "label": 0},
@@ -72,7 +71,7 @@ def test_a_model_of_transformers_is_evaluated_like_the_run_it_was_converted_from
 ):
     folder = tmp_path / "gpt2"
     assert run_main(convert.main, f"--out_dir={trained.out_dir}", "--to=hf", f"--output={folder}").code == 0
-    words = [f"--dataset={trained.dataset}", "--tasks", *tasks, "--details"]
+    words = [f"--dataset={trained.dataset}", "--tasks", *tasks]
     ours, _ = report(f"--out_dir={trained.out_dir}", *words)
     theirs, _ = report(f"--model=hf:{folder}", *words)
     assert theirs.pop("model") == {**ours.pop("model"), "source": f"hf:{folder}", "step": None}
@@ -92,18 +91,14 @@ def test_tasks_alone_and_beside_a_dataset(trained, tasks, report):
     choices, last_words = (alone["results"][str(path)] for path in tasks)
     assert list(alone["results"]) == [str(path) for path in tasks]
     assert (choices["items"], last_words["items"]) == (2, 2) and last_words["contexts_cut"] == 2
-    assert "details" not in choices and "accuracy per byte" in out and "2 contexts cut" in out
-    both, _ = report(*words, f"--dataset={trained.dataset}", "--details")
-    details = both["results"][str(tasks[0])].pop("details")
-    assert [item["line"] for item in details] == [1, 2] and len(details[0]["log_probs"]) == 3
-    assert both["results"].pop(f"{Path(trained.dataset).name} val")
-    both["results"][str(tasks[1])].pop("details")
-    assert both == alone
+    assert "accuracy per byte" in out and "2 contexts cut" in out
+    both, _ = report(*words, f"--dataset={trained.dataset}")
+    assert both["results"].pop(f"{Path(trained.dataset).name} val") and both == alone
 
 
 @pytest.mark.slow
 def test_several_processes_give_the_same_figures(trained, tasks, dense, tmp_path):
-    words = ["--device=cpu", "--dtype=float32", "--batch_tokens=64", f"--out_dir={trained.out_dir}", "--details"]
+    words = ["--device=cpu", "--dtype=float32", "--batch_tokens=64", f"--out_dir={trained.out_dir}"]
     words += [f"--dataset={dense}", "--tasks", *tasks]
     reports = []
     for n in (1, 2):
@@ -124,17 +119,6 @@ def agree(a, b):
 
 
 # -- bad input
-
-
-def test_a_public_task_goes_by_its_name_and_is_refused_with_its_source_if_it_is_missing(
-    trained, tasks, report, refused, monkeypatch, tmp_path
-):
-    lambada, words = PUBLIC["lambada"], [f"--out_dir={trained.out_dir}", "--tasks", "lambada"]
-    monkeypatch.setitem(PUBLIC, "lambada", lambada._replace(path=tasks[1]))
-    assert report(*words)[0]["results"]["lambada"]["file"] == str(tasks[1])
-    monkeypatch.setitem(PUBLIC, "lambada", lambada._replace(path=tmp_path / "lambada_test.jsonl"))
-    line = refused(evaluate.main, *words)
-    assert "--download lambada" in line and lambada.url in line and "lambada_test.jsonl" in line
 
 
 def test_a_dataset_in_other_tokens_is_refused(trained, tmp_path, refused):

@@ -4,13 +4,10 @@
 - whole: a split of a dataset as rows that predict every target once
 - items: task files and their format
 - tasks: their items as rows, and the accuracies that follow from the scores
-- download: the public task files
 
 Not here: the validation loss during training (train.py), and loading a model (nanoladder/checkpoint).
 """
 
-from nanoladder.evaluation.download import PUBLIC, download
-from nanoladder.evaluation.items import read_items
 from nanoladder.evaluation.score import Scorer
 from nanoladder.evaluation.tasks import Task
 from nanoladder.evaluation.whole import WholeSplit

@@ -8,7 +8,6 @@ Paperno et al. 2016): the word to predict follows the last space of `text`. Othe
 """
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 from nanoladder import files
@@ -30,7 +29,7 @@ class Item(NamedTuple):
 def read_items(path):
     """Reads a task file into a list of Items, of one kind. Raises BadInput, which names the line."""
     try:
-        lines = files.read(Path(path), LARGEST).split(b"\n")
+        lines = files.read(path, LARGEST).split(b"\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"tasks: {path} cannot be read ({reason}); expected a JSONL file") from None

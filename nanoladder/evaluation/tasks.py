@@ -12,6 +12,7 @@ import numpy as np
 from model import IGNORE
 from nanoladder.data.tokenizer import encode
 from nanoladder.errors import BadInput
+from nanoladder.evaluation.items import read_items
 from nanoladder.evaluation.score import perplexity
 
 
@@ -19,13 +20,13 @@ class Task:
     """The items of a file as rows, one for each ending of each item: the context's tokens, then the ending's.
 
     A context is cut from the left to as many tokens as the model has positions for. Raises BadInput, which names the
-    line, if an ending alone is too long, or if the tokenizer does not know a character.
+    line, if it is no item, an ending alone is too long, or the tokenizer does not know a character.
     """
 
-    def __init__(self, path, items, tokenizer, context_length):
-        self.path, self.items = path, items
+    def __init__(self, path, tokenizer, context_length):
+        self.path, self.items = path, read_items(path)
         self.rows, n_targets, self.n_cut = [], [], 0  # n_cut: items whose context was cut
-        for item in items:
+        for item in self.items:
             try:
                 context = encode(tokenizer, item.context)
                 endings = [encode(tokenizer, f" {ending}") for ending in item.endings]
@@ -54,7 +55,7 @@ class Task:
         return inputs, targets
 
     def evaluate(self, scorer):
-        """Returns a dict of figures, with the scores of each item under "details". Collective.
+        """Returns a dict of figures. Collective.
 
         accuracy: share of the items for which the model is right, and its standard error; of choices also with
         log-probabilities per token and per byte of the ending. perplexity: of last words, per word; None if too large.
@@ -65,39 +66,21 @@ class Task:
         return {"file": str(self.path), **counts, **judge(scores)}
 
     def judge_choices(self, scores):
-        details, first = [], 0
-        for item in self.items:
-            own = slice(first, first := first + len(item.endings))
-            log_probs, n_tokens = scores.log_probs[own], self.n_targets[own]
-            n_bytes = [len(ending.encode()) for ending in item.endings]  # the space before it is not counted
-            details.append(
-                {
-                    "line": item.line,
-                    "label": item.label,
-                    "log_probs": log_probs.tolist(),
-                    "tokens": n_tokens.tolist(),
-                    "bytes": n_bytes,
-                    "chosen": int(log_probs.argmax()),
-                    "chosen_per_token": int((log_probs / n_tokens).argmax()),
-                    "chosen_per_byte": int((log_probs / n_bytes).argmax()),
-                }
-            )
-        found = {}
-        for way in ("", "_per_token", "_per_byte"):
-            found |= mean(f"accuracy{way}", [item[f"chosen{way}"] == item["label"] for item in details])
-        return {**found, "details": details}
+        ends = np.cumsum([len(item.endings) for item in self.items])
+        n_bytes = [len(ending.encode()) for item in self.items for ending in item.endings]  # without the space before
+        figures = {}
+        for name, sizes in {"": 1, "_per_token": self.n_targets, "_per_byte": n_bytes}.items():
+            chosen = [log_probs.argmax() for log_probs in np.split(scores.log_probs / sizes, ends[:-1])]
+            right = [number == item.label for number, item in zip(chosen, self.items, strict=True)]
+            figures |= mean(f"accuracy{name}", right)
+        return figures
 
     def judge_words(self, scores):
-        details = [
-            {"line": item.line, "word": item.endings[0], "log_prob": float(log_prob), "right": bool(greedy)}
-            for item, log_prob, greedy in zip(self.items, scores.log_probs, scores.greedy, strict=True)
-        ]
-        nats = -math.fsum(scores.log_probs) / len(details)
-        right = mean("accuracy", [item["right"] for item in details])
-        return {**right, "perplexity": perplexity(nats), "details": details}
+        nats = -math.fsum(scores.log_probs) / len(self.items)
+        return {**mean("accuracy", scores.greedy), "perplexity": perplexity(nats)}
 
 
 def mean(name, truths):
     """The mean of n truths, and its standard error with n - 1 degrees of freedom."""
-    n, share = len(truths), sum(truths) / len(truths)
+    n, share = len(truths), float(np.mean(truths))
     return {name: share, f"{name}_stderr": math.sqrt(share * (1 - share) / max(1, n - 1))}

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from nanoladder.errors import BadInput
-from nanoladder.evaluation import read_items
-from nanoladder.evaluation.items import Item
+from nanoladder.evaluation.items import Item, read_items
 
 CHOICE = {"ind": 24, "ctx": " A man. he ", "endings": ["sings.", " flies. ", "x"], "label": 2, "split": "val"}
 WORD = {"text": "She opened the door, and there stood her father"}

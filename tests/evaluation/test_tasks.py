@@ -6,15 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import LINE, tiny
+from conftest import LINE
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
-from model import GPT
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import build_tokenizer
 from nanoladder.errors import BadInput
-from nanoladder.evaluation import Scorer, Task, read_items
+from nanoladder.evaluation import Scorer, Task
 
 CPU = torch.device("cpu")
 SHAPE = {"n_layer": 2, "n_head": 3, "n_embd": 24, "n_positions": 29}
@@ -69,42 +68,36 @@ def write(path, items):
     return path
 
 
-def evaluate(folder, path, batch_tokens=200):
-    """evaluate.py's figures for a folder of transformers."""
+def evaluate(folder, path):
+    """evaluate.py's figures for a folder of transformers, and the scores of every ending."""
     source = f"hf:{folder}"
     model = checkpoint.load_gpt(source)
-    tokenizer = checkpoint.tokenizer_of(source, model.config.vocab_size)
-    task = Task(path, read_items(path), tokenizer, model.config.context_length)
-    return task.evaluate(Scorer(model, "float32", CPU, batch_tokens))
+    task = Task(path, checkpoint.tokenizer_of(source, model.config.vocab_size), model.config.context_length)
+    scorer = Scorer(model, "float32", CPU, 200)
+    return task.evaluate(scorer), scorer.score("", task.lengths, task.read)
 
 
 def test_choices_agree_with_transformers(folder, tmp_path):
     rng = np.random.default_rng(0)
     items = [
-        {
-            "ctx": texts(rng, 20),
-            "endings": endings(rng, n),
-            "label": int(rng.integers(n)),
-        }
+        {"ctx": texts(rng, 20), "endings": endings(rng, n), "label": int(rng.integers(n))}
         for n in rng.integers(2, 6, 60)
     ]
-    found, reference = evaluate(folder, write(tmp_path / "choices.jsonl", items)), Reference(folder)
-    right = {"chosen": 0, "chosen_per_token": 0, "chosen_per_byte": 0}
-    for item, own in zip(items, found["details"], strict=True):
+    found, found_scores = evaluate(folder, write(tmp_path / "choices.jsonl", items))
+    reference, log_probs = Reference(folder), iter(found_scores.log_probs)
+    right = dict.fromkeys(("accuracy", "accuracy_per_token", "accuracy_per_byte"), 0)
+    for item in items:
         scores = [reference.score(item["ctx"], ending)[0] for ending in item["endings"]]
-        assert own["log_probs"] == pytest.approx([float(score.sum()) for score in scores], abs=1e-4)
-        assert own["tokens"] == [len(score) for score in scores]
-        expected = {
-            "chosen": int(np.argmax([score.sum() for score in scores])),
-            "chosen_per_token": int(np.argmax([score.mean() for score in scores])),
-            "chosen_per_byte": int(
-                np.argmax([s.sum() / len(e.encode()) for s, e in zip(scores, item["endings"], strict=True)])
-            ),
+        assert [next(log_probs) for _ in scores] == pytest.approx([float(score.sum()) for score in scores], abs=1e-4)
+        n_bytes = [len(ending.encode()) for ending in item["endings"]]
+        by_size = {
+            "accuracy": [score.sum() for score in scores],
+            "accuracy_per_token": [score.mean() for score in scores],
+            "accuracy_per_byte": [score.sum() / n for score, n in zip(scores, n_bytes, strict=True)],
         }
-        assert {key: own[key] for key in expected} == expected and own["label"] == item["label"]
-        right = {key: n + (expected[key] == item["label"]) for key, n in right.items()}
-    for key, n in right.items():
-        assert found[key.replace("chosen", "accuracy")] == n / 60
+        for key, values in by_size.items():
+            right[key] += int(np.argmax(values)) == item["label"]
+    assert {key: found[key] * 60 for key in right} == pytest.approx(right)
     assert len(set(right.values())) > 1  # the three ways differ
     cut = [len(reference.tokenizer(item["ctx"]).input_ids) for item in items]
     assert (found["contexts_cut"] > 0) == (max(cut) > reference.model.config.n_positions)
@@ -114,45 +107,36 @@ def test_last_words_agree_with_transformers(folder, tmp_path):
     rng = np.random.default_rng(1)
     items = [{"text": f"{texts(rng, 20)} {texts(rng, 2)}"} for _ in range(40)]
     items += [{"text": " ".join([word] * 6)} for word in ("the", "cat", "sat", "on", "mat,", "naïve", "☕")]
-    found, reference = evaluate(folder, write(tmp_path / "words.jsonl", items)), Reference(folder)
-    nats, right = 0.0, []
-    for item, own in zip(items, found["details"], strict=True):
+    found, scores = evaluate(folder, write(tmp_path / "words.jsonl", items))
+    reference, nats, right = Reference(folder), 0.0, []
+    for item, log_prob in zip(items, scores.log_probs, strict=True):
         context, _, word = item["text"].rpartition(" ")
         log_probs, greedy = reference.score(context.rstrip(), word)
-        assert own["log_prob"] == pytest.approx(float(log_probs.sum()), abs=1e-4)
-        assert own["right"] == greedy
+        assert log_prob == pytest.approx(float(log_probs.sum()), abs=1e-4)
         nats -= float(log_probs.sum())
         right.append(greedy)
-    assert any(right) and not all(right)
+    assert scores.greedy.tolist() == right and any(right) and not all(right)
     assert found["accuracy"] == np.mean(right)
     assert found["accuracy_stderr"] == pytest.approx(np.std(right, ddof=1) / math.sqrt(len(right)))
     assert found["perplexity"] == pytest.approx(math.exp(nats / len(items)), rel=1e-5)
 
 
-def of_bytes(path, context_length=16, batch_tokens=200):
-    model = GPT(tiny(vocab_size=256, context_length=context_length))
-    task = Task(path, read_items(path), build_tokenizer("byte"), context_length)
-    return task, task.evaluate(Scorer(model, "float32", CPU, batch_tokens))
-
-
 def test_a_context_is_cut_from_the_left_and_leaves_room_for_the_ending(tmp_path):
     """16 inputs: of the ending's 10 tokens all but the last, and 7 of the context."""
     path = write(tmp_path / "words.jsonl", [{"text": "0123456789 abcdefghi"}, {"text": "3456789 abcdefghi"}])
-    task, found = of_bytes(path)
+    task = Task(path, build_tokenizer("byte"), 16)
     assert [bytes(row.tolist()) for row in task.rows] == [b"3456789 abcdefghi"] * 2
-    assert found["contexts_cut"] == 1
+    assert task.n_cut == 1
     inputs, targets = task.read(np.array([0]))
     assert bytes(inputs[0].tolist()) == b"3456789 abcdefgh" and bytes(targets[0, 6:].tolist()) == b" abcdefghi"
     assert (targets[0, :6] == -100).all()
 
 
-def test_a_longer_ending_is_refused_with_its_line(tmp_path):
-    path = write(tmp_path / "words.jsonl", [{"text": "a b"}, {"text": "ab " + "c" * 16}])
-    with pytest.raises(BadInput, match=r"words.jsonl line 2: an ending of 17 tokens; expected at most .*=16"):
-        of_bytes(path)
-
-
-def test_an_unknown_character_is_refused_with_its_line(tmp_path):
-    path = write(tmp_path / "words.jsonl", [{"text": "a b"}, {"text": "a q"}])
-    with pytest.raises(BadInput, match=r"words.jsonl line 2: character 'q'"):
-        Task(path, read_items(path), build_tokenizer("char", ["a b"]), 16)
+@pytest.mark.parametrize(
+    "text, reason",
+    [("ab " + "c" * 16, "an ending of 17 tokens; expected at most .*=16"), ("a q", "character 'q'")],
+)
+def test_what_the_model_cannot_score_is_refused_with_its_line(text, reason, tmp_path):
+    path = write(tmp_path / "words.jsonl", [{"text": "a b"}, {"text": text}])
+    with pytest.raises(BadInput, match=f"words.jsonl line 2: {reason}"):
+        Task(path, build_tokenizer("char", ["abc "]), 16)
