@@ -5,7 +5,7 @@ import contextlib
 from nanoladder.config import DEFAULTS, Config, check, typed
 from nanoladder.errors import BadInput
 
-# Config keys that fix what a model computes, and its tensors' shapes. A file without those of the recipe is a GPT-2.
+# Config keys that fix what a model computes, and its tensors' shapes. A GPT-2 has the defaults of those of the recipe.
 RECIPE = ("position", "qk_norm", "activation", "norm", "tied", "logit_softcap", "embedding_skip", "value_embedding")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)
 MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
@@ -25,14 +25,9 @@ def reading(path, kind="a checkpoint of nanoladder"):
         raise Damaged(f"{path} is damaged or not {kind} ({reason.splitlines()[0]:.300})") from None
 
 
-def keys_of(state):
-    """Returns the keys of a model's config, {key: value}, of a dict with its "config", those of the recipe included."""
-    return {key: DEFAULTS[key] for key in RECIPE} | state["config"]
-
-
 def config_of(state):
     """Returns the config of a model, with defaults for other keys, of a dict with its "config". Raises BadInput."""
-    values = keys_of(state)
+    values = DEFAULTS | state["config"]
     config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})
     check(config)
     return config

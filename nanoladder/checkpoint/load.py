@@ -6,7 +6,7 @@ import torch
 
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format
-from nanoladder.checkpoint.check import SHAPE, Damaged, keys_of, reading
+from nanoladder.checkpoint.check import SHAPE, Damaged, config_of, reading
 from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS
@@ -44,13 +44,13 @@ def load_weights(model, state, path):
 
     Raises BadInput, which names the keys to set, if shapes differ otherwise.
     """
-    ours, theirs = model.config, keys_of(state)
-    wrong = [key for key in SHAPE if getattr(ours, key) != theirs[key]]
-    if ours.context_length < theirs["context_length"]:
+    ours, theirs = model.config, config_of(state)
+    wrong = [key for key in SHAPE if getattr(ours, key) != getattr(theirs, key)]
+    if ours.context_length < theirs.context_length:
         wrong.remove("context_length")
     if wrong:
         found = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
-        flags = " ".join(f"--{key}={theirs[key]}" for key in wrong)
+        flags = " ".join(f"--{key}={getattr(theirs, key)}" for key in wrong)
         raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")
     weights = dict(state["model"])
     if ours.position == "learned":
