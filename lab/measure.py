@@ -25,6 +25,7 @@ from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
 from nanoladder.config import replays_graphs
+from nanoladder.parallel.pipeline import predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.memory import share_of_process
@@ -157,10 +158,9 @@ def exchange(config, threads=None):
     with Counter() as counter:
         loop.step()
     found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
-    n = parallel.mesh().sizes.pipeline
-    if n > 1:
+    if (n := parallel.mesh().sizes.pipeline) > 1:
         own = share_of_process(config, parallel.world_size())
-        found["bubble"] = parallel.predict_bubble(config.pipeline_schedule, n, own.batch_size // own.micro_batch_size)
+        found["bubble"] = predict_bubble(config.pipeline_schedule, n, own.batch_size // own.micro_batch_size)
     return found
 
 

@@ -27,15 +27,7 @@ from nanoladder.parallel.group import (
     world_size,
 )
 from nanoladder.parallel.mesh import CUTS, divide, local, mesh
-from nanoladder.parallel.pipeline import (
-    COPY,
-    TIED,
-    apply_pipeline_parallel,
-    cut_blocks,
-    micro_batch_size,
-    micro_batch_sizes,
-    predict_bubble,
-)
+from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
 from nanoladder.parallel.whole import as_shards, clip_grad_norm_, full_tensor, gather_state, local_rows, local_shard

@@ -31,8 +31,7 @@ def check_grid(config, grid, device):
             "expected --optimizer_in_backward=False, or one process"
         )
     check_batch(config, grid)
-    check_optimizer(config, grid)
-    check_recipe(config, grid)
+    check_whole(config, grid)
     if grid.pipeline > 1:
         check_pipeline(config, grid, device)
 
@@ -49,28 +48,19 @@ def check_batch(config, grid):
         )
 
 
-def check_optimizer(config, grid):
-    """Raises BadInput if the optimizer needs whole matrices, of which each process would have only a part."""
-    refused = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
+def check_whole(config, grid):
+    """Raises BadInput if the optimizer or a rung needs whole matrices, of which each process would have only a part."""
+    optimizers = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
     if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages, of DTensors
-        refused += ["adafactor", "galore"]
-    if config.optimizer in refused:
+        optimizers += ["adafactor", "galore"]
+    rungs = ["embedding_skip", "value_embedding"] if grid.tensor > 1 or grid.pipeline > 1 else []
+    rungs += ["tied", "position"] if grid.pipeline > 1 else []
+    refused = [key for key in rungs if getattr(config, key) != DEFAULTS[key]]
+    for key in [*refused, "optimizer"] if config.optimizer in optimizers else refused:
         raise BadInput(
-            f"optimizer={config.optimizer} needs whole matrices, and {grid} processes have only parts of them; "
-            "expected another --optimizer, such as adamw or lion, or fewer processes"
+            f"{key}={getattr(config, key)} needs whole matrices, and {grid} processes have only parts of them; "
+            f"expected another --{key}, such as {DEFAULTS[key]}, or fewer processes"
         )
-
-
-def check_recipe(config, grid):
-    """Raises BadInput if a rung reads what processes of this grid do not have."""
-    refused = ["embedding_skip", "value_embedding"] if grid.tensor > 1 or grid.pipeline > 1 else []
-    refused += ["tied", "position"] if grid.pipeline > 1 else []
-    for key in refused:
-        if getattr(config, key) != DEFAULTS[key]:
-            raise BadInput(
-                f"{key}={getattr(config, key)} needs embeddings that the processes of tensor_parallel={grid.tensor}, "
-                f"pipeline_parallel={grid.pipeline} do not all have; expected --{key}={DEFAULTS[key]}, or 1 for both"
-            )
 
 
 def check_pipeline(config, grid, device):

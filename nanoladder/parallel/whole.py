@@ -40,14 +40,11 @@ def gather_state(state):
     Gathers what is sharded or cut, and the weights of all stages of a pipeline. Collective.
     """
     keeps = not any(mesh().place[1:])  # the first of the processes with the same stages
-    copies = {}  # {id: copy}, so that tied tensors are copied once
 
     def copy(name, tensor):
-        if id(tensor) not in copies:
-            whole = full_tensor(tensor.detach())  # only one whole tensor is on the device at a time
-            whole = by_process(whole, back=True) if is_reordered(name, tensor) else whole
-            copies[id(tensor)] = whole.to("cpu", copy=True) if keeps else None
-        return copies[id(tensor)]
+        whole = full_tensor(tensor.detach())  # only one whole tensor is on the device at a time
+        whole = by_process(whole, back=True) if is_reordered(name, tensor) else whole
+        return whole.to("cpu", copy=True) if keeps else None
 
     gathered = {name: tree_map_only(torch.Tensor, partial(copy, name), value) for name, value in state.items()}
     return gathered if mesh().sizes.pipeline == 1 else join_stages(gathered, keeps)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import GPT
-from nanoladder import parallel
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
 from nanoladder.parallel import check, context, pipeline
@@ -118,7 +117,7 @@ def test_every_position_has_one_process_and_each_as_many_pairs_if_keys_are_gathe
 
 
 def test_the_bubble_is_that_of_the_papers():
-    bubbles = {name: [parallel.predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in pipeline.STAGES}
+    bubbles = {name: [pipeline.predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in pipeline.STAGES}
     assert bubbles == {"1f1b": [1 / 5, 3 / 11], "interleaved": [1 / 9, 3 / 19]}
 
 
@@ -133,7 +132,7 @@ def test_no_cut_has_a_faster_slowest_stage(n_layer, n, vocab_size):
     def slowest(sizes):
         return max(*sizes[:-1], sizes[-1] + head)
 
-    ours = parallel.cut_blocks(config, n)
+    ours = pipeline.cut_blocks(config, n)
     assert [i for blocks in ours for i in blocks] == list(range(n_layer)) and len(ours) == n and all(ours)
     best = min(slowest([b - a for a, b in itertools.pairwise(cut)]) for cut in cuts)
     assert slowest([len(blocks) for blocks in ours]) == pytest.approx(best)
