@@ -4,6 +4,7 @@ import json
 import shutil
 import sysconfig
 import urllib.error
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,6 @@ def read_ids(folder, split):
     return np.fromfile(folder / f"{split}.bin", read_meta(folder)["dtype"]).tolist()
 
 
-def read_offsets(folder, split):
-    return np.fromfile(folder / f"{split}.idx", "<u8").tolist()
-
-
 def assert_whole(folder):
     """Asserts that the folder holds the files that meta.json describes, and no others."""
     meta = read_meta(folder)
@@ -53,38 +50,21 @@ def write_dataset(folder, train, val, *args, **kwargs):
 # -- the writer
 
 
-@pytest.mark.parametrize(
-    "tokenizer, after", [pytest.param("bpe:270", "<|endoftext|>", marks=needs_rustbpe), ("char", ""), ("byte", "")]
-)
-def test_a_stream_decodes_to_the_texts(tokenizer, after, tmp_path):
-    meta = write_dataset(tmp_path, TRAIN, VAL, tokenizer, {"python_version": "3.x"})
-    assert meta == read_meta(tmp_path) and meta["python_version"] == "3.x"
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("tokenizer", [pytest.param("bpe:270", marks=needs_rustbpe), "char", "byte"])
+def test_the_files_decode_to_the_texts_and_documents_lie_where_the_index_says(tokenizer, documents, tmp_path):
+    meta = write_dataset(tmp_path, TRAIN, VAL, tokenizer, {"python_version": "3.x"}, documents)
+    assert meta == read_meta(tmp_path) and meta["python_version"] == "3.x" and meta["documents"] is documents
     assert_whole(tmp_path)
-    encoding = load_tokenizer(tmp_path)
+    encoding, end = load_tokenizer(tmp_path), "<|endoftext|>" if tokenizer == "bpe:270" else "\n" * documents
     for split, texts in (("train", TRAIN), ("val", VAL)):
-        ids = read_ids(tmp_path, split)
-        assert encoding.decode(ids) == "".join(text + after for text in texts)
+        ids, marked = read_ids(tmp_path, split), [end * documents + text + end for text in texts]
+        assert encoding.decode(ids) == "".join(marked)
         assert meta["tokens"][split] == len(ids)
         assert meta["bytes"][split] == len("".join(texts).encode())
-
-
-@pytest.mark.parametrize(
-    "tokenizer, mark", [pytest.param("bpe:260", "<|endoftext|>", marks=needs_rustbpe), ("char", "\n"), ("byte", "\n")]
-)
-def test_documents_lie_where_the_index_says(tokenizer, mark, tmp_path):
-    names = ["emma", "zoë", "olivia"], ["ava", "noah"]
-    meta = write_dataset(tmp_path, *names, tokenizer, documents=True)
-    assert_whole(tmp_path)
-    assert meta["documents"] is True
-    assert {"train.bin", "train.idx", "val.bin", "val.idx"} < set(meta["digests"])
-    encoding = load_tokenizer(tmp_path)
-    for split, texts in zip(("train", "val"), names, strict=True):
-        ids, offsets = read_ids(tmp_path, split), read_offsets(tmp_path, split)
-        assert offsets[0] == 0 and offsets[-1] == len(ids) == meta["tokens"][split]
-        assert len(offsets) == len(texts) + 1
-        for i, name in enumerate(texts):
-            assert encoding.decode(ids[offsets[i] : offsets[i + 1]]) == mark + name + mark
-        assert meta["bytes"][split] == len("".join(texts).encode())
+        if documents:
+            offsets = np.fromfile(tmp_path / f"{split}.idx", "<u8").tolist()
+            assert [encoding.decode(ids[start:stop]) for start, stop in pairwise(offsets)] == marked
 
 
 @pytest.mark.parametrize("n_vocab, dtype", [(65_536, "uint16"), (65_537, "uint32")])
