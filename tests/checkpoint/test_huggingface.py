@@ -130,42 +130,30 @@ def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
 # -- refusals
 
 
-def change_config(**changes):
-    def change(folder):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
-
-
-def change_tensors(**changes):
-    """None removes a tensor."""
-
-    def change(folder):
-        tensors = {**load_file(folder / "model.safetensors"), **changes}
-        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        save_file(tensors, folder / "model.safetensors")
-
-    return change
-
-
-REFUSED = [
-    (change_config(model_type="llama"), ['model_type="llama"', 'expected "gpt2"']),
-    (change_config(activation_function="gelu"), ['activation_function="gelu"', '"gelu_new" or "gelu_pytorch_tanh"']),
-    (change_config(n_layer=3), ["it has no 'h.2.ln_1.weight'"]),
-    (change_config(n_embd=18), ["wte.weight is (57, 16)"]),
-    (change_tensors(**{"transformer.ln_f.bias": None}), ["it has no 'ln_f.bias'"]),
-    (change_tensors(**{"transformer.h.1.mlp.c_fc.weight": torch.zeros(64, 16)}), ["h.1.mlp.c_fc.weight is (16, 64)"]),
-    (change_tensors(**{"score.weight": torch.zeros(2, 16)}), ["does not have, such as score.weight"]),
-    (change_tensors(**{"lm_head.weight": torch.zeros(57, 16)}), ["lm_head.weight differs"]),
-    (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
-    (lambda folder: (folder / "model.safetensors").rename(folder / "x.bin"), ["it has no model.safetensors"]),
+REFUSED = [  # changes of config.json, of the tensors (None: without it), and parts of the line
+    ({"model_type": "llama"}, {}, ['model_type="llama"', 'expected "gpt2"']),
+    ({"activation_function": "gelu"}, {}, ['activation_function="gelu"', '"gelu_new" or "gelu_pytorch_tanh"']),
+    ({"n_layer": 3}, {}, ["it has no 'h.2.ln_1.weight'"]),
+    ({"n_embd": 18}, {}, ["wte.weight is (57, 16)"]),
+    ({}, {"transformer.ln_f.bias": None}, ["it has no 'ln_f.bias'"]),
+    ({}, {"transformer.h.1.mlp.c_fc.weight": torch.zeros(64, 16)}, ["h.1.mlp.c_fc.weight is (16, 64)"]),
+    ({}, {"score.weight": torch.zeros(2, 16)}, ["does not have, such as score.weight"]),
+    ({}, {"lm_head.weight": torch.zeros(57, 16)}, ["lm_head.weight differs"]),
+    (None, {}, ["config.json"]),
+    ({}, None, ["it has no model.safetensors"]),
 ]
 
 
-@pytest.mark.parametrize("change, named", REFUSED)
-def test_another_model_is_refused_in_one_line(change, named, copy, tmp_path, refused):
-    change(copy)
+@pytest.mark.parametrize("config, tensors, named", REFUSED)
+def test_another_model_is_refused_in_one_line(config, tensors, named, copy, tmp_path, refused):
+    for name, changes in (("config.json", config), ("model.safetensors", tensors)):
+        if changes is None:
+            (copy / name).unlink()
+    if config:
+        (copy / "config.json").write_text(json.dumps(json.loads((copy / "config.json").read_text()) | config))
+    if tensors:
+        changed = load_file(copy / "model.safetensors") | tensors
+        save_file({name: t for name, t in changed.items() if t is not None}, copy / "model.safetensors")
     out_dir = tmp_path / "new"
     line = refused(train.main, *flags(init_from=f"hf:{copy}", out_dir=out_dir, dataset=tiny_data(tmp_path)))
     assert str(copy) in line and all(word in line for word in named), line

@@ -61,12 +61,9 @@ def test_a_broken_line_is_refused_with_its_number(first, line, fragment, write):
     assert "task.jsonl line 3: " in str(error.value) and fragment in str(error.value)
 
 
-def test_a_file_without_items_is_refused(write):
-    with pytest.raises(BadInput, match="has no items"):
-        read_items(write("", " "))
-
-
-@pytest.mark.parametrize("name", ["missing.jsonl", "."])
-def test_a_missing_file_is_refused(name, tmp_path):
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_items(tmp_path / name)
+@pytest.mark.parametrize(
+    "name, reason", [("task.jsonl", "has no items"), ("missing.jsonl", "cannot be read"), (".", "cannot be read")]
+)
+def test_a_file_without_items_is_refused(name, reason, write):
+    with pytest.raises(BadInput, match=reason):
+        read_items(write("", " ").parent / name)

@@ -5,26 +5,19 @@ import json
 
 import pytest
 import torch
-from conftest import tiny
+from gpts import N_VOCAB, random_gpt
 from torch import nn
 
 import evaluate
 import sample
-from model import GPT
 from nanoladder import infer
 from nanoladder.errors import BadInput
 from nanoladder.infer.int8 import Rows
 
-N_VOCAB = 57
 
-
-def random_gpt():
+def both():
     """A GPT with random weights and biases, and a padded vocabulary, beside itself in int8."""
-    gpt = GPT(tiny(vocab_size=N_VOCAB, pad_vocab_to=64, bias=True)).eval()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in gpt.parameters():
-        parameter.data.normal_(std=0.3, generator=generator)
-    gpt.head.weight.data[N_VOCAB:] = 0
+    gpt = random_gpt(16, bias=True, pad_vocab_to=64)
     quantized = copy.deepcopy(gpt)
     infer.quantize(quantized)
     return gpt, quantized
@@ -51,7 +44,7 @@ def test_a_weight_is_within_half_a_step_of_its_own_row(dtype):
 
 
 def test_every_matrix_but_the_position_embedding_is_int8_and_the_table_stored_once():
-    gpt, quantized = random_gpt()
+    gpt, quantized = both()
     linears = [module for module in quantized.modules() if isinstance(module, nn.Linear)]
     assert len(linears) == 9 and all(type(module.rows) is Rows for module in linears)
     assert quantized.head.rows is quantized.token_embedding.rows
@@ -69,7 +62,7 @@ def test_every_matrix_but_the_position_embedding_is_int8_and_the_table_stored_on
 
 @torch.inference_mode()
 def test_logits_are_close_and_padded_tokens_impossible():
-    gpt, quantized = random_gpt()
+    gpt, quantized = both()
     tokens = torch.randint(N_VOCAB, (4, 16), generator=torch.Generator().manual_seed(1))
     expected, found = gpt.logits(tokens), quantized.logits(tokens)
     assert found[..., N_VOCAB:].isneginf().all()
