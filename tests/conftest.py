@@ -34,6 +34,7 @@ needs_gpu = pytest.mark.gpu  # pytest -m gpu runs these alone
 needs_rustbpe = pytest.mark.skipif(find_spec("rustbpe") is None, reason="needs rustbpe: pip install rustbpe")
 MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
 LINE = "the cat sat on the mat, naïve at the café ☕\n"
+LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"  # that no clock can change
 TINY = {
     "device": "cpu",
     "n_layer": 2,
@@ -141,7 +142,8 @@ def no_plots():
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, dense):
     """The config of a run on characters, long enough to begin to know its line. Not to be written to."""
-    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), max_steps=30, batch_size=8)
+    keys = {"max_steps": 30, "batch_size": 8, "eval_interval": 10, "eval_windows": 0}  # with a best checkpoint
+    config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), **keys)
     train.train(config)
     return config
 

@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import LINE, tiny, write_folder
+from conftest import LINE, write_folder
 from processes import script
 
 import convert
 import evaluate
-import train
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import build_tokenizer
 
@@ -19,15 +18,6 @@ CHOICES = [
     {"ctx": "the cat sat on the mat, naïve at", "endings": ["the", "the café"], "label": 1},
 ]
 WORDS = [{"text": "the cat sat on the mat"}, {"text": LINE}]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, dense):
-    """A run on characters, with a best checkpoint."""
-    folder = tmp_path_factory.mktemp("run")
-    config = tiny(dataset=str(dense), out_dir=str(folder), max_steps=30, batch_size=8, eval_interval=10, eval_windows=0)
-    train.train(config)
-    return config
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import flags, replace, rows, same, saved, tiny, weights
+from conftest import LOGGED, flags, replace, rows, same, saved, tiny, weights
 
 import train
 from model import GPT
 from nanoladder import checkpoint
 from nanoladder.config import Config
 from nanoladder.run import metrics
-
-LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 
 
 class PowerCut(Exception):

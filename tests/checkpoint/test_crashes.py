@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import build, replace, rows, same, saved, tiny
+from conftest import LOGGED, build, replace, rows, same, saved, tiny
 from processes import ENVIRONMENT, python, words
 
 import train
@@ -17,7 +17,6 @@ from nanoladder.data import Batch
 
 pytestmark = pytest.mark.slow
 
-LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 KILLS = [("step", 4), ("write_tensors", 1), ("fsync", 1), ("fsync", 3), ("fsync", 5), ("replace", 2), ("replace", 3)]
 KILLS += [("link", 1), ("link", 2), ("unlink", 5), ("write_tensors", 2), ("step", 6), ("fsync", 8), ("replace", 6)]
 KILLS += [("link", 5)]

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Call, flags, replace, rows, same, saved, tiny
+from conftest import LOGGED, Call, flags, replace, rows, same, saved, tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
 
-LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"
 CASES = 30
 FILES = ["last.safetensors", "step_00000006.safetensors", "step_00000004.safetensors", "best.safetensors"]
 

@@ -11,7 +11,6 @@ from conftest import RECIPE, replace, rows, same, saved, weights, write_folder
 from processes import configuration, words, work
 from torch.utils._pytree import tree_map
 
-import sample
 import train
 from nanoladder import checkpoint
 
@@ -298,12 +297,6 @@ def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(de
 def test_the_weights_of_a_checkpoint_start_a_pipeline(resumed):
     runs, _ = resumed
     assert rows(runs["new"])[0]["train_loss"] < rows(runs["alone"])[0]["train_loss"] - 0.3
-
-
-def test_sample_reads_a_checkpoint_of_tensor_parallel_processes(two, run_main):
-    words = "--prompt=the", "--max_new_tokens=3", "--checkpoint=last", "--temperature=0", "--device=cpu"
-    result = run_main(sample.main, f"--out_dir={two[0]['tensor'].out_dir}", *words)
-    assert result.code == 0 and result.out.startswith("the"), result.err
 
 
 def test_what_differs_between_processes_is_named(resumed):
