@@ -10,11 +10,9 @@ Paperno et al. 2016): the word to predict follows the last space of `text`. Othe
 import json
 from typing import NamedTuple
 
-from nanoladder import files
 from nanoladder.errors import BadInput
 
 EXAMPLES = '{"ctx": "...", "endings": ["...", "..."], "label": 0} or {"text": "..."}'
-LARGEST = 2**30  # bytes of a file
 
 
 class Item(NamedTuple):
@@ -29,10 +27,9 @@ class Item(NamedTuple):
 def read_items(path):
     """Reads a task file into a list of Items, of one kind. Raises BadInput, which names the line."""
     try:
-        lines = files.read(path, LARGEST).split(b"\n")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"tasks: {path} cannot be read ({reason}); expected a JSONL file") from None
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadInput(f"tasks: {path} cannot be read ({error.strerror}); expected a JSONL file") from None
     items, kind = [], None
     for number, line in enumerate(lines, 1):
         if line.strip():
