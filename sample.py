@@ -30,8 +30,6 @@ def main(argv):
 def run(options, prompts):
     """Loads the model and prints what it writes after the prompts. Raises BadInput."""
     device = machine.choose_device(options.device)
-    if options.compile:
-        machine.find_compiler(device)
     if options.quantize:
         require_gain(device, len(prompts) * options.num_samples, options.compile)
     source = checkpoint.source_of(options)

@@ -7,7 +7,6 @@ from nanoladder.machine.device import (
     choose_device,
     configure,
     device_name,
-    find_compiler,
     keep_cache_sound,
     lacks,
     peak_flops,

@@ -1,11 +1,8 @@
-"""Device of this process, with its name, its attention kernels, its compiler and its peak FLOP/s."""
+"""Device of this process, with its name, its attention kernels and its peak FLOP/s."""
 
 import contextlib
-import importlib.util
 import os
 import re
-import shutil
-import sys
 import warnings
 
 import torch
@@ -101,24 +98,6 @@ def lacks(device):
     return ""
 
 
-def find_compiler(device):
-    """Returns the name of the compiler behind torch.compile on this device. Raises BadInput if there is none."""
-    if device.type == "mps":
-        return "Metal shaders, which PyTorch calls a prototype"
-    on_gpu = device.type == "cuda"
-    if on_gpu and importlib.util.find_spec("triton") is None:
-        raise BadInput("compile=True needs triton on a GPU; install it, or use --compile=False")
-    usual = "gcc clang" if on_gpu else {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-    compilers = (os.environ.get("CC" if on_gpu else "CXX") or usual).split()
-    found = next(filter(shutil.which, compilers), None)
-    if found is None:
-        raise BadInput(
-            f"compile=True needs a C{'' if on_gpu else '++'} compiler, but {' or '.join(compilers)} is missing; "
-            "install it, or use --compile=False"
-        )
-    return f"triton and {found}" if on_gpu else found
-
-
 def attention_kernel(config, device):
     """Describes the attention kernel that this config uses. Raises BadInput if none supports it."""
     if config.attention == "matmul":
@@ -182,7 +161,6 @@ def check(config, device):
     """Raises BadInput for a config that cannot run on this device. Sees to the cache of torch.compile."""
     attention_kernel(config, device)
     if config.compile:
-        find_compiler(device)
         keep_cache_sound()
     if device.type == "mps" and config.checkpointing != "none" and config.dropout > 0:
         raise BadInput(  # without an error: https://github.com/pytorch/pytorch/issues/127676

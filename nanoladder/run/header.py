@@ -46,7 +46,7 @@ def choices(config, device):
         chosen["no effect"] = lacking
     if config.compile:
         scope = "block" if config.compiles_blocks else "model"
-        chosen["compile"] = f"the {scope}, mode {config.compile_mode}, by {machine.find_compiler(device)}"
+        chosen["compile"] = f"the {scope}, mode {config.compile_mode}"
     return chosen | processes(config)
 
 
