@@ -14,6 +14,10 @@ from nanoladder.errors import BadInput, nearest
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta2")
+# What CUDA graphs need, whose memory the next forward overwrites, and an update before the last gradient is there.
+CUDA_GRAPHS = {"micro_batch_size": 0, "set_to_none": True, "optimizer_in_backward": False}
+CUDA_GRAPHS |= {"shard": "none", "tensor_parallel": 1, "pipeline_parallel": 1}
+IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "decay": "decoupled", "average": "none"}
 
 
 # -- names and types
@@ -65,78 +69,57 @@ def check(config):
             end = 1 if key in BELOW_1 else 2**63 if type(value) is int else math.inf  # 64 bits
             if not least <= value < end:
                 raise BadInput(f"{key}={value}: expected at least {least}, and below {end}")
-    for message in [*impossible(config), *impossible_recipes(config)]:
-        raise BadInput(message)
+    for keys, text in impossible(config):
+        raise BadInput(", ".join(f"{key}={getattr(config, key)}" for key in keys.split()) + f": {text}")
 
 
 def impossible(c):
-    """Yields a line for each combination of values in a config that cannot work."""
-    sizes = f"n_head={c.n_head}, tensor_parallel={c.tensor_parallel}, context_parallel={c.context_parallel}"
+    """Yields (keys, text) for each combination of keys whose values cannot work; text: why, and what was expected."""
+    heads = "n_head tensor_parallel context_parallel"
     if c.n_embd % c.n_head:
-        yield f"n_embd={c.n_embd} does not divide into n_head={c.n_head} heads; expected a multiple of n_head"
+        yield "n_embd n_head", "expected n_embd to be a multiple of n_head"
     if c.micro_batch_size not in (0, "auto") and c.batch_size % c.micro_batch_size:
-        yield (
-            f"batch_size={c.batch_size} does not divide into micro-batches of micro_batch_size={c.micro_batch_size}; "
-            "expected a divisor of batch_size, or --micro_batch_size=auto"
-        )
+        yield "batch_size micro_batch_size", "expected micro_batch_size to be a divisor of batch_size, or auto"
     if c.n_head % c.tensor_parallel:
-        yield f"the heads do not divide among processes ({sizes}); expected tensor_parallel to be a divisor of n_head"
-    if c.context_length % (pieces := count_pieces(c)):
-        yield (
-            f"context_length={c.context_length} does not divide into {pieces} pieces ({sizes}); "
-            f"expected a multiple of {pieces}"
-        )
+        yield "n_head tensor_parallel", "expected tensor_parallel to be a divisor of n_head"
+    if c.context_length % (n := count_pieces(c)):
+        yield f"context_length {heads}", f"sequences divide into {n} pieces; expected a multiple of {n} tokens"
     if gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"):
-        yield (
-            f"attention={c.attention} takes as many queries as keys, and context_parallel gathers more keys, as it "
-            f"does not divide a process's heads ({sizes}); expected --attention=sdpa, or one that divides them"
-        )
+        why = "takes as many queries as keys, and processes that do not divide the heads gather more keys"
+        yield f"attention {heads}", f"{why}; expected --attention=sdpa, or processes that divide them"
     if c.attention == "blocks" and c.dropout > 0:
-        yield f"attention=blocks has no dropout (dropout={c.dropout}); expected --dropout=0, or --attention=auto"
+        yield "attention dropout", "blocks have no dropout; expected --dropout=0, or --attention=auto"
     if c.min_lr > c.learning_rate:
-        yield f"min_lr={c.min_lr} is above learning_rate={c.learning_rate}; expected no more, such as a tenth of it"
+        yield "min_lr learning_rate", "expected min_lr to be no more than learning_rate, such as a tenth of it"
     if not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing):
-        yield f"checkpointing={c.checkpointing}: expected none, sqrt, selective or every:K, such as every:1"
+        yield "checkpointing", "expected none, sqrt, selective or every:K, such as every:1"
     if c.checkpointing == "selective" and c.compiles_blocks:
-        yield (
-            "checkpointing=selective chooses among the operators of a block, which are hidden once blocks are compiled "
-            f"one by one (compile_scope={c.compile_scope}, shard={c.shard}, tensor_parallel={c.tensor_parallel}, "
-            f"pipeline_parallel={c.pipeline_parallel}); expected --checkpointing=every:1, or --compile=False"
-        )
-    if replays_graphs(c) and overwrites_graphs(c):
-        yield (
-            f"compile_mode={c.compile_mode} replays CUDA graphs, which overwrite their memory in the next forward and "
-            "hold no collectives; expected --compile_mode=default, or --micro_batch_size=0 --set_to_none=True "
-            "--shard=none --tensor_parallel=1 --pipeline_parallel=1 --optimizer_in_backward=False, and "
-            "--compile_scope=model or --checkpointing=none"
-        )
-    if c.optimizer_in_backward and (accumulates(c) or c.grad_clip or c.dtype == "float16"):
-        yield (
-            "optimizer_in_backward=True uses each gradient once it is ready, before there is a sum over micro-batches, "
-            f"a global norm or a check for overflow (micro_batch_size={c.micro_batch_size}, grad_clip={c.grad_clip}, "
-            f"dtype={c.dtype}); expected --micro_batch_size=0 --grad_clip=0 and no float16"
-        )
+        keys = "checkpointing compile_scope shard tensor_parallel pipeline_parallel"
+        why = "it chooses among operators, which blocks that are compiled one by one hide"
+        yield keys, f"{why}; expected --checkpointing=every:1, or --compile=False"
+    graphs = CUDA_GRAPHS if c.checkpointing == "none" else CUDA_GRAPHS | {"compile_scope": "model"}
+    if replays_graphs(c) and (changes := unlike(c, graphs)):
+        why = "replays CUDA graphs, which overwrite their memory in the next forward and hold no collectives"
+        yield f"compile_mode {' '.join(changes)}", f"{why}; expected --compile_mode=default, or {words(changes)}"
+    if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
+        why = "each gradient is used once it is ready, and freed"
+        yield f"optimizer_in_backward {' '.join(changes)}", f"{why}; expected {words(changes)}"
     if c.optimizer in ("adafactor", "galore") and c.shard != "none":
-        yield (
-            f"optimizer={c.optimizer} needs whole matrices, and shard={c.shard} leaves each process a part of them; "
-            "expected --shard=none, or --optimizer=adamw8bit"
-        )
-
-
-def impossible_recipes(c):
-    """Yields a line for each combination of the recipe's values that cannot work."""
+        yield "optimizer shard", "it needs whole matrices; expected --shard=none, or --optimizer=adamw8bit"
     if c.tied and (c.embedding_lr != 1 or c.head_lr != 1):
-        yield f"embedding_lr={c.embedding_lr}, head_lr={c.head_lr} with tied=True, one weight; expected --tied=False"
-    if c.optimizer_in_backward and (c.decay == "cautious" or c.average != "none"):
-        yield (
-            f"decay={c.decay}, average={c.average} act after the update of all weights, and optimizer_in_backward=True "
-            "updates one by one; expected --optimizer_in_backward=False, or --decay=decoupled --average=none"
-        )
+        yield "tied embedding_lr head_lr", "one weight has one rate; expected --tied=False"
     if c.position == "rotary" and c.n_embd // c.n_head % 2:
-        yield (
-            f"position=rotary rotates pairs of channels, and n_embd={c.n_embd} has an odd number for each of "
-            f"n_head={c.n_head} heads; expected an even one"
-        )
+        yield "position n_embd n_head", "pairs of channels rotate, and a head has an odd number; expected an even one"
+
+
+def unlike(config, needed):
+    """The part of needed, {key: value}, that a config has not."""
+    return {key: value for key, value in needed.items() if getattr(config, key) != value}
+
+
+def words(values):
+    """{key: value} as on a command line."""
+    return " ".join(f"--{key}={value}" for key, value in values.items())
 
 
 def gathers_keys(config):
@@ -149,18 +132,6 @@ def count_pieces(c):
     return c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel
 
 
-def accumulates(c):
-    """True if the gradients of several micro-batches add up to those of a step."""
-    return c.micro_batch_size == "auto" or 0 < c.micro_batch_size < c.batch_size
-
-
 def replays_graphs(c):
     """True if torch.compile records CUDA graphs, which reuse the same memory in every forward pass."""
     return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")
-
-
-def overwrites_graphs(c):
-    """True if a step needs, or moves, memory that a CUDA graph of the model overwrites or has at fixed addresses."""
-    recomputes_blocks = c.compile_scope == "block" and c.checkpointing != "none"
-    moves = c.optimizer_in_backward or c.shard != "none" or c.tensor_parallel > 1 or c.pipeline_parallel > 1
-    return accumulates(c) or not c.set_to_none or recomputes_blocks or moves

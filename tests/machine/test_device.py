@@ -92,6 +92,12 @@ def test_mps_does_not_recompute_dropout():
     machine.check(tiny(dropout=0.1), MPS)
 
 
+def test_an_update_in_the_backward_cannot_undo_the_scale_of_float16():
+    config = tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="float16")
+    with pytest.raises(BadInput, match=r"optimizer_in_backward .* float16, which dtype=float16 is on this device"):
+        machine.check(config, CPU)
+
+
 def test_the_generator_of_mps_is_saved_and_restored(monkeypatch):
     state, restored = torch.arange(44, dtype=torch.uint8), []
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: state)
