@@ -92,20 +92,17 @@ def read_file(path, values, given):
     try:
         source = files.read(path)
     except (OSError, ValueError) as error:
-        question = nearest(str(path), map(str, path.parent.glob("*.py")), key=lambda name: Path(name).stem)
-        reason = getattr(error, "strerror", None) or error
-        expected = question or "; expected one such as config/gpt2.py"
-        raise BadInput(f"config file {path} cannot be read in {Path.cwd()} ({reason}){expected}") from None
+        expected = nearest(str(path), map(str, path.parent.glob("*.py"))) or "; expected one such as config/gpt2.py"
+        raise BadInput(f"config file {path} cannot be read in {Path.cwd()} ({error}){expected}") from None
     names = Names(path, values, given)
     try:
         exec(compile(source, path, "exec"), names)
-    except SyntaxError as error:
-        raise BadInput(f"{path} line {error.lineno or 1}: {error.msg}; expected lines like n_layer = 12") from None
     except BadInput:
         raise
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        raise BadInput(f"{path} line {lines[-1] if lines else 1}: {type(error).__name__}: {error}") from None
+    except Exception as error:  # a SyntaxError says itself in which line
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f" line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        raise BadInput(f"{path}{''.join(lines[-1:])}: {type(error).__name__}: {error}") from None
     values.update({key: names[key] for key in names if key in DEFAULTS})
 
 
