@@ -13,6 +13,6 @@ need a dataset, a device or a checkpoint.
 """
 
 from nanoladder.config.check import check, gathers_keys, known, replays_graphs, typed
-from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES, Config, differences
+from nanoladder.config.keys import DEFAULTS, HEADINGS, TYPES, Config, differences
 from nanoladder.config.load import apply, help_text, parse_arguments, read_file
 from nanoladder.config.stages import RECIPE_DIR, STAGES_DIR, stage_files, stage_names, stage_path

@@ -44,8 +44,6 @@ def typed(key, value, where):
             raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{question}")
     elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
         raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
-    elif kind is str and not value.isprintable():
-        raise BadInput(f"{where}: {key}={value!r}: expected printable characters")
     return value
 
 
@@ -82,7 +80,7 @@ def impossible(c):
         yield "batch_size micro_batch_size", "expected micro_batch_size to be a divisor of batch_size, or auto"
     if c.n_head % c.tensor_parallel:
         yield "n_head tensor_parallel", "expected tensor_parallel to be a divisor of n_head"
-    if c.context_length % (n := count_pieces(c)):
+    if c.context_length % (n := c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel):
         yield f"context_length {heads}", f"sequences divide into {n} pieces; expected a multiple of {n} tokens"
     if gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"):
         why = "takes as many queries as keys, and processes that do not divide the heads gather more keys"
@@ -125,11 +123,6 @@ def words(values):
 def gathers_keys(config):
     """True if context parallelism gathers keys and values: if its processes do not divide the heads that each has."""
     return config.n_head // config.tensor_parallel % config.context_parallel > 0
-
-
-def count_pieces(c):
-    """Number of pieces, of equal length, into which the processes of a group cut a sequence."""
-    return c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel
 
 
 def replays_graphs(c):

@@ -1,8 +1,10 @@
 """The keys: every setting with its type, default and meaning, in one frozen dataclass."""
 
 import dataclasses
+import inspect
+import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -10,112 +12,95 @@ class Config:
     """Every key with its default, which is the finished loop's. An interval of 0 means never."""
 
     # -- run
-    out_dir: Annotated[str, "folder for checkpoints, config.json, metrics.jsonl and loss.png"] = "out"
-    dataset: Annotated[str, "prepared dataset: the name of a folder in data/, or a path"] = "python_stdlib"
-    init_from: Annotated[str, "scratch | resume | auto (resume if there is a run) | PATH | hf:NAME"] = "scratch"
-    seed: Annotated[int, "random seed of initial weights, batches and dropout"] = 1337
-    device: Annotated[str, "auto (a GPU if there is one) | cpu | cuda | cuda:N | mps"] = "auto"
-    memory_gb: Annotated[float, "memory budget of each process, in 1e9 bytes; 0: all that is free"] = 0.0
-    stage: Annotated[str, "climb the ladder up to this stage only; `python ladder.py` lists them"] = ""
-    recipe: Annotated[str, "climb the second ladder, config/recipe/, up to this rung"] = ""
-    deterministic: Annotated[bool, "deterministic algorithms only: runs repeat bit for bit, slower"] = False
+    out_dir: str = "out"  # folder for checkpoints, config.json, metrics.jsonl and loss.png
+    dataset: str = "python_stdlib"  # prepared dataset: the name of a folder in data/, or a path
+    init_from: str = "scratch"  # scratch | resume | auto (resume if there is a run) | PATH | hf:NAME
+    seed: int = 1337  # random seed of initial weights, batches and dropout
+    device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:N | mps
+    memory_gb: float = 0.0  # memory budget of each process, in 1e9 bytes; 0: all that is free
+    stage: str = ""  # climb the ladder up to this stage only; `python ladder.py` lists them
+    recipe: str = ""  # climb the second ladder, config/recipe/, up to this rung
+    deterministic: bool = False  # deterministic algorithms only: runs repeat bit for bit, slower
 
     # -- model
-    n_layer: Annotated[int, "number of transformer blocks"] = 12
-    n_head: Annotated[int, "number of attention heads in a block"] = 12
-    n_embd: Annotated[int, "embedding dimension, the width of the residual stream"] = 768
-    context_length: Annotated[int, "tokens in a sequence, at most (nanoGPT: block_size)"] = 1024
-    vocab_size: Annotated[int, "number of token ids; 0: the dataset's"] = 0
-    dropout: Annotated[float, "dropout probability in embeddings, attention and residual branches"] = 0.0
-    bias: Annotated[bool, "use biases in Linear and LayerNorm, as GPT-2 does"] = False
+    n_layer: int = 12  # number of transformer blocks
+    n_head: int = 12  # number of attention heads in a block
+    n_embd: int = 768  # embedding dimension, the width of the residual stream
+    context_length: int = 1024  # tokens in a sequence, at most (nanoGPT: block_size)
+    vocab_size: int = 0  # number of token ids; 0: the dataset's
+    dropout: float = 0.0  # dropout probability in embeddings, attention and residual branches
+    bias: bool = False  # use biases in Linear and LayerNorm, as GPT-2 does
 
     # -- optimization
-    batch_size: Annotated[int, "sequences per optimizer step, over all micro-batches and processes"] = 32
-    max_steps: Annotated[int, "optimizer steps of the whole run (nanoGPT: max_iters)"] = 10_000
-    learning_rate: Annotated[float, "peak learning rate, after the warmup"] = 6e-4
-    min_lr: Annotated[float, "final learning rate, after the cosine decay"] = 6e-5
-    warmup_steps: Annotated[int, "steps of linear learning rate warmup (nanoGPT: warmup_iters)"] = 200
-    lr_decay_steps: Annotated[int, "step at which the cosine decay reaches min_lr; 0: max_steps"] = 0
-    weight_decay: Annotated[float, "weight decay of matrices; norms, biases and positions have none"] = 0.1
-    beta2: Annotated[float, "AdamW's decay rate of the mean squared gradient; the mean's is 0.9"] = 0.95
-    grad_clip: Annotated[float, "clip gradients to this global norm; 0: no clipping"] = 1.0
+    batch_size: int = 32  # sequences per optimizer step, over all micro-batches and processes
+    max_steps: int = 10_000  # optimizer steps of the whole run (nanoGPT: max_iters)
+    learning_rate: float = 6e-4  # peak learning rate, after the warmup
+    min_lr: float = 6e-5  # final learning rate, after the cosine decay
+    warmup_steps: int = 200  # steps of linear learning rate warmup (nanoGPT: warmup_iters)
+    lr_decay_steps: int = 0  # step at which the cosine decay reaches min_lr; 0: max_steps
+    weight_decay: float = 0.1  # weight decay of matrices; norms, biases and positions have none
+    beta2: float = 0.95  # AdamW's decay rate of the mean squared gradient; the mean's is 0.9
+    grad_clip: float = 1.0  # clip gradients to this global norm; 0: no clipping
 
-    # -- ladder: config/stages/00_naive.py turns all of it off
-    set_to_none: Annotated[bool, "free gradients between steps instead of zeroing them"] = True
-    lazy_metrics: Annotated[bool, "read the loss from the device when it is logged, not every step"] = True
-    num_workers: Annotated[int, "DataLoader workers that prepare batches; 0: the training process does"] = 2
-    keep_memory: Annotated[bool, "keep freed memory for reuse (CPU: glibc; CUDA: expandable segments)"] = True
-    matmul_precision: Annotated[
-        Literal["highest", "high", "medium"], "precision inside float32 matmuls: float32, TF32 or bfloat16"
-    ] = "high"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        "autocast dtype; auto: bfloat16 if native, else float16 or float32",
-    ] = "auto"
-    attention: Annotated[
-        Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"],
-        "matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa",
-    ] = "auto"
-    adamw_impl: Annotated[
-        Literal["forloop", "foreach", "fused"], "AdamW: a loop over parameters, a kernel per operation, or one kernel"
-    ] = "fused"
-    pad_vocab_to: Annotated[int, "pad the vocabulary to a multiple of this; 1: no padding"] = 64
-    compile: Annotated[bool, "compile the model with torch.compile"] = True
-    compile_scope: Annotated[
-        Literal["model", "block"], "compile the whole model, or one block for all (starts sooner)"
-    ] = "model"
-    compile_mode: Annotated[
-        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
-        "torch.compile's; reduce-overhead and max-autotune use CUDA graphs",
-    ] = "default"
-    loss_chunks: Annotated[int | Literal["auto"], "chunks of tokens for the loss; 0: none; auto: by size"] = "auto"
-    checkpointing: Annotated[str, "recompute activations: none | every:K blocks | sqrt | selective"] = "none"
-    micro_batch_size: Annotated[int | Literal["auto"], "sequences per forward; 0: all; auto: what fits"] = 0
-    optimizer: Annotated[
-        Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"],
-        "learning_rate suits adamw; the others scale it by their own factor",
-    ] = "adamw"
-    optimizer_in_backward: Annotated[bool, "update each parameter once its gradient is ready, then free it"] = False
-    ddp: Annotated[bool, "split each batch among the processes that torchrun starts (DDP)"] = True
-    shard: Annotated[
-        Literal["none", "optimizer", "full"], "FSDP2: shard optimizer state and gradients, or the weights too (full)"
-    ] = "none"
-    shard_within: Annotated[
-        int | Literal["node"], "processes that share one copy of the shards; 0: all; node: a node's"
-    ] = 0
-    tensor_parallel: Annotated[int, "processes that share every matrix, by heads and columns"] = 1
-    context_parallel: Annotated[int, "processes that share each sequence"] = 1
-    pipeline_parallel: Annotated[int, "processes that share the blocks, in stages"] = 1
-    pipeline_schedule: Annotated[Literal["1f1b", "interleaved"], "order of the forwards and backwards"] = "1f1b"
+    # -- ladder (`python ladder.py` explains its stages)
+    set_to_none: bool = True  # free gradients between steps instead of zeroing them
+    lazy_metrics: bool = True  # read the loss from the device when it is logged, not every step
+    num_workers: int = 2  # DataLoader workers that prepare batches; 0: the training process does
+    keep_memory: bool = True  # keep freed memory for reuse (CPU: glibc; CUDA: expandable segments)
+    # precision inside float32 matmuls: float32, TF32 or bfloat16
+    matmul_precision: Literal["highest", "high", "medium"] = "high"
+    # autocast dtype; auto: bfloat16 if native, else float16 or float32
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa
+    attention: Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"] = "auto"
+    # AdamW: a loop over parameters, a kernel per operation, or one kernel
+    adamw_impl: Literal["forloop", "foreach", "fused"] = "fused"
+    pad_vocab_to: int = 64  # pad the vocabulary to a multiple of this; 1: no padding
+    compile: bool = True  # compile the model with torch.compile
+    compile_scope: Literal["model", "block"] = "model"  # compile the whole model, or one block for all (starts sooner)
+    # torch.compile's; reduce-overhead and max-autotune use CUDA graphs
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
+    checkpointing: str = "none"  # recompute activations: none | every:K blocks | sqrt | selective
+    micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: what fits
+    # learning_rate suits adamw; the others scale it by their own factor
+    optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
+    optimizer_in_backward: bool = False  # update each parameter once its gradient is ready, then free it
+    ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)
+    # FSDP2: shard optimizer state and gradients, or the weights too (full)
+    shard: Literal["none", "optimizer", "full"] = "none"
+    shard_within: int | Literal["node"] = 0  # processes that share one copy of the shards; 0: all; node: a node's
+    tensor_parallel: int = 1  # processes that share every matrix, by heads and columns
+    context_parallel: int = 1  # processes that share each sequence
+    pipeline_parallel: int = 1  # processes that share the blocks, in stages
+    pipeline_schedule: Literal["1f1b", "interleaved"] = "1f1b"  # order of the forwards and backwards
 
-    # -- recipe: config/recipe/00_base.py has GPT-2's
-    position: Annotated[Literal["learned", "rotary"], "position embedding, or rotation of queries and keys"] = "learned"
-    qk_norm: Annotated[bool, "RMS norm of each head's queries and keys"] = False
-    activation: Annotated[Literal["gelu", "relu2"], "of the MLP; relu2: the square of ReLU"] = "gelu"
-    zero_init: Annotated[bool, "begin with zeros in the projections into the residual stream"] = False
-    norm: Annotated[Literal["layer", "rms"], "LayerNorm, or RMSNorm"] = "layer"
-    schedule: Annotated[
-        Literal["cosine", "trapezoid"], "learning rate after the warmup; trapezoid: constant, then linear"
-    ] = "cosine"
-    tied: Annotated[bool, "the output head's weight is the token embedding's"] = True
-    embedding_lr: Annotated[float, "learning rate of token and value embeddings, as a multiple"] = 1.0
-    head_lr: Annotated[float, "learning rate of an untied head, as a multiple"] = 1.0
-    logit_softcap: Annotated[float, "limit of the logits, by a tanh; 0: none"] = 0.0
-    embedding_skip: Annotated[bool, "mix the token embedding into the input of each block"] = False
-    value_embedding: Annotated[bool, "token embeddings in the values of every second block"] = False
-    decay: Annotated[
-        Literal["decoupled", "cautious"], "weight decay; cautious: only of weights that the update shrinks too"
-    ] = "decoupled"
-    average: Annotated[Literal["none", "ema"], "weights to evaluate: the last, or an average"] = "none"
+    # -- recipe (what a step is worth: the rungs of config/recipe/)
+    position: Literal["learned", "rotary"] = "learned"  # position embedding, or rotation of queries and keys
+    qk_norm: bool = False  # RMS norm of each head's queries and keys
+    activation: Literal["gelu", "relu2"] = "gelu"  # of the MLP; relu2: the square of ReLU
+    zero_init: bool = False  # begin with zeros in the projections into the residual stream
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm, or RMSNorm
+    # learning rate after the warmup; trapezoid: constant, then linear
+    schedule: Literal["cosine", "trapezoid"] = "cosine"
+    tied: bool = True  # the output head's weight is the token embedding's
+    embedding_lr: float = 1.0  # learning rate of token and value embeddings, as a multiple
+    head_lr: float = 1.0  # learning rate of an untied head, as a multiple
+    logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
+    embedding_skip: bool = False  # mix the token embedding into the input of each block
+    value_embedding: bool = False  # token embeddings in the values of every second block
+    # weight decay; cautious: only of weights that the update shrinks too
+    decay: Literal["decoupled", "cautious"] = "decoupled"
+    average: Literal["none", "ema"] = "none"  # weights to evaluate: the last, or an average
 
-    # -- logging and checkpoints
-    log_interval: Annotated[int, "steps between rows of metrics.jsonl"] = 10
-    eval_interval: Annotated[int, "steps between evaluations of the validation loss"] = 250
-    eval_windows: Annotated[int, "validation sequences per evaluation, always the same ones; 0: all"] = 256
-    sample_interval: Annotated[int, "steps between lines of text that the model writes; 0: none"] = 0
-    save_interval: Annotated[int, "steps between checkpoints, and one at the end; 0: no checkpoints"] = 250
-    keep_checkpoints: Annotated[int, "number of recent checkpoints to keep, besides the best"] = 2
-    track: Annotated[Literal["off", "wandb"], "dashboard to feed"] = "off"
+    # -- logging and checkpoints (intervals in steps; 0: never)
+    log_interval: int = 10  # steps between rows of metrics.jsonl
+    eval_interval: int = 250  # steps between evaluations of the validation loss
+    eval_windows: int = 256  # validation sequences per evaluation, always the same ones; 0: all
+    sample_interval: int = 0  # steps between lines of text that the model writes; 0: none
+    save_interval: int = 250  # steps between checkpoints, and one at the end; 0: no checkpoints
+    keep_checkpoints: int = 2  # number of recent checkpoints to keep, besides the best
+    track: Literal["off", "wandb"] = "off"  # dashboard to feed
 
     @property
     def padded_vocab_size(self):
@@ -129,14 +114,6 @@ class Config:
         return self.compile and (self.compile_scope == "block" or is_cut)
 
 
-HEADINGS = {  # of --help, by the first key under each
-    "out_dir": "run",
-    "n_layer": "model",
-    "batch_size": "optimization",
-    "set_to_none": "ladder (`python ladder.py` explains its stages)",
-    "position": "recipe (what a step is worth: the rungs of config/recipe/)",
-    "log_interval": "logging and checkpoints (intervals in steps; 0: never)",
-}
 INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to write instead
     "max_iters": "max_steps",
     "block_size": "context_length",
@@ -154,12 +131,16 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "wandb_run_name": "out_dir, whose name the run has",
 }
 DEFAULTS = dataclasses.asdict(Config())
-ANNOTATIONS = {key: get_args(hint) for key, hint in get_type_hints(Config, include_extras=True).items()}
-MEANINGS = {key: meaning for key, (_, meaning) in ANNOTATIONS.items()}
+# A key's comment, beside it or above it, is its meaning in --help; that of a group is the heading above its first key.
+ENTRY = r"^    (?:# -- (.+)\n    )?(?:# (.+)\n    )?(\w+): .+? = .+?(?:  # (.+))?$"
+ENTRIES = re.findall(ENTRY, inspect.getsource(Config), re.MULTILINE)
+HEADINGS = {key: heading for heading, _, key, _ in ENTRIES if heading}
+MEANINGS = {key: above or beside for _, above, key, beside in ENTRIES}
 # A key's type is bool, int, float, str or a Literal of its choices. A number may have words that take its place:
 # int | Literal["auto"] is the type int and the word "auto".
-TYPES = {key: get_args(hint)[0] if get_origin(hint) is Union else hint for key, (hint, _) in ANNOTATIONS.items()}
-WORDS = {key: get_args(get_args(hint)[1]) for key, (hint, _) in ANNOTATIONS.items() if get_origin(hint) is Union}
+HINTS = get_type_hints(Config)
+TYPES = {key: get_args(hint)[0] if get_origin(hint) is Union else hint for key, hint in HINTS.items()}
+WORDS = {key: get_args(get_args(hint)[1]) for key, hint in HINTS.items() if get_origin(hint) is Union}
 
 
 def differences(config):

@@ -29,12 +29,11 @@ def stage_names(folder=None):
 def ladder_of(name, *folders):
     """Folder of the ladder that a stage belongs to, of those folders or of all; raises BadInput if there is none."""
     folders = folders or (STAGES_DIR, RECIPE_DIR)
-    for folder in folders:
-        if name in files(folder):
-            return folder
-    names = [stage for folder in folders for stage in files(folder)]
-    key = "recipe" if folders == (RECIPE_DIR,) else "stage"
-    raise BadInput(f"{key}={name}: no such {key}{nearest(name, names)}; `python ladder.py` lists them")
+    ladders = {stage: folder for folder in folders for stage in files(folder)}
+    if name not in ladders:
+        key = "recipe" if folders == (RECIPE_DIR,) else "stage"
+        raise BadInput(f"{key}={name}: no such {key}{nearest(name, ladders)}; `python ladder.py` lists them")
+    return ladders[name]
 
 
 def parse(name):
