@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from nanoladder import files
 from nanoladder.run.plot import plot
-from nanoladder.run.tracker import Tracker
+from nanoladder.run.tracker import begin_tracking
 
 COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("step", "step", "5d"),
@@ -60,7 +60,7 @@ class Metrics:
         self.path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
         self.write_all()
-        self.tracker = Tracker(config)
+        self.tracker = begin_tracking(config)
         self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
     def write(self, row):
@@ -68,7 +68,7 @@ class Metrics:
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self.append(row)
-        self.tracker.log(row)
+        self.tracker.log(row, step=row["step"])
         left = (self.config.max_steps - row["step"]) * row.get("step_ms", math.nan) / 60e3
         shown = row | ({"minutes_left": left} if self.bar.disable and "step_ms" in row else {})
         line = "  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown)
@@ -99,7 +99,7 @@ class Metrics:
                 plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
             except OSError as error:
                 print(f"warning: cannot write loss.png: {error}", file=sys.stderr)
-        self.tracker.finish(failed=failure is not None)
+        self.tracker.finish(int(failure is not None))
         try:
             self.write_all()
         except OSError as error:
