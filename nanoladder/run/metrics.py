@@ -93,15 +93,8 @@ class Metrics:
 
     def __exit__(self, failure, *_):
         self.bar.close()
+        self.write_all()  # with the rows that could not be appended
+        self.tracker.finish(int(failure is not None))
         crashed = failure and issubclass(failure, Exception)  # possibly out of memory, which plotting needs
         if self.rows and not crashed:
-            try:
-                plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
-            except OSError as error:
-                print(f"warning: cannot write loss.png: {error}", file=sys.stderr)
-        self.tracker.finish(int(failure is not None))
-        try:
-            self.write_all()
-        except OSError as error:
-            line = f"error: {self.path} lacks rows, which could not be written: {error}"
-            sys.exit(line) if failure is None else print(line, file=sys.stderr)
+            plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
