@@ -12,7 +12,7 @@ from nanoladder import checkpoint, machine
 from nanoladder.data.tokenizer import encode, first_token
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, generate, quantize, require_gain
-from nanoladder.run.failures import explain_compiler_failure
+from nanoladder.run.faults import explain_compiler_failure
 
 
 def main(argv):

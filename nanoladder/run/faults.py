@@ -1,4 +1,4 @@
-"""Numerical faults: a step with a non-finite loss or gradient is not applied, is reported, and ends the run."""
+"""Faults that end a run with one line: a step with a non-finite loss or gradient, or an error of torch.compile."""
 
 import math
 import shlex
@@ -53,3 +53,11 @@ class Watch:
             print(line, file=sys.stderr, flush=True)
         parallel.gather_objects(step)  # a process that ends ends the others: not before all have come here
         sys.exit(1)
+
+
+def explain_compiler_failure(error, config):
+    """Exits with one line if the error comes from torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second
+    if config.compile and dynamo and isinstance(error, dynamo.exc.TorchDynamoException):
+        reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
+        sys.exit(f"error: torch.compile failed: {reason}; --compile=False turns it off")

@@ -15,8 +15,7 @@ from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.clock import StepClock
-from nanoladder.run.failures import explain_compiler_failure, is_compiler_failure
-from nanoladder.run.faults import Watch
+from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, flops_per_token
 from nanoladder.run.sample import print_line
@@ -163,11 +162,7 @@ class Run:
         return self
 
     def __exit__(self, kind, error, traceback):
-        try:
-            self.contexts.__exit__(kind, error, traceback)
-        except Exception as closing:  # the last checkpoint and the picture take memory too
-            self.explain(closing)
-            raise
+        self.contexts.__exit__(kind, error, traceback)
         if error is None:
             parallel.stop()
             self.end_on_signal()
@@ -177,12 +172,9 @@ class Run:
             self.explain(error)
 
     def explain(self, error):
-        """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed or was interrupted."""
+        """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed."""
         if machine.is_out_of_memory(error):
             raise memory.OutOfMemory(error, self.config, self.device) from None
-        if self.watch and self.signals.number and is_compiler_failure(error):  # it may end the C++ compiler too
-            print(f"ended in step {self.progress['step']}, while it was compiled")
-            sys.exit(128 + self.signals.number)
         explain_compiler_failure(error, self.config)
 
     def end_on_signal(self):

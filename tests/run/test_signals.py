@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights
 
 import train
@@ -64,15 +63,6 @@ def test_a_run_that_never_saves_names_no_checkpoint(config, monkeypatch, run_mai
     result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
     assert result.code == 143 and result.out.endswith("SIGTERM: ended after step 3\n")
     assert not list(Path(config.out_dir).glob("*.safetensors"))
-
-
-def test_a_signal_that_ends_the_compiler_too_is_no_failure_of_the_compiler(config, run_main, monkeypatch):
-    failure = torch._dynamo.exc.TorchDynamoException("C++ compile error")
-    monkeypatch.setattr(train, "forward_backward", raises(failure))
-    monkeypatch.setattr(train, "train_step", signaled(1, signal.SIGINT))
-    result = run_main(lambda argv: train.train(config))
-    assert result.code == 130 and "torch.compile failed" not in result.err
-    assert result.out.endswith("ended in step 1, while it was compiled\n")
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(config, monkeypatch):
