@@ -169,16 +169,15 @@ def print_advice(advice, config, available):
 def ask(question, config, device, available):
     """Returns the answer of lab/advise.py, a dict, for steps that leave MARGIN of the memory free; {} if it fails.
 
-    Ignores failures, because every caller can proceed without a prediction. Uses one thread and no GPU, and -P keeps
-    the working directory off sys.path, in case it contains another train.py.
+    Ignores failures, because every caller can proceed without a prediction. Uses one thread and no GPU.
     """
-    keys = [f"--{key}={value}" for key, value in vars(dataclasses.replace(config, device=str(device))).items()]
+    config = dataclasses.replace(config, device=str(device), init_from="scratch")  # its shape is known
     options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
-    command = [sys.executable, "-P", "-m", "lab.advise", question, *options, *keys]
-    reach = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # this project's modules
-    environment = os.environ | {"PYTHONPATH": reach, "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    keys = [f"--{key}={value}" for key, value in vars(config).items()]
+    command = [sys.executable, "-m", "lab.advise", question, *options, *keys]
+    environment = os.environ | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
-        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         if process.returncode == 0:
             return json.loads(process.stdout.splitlines()[-1])
     return {}
