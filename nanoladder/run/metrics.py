@@ -1,12 +1,10 @@
-"""Metrics of a run: metrics.jsonl, the progress bar and the lines on the terminal."""
+"""Metrics of a run: metrics.jsonl and the lines on the terminal."""
 
 import contextlib
 import json
 import math
 import sys
 from pathlib import Path
-
-from tqdm import tqdm
 
 from nanoladder import files
 from nanoladder.run.plot import plot
@@ -23,7 +21,7 @@ COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("tokens_per_s", "tokens/s", ",.0f"),
     ("mfu", "mfu", ".1%"),
     ("peak_memory_gb", "GB", ".2f"),
-    ("minutes_left", "min left", ",.1f"),  # only where no progress bar says so
+    ("minutes_left", "min left", ",.1f"),
 ]
 
 
@@ -61,21 +59,16 @@ class Metrics:
         self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
         self.write_all()
         self.tracker = begin_tracking(config)
-        self.bar = tqdm(total=config.max_steps, initial=start_step, unit="step", disable=None, dynamic_ncols=True)
 
     def write(self, row):
-        """Stores one row of metrics and shows it: in the progress bar on a terminal, else as a line."""
+        """Stores one row of metrics and prints it as a line."""
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self.append(row)
         self.tracker.log(row, step=row["step"])
         left = (self.config.max_steps - row["step"]) * row.get("step_ms", math.nan) / 60e3
-        shown = row | ({"minutes_left": left} if self.bar.disable and "step_ms" in row else {})
-        line = "  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown)
-        if self.bar.disable or "val_loss" in row:
-            tqdm.write(line)
-        self.bar.n = row["step"]
-        self.bar.set_postfix_str(line.partition("  ")[2])
+        shown = row | ({"minutes_left": left} if "step_ms" in row else {})
+        print("  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown))
 
     def append(self, row):
         """Appends a row to the file. If that fails, training continues: the file is written anew at the end."""
@@ -83,7 +76,7 @@ class Metrics:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            tqdm.write(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
+            print(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
 
     def write_all(self):
         files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
@@ -92,7 +85,6 @@ class Metrics:
         return self
 
     def __exit__(self, failure, *_):
-        self.bar.close()
         self.write_all()  # with the rows that could not be appended
         self.tracker.finish(int(failure is not None))
         crashed = failure and issubclass(failure, Exception)  # possibly out of memory, which plotting needs

@@ -9,7 +9,6 @@ from pathlib import Path
 from nanoladder.entry import outlast_output
 
 import torch
-from tqdm import tqdm
 
 from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.errors import BadInput
@@ -107,7 +106,7 @@ class Run:
         progress["interval_steps"] += 1
         if step == self.first_step:  # not timed with the others: it touches new memory and compiles
             compiled = ", with compilation (its cache makes the next start shorter)" if config.compile else ""
-            tqdm.write(f"first step: {self.clock.lap():.1f} s{compiled}")
+            print(f"first step: {self.clock.lap():.1f} s{compiled}")
             self.lap_began = step
         self.saving = self.signals.arrived() or self.due(config.save_interval)
         sampling = self.due(config.sample_interval)

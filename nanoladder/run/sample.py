@@ -3,7 +3,6 @@
 import dataclasses
 
 import torch
-from tqdm import tqdm
 
 from nanoladder import checkpoint, parallel
 from nanoladder.data.tokenizer import first_token
@@ -34,4 +33,4 @@ def print_line(step, model, tokenizer, config):
                 break
     except BadInput:
         return
-    tqdm.write(f"step {step:5d}  sample {characters[:LENGTH]!r}")  # on one line
+    print(f"step {step:5d}  sample {characters[:LENGTH]!r}")  # on one line

@@ -5,8 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 TIMEOUT = 30  # seconds for wandb's server to begin a run, and at the end to take the rest of it
 
 
@@ -40,5 +38,5 @@ def begin_tracking(config):
             settings=wandb.Settings(init_timeout=TIMEOUT, finish_timeout=TIMEOUT),
         )
     except Exception as error:
-        tqdm.write(f"warning: wandb failed, but training goes on: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"warning: wandb failed, but training goes on: {' '.join(str(error).split())}", file=sys.stderr)
         return Untracked()
