@@ -56,18 +56,12 @@ def free_memory(device):
 
 
 def limit_memory(device, size):
-    """Limits this process to `size` bytes of GPU memory, or to `size` more bytes of memory on Linux; else a no-op."""
+    """Limits this process to `size` bytes of the memory of a GPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
-        return
-    if device.type == "mps":
+    else:
         torch.mps.set_per_process_memory_fraction(min(1.0, size / torch.mps.recommended_max_memory()))
-        return
-    with contextlib.suppress(OSError):
-        most = proc_bytes("/proc/self/status", "VmData") + int(size)
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def proc_bytes(path, field):

@@ -1,4 +1,4 @@
-"""Memory of a run: chooses the micro-batch that fits, warns if a step may not fit, explains out-of-memory errors.
+"""Memory of a run: chooses the micro-batch that fits, explains out-of-memory errors.
 
 lab/advise.py predicts the memory of a step, in a child process: this module must not import the training step.
 """
@@ -28,20 +28,17 @@ MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentati
 def resolve_micro_batch(config, device):
     """Returns the config with a numeric micro_batch_size, the same in every process. vocab_size must be known.
 
-    "auto" is the size of the run that is resumed, else the largest that is predicted to fit. Given a number on a CPU,
-    prints a warning if a step is predicted not to fit, because the system may kill the process without a message.
-    Raises MemoryError if not even one sequence fits.
+    "auto" is the size of the run that is resumed, else the largest that is predicted to fit. Raises MemoryError if not
+    even one sequence fits.
     """
     if config.memory_gb and device.type != "cpu":
         machine.limit_memory(device, config.memory_gb * 1e9)
-    if config.micro_batch_size == "auto":
-        chosen = choose_micro_batch(config, device) if parallel.rank() == 0 else None
-        size, reason = parallel.gather_objects(chosen)[0]
-        print(f"micro_batch_size={size}: {reason}", flush=True)
-        return dataclasses.replace(config, micro_batch_size=size)
-    if device.type == "cpu" and parallel.rank() == 0:
-        warn_if_too_large(config, device)
-    return config
+    if config.micro_batch_size != "auto":
+        return config
+    chosen = choose_micro_batch(config, device) if parallel.rank() == 0 else None
+    size, reason = parallel.gather_objects(chosen)[0]
+    print(f"micro_batch_size={size}: {reason}", flush=True)
+    return dataclasses.replace(config, micro_batch_size=size)
 
 
 def choose_micro_batch(config, device):
@@ -63,23 +60,6 @@ def choose_micro_batch(config, device):
     if predicted is None:
         return sizes[0 if parallel.world_size() > 1 else -1], "there is no prediction"
     return predicted, f"the most predicted to fit into {gb(available)}, of which {MARGIN:.0%} stay free"
-
-
-def warn_if_too_large(config, device):
-    """Warns if a step is predicted not to fit. Skips the prediction, which takes seconds, for small steps."""
-    available = available_bytes(config, device)
-    advice = ask("savings", config, device, available) if bound_peak(config) >= available else {}
-    if advice and advice["peak"] > available:
-        print("warning: the system may kill this run without an error message, for lack of memory", file=sys.stderr)
-        print_advice(advice, config, available)
-
-
-def bound_peak(config):
-    """Rough upper bound of a step's bytes in one process: some 2 to 4 times the prediction."""
-    n_tokens = count_tokens(config, parallel.world_size())
-    n_params = 12 * config.n_layer * config.n_embd**2 + (config.vocab_size + config.context_length) * config.n_embd
-    attention = 12 * config.n_head * config.context_length
-    return 24 * n_params + 4 * n_tokens * (config.n_layer * (40 * config.n_embd + attention) + 4 * config.vocab_size)
 
 
 # -- out of memory

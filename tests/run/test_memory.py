@@ -1,4 +1,4 @@
-"""Memory of a run: finds the micro-batch that fits, warns, and explains out-of-memory errors."""
+"""Memory of a run: finds the micro-batch that fits, and explains out-of-memory errors."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
 import train
 from lab import predict
 from nanoladder import machine
-from nanoladder.run import load_config, memory
+from nanoladder.run import memory
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -195,25 +195,3 @@ def of_the_compiler(text):
 )
 def test_only_errors_of_memory_are_taken_for_it(error, expected):
     assert machine.is_out_of_memory(error) is expected
-
-
-# -- before training on a CPU, whose system kills processes that take too much
-
-
-@pytest.mark.parametrize("free, warned", [(1e3, True), (9e9, False)])
-def test_a_step_that_may_not_fit_is_warned_of(free, warned, config, predicted, monkeypatch, capsys):
-    """It runs all the same."""
-    predicted["savings"] = SAVINGS
-    monkeypatch.setattr(machine, "free_memory", lambda _: free)
-    monkeypatch.setattr(memory, "bound_peak", lambda _: 1e10)
-    train.train(config)
-    said = capsys.readouterr().err
-    assert rows(config)[-1]["step"] == 2 and said.startswith("warning: the system may kill this run" if warned else "")
-    assert ("A step is predicted to take 8.000 GB" in said) == bool(said) == warned
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [["--stage=naive"], ["--checkpointing=every:1", "--micro_batch_size=1"]])
-def test_no_step_that_may_not_fit_is_taken_for_a_small_one(words):
-    config = load_config(["config/gpt2.py", *words, "--vocab_size=50257", "--n_layer=2", "--compile=False"])
-    assert predict.predict_memory(config).peak < memory.bound_peak(config)
