@@ -24,9 +24,6 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out
 # Maps a function over the tensors in nested lists and dicts. Without it checkpoints need a recursion of their own.
 tree_map_only = _pytree.tree_map_only
 
-# True in a backward that another one may follow (retain_graph). Without the name always: gradients are copied.
-keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-
 # The tensor () in which a GradScaler keeps its scale. Without the name float16 cannot be trained.
 scale_of = attrgetter("_scale")
 

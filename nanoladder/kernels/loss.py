@@ -17,7 +17,7 @@ import math
 import torch
 
 from nanoladder.kernels import softmax
-from nanoladder.private import all_gather, keeps_graph
+from nanoladder.private import all_gather
 
 CHUNK_BYTES = 128e6  # of a chunk's logits in half precision, for loss_chunks=auto
 
@@ -147,10 +147,8 @@ def keep_gradients(ctx, inputs, output):
 
 
 def backward(ctx, d_loss, *_):
-    """Scales the gradients in place if they are used once: a copy of the weight's would raise the peak."""
+    """Scales the gradients in place: a copy of the weight's would raise the peak. PyTorch refuses a second backward."""
     d_hidden, d_weight = ctx.saved_tensors
-    if keeps_graph():
-        return d_hidden * d_loss, d_weight * d_loss, *[None] * 8
     return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 8
 
 
