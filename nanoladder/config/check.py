@@ -38,11 +38,8 @@ def typed(key, value, where):
         return value
     if kind is float and type(value) is int:
         value = float(value)
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            question = nearest(str(value), get_args(kind))
-            raise BadInput(f"{where}: {key}={value}: expected {expected(key)}{question}")
-    elif type(value) is not kind or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
+    fits = value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
+    if not fits or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
         raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
     return value
 

@@ -3,7 +3,6 @@
 import inspect
 import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
@@ -73,7 +72,7 @@ class Names(dict):
         self.path, self.given = path, given
 
     def __setitem__(self, name, value):
-        if name in DEFAULTS or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType)):
+        if name in DEFAULTS or (isinstance(value, bool | int | float | str) and not name.startswith("_")):
             where = f"{self.path} line {inspect.currentframe().f_back.f_lineno}"
             known(name, where)
             value = self.given.get(name, typed(name, value, where))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from nanoladder import checkpoint, files
-from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, parse_arguments, typed
+from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, parse_arguments
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput
 
@@ -55,16 +55,11 @@ def keys_of_start(values, alone):
 
 
 def read_config(path):
-    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput if it is not valid."""
-    if not path.exists():
-        return {}
-    try:
-        values = json.loads(files.read(path))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); expected what train.py wrote") from None
+    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput for a key that is no more."""
+    values = json.loads(files.read(path)) if path.exists() else {}
     for key in values:
         known(key, path)
-    return {key: typed(key, value, path) for key, value in values.items()}
+    return values
 
 
 # -- the model

@@ -84,7 +84,7 @@ BAD_INPUT = [
     (["--n_layer=1.5"], ["n_layer='1.5'", "command line", "a whole number"]),
     (["--bias=maybe"], ["bias='maybe'", "True or False"]),
     ("n_layer = True", ["x.py line 1", "n_layer=True", "a whole number"]),
-    (["--dtype=bfloat"], ["dtype=bfloat", "auto, float32, bfloat16, float16", "'bfloat16'"]),
+    (["--dtype=bfloat"], ["dtype='bfloat'", "auto, float32, bfloat16, float16"]),
     (["--micro_batch_size=atuo"], ["micro_batch_size='atuo'", "a whole number or auto"]),
     # ranges
     (["--n_layer=0"], ["n_layer=0", "at least 1"]),
