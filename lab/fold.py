@@ -1,90 +1,60 @@
 """Partial evaluation of a program: replaces config fields by their values and removes the code that becomes unused."""
 
 import ast
+import contextlib
 import itertools
 import json
 import re
 import sys
 from functools import cache
-from typing import NamedTuple
 
-import libcst as cst
-from libcst import matchers
-
-from nanoladder.config import DEFAULTS
-
-# Calls that are no-ops while their stage is off, and what is then known: {field: (values that turn it off, {call or
-# expression: replacement})}. {0} is the first argument; None drops the statement. train.py makes these calls at every
-# stage; a shown program omits them.
-NO_OPS = {
-    "ddp": (
-        (False,),
-        {
-            "parallel.all_reduce_mean": "{0}",
-            "parallel.add": "{0}",
-            "parallel.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})",
-            "parallel.distributed_data_parallel": "{0}",
-            "parallel.rank": "0",
-            "parallel.share": "{0}",
-            "parallel.start": "{1}",
-            "parallel.stop": None,
-            "parallel.synchronize_last": "{1}",
-        },
-    ),
-    "tensor_parallel": ((1,), {"parallel.apply_tensor_parallel": None, "mesh().sizes.tensor": "1"}),
-    "context_parallel": (
-        (1,),
-        {"parallel.apply_context_parallel": None, "mesh().sizes.context": "1", "positions": "None"},
-    ),
-    "pipeline_parallel": (
-        (1,),
-        {
-            "parallel.apply_pipeline_parallel": "{0}",
-            "mesh().sizes.pipeline": "1",
-            "getattr(model, 'parts', [model])": "[model]",
-        },
-    ),
-    "tied": ((True,), {"optim.with_rates": "{0}", "optim.lr_of_group": "{0}"}),
-    "optimizer_in_backward": ((False,), {"optim.update_in_backward": None}),
-    "decay": (("decoupled",), {"optim.decay_cautiously": None}),
-    "average": (("none",), {"optim.keep_average": None, "optim.averaged": "nullcontext()"}),
-    "logit_softcap": ((0.0,), {"self.capped": "{0}"}),
-    "dtype": (("float32",), {"machine.autocast": "{0}", "machine.unscale_gradients": None}),
-    "optimizer": (("adamw", "adamw8bit"), {"optim.scale_lr": "{0}"}),
+# Code that is known while a stage is off: (field, its value, replacement, calls or other expressions). {0} is a call's
+# first argument; a statement that is left as None or x = x goes. train.py makes these calls at every stage; a shown
+# program omits them.
+CLIP = "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"
+NO_OPS = [
+    ("ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.distributed_data_parallel"),
+    ("ddp", False, "{0}", "parallel.share"),
+    ("ddp", False, "{1}", "parallel.start", "parallel.synchronize_last"),
+    ("ddp", False, "0", "parallel.rank"),
+    ("ddp", False, "None", "parallel.stop"),
+    ("ddp", False, CLIP, "parallel.clip_grad_norm_"),
+    ("tensor_parallel", 1, "None", "parallel.apply_tensor_parallel"),
+    ("tensor_parallel", 1, "1", "mesh().sizes.tensor"),
+    ("context_parallel", 1, "None", "parallel.apply_context_parallel", "positions"),
+    ("context_parallel", 1, "1", "mesh().sizes.context"),
+    ("pipeline_parallel", 1, "{0}", "parallel.apply_pipeline_parallel"),
+    ("pipeline_parallel", 1, "1", "mesh().sizes.pipeline"),
+    ("pipeline_parallel", 1, "[model]", 'getattr(model, "parts", [model])'),
+    ("dtype", "float32", "{0}", "machine.autocast"),
+    ("dtype", "float32", "None", "machine.unscale_gradients"),
+    ("optimizer", "adamw", "{0}", "optim.scale_lr"),
+    ("optimizer", "adamw8bit", "{0}", "optim.scale_lr"),
+    ("optimizer_in_backward", False, "None", "optim.update_in_backward"),
+    ("tied", True, "{0}", "optim.with_rates", "optim.lr_of_group"),
+    ("decay", "decoupled", "None", "optim.decay_cautiously"),
+    ("average", "none", "None", "optim.keep_average"),
+    ("average", "none", "nullcontext()", "optim.averaged"),
+    ("logit_softcap", 0.0, "{0}", "self.capped"),
+    ("norm", "layer", "nn.LayerNorm", "NORMS[config.norm]"),
+    ("embedding_skip", False, "", "embedded="),
+    ("value_embedding", False, "", "own_value="),
     # In programs that run alone: no refusals, and no kernels of other devices.
-    "standalone": (
-        (True,),
-        {
-            "machine.choose_device": 'torch.device("cuda" if torch.cuda.is_available() else "cpu")',
-            "torch.are_deterministic_algorithms_enabled": "False",
-            "check_processes": None,
-            "check_grid": None,
-            "check_8_bits": None,
-            "machine.require_torchao": None,
-            "fastest_softmax": "softmax.softmax_",
-            "meeting_place": "None",
-        },
-    ),
+    ("standalone", True, "", "raise BadInput"),
+    ("standalone", True, "None", "check_processes", "check_grid", "check_8_bits", "machine.require_torchao"),
+    ("standalone", True, "None", "meeting_place"),
+    ("standalone", True, "False", "torch.are_deterministic_algorithms_enabled"),
+    ("standalone", True, "softmax.softmax_", "fastest_softmax"),
+    ("standalone", True, 'torch.device("cuda" if torch.cuda.is_available() else "cpu")', "machine.choose_device"),
     # In those with a mesh of one dimension, data: processes have all weights.
-    "mesh": (
-        ("data",),
-        {
-            "mesh().averaging": "world_size()",
-            "mesh().place.data": "rank()",
-            "mesh().sizes.data": "world_size()",
-            "parallel.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})",
-            "start_mesh": None,
-            "divide": None,
-            "count_sharing": None,
-        },
-    ),
-}
-# Parameters that are None while their field is False, and tables of what a field chooses.
-TERMS = {"embedding_skip": "embedded", "value_embedding": "own_value"}
-TABLES = {"NORMS[config.norm]": {"layer": "nn.LayerNorm", "rms": "NORMS['rms']"}}
-REFUSED = matchers.SimpleStatementLine(body=[matchers.Raise(matchers.Call(matchers.Name("BadInput")))])
-REFUSAL = matchers.If(body=matchers.IndentedBlock([matchers.ZeroOrMore(), REFUSED]), orelse=None)
-RETURN = matchers.SimpleStatementLine(body=[matchers.Return()])
+    ("mesh", "data", "world_size()", "mesh().averaging", "mesh().sizes.data"),
+    ("mesh", "data", "rank()", "mesh().place.data"),
+    ("mesh", "data", "None", "start_mesh", "divide", "count_sharing"),
+    ("mesh", "data", CLIP, "parallel.clip_grad_norm_"),
+]
+GONE = "\0"  # in place of an item that is dropped: an argument, a parameter, an operand, an imported name
+ITEM = rf"{GONE}(?:=[^,()]*)?"  # with a default
+DROPPED = re.compile(rf"{ITEM}(?:,| and| or)\s+|(?:(?:,| and| or)\s+)?{ITEM}")
 
 
 def merge(modules, title):
@@ -92,21 +62,21 @@ def merge(modules, title):
 
     The title stands in place of the script's docstring.
     """
-    docstrings, imports, bodies = [], set(), []
+    docstrings, imports, bodies = [title], set(), []
     for source in modules.values():
         tree = ast.parse(source)
         head = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         docstrings.append(ast.get_docstring(tree))
-        imports |= {ast.unparse(node) for node in head if module_of(node) not in modules}
+        imports |= {ast.unparse(node) for node in head if getattr(node, "module", "") not in modules}
         bodies.append("\n".join(source.splitlines()[head[-1].end_lineno :]).strip("\n"))
-    lines = sorted(imports, key=import_order)
-    sections = ["\n".join(line for line in lines if import_order(line)[0] == n) for n in range(3)]
-    docstring = '"""' + "\n\n".join([title, *docstrings[:-1]]) + '\n"""'
-    return "\n\n".join([docstring, *sections, "\n\n\n".join(bodies)]) + "\n"
+    docstring = '"""' + "\n\n".join(docstrings[:-1]) + '\n"""'
+    return "\n\n".join([docstring, *sections(imports), "\n\n\n".join(bodies)]) + "\n"
 
 
-def module_of(node):
-    return node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+def sections(lines):
+    """Import lines in order, in sections: the standard library, torch, this project."""
+    lines = sorted(lines, key=import_order)
+    return ["\n".join(section) for _, section in itertools.groupby(lines, key=lambda line: import_order(line)[0])]
 
 
 def import_order(line):
@@ -120,45 +90,33 @@ def import_order(line):
 
 def fold(source, values):
     """Replaces every `config.field` by its expression in values, {field: expression}, and simplifies the result."""
-    before = None
-    while source != before:
-        before, (source,) = source, prune([settle(source, values)])
-    return source
+    return prune(settle(source, values))
 
 
 def settle(source, values):
-    """Replaces fields, and simplifies each statement, until nothing changes any more."""
+    """Replaces what is known, and simplifies each statement, until nothing changes any more."""
+    known = {f"config.{field}": value for field, value in values.items()}
+    for field, value, replacement, *calls in NO_OPS:
+        if values.get(field) == repr(value):
+            known |= {call if re.search(r"[^\w.]", call) else f"{call}(": replacement for call in calls}
+    return "".join(settled(text, tuple(fact for fact in known.items() if fact[0] in text)) for text in split(source))
+
+
+@cache  # stages have most statements in common
+def settled(statement, known):
+    return until_same(lambda text: Fold(text, dict(known)).result(), statement)
+
+
+def prune(source):
+    """Drops what nothing reads, until nothing changes any more."""
+    return until_same(lambda text: Prune(text).result(), source)
+
+
+def until_same(change, source):
     before = None
     while source != before:
-        before, source = source, "".join(visited(text, Fold, values_in(text, values)) for text in split(source))
+        before, source = source, change(source)
     return source
-
-
-def values_in(statement, values):
-    """The items of values that may change a statement."""
-
-    def concerns(key):
-        _, calls = NO_OPS.get(key, ((), ()))
-        words = [key, TERMS.get(key, key), *calls]
-        return key == "standalone" or any(word in statement.replace('"', "'") for word in words)
-
-    return tuple(item for item in sorted(values.items()) if concerns(item[0]))
-
-
-def prune(sources):
-    """Drops from each file of a program what no file reads, until nothing changes any more."""
-    before = None
-    while sources != before:
-        before, used = sources, usage("\n".join(sources))
-        sources = ["".join(visited(text, Prune, *used_in(text, *used)) for text in split(source)) for source in before]
-    return sources
-
-
-def used_in(statement, names, attributes, unread):
-    """The part of a program's usage that may change a statement."""
-    words = set(re.findall(r"\w+", statement))
-    unread = tuple((name, positions) for name, positions in unread.items() if name in words)
-    return frozenset(names & words), frozenset(attributes & words), unread
 
 
 def split(source):
@@ -167,295 +125,236 @@ def split(source):
     return ["".join(lines[start:end]) for start, end in itertools.pairwise([0, *ends[:-1], len(lines)])]
 
 
-@cache  # stages have most statements in common
-def visited(statement, transformer, *known):
-    """A statement after a pass of Fold or Prune, which is given what is known."""
-    module = cst.parse_module(statement).visit(transformer(*known))
-    return module.code if module.body else ""
+class Edits:
+    """Edits of a source by the nodes of its syntax tree; the rest stays as it is written."""
+
+    def __init__(self, source):
+        self.bytes, self.tree = source.encode(), ast.parse(source)  # columns count bytes
+        self.lines = self.bytes.splitlines(keepends=True)
+        self.starts = [0, *itertools.accumulate(map(len, self.lines))]  # of the lines
+        self.edits = {}  # {(start, end): replacement}
+
+    def result(self):
+        """The source after the edits of all nodes; one inside another waits for the next pass."""
+        nodes = [self.tree]
+        for node in nodes:
+            for child in ast.iter_child_nodes(node):
+                child.parent = node
+                child.statement = child if isinstance(child, ast.stmt) else node.statement
+                child.scope = node if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) else node.scope
+                if not isinstance(child, ast.JoinedStr):  # has no positions of its parts before Python 3.12
+                    nodes.append(child)
+        for node in nodes:
+            self.edit(node)
+        parts, at = [], 0
+        for (start, end), text in sorted(self.edits.items()):
+            if start >= at:
+                parts += [self.bytes[at:start], text.encode()]
+                at = end
+        return DROPPED.sub("", b"".join([*parts, self.bytes[at:]]).decode())
+
+    def span(self, node):
+        """Where a node starts and ends."""
+        start, end = node.col_offset, node.end_col_offset
+        return self.starts[node.lineno - 1] + start, self.starts[node.end_lineno - 1] + end
+
+    def code(self, node):
+        start, end = self.span(node)
+        return self.bytes[start:end].decode()
+
+    def replace(self, node, code):
+        self.edits[self.span(node)] = code
+
+    def drop(self, items):
+        """Drops items of a list, with the commas or operators between them."""
+        self.edits |= dict.fromkeys(map(self.span, items), GONE)
+
+    def first_line(self, statement):
+        """Number of a statement's first line, with the comments and blank lines above it."""
+        line = min(node.lineno for node in (statement, *getattr(statement, "decorator_list", []))) - 1
+        while line and self.lines[line - 1].strip()[:1] in (b"", b"#"):
+            line -= 1
+        return line
+
+    def remove(self, statement):
+        """Removes a statement. One that is alone in its block stays until that goes."""
+        block = statement.parent
+        if isinstance(block, ast.Module) or [statement] not in (block.body, getattr(block, "orelse", None)):
+            self.edits[self.starts[self.first_line(statement)], self.starts[statement.end_lineno]] = ""
+
+    def unwrap(self, statement, block, first=""):
+        """Replaces a compound statement by a block of it, below a first line, else the comment on its header."""
+        first_line, indent = self.first_line(block[0]), b" " * statement.col_offset
+        lines = [first.encode()] if first else re.findall(rb":  (#.*)", self.lines[first_line - 1])
+        text = b"".join(indent + line + b"\n" for line in lines)
+        for line in self.lines[first_line : block[-1].end_lineno]:
+            text += line[block[0].col_offset - statement.col_offset :] if line.strip() else line
+        self.edits[self.starts[statement.lineno - 1], self.starts[statement.end_lineno]] = text.decode()
 
 
-def code(node):
-    return cst.Module([]).code_for_node(node)
+class Fold(Edits):
+    """Puts in what is known, {code: replacement}, drops no-op calls, folds constants and resolves branches."""
 
-
-class Fold(cst.CSTTransformer):
-    """Substitutes values, drops no-op calls, folds constants and resolves branches."""
-
-    def __init__(self, values):
-        self.values = dict(values)
-        self.no_ops = no_ops(self.values)
-        self.last_names = {call.rstrip(")").rpartition(".")[2] for call in self.no_ops if "()" in call}
-        self.computed = set()  # values that depend on other keys, as code: unknown, but truthy
-        self.terms = {name for field, name in TERMS.items() if self.values.get(field) == "False"}
-        self.simplified = False  # True if a no-op call was replaced in this statement
-        self.elifs = set()
-        self.assigned = {}  # {variable: value} in this function so far; None if assigned twice
-
-    def leave_Attribute(self, original, updated):
-        field = original.attr.value
-        if field in self.last_names and (known := self.no_ops.get(code(updated))):
-            return cst.parse_expression(known)
-        if field not in self.values or (owner := code(original.value)).split(".")[-1] != "config":
-            return updated
-        tree = ast.parse(self.values[field], mode="eval").body
-        keys = {node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in DEFAULTS}
-        if not keys:
-            return literal(ast.literal_eval(tree))
-        for node in keys:
-            node.id = f"{owner}.{node.id}"
-        self.computed.add(ast.unparse(tree))
-        return cst.parse_expression(ast.unparse(tree))
-
-    def leave_Subscript(self, original, updated):
-        """Replaces a table's entry, where the config chooses it."""
-        if (table := TABLES.get(code(original))) and (
-            known := self.values.get(original.slice[0].slice.value.attr.value)
-        ):
-            return cst.parse_expression(table[ast.literal_eval(known)])
-        return updated
-
-    def leave_Parameters(self, original, updated):
-        off = [n for n, parameter in enumerate(updated.params) if parameter.name.value in self.terms]
-        return updated.with_changes(params=without(updated.params, off))
-
-    def leave_With(self, original, updated):
-        """Drops `nullcontext()`."""
-        off = code(updated.items[0].item) == "nullcontext()"
-        return splice(updated.leading_lines, updated.body) if off else updated
+    def __init__(self, source, known):
+        super().__init__(source)
+        self.known = known
 
     def truth(self, node):
-        """Returns True or False if the condition is known, else None."""
-        if code(node) in self.computed:
-            return True
-        try:
-            return bool(ast.literal_eval(code(node)))
-        except (ValueError, SyntaxError):
-            return None
+        """Returns True or False if the condition is known, else None. A share, such as a // 4, is not 0."""
+        with contextlib.suppress(ValueError):
+            return bool(ast.literal_eval(node))
+        return True if isinstance(getattr(node, "op", None), ast.FloorDiv) else None
 
-    def compute(self, original, updated):
-        """Evaluates an expression that changed and now contains only constants; returns others unchanged."""
-        if updated.deep_equals(original):
-            return updated
-        try:
-            return literal(eval(code(updated), {"__builtins__": {"int": int}}))
-        except (NameError, AttributeError, TypeError, ValueError):  # after the first: in a branch that will be dropped
-            return updated
+    def edit(self, node):
+        match node:
+            case ast.Attribute(value=owner, attr=field) if self.code(owner).split(".")[-1] == "config":
+                if value := self.known.get(f"config.{field}"):
+                    value = qualified(value, self.code(owner))
+                    side = " " in value and isinstance(node.parent, ast.BinOp)
+                    self.replace(node, f"({value})" if side else value)
+            case ast.Call(func=function) if form := self.known.get(f"{self.code(function)}("):
+                self.simplify(node, form.format(*(self.code(argument) for argument in node.args)))
+            case ast.Attribute() | ast.Subscript() | ast.Call() if form := self.known.get(self.code(node)):
+                self.replace(node, form)
+            case ast.arg(arg=name) | ast.keyword(arg=name) if f"{name}=" in self.known:
+                self.drop([node])
+            case ast.Compare():
+                with contextlib.suppress(NameError, AttributeError, TypeError, ValueError):
+                    self.replace(node, repr(eval(self.code(node), {"__builtins__": {}})))
+            case ast.BinOp(op=ast.Add(), right=ast.Constant(value=0)):
+                self.replace(node, self.code(node.left))
+            case ast.UnaryOp(op=ast.Not()) if (known := self.truth(node.operand)) is not None:
+                self.replace(node, repr(not known))
+            case ast.BoolOp():
+                self.decide(node)
+            case ast.IfExp():
+                same = self.code(node.body) == self.code(node.orelse)
+                if (known := True if same else self.truth(node.test)) is not None:
+                    self.replace(node, self.code(node.body if known else node.orelse))
+            case ast.If():
+                self.branch(node)
+            case ast.With(items=[item]) if self.code(item.context_expr) == "nullcontext()":
+                self.unwrap(node, node.body)
+            case ast.For(iter=ast.List(elts=[item])):  # a loop over one item
+                self.unwrap(node, node.body, f"{self.code(node.target)} = {self.code(item)}")
+            case ast.Return():
+                self.end(node)
 
-    leave_Comparison = compute
+    def simplify(self, call, code):
+        """Replaces a no-op call; drops `None` and `x = x` that it leaves, and the comment on such a statement."""
+        statement = call.statement
+        if re.fullmatch(r"None|(.+) = \1", self.code(statement).replace(self.code(call), code)):
+            self.remove(statement)
+        else:
+            self.replace(call, code)
+            _, end = self.span(statement)
+            comment = re.match(rb"( *#.*)?", self.bytes[end:])
+            self.edits[end, end + comment.end()] = ""
 
-    def leave_Call(self, original, updated):
-        """Replaces a no-op call; in other calls, drops terms that are off."""
-        name = code(updated.func)
-        off = [n for n, argument in enumerate(updated.args) if code(argument.value) in self.terms]
-        updated = updated.with_changes(args=without(updated.args, off))
-        if name == "getattr" and (known := self.no_ops.get(code(updated).replace('"', "'"))):
-            return cst.parse_expression(known)
-        if name in self.no_ops:
-            self.simplified = True
-            form = self.no_ops[name]
-            return cst.parse_expression(str(form).format(*(code(argument.value) for argument in updated.args)))
-        return self.compute(original, updated) if name == "int" else updated
+    def decide(self, node):
+        """Drops the operands of `and`, or `or`, that do not matter; one that decides takes the place of all."""
+        kept = []
+        for operand in node.values:
+            known = self.truth(operand)
+            if known is None or (operand is node.values[-1] and self.code(operand) not in ("True", "False")):
+                kept.append(operand)
+            elif known == isinstance(node.op, ast.Or):
+                return self.replace(node, self.code(operand))
+        if len(kept) < 2:
+            self.replace(node, self.code([*kept, operand][0]))
+        else:
+            self.drop(operand for operand in node.values if operand not in kept)
 
-    def visit_SimpleStatementLine(self, node):
-        self.simplified = False
+    def branch(self, node):
+        """Leaves the branch that is taken, if it is known."""
+        known, start, [other, *_] = self.truth(node.test), self.span(node)[0], [*node.orelse, None]
+        is_elif, chained = (part is not None and self.code(part).startswith("elif") for part in (node, other))
+        if "raise BadInput" in self.known and not other and self.code(node.body[-1]).startswith("raise BadInput("):
+            self.remove(node)
+        elif known and is_elif:
+            self.edits[start, self.span(node.test)[1]] = "else"
+            self.edits[self.span(node.body[-1])[1], self.span(node)[1]] = ""
+        elif known:
+            self.unwrap(node, node.body)
+        elif known is False and not other:
+            self.remove(node)
+        elif known is False and chained:
+            self.edits[start, self.span(other)[0] + 2 * (not is_elif)] = ""  # an `if` takes the place of its `elif`
+        elif known is False and is_elif:
+            self.edits[start, self.starts[self.first_line(other) - 1] + node.col_offset] = ""
+        elif known is False:
+            self.unwrap(node, node.orelse)
 
-    def leave_SimpleStatementLine(self, original, updated):
-        """Drops `None` and `x = x` left by a no-op call, and any trailing comment on such a statement."""
-        if not self.simplified:
-            return updated
-        match updated.body[0]:
-            case cst.Expr(value=cst.Name(value="None")):
-                return cst.RemoveFromParent()
-            case cst.Assign(targets=[cst.AssignTarget(target=target)], value=value) if code(value) == code(target):
-                return cst.RemoveFromParent()
-        return updated.with_deep_changes(updated.trailing_whitespace, comment=None, whitespace=cst.SimpleWhitespace(""))
-
-    def leave_BinaryOperation(self, original, updated):
-        if isinstance(updated.operator, cst.Add) and code(updated.right) == "0":
-            return updated.left
-        for side in (updated.left, updated.right):
-            if code(side) in self.computed:
-                updated = updated.with_deep_changes(side, lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        return self.compute(original, updated)
-
-    def leave_UnaryOperation(self, original, updated):
-        known = self.truth(updated.expression)
-        if isinstance(updated.operator, cst.Not) and known is not None:
-            return literal(not known)
-        return updated
-
-    def leave_BooleanOperation(self, original, updated):
-        def decides(side):
-            return self.truth(side) == isinstance(updated.operator, cst.Or)
-
-        if self.truth(updated.left) is not None:
-            return updated.left if decides(updated.left) else updated.right
-        if code(updated.right) in ("True", "False"):
-            return updated.right if decides(updated.right) else updated.left
-        return updated
-
-    def leave_IfExp(self, original, updated):
-        known = self.truth(updated.test)
-        known = True if updated.body.deep_equals(updated.orelse) else known
-        return updated if known is None else updated.body if known else updated.orelse
-
-    def visit_If(self, node):
-        if isinstance(node.orelse, cst.If):
-            self.elifs.add(node.orelse)
-
-    def leave_If(self, original, updated):
-        known, orelse = self.truth(updated.test), updated.orelse
-        if "standalone" in self.values and matchers.matches(updated, REFUSAL):
-            return cst.RemoveFromParent()
-        if known is None:
-            alone = isinstance(updated.test, cst.NamedExpr)  # `a and (b := c)` needs its parentheses, `if b := c` none
-            return updated.with_deep_changes(updated.test, lpar=[], rpar=[]) if alone else updated
-        if original in self.elifs:
-            return cst.Else(updated.body, updated.leading_lines) if known else orelse or cst.RemoveFromParent()
-        if known:
-            return splice(updated.leading_lines, updated.body)
-        if isinstance(orelse, cst.If):
-            return orelse.with_changes(leading_lines=updated.leading_lines)
-        return splice(updated.leading_lines, orelse.body) if orelse else cst.RemoveFromParent()
-
-    def visit_FunctionDef(self, node):
-        self.assigned = {}
-
-    def leave_Assign(self, original, updated):
-        name = code(updated.targets[0].target)
-        self.assigned[name] = None if name in self.assigned else updated.value
-        return updated
-
-    def leave_For(self, original, updated):
-        """Unrolls a loop over one item."""
-        items = self.assigned.get(code(updated.iter)) or updated.iter
-        if not isinstance(items, cst.List) or len(items.elements) != 1:
-            return updated
-        assignment = cst.Assign([cst.AssignTarget(updated.target)], items.elements[0].value)
-        first = cst.SimpleStatementLine([assignment], updated.leading_lines)
-        return cst.FlattenSentinel([first, *updated.body.body])
-
-    def leave_IndentedBlock(self, original, updated):
-        """Drops code after a return, and a variable that is only assigned and returned."""
-        ends = (n for n, line in enumerate(updated.body, 1) if matchers.matches(line, RETURN))
-        body = updated.body[: next(ends, None)]
-        match body[-2:]:
-            case [
-                cst.SimpleStatementLine(body=[cst.Assign(targets=[cst.AssignTarget(target)], value=value)]) as line,
-                cst.SimpleStatementLine(body=[cst.Return(cst.Name() as name)]),
-            ] if target.deep_equals(name):
-                body = [*body[:-2], line.with_changes(body=[cst.Return(value)])]
-        return updated.with_changes(body=body)
+    def end(self, node):
+        """Drops what comes after a return, and a variable that is only assigned and returned."""
+        block = next(block for _, block in ast.iter_fields(node.parent) if isinstance(block, list) and node in block)
+        place = block.index(node)
+        for statement in block[place + 1 :]:
+            self.remove(statement)
+        match block[max(0, place - 1)], node.value:
+            case ast.Assign(targets=[ast.Name(id=name)]) as line, ast.Name(id=returned) if name == returned:
+                self.edits[self.span(line)[0], self.span(line.value)[0]] = "return "
+                self.remove(node)
 
 
-def no_ops(values):
-    """Returns {call: replacement} for every stage that values, {field: expression}, turn off."""
-    by_name = {}
-    for field, (off, calls) in NO_OPS.items():
-        if field in values and values[field] in map(repr, off):
-            by_name |= calls
-    return by_name
+def qualified(value, owner):
+    """A value as code: a literal, or an expression of other keys of the owner."""
+    try:
+        value = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return re.sub(r"\b[a-z]\w*", rf"{owner}.\g<0>", value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def literal(value):
-    return cst.parse_expression(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value))
+class Prune(Edits):
+    """Drops unused functions, classes, methods, parameters, imports and assignments."""
 
+    def __init__(self, source):
+        super().__init__(source)
+        self.reads = cache(reads)  # of the module, a class or a function
+        self.names, self.attributes = reads(self.tree), reads(self.tree, ast.Attribute)
+        called = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        # Functions that are passed to others, which call them with all of their parameters
+        passed = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in called}
+        functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
+        # {function: positions of its unused parameters}
+        self.unread = {function.name: unused(function) for function in functions if function.name not in passed}
 
-def splice(leading_lines, block):
-    """Replaces a statement by the statements of its block, if any are left, and keeps the comments."""
-    if not block.body:
-        return cst.RemoveFromParent()
-    first, *rest = block.body
-    comments = [cst.EmptyLine(comment=block.header.comment)] if block.header.comment else []
-    lines = [*leading_lines, *comments, *first.leading_lines]
-    return cst.FlattenSentinel([first.with_changes(leading_lines=lines), *rest])
-
-
-class Prune(cst.CSTTransformer):
-    """Drops unused functions, classes, methods, parameters, imports and assignments.
-
-    names, attributes: those that the whole program reads. unread: (function, positions of its unused parameters).
-    """
-
-    def __init__(self, names, attributes, unread):
-        self.scopes = [Reads(names, attributes)]  # of the module, then of the enclosing class and function
-        self.unread = dict(unread)
-
-    def enter(self, node):
-        self.scopes.append(reads(ast.parse(code(node))))
-
-    visit_ClassDef = visit_FunctionDef = enter
-
-    def leave_ClassDef(self, original, updated):
-        self.scopes.pop()
-        return updated if original.name.value in self.scopes[0].names else cst.RemoveFromParent()
-
-    def leave_FunctionDef(self, original, updated):
-        self.scopes.pop()
-        name = original.name.value
-        if len(self.scopes) > 1:  # a method or a function inside; PyTorch calls forward
-            called = name in self.scopes[0].attributes | self.scopes[-1].names | {"forward"} or name.startswith("_")
-            return updated if called else cst.RemoveFromParent()
-        if name not in self.scopes[0].names | {"_"}:  # _: kept by its decorator
-            return cst.RemoveFromParent()
-        return updated.with_deep_changes(
-            updated.params, params=without(updated.params.params, self.unread.get(name, ()))
-        )
-
-    def leave_Call(self, original, updated):
-        return updated.with_changes(args=without(updated.args, self.unread.get(code(original.func), ())))
-
-    def leave_SimpleStatementLine(self, original, updated):
-        statement = updated.body[0]
-        match statement:
-            case cst.Import() | cst.ImportFrom():
-                kept = without(statement.names, [n for n, alias in enumerate(statement.names) if not self.reads(alias)])
-                return updated.with_deep_changes(statement, names=kept) if kept else cst.RemoveFromParent()
-            case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))]):
-                pure = len(self.scopes) == 1 or "(" not in code(statement)
-                return updated if name in self.scopes[-1].names or not pure else cst.RemoveFromParent()
-            case cst.Assign(
-                targets=[cst.AssignTarget(target=cst.Attribute(value=cst.Name("self"), attr=attr))], value=cst.Name()
-            ) if attr.value == "config":
-                return updated if attr.value in self.scopes[-2].attributes else cst.RemoveFromParent()
-        return updated
-
-    def reads(self, alias):
-        return (alias.evaluated_alias or alias.evaluated_name.partition(".")[0]) in self.scopes[0].names
-
-
-def usage(source):
-    """Returns what Prune has to know of a program: the names and attributes that it reads, and unused parameters."""
-    tree = ast.parse(source)
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    # Functions that are passed to others, which call them with all of their parameters
-    passed = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
-    unread = {function.name: unused(function) for function in functions if function.name not in passed}
-    return *reads(tree), unread
+    def edit(self, node):
+        """Removes a statement that nothing needs, and unused parameters."""
+        scope, needed = getattr(node, "scope", None), True
+        match node:
+            case ast.ClassDef(name=name):
+                needed = name in self.names
+            case ast.FunctionDef(name=name) if isinstance(scope, ast.Module):
+                needed = name in self.names | {"_"}  # _: kept by its decorator
+                self.drop(node.args.args[n] for n in self.unread.get(name, ()))
+            case ast.FunctionDef(name=name):  # a method or a function inside; PyTorch calls forward
+                called = self.attributes | self.reads(scope) | {"forward"}
+                needed = name in called or name.startswith("_")
+            case ast.Import() | ast.ImportFrom():
+                names = {alias.asname or alias.name.partition(".")[0]: alias for alias in node.names}
+                needed = not self.names.isdisjoint(names)
+                self.drop(alias for name, alias in names.items() if needed and name not in self.names)
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                pure = isinstance(scope, ast.Module) or "(" not in self.code(node)
+                needed = name in self.reads(scope) or not pure
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr="config")], value=ast.Name()):
+                needed = "config" in reads(scope.scope, ast.Attribute)
+            case ast.Call(func=ast.Name(id=name)):
+                arguments = dict(enumerate([*node.args, *node.keywords]))
+                self.drop(arguments[n] for n in self.unread.get(name, ()) if n in arguments)
+        if not needed:
+            self.remove(node)
 
 
 def unused(function):
     """Positions of a function's unused parameters."""
-    names = reads(function).names
+    names = reads(function)
     return tuple(n for n, parameter in enumerate(function.args.args) if parameter.arg not in names)
 
 
-class Reads(NamedTuple):
-    names: set
-    attributes: set
-
-
-def reads(tree):
-    """Names and attributes that the code reads."""
-    loads = [part for part in ast.walk(tree) if isinstance(getattr(part, "ctx", None), ast.Load)]
-    names = {part.id for part in loads if isinstance(part, ast.Name)}
-    return Reads(names, {part.attr for part in loads if isinstance(part, ast.Attribute)})
-
-
-def without(items, positions):
-    """Removes the parameters, arguments or imported names at the positions."""
-    kept = [item for n, item in enumerate(items) if n not in positions]
-    if kept and positions:
-        kept[-1] = kept[-1].with_changes(comma=items[-1].comma)
-    return kept
+def reads(tree, kind=ast.Name):
+    """Names, or with ast.Attribute attributes, that the code reads."""
+    loads = [part for part in ast.walk(tree) if isinstance(part, kind) and isinstance(part.ctx, ast.Load)]
+    return {part.id if kind is ast.Name else part.attr for part in loads}

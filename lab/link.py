@@ -11,7 +11,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from lab.fold import fold, import_order, prune, reads, settle, split
+from lab.fold import fold, prune, reads, sections, settle, split
 from nanoladder.config import DEFAULTS, Config, apply
 from nanoladder.config.stages import fields_up_to, ladder_of, stage_files, stage_names
 from nanoladder.parallel import CUTS
@@ -47,7 +47,7 @@ def definitions(program, before, known):
     files, shown = {}, []
     for path, name in called(program) - called(before):
         files.setdefault(path, []).append(name)
-    roots = [f"program.{name}" for name in sorted(reads(ast.parse(program)).attributes)]
+    roots = [f"program.{name}" for name in sorted(reads(ast.parse(program), ast.Attribute))]
     for path in sorted(files):
         source = f"{read(path)}\n\n{', '.join([*sorted(files[path]), *roots])}\n"
         _, *statements, _ = split(fold(source, known))  # without docstring and roots
@@ -58,8 +58,8 @@ def definitions(program, before, known):
 
 def called(program):
     """The definitions of nanoladder/, (path, name), that the source of a program reads."""
-    unit = Unit(Path(), program)
-    return {(path, name) for targets in unit.reads for path, name in targets if path != unit.path}
+    _, statements = load(Path(), program)
+    return {(path, name) for _, text in statements for path, name in read_in(text) if path != Path()}
 
 
 def standalone(name):
@@ -70,128 +70,93 @@ def standalone(name):
     known["padded_vocab_size"] = f"vocab_size + -vocab_size % {known['pad_vocab_to']}"
     if known["shard"] == "'none'" and all(known[key] == "1" for key in CUTS):
         known["mesh"] = "'data'"
-    program = "\n".join(prune(link(known)))
+    program = prune(link(known))
     program = program.replace("nanoladder::", "standalone::")  # its operators, beside those of an installed nanoladder
     return TITLE + re.sub(r"\n{4,}", "\n\n\n", program)
 
 
 def link(known):
     """Returns PLAIN and all that it calls, file by file in the order of their imports, which come first."""
-    units, needed, order = {}, {}, {}  # {path: Unit}, {path: {number of a statement}}
+    files, needed, order = {}, {}, {}  # {path: (import lines, statements)}, {path: {number: statement}}, {path: source}
 
-    def need(path, number):
-        if number not in needed[path]:
-            needed[path].add(number)
-            for other, name in units[path].reads[number]:
-                load(other)
-                for number in units[other].numbers(name):
-                    need(other, number)
+    def need(path, name=None):
+        """Adds the statements that define a name, or all but the docstring, and all that they read."""
+        if path not in files:
+            files[path], needed[path] = load(path, settle(read(path), known), REPLACED), {}
+        for number, (names, text) in enumerate(files[path][1]):
+            if number not in needed[path] and (name in names if name else number):
+                needed[path][number] = names, text
+                for other in read_in(text):
+                    need(*other)
 
-    def load(path):
-        if path not in units:
-            units[path], needed[path] = Unit(path, settle(read(path), known), REPLACED), set()
+    def visit(path):
+        """Puts a file into the order, after those that it reads."""
+        source = "".join(text for _, (_, text) in sorted(needed.pop(path).items()))
+        for other in sorted({other for other, _ in read_in(source)}):
+            if other in needed:
+                visit(other)
+        order[path] = source
 
-    def visit(path, seen):
-        """Adds a file to the order, after those that it reads."""
-        if path not in seen:
-            seen.add(path)
-            for other in sorted({other for number in needed[path] for other, _ in units[path].reads[number]}):
-                visit(other, seen)
-            order[path] = units[path].defined(needed[path])
+    def name_in_program(match):
+        return f"{Path(match[1]).stem}_{match[2]}" if taken[match[2]] > 1 else match[2]
 
-    load(PLAIN)
-    for number in range(1, len(units[PLAIN].statements)):  # 0 is its docstring
-        need(PLAIN, number)
-    visit(PLAIN, set())
-    taken = Counter(name for names in order.values() for name in names)
-    renamed = {
-        (path, name): f"{path.stem}_{name}" for path, names in order.items() for name in names if taken[name] > 1
-    }
-    lines = sorted({line for path in order for line in units[path].imports(needed[path])}, key=import_order)
-    parts = ["\n".join(line for line in lines if import_order(line)[0] == n) + "\n" for n in range(2)]
-    parts += [units[path].linked(needed[path], renamed) for path in order]
-    return [part for part in parts if part.strip()]
+    need(PLAIN)
+    taken = Counter(name for kept in needed.values() for name in {name for names, _ in kept.values() for name in names})
+    visit(PLAIN)
+    parts = [f"{section}\n" for section in sections(set().union(*(lines for lines, _ in files.values())))]
+    for path, source in order.items():
+        banner = f"\n# -- {path}\n\n" if path.parts[0] == "nanoladder" else ""
+        parts.append(banner + re.sub(DOCSTRING, first_paragraph, re.sub(QUALIFIED, name_in_program, source)))
+    return "\n".join(part for part in parts if part.strip())
 
 
 IMPORTS = ast.Import | ast.ImportFrom | ast.Try  # or one that is tried
 DOCSTRING = r'(?s:""".*?""")'
 TEXT = rf'{DOCSTRING}|"[^"\n]*"|#.*'
 NAME = r"(?<![\w.])(\w+)\b(?!=)(?:\.(\w+))?"  # and an attribute; not that of an argument
+QUALIFIED = r"([\w/]+\.py)::(\w+)"
 
 
-class Unit:
-    """A folded file: its statements as text, the names that each defines, and the definitions of ours that it reads.
+def read_in(text):
+    """The definitions, (path, name), that qualified code reads."""
+    return {(Path(path), name) for path, name in re.findall(QUALIFIED, text)}
 
-    Told apart by name: no local variable may have that of a module of ours that its file imports.
+
+def load(path, source, replaced=()):
+    """Returns the imports of others and the statements of a folded file: ({line}, [({name that it defines}, text)]).
+
+    In a text, a definition of ours is path::name, of the file that has it. It is told by its name: no local variable
+    may have that of a definition or a module of ours.
     """
-
-    def __init__(self, path, source, replaced=()):
-        self.path, self.replaced = path, dict(replaced)
-        self.modules, self.imported, self.external = {}, {}, {}  # by name: module, (module, name), line
-        self.statements, self.names, self.reads = [], [], []
-        parsed = [(text, ast.parse(text).body[0]) for text in split(source)]
-        for _, node in parsed:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                self.add_import(node)
-        for text, node in parsed:
-            if not isinstance(node, IMPORTS):
-                self.statements.append(text)
-                self.names.append(names(node))
-                self.reads.append(set(self.targets(node)))
-
-    def add_import(self, node):
-        for alias in node.names:
+    modules, targets, lines, statements = {}, {}, set(), []  # {name: module}, {name: definition}
+    for text in split(source):
+        (node,) = ast.parse(text).body
+        if not isinstance(node, IMPORTS):
+            statements.append((names(node), text))
+            targets |= {name: (path, name) for name in names(node)}
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else []:
             name = alias.asname or alias.name.partition(".")[0]
             if isinstance(node, ast.Import):
-                self.external[name] = ast.unparse(ast.Import([alias]))
+                lines.add(ast.unparse(ast.Import([alias])))
             elif node.module.partition(".")[0] not in OURS:
-                self.external[name] = ast.unparse(ast.ImportFrom(node.module, [alias], 0))
-            elif is_module(module := f"{node.module}.{alias.name}"):
-                self.modules[name] = module
+                lines.add(ast.unparse(ast.ImportFrom(node.module, [alias], 0)))
+            elif path_of(module := f"{node.module}.{alias.name}"):
+                modules[name] = module
             else:
-                self.imported[name] = node.module, alias.name
+                targets[name] = locate(node.module, alias.name), alias.name
 
-    def target(self, name, module=None):
-        """Returns (path, name) of what a name in this file, or in a module, is defined as."""
-        if not module:
-            module, name = self.imported.get(name, (None, name))
-        target = (locate(module, name) if module else self.path), name
-        return self.replaced.get(target, target)
+    def qualify(match):
+        name, attribute = match[1], match[2]
+        if attribute and name in modules:
+            target, rest = (locate(modules[name], attribute), attribute), ""
+        elif name in targets:
+            target, rest = targets[name], f".{attribute}" if attribute else ""
+        else:
+            return match[0]
+        path, name = dict(replaced).get(target, target)
+        return f"{path}::{name}{rest}"
 
-    def targets(self, tree):
-        for node in ast.walk(tree):
-            match node:
-                case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in self.modules:
-                    yield self.target(attribute, self.modules[name])
-                case ast.Name(id=name) if name not in self.modules and name not in self.external:
-                    yield self.target(name)
-
-    def numbers(self, name):
-        return [number for number, names in enumerate(self.names) if name in names]
-
-    def defined(self, numbers):
-        return {name for number in numbers for name in self.names[number]}
-
-    def imports(self, numbers):
-        """Lines that import what the statements read of others."""
-        source = "".join(self.statements[number] for number in numbers)
-        return {line for name, line in self.external.items() if re.search(rf"\b{name}\b", source)}
-
-    def linked(self, numbers, renamed):
-        """Source of the statements, with the names that they have in the program: {(path, name): name}."""
-
-        def rename(match):
-            name, attribute = match[1], match[2]
-            if attribute and name in self.modules:
-                target = self.target(attribute, self.modules[name])
-                return renamed.get(target, target[1])
-            return match[0].replace(name, renamed.get(self.target(name), name), 1) if name else match[0]
-
-        source = "".join(self.statements[number] for number in sorted(numbers))
-        source = re.sub(rf"{TEXT}|{NAME}", rename, source)
-        source = re.sub(DOCSTRING, first_paragraph, source)
-        banner = f"\n# -- {self.path}\n\n" if source and self.path.parts[0] == "nanoladder" else ""
-        return banner + source
+    return lines, [(defined, re.sub(f"{TEXT}|{NAME}", qualify, text)) for defined, text in statements]
 
 
 def first_paragraph(docstring):
@@ -201,37 +166,29 @@ def first_paragraph(docstring):
 
 def names(node):
     """The names that a statement defines or, like a decorator, adds to."""
-    match node:
-        case ast.FunctionDef(name="_"):
-            return {first_name(node.decorator_list[0])}
-        case ast.FunctionDef() | ast.ClassDef():
-            return {node.name}
-        case ast.Assign():
-            return {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-        case ast.Expr():
-            return {first_name(node)}
-    return set()
-
-
-def first_name(node):
-    """The name at the beginning of an expression such as operator.register_fake(...)."""
-    return re.match(r"\w*", ast.unparse(node))[0]
+    if getattr(node, "name", "_") != "_":
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        return {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    adds = node.decorator_list[0] if isinstance(node, ast.FunctionDef) else node  # operator.register_fake(...)
+    return {re.match(r"\w*", ast.unparse(adds))[0]} if isinstance(node, ast.FunctionDef | ast.Expr) else set()
 
 
 def read(path):
     return (FOLDER / path).read_text(encoding="utf-8")
 
 
-def is_module(name):
-    path = FOLDER.joinpath(*name.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
+def path_of(module):
+    """Returns the path of a module of ours, relative to the root; None if there is none."""
+    path = Path(*module.split("."))
+    paths = (path / "__init__.py", path.with_suffix(".py"))
+    return next((path for path in paths if (FOLDER / path).is_file()), None)
 
 
 @cache
 def locate(module, name):
     """Returns the path, relative to the root, of the file that defines a name, which a package may pass on."""
-    path = Path(*module.split("."))
-    path = path / "__init__.py" if (FOLDER / path).is_dir() else path.with_suffix(".py")
+    path = path_of(module)
     for node in ast.parse(read(path)).body:
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
             return locate(node.module, name)
