@@ -10,7 +10,6 @@ from lab import link, summary, tables
 from lab.fold import fold, merge
 from lab.link import FOLDER
 from lab.results import read_results
-from nanoladder import files
 from nanoladder.config import DEFAULTS, stage_names
 from nanoladder.config.stages import (
     RECIPE_DIR,
@@ -30,18 +29,11 @@ RESULTS = FOLDER / "results"
 # python ladder.py docs; python ladder.py html; chromium --headless --hide-scrollbars --force-device-scale-factor=1.5 \
 #     --window-size=1440,900 --screenshot=docs/ladder-page.png "file://$PWD/docs/ladder.html#amp"
 MEASURED = RESULTS / "amd-epyc-2-threads-bf16" / "reference"
-MODULES = {"model": "model.py", "train": "train.py"}
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
-HEADING = "## The ladder\n\n"  # of the README
-PARAGRAPH = (
-    "Speed and memory (the peak bytes of all tensors) compare a step with the stage that it stands on; ≈ 1 means no "
-    "measurable change. [config/reference.py](config/reference.py), {parameters:.1f} million parameters, on "
-    "[{machine}]({folder}/table.md). {gain}"
-)
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
 BOTH = [*stage_names(STAGES_DIR), *stage_names(RECIPE_DIR)]  # the stages of both ladders
 SCALING = {  # stages of several processes: the mode that measures them
@@ -70,30 +62,23 @@ def group(name):
 
 def change(name):
     """Describes the assignment of a stage, "field: from → to"; empty for naive."""
-    below = stage_below(name)
-    return ", ".join(
-        f"{field}: {fields_up_to(below)[field]} → {value}" for field, value in fields(name).items() if below
-    )
+    before = fields_up_to(below) if (below := stage_below(name)) else {}
+    return ", ".join(f"{field}: {before[field]} → {value}" for field, value in fields(name).items() if before)
+
+
+def beside(row, other):
+    """Returns how many times as fast and as small a row of summary.summarize is as another, as texts."""
+    speed, smaller = summary.speedup(other, row), other["peak"] / row["peak"]
+    speed = "≈ 1" if speed == summary.UNCHANGED else speed.partition(" ")[0]
+    return speed, "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
 
 
 def gain(rows):
-    """Says what all stages together gain, on the loop as it is by default and with the memory stages.
-
-    rows: those of --mode=ladder, as summary.summarize returns them.
-    """
+    """Says what all stages of rows of --mode=ladder gain, on the loop as it is by default and with those for memory."""
     first, *others = (row for row in rows if "seconds" in row)
     tops = {group(row["name"]): row for row in others}.values()
-    said = [
-        f"up to {row['name']}, {short(summary.speedup(first, row))} as fast "
-        f"in {first['peak'] / row['peak']:.1f} times fewer bytes"
-        for row in tops
-    ]
+    said = [f"up to {row['name']}, {' as fast and '.join(beside(row, first))} as small" for row in tops]
     return f"Against naive, all stages together: {'; '.join(said)}."
-
-
-def short(speedup):
-    """Shortens summary.speedup's text to a ratio."""
-    return "≈ 1" if speedup == summary.UNCHANGED else speedup.partition(" ")[0]
 
 
 @cache
@@ -102,14 +87,19 @@ def script(name):
 
     Raises BadInput for an unknown stage.
     """
-    modules = {module: (FOLDER / path).read_text(encoding="utf-8") for module, path in MODULES.items()}
+    modules = {module: link.read(f"{module}.py") for module in ("model", "train")}
     return fold(merge(modules, TITLE), link.values(name))
+
+
+def matcher(a, b):
+    """Returns the difflib.SequenceMatcher of the lines of two stages' programs."""
+    return difflib.SequenceMatcher(None, script(a).splitlines(), script(b).splitlines(), autojunk=False)
 
 
 def diff(a, b):
     """Yields the unified diff of two stages' programs; each hunk's header names the function of its first change."""
     old, new = script(a).splitlines(), script(b).splitlines()
-    for hunk in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(n=2):
+    for hunk in matcher(a, b).get_grouped_opcodes(n=2):
         _, i, j, k, m = next(change for change in hunk if change[0] != "equal")
         where = enclosing(new, k, m) if m > k else enclosing(old, i, j)
         (_, i, _, k, _), (_, _, j, _, m) = hunk[0], hunk[-1]
@@ -130,29 +120,18 @@ def definitions(a, b):
 def enclosing(lines, start, end):
     """Returns the class or function, such as GPT.forward, of the first nonblank line in lines[start:end]."""
     line = next((n for n in range(start, end) if lines[n]), start) + 1
-    return next((name for name, first, last in reversed(parts("\n".join(lines))) if first <= line <= last), "")
+    around = [name for name, first, last in parts(ast.parse("\n".join(lines))) if first <= line <= last]
+    return around[-1] if around else ""
 
 
-def parts(source):
-    """Returns [name, first line, last line] of every class and function; a method is named Class.method."""
-    spans = []
-
-    def visit(node, prefix):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef):
-                spans.append([prefix + child.name, child.lineno, child.end_lineno])
-                visit(child, f"{prefix}{child.name}.")
-            else:
-                visit(child, prefix)
-
-    visit(ast.parse(source), "")
-    return spans
-
-
-def write():
-    """Brings docs/ladder.md, and the README's table of the ladder, up to date."""
-    files.write(PAGE, page())
-    files.write(README, readme())
+def parts(tree, prefix=""):
+    """Yields [name, first line, last line] of every class and function; a method is named Class.method."""
+    for child in ast.iter_child_nodes(tree):
+        inside = prefix
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            inside = f"{prefix}{child.name}."
+            yield [prefix + child.name, child.lineno, child.end_lineno]
+        yield from parts(child, inside)
 
 
 def page():
@@ -170,74 +149,61 @@ def measured(name):
 
     Texts, of the figures in MEASURED; empty if the stage is not among them.
     """
-    _, _, summarized = summaries("ladder")[0]
-    rows = {stage: row for stage, row in summarized.items() if "peak" in row}
+    rows = {stage: row for stage, row in reference()[1].items() if "peak" in row}
     if name not in rows:
         return "", ""
     row, below = rows[name], rows.get(summary.row_below(name, rows))
     if below is None:
         return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
-    less = below["peak"] / row["peak"]
-    return short(summary.speedup(below, row)), "≈ 1" if abs(less - 1) < 0.01 else f"{less:.2f}×"
+    return beside(row, below)
 
 
 @cache
 def summaries(mode, own=()):
-    """Returns [(path, results, {row name: summary})] of every results.json that contains a mode.
+    """Returns {machine/name: (results, {row name: summary})} of every results.json that contains a mode.
 
     Files of a reader's own come first, then that of the README, then the others in results/.
     """
     ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != MEASURED, path))
-    loaded = [(path, read_results(path)) for path in (*own, *ours)]
-    return [
-        (path, results, {row["name"]: row for row in summary.summarize(results, mode)})
-        for path, results in loaded
-        if mode in results["modes"]
-    ]
+    found = {}
+    for path in (*own, *ours):
+        results = read_results(path)
+        if mode in results["modes"]:
+            rows = {row["name"]: row for row in summary.summarize(results, mode)}
+            found.setdefault("/".join(path.resolve().parts[-3:-1]), (results, rows))
+    return found
+
+
+def reference():
+    """Returns the (results, rows) of the README's figures."""
+    return next(iter(summaries("ladder").values()))
 
 
 def section(name):
     """Returns the page's section on a stage, with its diff to the stage below; the first shows train_step instead."""
-    below = stage_below(name)
+    below, (speed, memory), program = stage_below(name), measured(name), script(name)
     if below is None:
-        command, language, lines = f"show {name}", "python", function(script(name), "train_step")
+        step = next(node for node in ast.parse(program).body if getattr(node, "name", "") == "train_step")
+        code = f"```python\n{ast.get_source_segment(program, step)}\n```"
+        text = [explanation(name), code, f"`python ladder.py show {name}`"]
     else:
         lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(below, name))
-        command, language, lines = f"diff {name}", "diff", "\n".join(lines).rstrip()
-    field = f"`{change(name)}`\n\n" if below else ""
-    behind = definitions(below, name) if below else []
-    blocks = "".join(f"`{path}`:\n\n```python\n{source}\n```\n\n" for path, source in behind)
-    speed, memory = measured(name)
-    gain = f"Measured: speed {speed}, memory {memory}.\n\n" if speed and below else ""
-    return (
-        f"## {name}\n\n{reason(name)}\n\n{field}{explanation(name)}\n\n"
-        f"```{language}\n{lines}\n```\n\n{blocks}{gain}`python ladder.py {command}`\n"
-    )
-
-
-def function(source, name):
-    """Returns the source of a function."""
-    node = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
-    return ast.get_source_segment(source, node)
+        text = [f"`{change(name)}`", explanation(name), "```diff\n" + "\n".join(lines).rstrip() + "\n```"]
+        text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in definitions(below, name)]
+        text += [f"Measured: speed {speed}, memory {memory}."] if speed else []
+        text.append(f"`python ladder.py diff {name}`")
+    return "\n\n".join([f"## {name}", reason(name), *text]) + "\n"
 
 
 def readme():
-    """Returns the README with the two blocks below HEADING written anew; what the table says of a stage stays."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(HEADING)
-    old, _, after = rest.split("\n\n", 2)
-    said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", old, re.MULTILINE))
-    _, results, rows = summaries("ladder")[0]
-    rows = {name: row for name, row in rows.items() if "peak" in row}
+    """Returns the README with its table, and what all stages gain, written anew; the table's words on a stage stay."""
+    text = README.read_text(encoding="utf-8")
+    said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
     lines = ["| stage | what it does | field | speed | memory |", "| --- | --- | --- | --- | --- |"]
     for name in stage_names():
         field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if stage_below(name) else ""
         cells = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name)), field.replace("'", '"')]
         lines.append(f"| {' | '.join([*cells, *measured(name)])} |")
-    paragraph = PARAGRAPH.format(
-        parameters=next(iter(rows.values()))["parameters"] / 1e6,
-        machine=tables.machine_in_words(results["machine"]),
-        folder=MEASURED.relative_to(FOLDER),
-        gain=gain(rows.values()),
-    )
-    wrapped = textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
-    return before + HEADING + "\n".join(lines) + f"\n\n{wrapped}\n\n{after}"
+    text = re.sub(r"^\| stage \|(.*\n\|)+.*", lambda _: "\n".join(lines), text, flags=re.MULTILINE)
+    gained = textwrap.fill(gain(reference()[1].values()), 120, break_on_hyphens=False)
+    return re.sub(r"^Against naive, (.+\n)+", lambda _: f"{gained}\n", text, flags=re.MULTILINE)

@@ -21,6 +21,7 @@ from pathlib import Path
 from lab import pages
 from lab.link import standalone
 from lab.page import build
+from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 from nanoladder.errors import BadInput
 
@@ -37,13 +38,11 @@ def main(argv):
             print(pages.script(name), end="")
         case ["show", name, "--standalone"]:
             print(standalone(name), end="")
-        case ["diff", *names, "--program"]:
-            print_diff(*stages(names))
         case ["diff", *names]:
-            print_diff(*stages(names))
-            print_definitions(*stages(names))
+            print_diff(*stages([name for name in names if name != "--program"]), "--program" in names)
         case ["docs"]:
-            pages.write()
+            files.write(pages.PAGE, pages.page())
+            files.write(pages.README, pages.readme())
         case ["html", *own]:
             print(f"wrote {build.write(tuple(map(Path, own)))}: open it in a browser")
         case _:
@@ -65,25 +64,18 @@ def stages(names):
 
 
 def print_list():
-    print("stages: what a step costs (--stage=NAME)")
-    print_ladder(tree())
-    print("\nrecipe: what a step is worth (--recipe=NAME)")
-    print_ladder(tree(RECIPE_DIR))
+    stages, recipe = "stages: what a step costs (--stage=NAME)", "\nrecipe: what a step is worth (--recipe=NAME)"
+    for title, ladder in ((stages, tree()), (recipe, tree(RECIPE_DIR))):
+        print(title)
+        rows = [(lines + name, pages.change(name), reason(name)) for lines, name in ladder]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        for name, text, why in rows:
+            print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {why}")
 
 
-def print_ladder(stages):
-    rows = [(lines + name, pages.change(name), reason(name)) for lines, name in stages]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, text, why in rows:
-        print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {why}")
-
-
-def print_diff(a, b):
+def print_diff(a, b, program_alone):
     for line in pages.diff(a, b):
         color = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{color}{line}\033[0m" if color else line)
-
-
-def print_definitions(a, b):
-    for path, source in pages.definitions(a, b):
+    for path, source in [] if program_alone else pages.definitions(a, b):
         print(f"\n# {path}\n\n{source}")

@@ -16,39 +16,33 @@ def summarize(results, mode):
     first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
     resident: peak resident memory above the start's. memory: by part (breakdown.py). peak: of the bytes of all tensors.
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
-    seconds of a step on this machine (roofline.py), by kind of work in limit_kinds, by bound in limit_bounds. curve: of
-    a training run, with its val_loss unless it diverged. Of several processes also the bytes sent by a process, and
-    the predicted bubble of a pipeline. Of a peer its setting, in words.
+    seconds of a step on this machine (roofline.py), by bound in limit_bounds. val_loss: of a training run, which has a
+    learning_rate, unless it diverged. Of several processes also their number, the bytes sent by a process, and the
+    predicted bubble of a pipeline. Of a peer its setting, in words.
     """
-    part = results["modes"][mode]
-    reference = next((measured for measured in part["rows"].values() if measured.get("profile")), None)
-    of_peers = [measured["time"][0] for measured in part["rows"].values() if mode == "peers" and measured.get("time")]
-    rows = []
+    part, machine = results["modes"][mode], results["machine"]
+    rows, first = [], None
     for name, measured in part["rows"].items():
-        row = {"name": name, "note": measured["note"]}
-        if timed := measured.get("time"):
-            row |= timing(timed)
-        if timed and of_peers:
-            row |= {"loss": timed[0]["losses"][-1], "setting": timed[0]["setting"]}
-            row |= {"peak": timed[0]["peak"]} if timed[0]["peak"] else {}
-            row |= gap(timed[0], of_peers[0])
-        if exchanged := measured.get("exchange"):
-            n = int(name)
-            row |= {"peak": exchanged[0]["peak"], "sent": ring_bytes(exchanged[0]["sent"], n)}
-            row |= {key: exchanged[0][key] for key in ("predicted", "bubble") if exchanged[0].get(key)}
-        if profile := (measured.get("profile") or [None])[0]:
-            row |= of_profile(profile, reference["profile"][0], row, results["machine"]["gpu"])
-            row["dropout"] = results["keys"]["dropout"]
-            row["another_update"] = measured.get("another_update", False)
-            if timed:
-                row |= utilization(profile, row["tokens_per_s"], part["limits"], results["machine"]["datasheet_flops"])
-        if timed and (limit := measured.get("limit")):
-            row |= {"limit": sum(limit["kinds"].values()), "limit_kinds": limit["kinds"]}
-            row["limit_bounds"] = limit["bounds"]
-        if trained := measured.get("curve"):
-            row["curve"] = min(trained, key=lambda curve: math.inf if curve["val_loss"] is None else curve["val_loss"])
-            row |= {} if row["curve"]["val_loss"] is None else {"val_loss": row["curve"]["val_loss"]}
+        row = {"name": name, "note": measured["note"], "dropout": results["keys"]["dropout"]}
+        row["another_update"] = measured.get("another_update", False)
         rows.append(row)
+        timed, found = measured.get("time"), {}
+        for kind in ("profile", "exchange", "curve", *(["time"] if mode == "peers" else [])):
+            found |= (measured.get(kind) or [{}])[0]
+        row |= {key: figure for key, figure in found.items() if figure}
+        if timed:
+            row |= timing(timed, machine["gpu"])
+        if "sent" in found:
+            row |= {"processes": int(name), "sent": ring_bytes(found["sent"], int(name))}
+        if "losses" in found:
+            first = first or found
+            row |= {"loss": found["losses"][-1]} | gap(found, first)
+        if "memory" in found:
+            row |= {"peak": found["memory"]["peak"], "shares": shares(found, row, machine["gpu"])}
+        if timed and "memory" in found:
+            row |= utilization(found, row["tokens_per_s"], part["limits"], machine["datasheet_flops"])
+        if timed and (limit := measured.get("limit")):
+            row |= {"limit": sum(limit["bounds"].values()), "limit_bounds": limit["bounds"]}
     return rows
 
 
@@ -68,8 +62,8 @@ def ring_bytes(sent, n):
     return sum(share.get(kind, (n - 1) / n) * size for kind, (_, size) in sent.items())
 
 
-def timing(processes):
-    """Figures from the processes that timed a row."""
+def timing(processes, gpu):
+    """Figures from the processes that timed a row. Resident memory is not that of a GPU."""
     seconds = [process["seconds"] for process in processes]
     first, *later = [process["first_step_seconds"] for process in processes]
     row = {
@@ -81,24 +75,9 @@ def timing(processes):
     if later:
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
         row |= {"iqr": high - low, "later": statistics.median(later)}
-    if processes[0]["resident_bytes"]:
+    if processes[0]["resident_bytes"] and not gpu:
         row["resident"] = statistics.median(process["resident_bytes"] for process in processes)
     return row
-
-
-def of_profile(profile, first, row, gpu):
-    """Figures from the process that profiled a row; `first` is what was found of the first row."""
-    figures = {
-        "loss": profile["losses"][-1],
-        "memory": profile["memory"],
-        "peak": profile["memory"]["peak"],
-        "parameters": profile["parameters"],
-        "shares": shares(profile, row, gpu),
-    }
-    figures |= gap(profile, first) | {
-        name: profile[name] for name in ("predicted", "attention_kernel") if profile.get(name)
-    }
-    return figures
 
 
 def gap(profile, first):

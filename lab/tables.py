@@ -33,27 +33,15 @@ def difference(losses, expected):
 
 def table(results, mode):
     """A mode's measurements in Markdown: the conditions, the rows, and how to read them."""
-    keys = results["keys"]
     rows = summarize(results, mode)
-    repeats = max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
-    batch = f"{keys['batch_size']} × {keys['context_length']} tokens"
-    if mode in PER_PROCESS:
-        batch += " per process"
-    said = f"medians over up to {repeats} processes, each of which times at least {results['steps']} steps"
-    if not repeats:
-        said = "whole training runs, from the same weights on the same batches"
-    text = [
-        f"## {mode}: `{' '.join(results['config'])}`",
-        f"{machine_in_words(results['machine'])}; torch {results['machine']['torch']}; a step is {batch}; {said}.",
-        markdown(columns(rows, mode), rows),
-    ]
-    if repeats > 1:
+    text = [f"## {mode}", conditions(results, mode, rows), markdown(columns(rows, mode), rows)]
+    if (repeats := rounds(rows)) > 1:
         text.append(
             f'A speed is the median of the ratios within the rounds, and their range. "{UNCHANGED}": the median is no '
             f"further from 1 than the range is wide. With {repeats} rounds, noise alone looks like a change in "
             f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
         )
-    text.append(conclusion(rows, mode))
+    text.append(conclusion(rows))
     if profiled := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
         text += ["Time of a step by kind of work, from one step under torch.profiler:", markdown(kinds, profiled)]
@@ -63,10 +51,29 @@ def table(results, mode):
     return "\n\n".join(text)
 
 
+def rounds(rows):
+    """Number of rounds in which rows were timed."""
+    return max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
+
+
+def conditions(results, mode, rows):
+    """The conditions of a mode's rows, in words."""
+    keys, machine = results["keys"], results["machine"]
+    words = [
+        " ".join(results["config"]),
+        f"{machine_in_words(machine)}, torch {machine['torch']}",
+        f"a step is {keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode in PER_PROCESS),
+        f"medians over up to {rounds(rows)} processes, each of which times at least {results['steps']} steps",
+    ]
+    if not rounds(rows):
+        words[-1] = "whole training runs, from the same weights on the same batches"
+    return f"{'; '.join(words)}."
+
+
 def brief(results, mode):
     """A mode's measurements for a terminal: what came of them, then the rows in as many columns as fit."""
     rows = summarize(results, mode)
-    return on_terminal(conclusion(rows, mode), columns(rows, mode), rows)
+    return on_terminal(conclusion(rows), columns(rows, mode), rows)
 
 
 def on_terminal(sentence, columns, rows):
@@ -83,39 +90,18 @@ def wrapped(text):
     return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def conclusion(rows, mode):
-    """What came of a mode, in a sentence or two."""
-    measured = [row for row in rows if "seconds" in row]
-    if trained := [row for row in rows if "val_loss" in row]:
-        best = min(trained, key=lambda row: row["val_loss"])
-        return f"Lowest validation loss: {best['val_loss']:.4f}, {best['name']}."
-    if len(measured) < 2:
-        return "There are no two rows to compare."
-    first, last = measured[0], measured[-1]
-    if mode.startswith("scaling"):
-        times = last["tokens_per_s"] / first["tokens_per_s"]
-        return f"{last['name']} processes train {times:.2f}× as many tokens a second as {first['name']}."
-    fastest = min(measured, key=lambda row: row["seconds"])
-    smallest = min((row for row in measured if "peak" in row), key=lambda row: row["peak"], default=fastest)
-    found = {"fastest": fastest, "smallest": smallest}
-    if last["name"] == "as configured":
-        found = {"finished": last} | found
-    wrong = [f"WRONG: the losses of {row['name']} are not {rows[0]['name']}'s." for row in rows if is_wrong(row)]
-    text = {}
-    for which, row in found.items():
-        text.setdefault(row["name"], f"The {which} step ({row['name']}) takes {cost(row, first)}.")
-    return " ".join([*wrong, *text.values()])
-
-
-def cost(row, first):
-    """A row's time and memory in words, beside those of the first."""
-    text = f"{milliseconds(row['seconds'])} ms" + cell(lambda row: f" and {row['peak'] / 1e9:.3g} GB", row)
-    if row is first:
-        return text
-    speed = speedup(first, row) or f"{first['seconds'] / row['seconds']:.2f}×"
-    against = f"{speed} {first['name']}'s speed"
-    text += f": not measurably faster than {first['name']}" if speed == UNCHANGED else f": {against}"
-    return text + cell(lambda row: f", in {row['peak'] / first['peak']:.0%} of the memory", row)
+def conclusion(rows):
+    """What came of a mode: rows that are wrong, and the best ones."""
+    said = [f"WRONG: the losses of {row['name']} are not {rows[0]['name']}'s." for row in rows if is_wrong(row)]
+    best = {
+        "Fastest": lambda row: (-row["tokens_per_s"], f"{row['tokens_per_s']:,.0f} tokens/s, {row['name']}"),
+        "Smallest": lambda row: (row["peak"], f"{row['peak'] / 1e9:.3f} GB of tensors, {row['name']}"),
+        "Lowest validation loss": lambda row: (row["val_loss"], f"{row['val_loss']:.4f}, {row['name']}"),
+    }
+    for what, figure in best.items():
+        if figures := list(filter(None, (cell(figure, row) for row in rows))):
+            said.append(f"{what}: {min(figures)[1]}.")
+    return " ".join(said)
 
 
 def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
@@ -132,18 +118,15 @@ def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
 
 def predicted_columns(first, world_size=1, memory_gb=None, price=None):
     """{heading: row -> text} of the rows of predict.predict_row on a terminal; the first row is the reference."""
-    columns = {
+    return {
         "peak GB": gigabytes("peak"),
         "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
         "least ms": lambda row: milliseconds(row["seconds"]),
         "speed": lambda row: f"{first['seconds'] / row['seconds']:.2f}×",
         "hours": lambda row: three_digits(row["hours"]),
+        "cost": lambda row: f"{row['hours'] * price * world_size:,.2f}" if price else "",
+        "micro-batch": lambda row: f"{row['fits']}",
     }
-    if price:
-        columns["cost"] = lambda row: f"{row['hours'] * price * world_size:,.2f}"
-    if memory_gb:
-        columns["micro-batch"] = lambda row: f"{row['fits']}"
-    return columns
 
 
 TIME_COLUMNS = {  # further columns of --mode=predict
@@ -155,7 +138,7 @@ TIME_COLUMNS = {  # further columns of --mode=predict
 
 def limits_in_words(device):
     """The limits of a devices.Device on which the least time of a step rests."""
-    limits = [f"{name} {flops_per_second(rate)}" for name, rate in device.flops.items()]
+    limits = [f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in device.flops.items()]
     limits += [f"memory {device.bytes_per_s / 1e9:.4g} GB/s", f"a launch {1e6 * device.launch_seconds:.2g} µs"]
     return f"At the least time every operation of a step is at its limit ({device.source}: {', '.join(limits)})."
 
@@ -168,16 +151,11 @@ def three_digits(number):
 def machine_limits(limits, native_bfloat16):
     """The line of the machine's own rates. bfloat16 is emulated if it is neither native nor as fast as float32."""
     rates = {name: statistics.median(limit["flops"][name] for limit in limits) for name in limits[0]["flops"]}
-    texts = {name: f"{name} {flops_per_second(rate)}" for name, rate in rates.items()}
+    texts = {name: f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in rates.items()}
     if not native_bfloat16 and rates["bfloat16"] < rates["float32"]:
         texts["bfloat16"] += " (emulated)"
     copy = statistics.median(limit["copy_bytes"] for limit in limits)
     return f"The machine itself: matrix products {', '.join(texts.values())}; a copy {copy / 1e9:.3g} GB/s."
-
-
-def flops_per_second(rate):
-    """A rate in TFLOP/s, or below 0.1 of them in GFLOP/s."""
-    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e11 else f"{rate / 1e9:.3g} GFLOP/s"
 
 
 def machine_in_words(on):
@@ -194,64 +172,48 @@ def processor(machine):
 
 def columns(rows, mode):
     """{heading: row -> text} of the main table of a mode, the most important first; the first row is the reference."""
-    tensors = {"tensors GB": gigabytes("peak")}
-    first, before = rows[0], timed_before(rows)
-    tokens = {"tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}"}
-    compared = {
-        "speed": lambda row: speedup(first, row),
-        **tensors,
-        "memory": lambda row: f"{row['peak'] / first['peak']:.0%}",
-        **tokens,
-        "kernel": lambda row: row["attention_kernel"],
-    }
-    trained = {
-        "validation loss": lambda row: f"{row['val_loss']:.4f}" if "val_loss" in row else "diverged",
-        f"against {first['name']}": lambda row: f"{row['val_loss'] - first['val_loss']:+.4f}",
-        "learning rate": lambda row: f"{row['curve']['learning_rate']:.2g}",
-    }
-    relative = {
-        "ladder": {
-            "against naive": lambda row: speedup(first, row),
-            **tensors,
-            "memory reduction": lambda row: f"{first['peak'] / row['peak']:.2f}×",
-            "against the stage before": lambda row: speedup(before[row["name"]], row),
-        },
-        "scaling": {
-            **tokens,
-            "efficiency": lambda row: f"{row['tokens_per_s'] / int(row['name']) / first['tokens_per_s']:.0%}",
-            "bubble predicted": lambda row: f"{row['bubble']:.0%}",
-            "sent by a process MB": lambda row: "" if row is first else f"{row['sent'] / 1e6:.1f}",
-            "predicted GB": gigabytes("predicted"),
-        },
-        "train": trained,
-    }
+    first, timed = rows[0], {row["name"]: row for row in rows if "seconds" in row}
+    before = {"against the stage before": lambda row: speedup(timed[row_below(row["name"], timed)], row)}
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
-        **relative.get(mode.partition("-")[0], compared),
+        "validation loss": validation_loss,
+        f"against {first['name']}": lambda row: against(first, row),
+        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+        "efficiency": lambda row: f"{row['tokens_per_s'] / row['processes'] / first['tokens_per_s']:.0%}",
+        "tensors GB": gigabytes("peak"),
+        "memory reduction": lambda row: f"{first['peak'] / row['peak']:.2f}×",
+        "bubble predicted": lambda row: f"{row['bubble']:.0%}",
+        "sent by a process MB": lambda row: f"{row['sent'] / 1e6:.1f}",
+        "predicted GB": gigabytes("predicted"),
+        **(before if mode == "ladder" else {}),
+        "learning rate": lambda row: f"{row['learning_rate']:.2g}",
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "least ms": lambda row: milliseconds(row["limit"]),
         "bound by": lambda row: bound(row["limit_bounds"]),
         "of the limit": lambda row: f"{row['limit'] / row['seconds']:.0%}",
         "of the matmul rate": lambda row: f"{row['mfu']:.0%}",
         "of the datasheet's rate": lambda row: f"{row['datasheet_mfu']:.0%}",
-        **tensors,
-        "resident GB": resident_gb,
+        "resident GB": lambda row: f"{row['resident'] / 1e9:.2f}",
         "reserved GB": lambda row: f"{row['memory']['reserved'] / 1e9:.3f}",
-        "first step s (later processes)": first_steps,
+        "first step s (later processes)": lambda row: f"{row['first']:.1f} ({row['later']:.1f})",
         "last loss": lambda row: f"{row['loss']:.4f}",
         f"losses against {first['name']}": losses,
         "setting": lambda row: row["setting"],
+        "kernel": lambda row: row["attention_kernel"],
     }
+
+
+def validation_loss(row):
+    return f"{row['val_loss']:.4f}" if row["learning_rate"] and "val_loss" in row else "diverged"
+
+
+def against(first, row):
+    """A row's speed beside the first's; of a training run, how far its loss is from the first's."""
+    return f"{row['val_loss'] - first['val_loss']:+.4f}" if "val_loss" in row else speedup(first, row)
 
 
 def gigabytes(key):
     return lambda row: f"{row[key] / 1e9:.3f}"
-
-
-def timed_before(rows):
-    """{row: the one that a row of --mode=ladder is compared with, of those that were timed, or itself}"""
-    timed = {row["name"]: row for row in rows if "seconds" in row}
-    return {row["name"]: timed.get(row_below(row["name"], timed), row) for row in rows}
 
 
 def bound(seconds):
@@ -263,17 +225,6 @@ def bound(seconds):
 def milliseconds(seconds, of=None):
     """Seconds as ms, with a decimal if they, or the seconds that they are a part `of`, are below 100 ms."""
     return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
-
-
-def resident_gb(row):
-    """Resident memory; empty on a GPU, whose memory it is not."""
-    on_gpu = "memory" in row and "reserved" in row["memory"]
-    return "" if on_gpu else f"{row['resident'] / 1e9:.2f}"
-
-
-def first_steps(row):
-    """Seconds of the first process's first step, and of the later ones', which find compiled code in the cache."""
-    return f"{row['first']:.1f} ({row['later']:.1f})"
 
 
 def losses(row):
@@ -296,7 +247,6 @@ def memory_columns():
 
     parts = ("weights", "optimizer", "gradients", "activations", "rest", "temporary", "peak", "context")
     return {part: part_of(part) for part in parts} | {
-        "predicted peak": gigabytes("predicted"),
         "error": lambda row: f"{row['predicted'] / row['peak'] - 1:+.1%}",
     }
 

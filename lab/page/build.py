@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from string import Template
 
-from lab import pages
+from lab import pages, tables
 from lab.page import figures, programs
 from lab.page.markup import join, tag
+from lab.results import read_results
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
+from nanoladder.errors import BadInput
 
 FOLDER = Path(__file__).parent
 PAGE = pages.FOLDER / "docs" / "ladder.html"
@@ -27,13 +29,18 @@ def write(own=()):
 
 
 def page(own=()):
-    """Returns the whole page as HTML; the same on every machine."""
-    machines = figures.options(own)  # first: a file of the reader's may be refused
+    """Returns the whole page as HTML; the same on every machine.
+
+    Raises BadInput for a file of a reader's that has nothing to show.
+    """
+    for path in own:
+        if not read_results(path)["modes"].keys() & {"ladder", *pages.SCALING.values()}:
+            raise BadInput(f"{path} holds no stages; expected a results.json of --mode=ladder or scaling")
     lines, ladder = programs.table()
     return Template(read("template.html")).substitute(
         theme=read("theme.js"),
         style=read("page.css"),
-        machines=machines,
+        machines=figures.options(own),
         bases=join(*(tag("option", name, value=name) for name in pages.BOTH)),
         rail=rail(),
         stages="\n".join(article(stage, own) for stage in pages.BOTH),
@@ -79,23 +86,20 @@ def opening(stage):
     """Says on the first stage of a ladder what all of them gain, and how to read the page."""
     if pages.group(stage) == "recipe":
         return tag("p", "The second ladder makes a step worth more: the same loss after fewer tokens.")
-    found = next(iter(figures.sets().values()))
-    more = f" Measured on {found.machine}. {HOW_TO_READ}"
-    return tag("p", tag("strong", pages.gain(found.rows.values())), more)
+    results, rows = pages.reference()
+    more = f" Measured on {tables.machine_in_words(results['machine'])}. {HOW_TO_READ}"
+    return tag("p", tag("strong", pages.gain(rows.values())), more)
 
 
 def text(markdown):
     """Returns a stage's explanation as HTML: paragraphs, then a list of its labeled ones."""
-    free, labeled = [], []
-    for block in re.split(r"\n\s*\n", markdown):
-        label, rest = re.fullmatch(r"(?:\*\*([\w ]+):\*\*\s*)?(.*)", block, flags=re.DOTALL).groups()
-        if not label:
-            free.append(f"<p>{inline(rest)}</p>")
-            continue
-        links = re.findall(r"^- \[(.*)\]\((https://\S+)\)$", rest, flags=re.MULTILINE)
-        items = [f'<li><a href="{html.escape(url)}" rel=noreferrer>{inline(title)}</a></li>' for title, url in links]
-        content = "<ul>\n" + "\n".join(items) + "\n</ul>" if items else inline(rest)
-        labeled.append(f"<dt>{label}</dt>\n<dd>{content}</dd>")
+    items = re.sub(
+        r"^- \[(.*)\]\((\S+)\)$", r'<li><a href="\2" rel="noreferrer">\1</a></li>', inline(markdown), flags=re.M
+    )
+    items = re.sub(r"(<li>.*</li>\n?)+", lambda links: f"<ul>\n{links[0]}</ul>", items)
+    blocks = re.split(r"\n\s*\n", items)
+    free = [f"<p>{block}</p>" for block in blocks if not block.startswith("**")]
+    labeled = [re.sub(r"^\*\*(.*?):\*\*\s*", r"<dt>\1</dt>\n<dd>", f"{block}</dd>") for block in blocks[len(free) :]]
     return "\n".join([*free, "<dl>", *labeled, "</dl>"])
 
 

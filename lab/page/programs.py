@@ -1,7 +1,8 @@
 """Programs of the ladder as HTML: each distinct line highlighted once, and the definitions that a stage newly calls."""
 
-import difflib
+import ast
 import html
+import itertools
 
 from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
@@ -26,13 +27,8 @@ def highlighted(source):
                 lines.append("")
             code = html.escape(part, quote=False)
             lines[-1] += f"<span class={mark}>{code}</span>" if mark in COLORED and part.strip() else code
-    return [f"<code{indentation(line)}>{line}</code>" for line in lines[:-1]]
-
-
-def indentation(line):
-    """The CSS class of a line's depth, which indents the rest of a wrapped line; empty for depth 0."""
-    depth = (len(line) - len(line.lstrip(" "))) // 4
-    return f" class=i{depth}" if depth else ""
+    depths = ((len(line) - len(line.lstrip(" "))) // 4 for line in lines)  # indent the rest of a wrapped line
+    return [f"<code class=i{depth}>{line}</code>" for depth, line in zip(depths, lines[:-1], strict=False)]
 
 
 def table():
@@ -50,19 +46,14 @@ def table():
                 "name": name,
                 "on": names.index(below) if below else None,
                 "lines": [positions.setdefault(line, len(positions)) for line in highlighted(pages.script(name))],
-                "parts": pages.parts(pages.script(name)),
+                "parts": list(pages.parts(ast.parse(pages.script(name)))),
                 "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
             }
         )
-    changes = {a: {b: changed(names[a], names[b]) for b in range(a + 1, len(names))} for a in range(len(names))}
+    changes = {n: {} for n in range(len(names))}
+    for (n, a), (m, b) in itertools.combinations(enumerate(names), 2):
+        changes[n][m] = [lines for kind, *lines in pages.matcher(a, b).get_opcodes() if kind != "equal"]
     return list(positions), {"stages": stages, "changes": changes, "alone": list(alone)}
-
-
-def changed(a, b):
-    """Returns [first and last line in a, and in b] of each change between two stages' programs; numbers from 0."""
-    old, new = (pages.script(stage).splitlines() for stage in (a, b))
-    opcodes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [lines for kind, *lines in opcodes if kind != "equal"]
 
 
 def mechanism(stage):

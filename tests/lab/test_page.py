@@ -12,6 +12,7 @@ from conftest import ROOT
 from lab import pages, show
 from lab.page import build, figures, programs
 from lab.page.markup import Markup, tag
+from lab.tables import KINDS
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 
@@ -58,15 +59,15 @@ def test_texts_are_escaped():
     assert "<" not in build.embedded(value) and json.loads(build.embedded(value)) == value
     found = build.text("a < b, `x & y`\n\n**Why:** c > d\n\n**Source:**\n- [<b>](https://a.b/?c&d)")
     assert "<p>a &lt; b, <code>x &amp; y</code></p>" in found and "<dd>c &gt; d</dd>" in found
-    assert '<a href="https://a.b/?c&amp;d" rel=noreferrer>&lt;b&gt;</a>' in found
-    assert tag("p", "<b>", Markup("<i>"), title='"<', class_="x") == '<p title="&quot;&lt;" class=x>&lt;b&gt;<i></p>'
+    assert '<a href="https://a.b/?c&amp;d" rel="noreferrer">&lt;b&gt;</a>' in found
+    assert tag("p", "<b>", Markup("<i>"), title='"<', class_="x") == '<p title="&quot;&lt;" class="x">&lt;b&gt;<i></p>'
 
 
 # -- figures
 
 
 def card(key, stage):
-    return figures.card(figures.sets()[key], stage)
+    return figures.stage_card(key, *pages.summaries("ladder")[key], stage)
 
 
 def words(markup):
@@ -74,10 +75,10 @@ def words(markup):
 
 
 def test_every_machine_is_there_and_that_of_the_readme_is_first():
-    assert MEASURED.keys() == figures.sets().keys()
-    assert re.findall(r"data-set=(\S+?)>", figures.section("amp")) == list(figures.sets())
-    assert next(iter(figures.sets())) == "/".join(pages.MEASURED.parts[-2:])
-    assert re.findall(r"value=(\S+?)>", figures.options()) == list(figures.sets())
+    assert MEASURED.keys() == pages.summaries("ladder").keys()
+    assert re.findall(r'data-set="(.+?)"', figures.section("amp")) == list(pages.summaries("ladder"))
+    assert next(iter(pages.summaries("ladder"))) == "/".join(pages.MEASURED.parts[-2:])
+    assert re.findall(r'value="(.+?)"', figures.options()) == list(pages.summaries("ladder"))
 
 
 @pytest.mark.parametrize("key", MEASURED)
@@ -86,84 +87,81 @@ def test_bars_and_parts_are_those_of_results_json(key):
     rows = {name: row for name, row in results["modes"]["ladder"]["rows"].items() if row["time"]}
     median = {name: statistics.median(process["seconds"] for process in row["time"]) for name, row in rows.items()}
     for stage in (stage for stage in STAGES if stage in rows):
-        found, raw = figures.sets()[key].rows[stage], rows[stage]["profile"][0]
-        assert sum(found["kinds"].values()) == pytest.approx(median[stage])
-        share = raw["seconds_by_kind"]["gemm"] / raw["profiled_seconds"]
-        assert found["kinds"]["gemm"] == pytest.approx(share * median[stage])
-        assert found["parts"]["activations"] == raw["memory"]["activations"]
-        assert sum(found["parts"][part] for part in figures.MEMORY.names) == raw["memory"]["peak"]
+        row, raw = pages.summaries("ladder")[key][1][stage], rows[stage]["profile"][0]
+        kinds, parts = figures.TIME.parts(row), figures.MEMORY.parts(row)
+        assert sum(kinds.values()) == pytest.approx(median[stage])
+        assert kinds["gemm"] == pytest.approx(raw["seconds_by_kind"]["gemm"] / raw["profiled_seconds"] * median[stage])
+        assert parts["activations"] == raw["memory"]["activations"]
+        assert sum(parts.values()) == raw["memory"]["peak"]
         time, memory = card(key, stage).split("<section>")[1:]
         for chart, total, scale in (
             (time, median[stage], max(median.values())),
             (memory, raw["memory"]["peak"], max(row["profile"][0]["memory"]["peak"] for row in rows.values())),
         ):
-            drawn = re.search(r"<tr class=now>.*?<svg.*?>(.*?)</svg>", chart)[1]
+            drawn = re.search(r'<tr class="now">.*?<svg.*?>(.*?)</svg>', chart)[1]
             widths = [float(width) for width in re.findall(r"1h([\d.]+)", drawn)]
             assert sum(widths) == pytest.approx(100 * total / scale, abs=0.5)
         said = words(card(key, stage))
         assert f"Time of a step {figures.tables.milliseconds(median[stage])} ms" in said
         assert f"Memory of a step {raw['memory']['peak'] / 1e9:.3f} GB" in said
-        seconds = found["kinds"]["attention"]
-        shown = f"{figures.tables.milliseconds(seconds, median[stage])} {seconds / median[stage]:.0%}"
-        assert f"attention {shown}" in words(
-            re.sub(r"<td>[\d.]+(?=<td>[\d.]+<td>\d+%)", "", time)  # without the column of the row before
-        )
+        shown = figures.tables.milliseconds(kinds["attention"], median[stage])
+        assert re.search(rf"attention [\d.]+ {shown} ", words(time))
 
 
 @pytest.mark.parametrize("stage", pages.SCALING)
 def test_stages_of_several_processes_have_the_figures_of_their_mode(stage):
     mode = pages.SCALING[stage]
     holding = [results for results in RESULTS.values() if mode in results["modes"]]
-    assert len(figures.scaling(stage)) == len(holding) > 0
-    for card, results in zip(figures.scaling(stage), holding, strict=True):
+    cards = [card for card in figures.section(stage).split("</article>") if "Tokens per second" in card]
+    assert len(cards) == len(holding) > 0
+    for card, results in zip(cards, holding, strict=True):
         for n, row in results["modes"][mode]["rows"].items():
             if row["time"]:
                 median = statistics.median(process["seconds"] for process in row["time"])
                 assert f"{n} process" in words(card) and f"{row['time'][0]['tokens'] / median:,.0f}" in words(card)
-        assert f"--mode={mode.replace('-', ' --dimension=')} --processes=" in words(card)
+        assert " ".join(results["config"]) in words(card)
 
 
 def test_the_first_stage_has_a_bar_of_each_and_says_what_all_gain():
-    naive, found = next(iter(figures.sets())), next(iter(figures.sets().values()))
-    assert pages.gain(found.rows.values()) in words(build.opening("naive"))
-    timed = {name for name, row in found.rows.items() if "seconds" in row}
-    assert set(re.findall(r"href=#(\w+)", card(naive, "naive"))) == timed - {"naive"}
+    key, (_, rows) = next(iter(pages.summaries("ladder").items()))
+    assert pages.gain(rows.values()) in words(build.opening("naive"))
+    timed = {name for name, row in rows.items() if "seconds" in row}
+    assert set(re.findall(r'href="#(\w+)"', card(key, "naive"))) == timed - {"naive"}
 
 
 def planted(**row):
-    rows = {"naive": {"name": "naive", "note": None, "seconds": 2.0, "kinds": {"gemm": 1.5}, "rounds": [2.0, 2.0]}}
-    rows["amp"] = {**rows["naive"], "name": "amp", **row}
-    return figures.Set("a/b", "A", "b", [], rows)
+    """Figures of amp beside naive's."""
+    naive = {"name": "naive", "note": None, "seconds": 2.0, "shares": dict.fromkeys(KINDS, 0.1), "rounds": [2.0, 2.0]}
+    rows = {"naive": naive, "amp": naive | {"name": "amp"} | row}
+    return figures.stage_card("a/b", RESULTS[FILES[0]], rows, "amp")
 
 
 @pytest.mark.parametrize(
     "row, said",
     [
-        ({"rounds": [1.0, 1.0], "seconds": 1.0}, 'good"*><strong>2.00×</strong> the speed of naive'),
+        ({"rounds": [1.0, 1.0], "seconds": 1.0}, "good><strong>2.00×</strong> the speed of naive"),
         ({"rounds": [4.0, 4.0], "seconds": 4.0}, "bad><strong>0.50×</strong>"),
-        ({"rounds": [1.9, 2.1]}, "same>no measurable change against naive"),
-        ({"rounds": [2.0]}, "same>measured once, not compared with naive"),
-        ({"limit": 0.2, "limit_kinds": {"gemm": 0.15}, "limit_bounds": {"compute": 3, "memory": 1}}, "class=limit"),
-        (
-            {"limit": 0.2, "limit_kinds": {"gemm": 0.15}, "limit_bounds": {"compute": 3, "memory": 1}},
-            "10% of the limit: 200 ms by roofline, bound by compute 75%",
-        ),
-        (
-            {"loss": 2.5, "gap": 0.5, "another_update": False, "dropout": 0.0},
-            "data-kind=bad><b>Loss</b> 2.5000 · WRONG",
-        ),
-        ({"loss": 2.5, "gap": 0.0, "another_update": False}, "2.5000 · bit-equal to naive’s"),
+        ({"rounds": [1.9, 2.1]}, "no measurable change against naive"),
+        ({"rounds": [2.0]}, "measured once, not compared against naive"),
+        ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "class=limit"),
+        ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "<th>bound by</th><td>compute 75%</td>"),
+        ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "<th>of the limit</th><td>10%</td>"),
+        ({"loss": 2.5, "gap": 0.5, "another_update": False, "dropout": 0.0}, "<td>WRONG by 0.5</td>"),
+        ({"loss": 2.5, "gap": 0.0, "another_update": False}, "<th>last loss</th><td>2.5000</td>"),
     ],
 )
-def test_verdicts(row, said):
-    assert said.replace('"*', "") in figures.card(planted(**row), "amp").replace('"', "")
+def test_verdicts_and_figures(row, said):
+    assert said in planted(**row).replace('"', "")
 
 
 def test_memory_has_its_verdict_too():
     naive, less, same = ({"name": name, "peak": peak} for name, peak in (("naive", 300), ("amp", 100), ("tf32", 300)))
-    assert "".join(figures.verdict(figures.MEMORY, less, naive)) == "good<strong>3.00×</strong> less memory than naive"
-    assert "".join(figures.verdict(figures.MEMORY, naive, less)) == "bad<strong>3.00×</strong> more memory than amp"
-    assert figures.verdict(figures.MEMORY, same, naive) == ("same", "as much memory as naive")
+    for row, other, said in (
+        (less, naive, 'good"><strong>3.00×</strong> as small as naive'),
+        (naive, less, 'bad"><strong>0.33×</strong> as small as amp'),
+        (same, naive, 'same"><strong>1.00×</strong> as small as naive'),
+    ):
+        assert said in figures.verdict(figures.MEMORY, row, other)
 
 
 def test_a_rung_of_the_recipe_shows_what_it_is_worth():
@@ -172,8 +170,8 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     rows = [{"name": "base", "note": None, "verdict": "the base"}, rung, {"name": "rotary", "note": "not screened yet"}]
     path = ROOT / "results" / "a" / "b" / "recipe.json"
     shown = figures.worth_card(path, rows, "muon")
-    assert "data-kind=good>holds" in shown and "1.50 (1.40–1.60)" in words(shown) and "1.7000" in words(shown)
-    assert "data-kind=same>the base" in (first := figures.worth_card(path, rows, "base")) and "href=#muon" in first
+    assert 'data-kind="good">holds' in shown and "1.50 (1.40–1.60)" in words(shown) and "1.7000" in words(shown)
+    assert 'data-kind="same">the base' in (first := figures.worth_card(path, rows, "base")) and 'href="#muon"' in first
     assert "rotary: not screened yet." in words(figures.worth_card(path, rows, "rotary"))
     assert "softcap: not screened yet." in words(figures.worth_card(path, rows, "softcap"))
 
@@ -198,8 +196,8 @@ def own_results(folder, evil):
 def test_own_results_come_first_and_no_text_of_theirs_becomes_markup(tmp_path):
     evil = "<script>alert(1)</script>&\"'"
     path = own_results(tmp_path, evil)
-    ours, seen, said = figures.sets(), set(), []
-    assert list(figures.sets((path,)))[1:] == list(ours)
+    seen, said = set(), []
+    assert list(pages.summaries("ladder", (path,)))[1:] == list(pages.summaries("ladder"))
     parser = HTMLParser()
     parser.handle_starttag = lambda name, attributes: seen.update([name], (key for key, _ in attributes))
     parser.handle_data = said.append
@@ -207,7 +205,7 @@ def test_own_results_come_first_and_no_text_of_theirs_becomes_markup(tmp_path):
         parser.feed(figures.section(stage, (path,)))
     parser.feed(figures.options((path,)))
     known = (
-        "section article h3 h4 small details summary dl dt dd p b strong table thead tbody tr th td svg path a i "
+        "section article h3 h4 small details summary p b strong table thead tbody tr th td svg path a i "
         "option class data-set data-kind viewbox preserveaspectratio d href aria-hidden aria-label value"
     )
     assert seen <= set(known.split())
@@ -233,6 +231,6 @@ def test_what_holds_no_ladder_is_refused(tmp_path):
         (path.read_text().replace('"ladder"', '"sweep"'), "--mode=ladder"),
     ):
         path.write_text(text)
-        figures.sets.cache_clear()
+        pages.summaries.cache_clear()
         with pytest.raises(BadInput, match=answer):
-            figures.sets((path,))
+            build.page((path,))

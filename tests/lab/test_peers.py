@@ -191,7 +191,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
     text = (tmp_path / "table.md").read_text()
     rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
     by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
-    assert by["as configured"]["speed"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.00"
+    assert by["as configured"]["against naive"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.00"
     assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT"]["losses against naive"] == "bit-equal"
     assert by["nanoGPT, compiled"]["losses against naive"] == "WRONG by 1"
     assert by["nanoGPT"]["setting"] == "--x=1" and rows["Lightning"][2] == "no such precision"

@@ -14,11 +14,12 @@ import torch
 from conftest import ROOT, rows, same, saved
 from processes import python, script, work
 
+import model
 import train
 from lab import pages, show
 from lab.link import OPTIONS, standalone
 from nanoladder.config import stage_names
-from nanoladder.config.stages import needs_several, stage_below
+from nanoladder.config.stages import RECIPE_DIR, needs_several, stage_below
 from nanoladder.run import load_config
 
 STAGES = stage_names()
@@ -181,8 +182,21 @@ def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_need
     assert subprocess.run(ruff, text=True, capture_output=True).stdout == "All checks passed!\n"
 
 
+@pytest.mark.parametrize("rung", stage_names(RECIPE_DIR))
+def test_the_program_of_a_rung_has_the_loss_and_the_gradients_of_model_py(rung, tmp_path):
+    words = [f"--{key}={TINY[key]}" for key in ("n_layer", "n_head", "n_embd", "context_length")]
+    config = load_config([*words, "--vocab_size=60", "--stage=naive", f"--recipe={rung}"])
+    tokens = torch.randint(60, (2, 2, 16), generator=torch.Generator().manual_seed(0))
+    models = [module.GPT(config) for module in (model, load(write(rung, tmp_path)))]
+    losses = [each(*tokens) for each in models]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    assert same(*({name: p.grad for name, p in each.named_parameters()} for each in models))
+
+
 def test_shown_programs_are_as_tidy_as_the_project(tmp_path):
-    for stage in STAGES:
+    for stage in pages.BOTH:
         write(stage, tmp_path)
     for command in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", tmp_path]
