@@ -85,8 +85,8 @@ def warm_up_momentum(muon, *_):
     for group in muon.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                step = muon.state[parameter]["step"] = muon.state[parameter].get("step", 0) + 1
-                missing = max(0.0, 1 - step / MOMENTUM_WARMUP) * (muon.defaults["momentum"] - FIRST_MOMENTUM)
+                step = muon.state[parameter].setdefault("step", torch.tensor(0.0)).add_(1)  # on the CPU, as AdamW's
+                missing = max(0.0, 1 - step.item() / MOMENTUM_WARMUP) * (muon.defaults["momentum"] - FIRST_MOMENTUM)
                 group["momentum"] = muon.defaults["momentum"] - missing
 
 
