@@ -99,6 +99,9 @@ def impossible(c):
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
         why = "each gradient is used once it is ready, and freed"
         yield f"optimizer_in_backward {' '.join(changes)}", f"{why}; expected {words(changes)}"
+    if c.optimizer_in_backward and c.dtype == "float16":
+        why = "a gradient is used before all are known not to overflow"
+        yield "optimizer_in_backward dtype", f"{why}; expected --dtype=float32, or --optimizer_in_backward=False"
     if c.optimizer in ("adafactor", "galore") and c.shard != "none":
         yield "optimizer shard", "it needs whole matrices; expected --shard=none, or --optimizer=adamw8bit"
     if c.tied and (c.embedding_lr != 1 or c.head_lr != 1):

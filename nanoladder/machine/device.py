@@ -1,6 +1,7 @@
 """Device of this process, with its name, its attention kernels and its peak FLOP/s."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import warnings
@@ -9,6 +10,7 @@ import torch
 from filelock import FileLock
 from torch.nn.attention import SDPBackend
 
+from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
 from nanoladder.kernels import uses_blocks
 from nanoladder.machine.memory import GLIBC
@@ -167,11 +169,8 @@ def check(config, device):
             f"checkpointing={config.checkpointing} with dropout={config.dropout}: on mps PyTorch recomputes with other "
             "random numbers, and gradients would be wrong; expected --checkpointing=none or --dropout=0"
         )
-    if choose_dtype(config.dtype, device) == torch.float16 and config.optimizer_in_backward:
-        raise BadInput(
-            f"optimizer_in_backward does not support float16, which dtype={config.dtype} is on this device; expected "
-            "--dtype=float32, or --optimizer_in_backward=False"
-        )
+    dtype = str(choose_dtype(config.dtype, device)).removeprefix("torch.")
+    check_config(dataclasses.replace(config, dtype=dtype))  # which "auto" left open
 
 
 def peak_flops(device):

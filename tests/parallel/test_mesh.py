@@ -71,7 +71,7 @@ def refuse(keys, sizes, device=CPU):
         ({**PIPELINE, "dtype": "float16"}, Grid(2), "float16 needs, which dtype=float16 is here; expected --dtype="),
         ({**PIPELINE, "optimizer": "galore"}, Grid(2, data=2), "and 2 data × 2 pipeline processes"),
         ({**PIPELINE, "compile": True, "compile_mode": "max-autotune"}, Grid(2), "replays CUDA graphs"),
-        ({"tensor_parallel": 2, "optimizer": "adamw8bit"}, Grid(tensor=2), "adamw8bit needs whole matrices"),
+        ({"tensor_parallel": 2, "optimizer": "adamw8bit"}, Grid(tensor=2), "adamw8bit needs whole weights"),
         ({"tensor_parallel": 2, "optimizer": "galore"}, Grid(tensor=2), "expected another --optimizer"),
         ({"context_parallel": 2, "context_length": 15}, Grid(context=2), "into 2 pieces"),
         ({"context_parallel": 2, "n_head": 1, "context_length": 18, "attention": "sdpa"}, Grid(context=2), "4 pieces"),
