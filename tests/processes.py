@@ -12,7 +12,8 @@ from conftest import ROOT, tiny
 
 from lab import launch
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
 
 
 def python(*words, cwd=ROOT, env=os.environ, stdin=""):
