@@ -99,9 +99,9 @@ def kind_of(event, config, kernel=""):
         names.append(ancestor.name)
         ancestor = ancestor.cpu_parent
     # A kernel does not wait for data, and the softmax of the loss's operator is not attention's.
-    excluded = ["data"] * bool(kernel) + ["attention"] * ("nanoladder::chunked_head_loss" in names)
+    excluded = {"data": kernel, "attention": "nanoladder::chunked_head_loss" in names}
     for kind, words in KINDS.items():
-        if kind not in excluded and any(word in name for word in words for name in names):
+        if not excluded.get(kind) and any(word in name for word in words for name in names):
             return kind
     T, N = config.context_length, (config.micro_batch_size or config.batch_size) * config.context_length
     rows = range(config.vocab_size, config.vocab_size + config.pad_vocab_to)

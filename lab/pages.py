@@ -67,7 +67,7 @@ def change(name):
 
 
 def beside(row, other):
-    """Returns how many times as fast and as small a row of summary.summarize is as another, as texts."""
+    """Returns how many times as fast as another a row of summary.summarize is, in how much less memory, as texts."""
     speed, smaller = summary.speedup(other, row), other["peak"] / row["peak"]
     speed = "≈ 1" if speed == summary.UNCHANGED else speed.partition(" ")[0]
     return speed, "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
@@ -77,7 +77,7 @@ def gain(rows):
     """Says what all stages of rows of --mode=ladder gain, on the loop as it is by default and with those for memory."""
     first, *others = (row for row in rows if "seconds" in row)
     tops = {group(row["name"]): row for row in others}.values()
-    said = [f"up to {row['name']}, {' as fast and '.join(beside(row, first))} as small" for row in tops]
+    said = [f"up to {row['name']}, {' as fast in '.join(beside(row, first))} less memory" for row in tops]
     return f"Against naive, all stages together: {'; '.join(said)}."
 
 

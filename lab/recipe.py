@@ -167,7 +167,9 @@ class Protocol:
         fresh = self.worth(row, fresh=True)
         logs, length = (fresh, row.length) if fresh else (self.worth(row, fresh=False), 1.0)
         lengths = [math.exp(log) * length for log in logs]
-        return "≥ " * (max(lengths) > 0.9999 * self.curve.high) or "≤ " * (min(lengths) < 1.0001 * self.curve.low)
+        if max(lengths) > 0.9999 * self.curve.high:
+            return "≥ "
+        return "≤ " if min(lengths) < 1.0001 * self.curve.low else ""
 
     def diverged(self, row):
         """The number of a row's trials that diverged, of those at its best learning rate."""

@@ -55,7 +55,7 @@ def replay(config, step):
         loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for stage, names in not_finite.items():
-        more = ", ..." * (len(names) > SHOWN_NAMES)
+        more = ", ..." if len(names) > SHOWN_NAMES else ""
         print(f"not finite in the {stage}: {', '.join(names[:SHOWN_NAMES]) or 'nothing'}{more}")
 
 

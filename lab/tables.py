@@ -58,11 +58,11 @@ def rounds(rows):
 
 def conditions(results, mode, rows):
     """The conditions of a mode's rows, in words."""
-    keys, machine = results["keys"], results["machine"]
+    keys, machine, each = results["keys"], results["machine"], " per process" if mode in PER_PROCESS else ""
     words = [
         " ".join(results["config"]),
         f"{machine_in_words(machine)}, torch {machine['torch']}",
-        f"a step is {keys['batch_size']} × {keys['context_length']} tokens" + " per process" * (mode in PER_PROCESS),
+        f"a step is {keys['batch_size']} × {keys['context_length']} tokens{each}",
         f"medians over up to {rounds(rows)} processes, each of which times at least {results['steps']} steps",
     ]
     if not rounds(rows):

@@ -153,7 +153,10 @@ def scaling_card(results, mode, rows):
     rates = {row["name"]: row["tokens_per_s"] for row in rows.values() if "seconds" in row}
     (first, rate), *_, (last, most) = rates.items()
     linear = {n: int(n) * rate / int(first) for n in rates}
-    bars = [(f"{rates[n]:,.0f}", f"{n} process" + "es" * (n != "1"), {"gemm": rates[n]}, linear[n]) for n in rates]
+    bars = [
+        (f"{rates[n]:,.0f}", "1 process" if n == "1" else f"{n} processes", {"gemm": rates[n]}, linear[n])
+        for n in rates
+    ]
     ratio = tag("strong", f"{most / rate:.2f}×")
     return card(
         tables.machine_in_words(results["machine"]),
