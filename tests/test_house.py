@@ -32,17 +32,17 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
-    "*.py": 859,
-    "nanoladder/config/*.py": 572,
-    "nanoladder/run/*.py": 1035,
+    "*.py": 817,
+    "nanoladder/config/*.py": 512,
+    "nanoladder/run/*.py": 949,
     "nanoladder/data/*.py": 1497,
-    "nanoladder/checkpoint/*.py": 865,
-    "nanoladder/parallel/*.py": 1018,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 871,
-    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1108,
-    "lab/**/*.py": 7502,
-    "lab/page/*.js lab/page/*.css lab/page/*.html": 604,
-    "tests/**/*.py": 12279,
+    "nanoladder/checkpoint/*.py": 843,
+    "nanoladder/parallel/*.py": 997,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 839,
+    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1027,
+    "lab/**/*.py": 6543,
+    "lab/page/*.js lab/page/*.css lab/page/*.html": 601,
+    "tests/**/*.py": 11898,
 }
 
 
