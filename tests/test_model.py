@@ -121,12 +121,13 @@ def test_loss_at_initialization_is_that_of_a_uniform_guess():
     assert (loss_sum / (16 * 16)).item() == pytest.approx(math.log(V), abs=0.05)
 
 
-def test_initialization_depends_on_the_seed_alone():
+def test_initialization_depends_on_the_seed_and_the_name_alone():
     ours, other = build(1).state_dict(), build(2).state_dict()
     torch.rand(9)  # the global generator has no say
     again = build(1).state_dict()
     assert all(torch.equal(ours[name], again[name]) for name in ours)
     assert not torch.equal(ours["head.weight"], other["head.weight"])
+    assert not torch.equal(ours["blocks.0.mlp.fc.weight"], ours["blocks.1.mlp.fc.weight"])  # a generator for each name
 
 
 def test_padding_changes_neither_loss_nor_gradients():
