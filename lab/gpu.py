@@ -33,17 +33,13 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
     "train.py": ["--max_steps=20", "--eval_windows=8"],
     "--repeats=2": ["--repeats=1", "--steps=1"],
     "--mode=ladder": ["--stages=naive,flash"],
-    "--mode=tune": ["--minutes=1.5"],
     "--vary": ["--vary", "attention=matmul,sdpa"],
     "--train": ["--max_steps=6"],
 }
 
 
-def parts(minutes=9.0, nanogpt=None):
-    """{part: its words after `python`, but the folder} in order of value, for so many minutes.
-
-    nanogpt: path of a checkout, which is a peer too.
-    """
+def parts(nanogpt=None):
+    """{part: its words after `python`, but the folder} in order of value. nanogpt: path of a checkout, a peer too."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --repeats=2", "--repeats=2 --vary"  # a GPU's times differ little
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
@@ -59,7 +55,7 @@ def parts(minutes=9.0, nanogpt=None):
         "reference-50257": f"{reference} {subwords} {ladder}",
         "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss",
         "gpt2": f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32",
-        "tune": f"{reference} {bytewise} --mode=tune --minutes={0.9 * SHARE * minutes:g}",
+        "tune": f"{reference} {bytewise} --mode=tune",
         "peers": f"{reference} {bytewise} --mode=peers --repeats=2{beside}",
         "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn,efficient",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
@@ -85,7 +81,7 @@ def main(argv):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the part that runs, too
     folder = Path(options.out_dir or f"out/gpu/{'rehearsal-' if options.rehearse else ''}{code_hash()}")
     folder.mkdir(parents=True, exist_ok=True)
-    commands = parts(options.minutes, options.nanogpt)
+    commands = parts(options.nanogpt)
     if options.rehearse:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # tiny models need one thread
         commands = {name: rehearsal(words) for name, words in commands.items()}
@@ -93,6 +89,7 @@ def main(argv):
     print("\n".join(f"{name}: {state.get(name, 'not started')}" for name in commands))
     wrong = faults(folder, state)
     print("\n".join(f"WRONG: {fault}" for fault in wrong) or "nothing is wrong")
+    print(f"written: {folder}")
     if wrong:
         sys.exit(1)
 
@@ -113,7 +110,10 @@ def measure(commands, folder, seconds):
         if state.get(name) == "done" or left < 0:
             continue
         print(f"{name} …", flush=True)
-        state[name] = run(words, folder / name, min(left, SHARE * seconds))
+        within = min(left, SHARE * seconds)
+        if "--mode=tune" in words:  # it does not continue, so it has to end by itself
+            words = [*words, f"--minutes={0.9 * within / 60:g}"]
+        state[name] = run(words, folder / name, within)
         print(f"{name}: {state[name]}\n", flush=True)
         files.write(path, json.dumps(state, indent=1) + "\n")
     return state
@@ -133,11 +133,13 @@ def run(words, folder, seconds):
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return "out of time; the same command continues"
+            code = None
         finally:
             end(process)
     lines = path.read_text().strip().splitlines() or [""]
     print("\n".join(lines[-SHOWN:]))
+    if code is None:
+        return "out of time; the same command continues"
     if code == BAD_INPUT or (code and MISSING in lines[-1]):
         return f"skipped: {lines[-1]}"
     return f"failed: exit code {code}; {lines[-1]}" if code else "done"
