@@ -42,7 +42,7 @@ def tune(options, config, conditions):
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
     start, results = monotonic(), {**conditions(), "commit": commit(), "races": []}
     folder = Path(options.out_dir or default_folder(results))
-    write(folder, {"tune.json": results})  # in case that it cannot be written
+    write(folder, {"tune.json": results})  # fails now, rather than later, if it cannot be written
     search = Search(config, results, folder)
     try:
         search.run(start + SEARCHING * 60 * options.minutes)
@@ -74,8 +74,10 @@ class Search:
                 before = self.best
                 for change in candidates(self.best, self.machine):
                     config = plan.changed(self.best, change)
-                    if plan.here(config) not in tried:
-                        tried.add(plan.here(config))
+                    form = plan.here(config)
+                    form = str(form) if isinstance(form, BadInput) else form
+                    if form not in tried:
+                        tried.add(form)
                         kept = self.race(change, config, self.best, end)["outcome"] == "kept"
                         self.best = config if kept else self.best
 
@@ -110,7 +112,8 @@ class Search:
                 race["outcome"] = decide(changes_of_time(race))
         except (BadInput, RuntimeError) as error:
             race |= {"outcome": "failed", "note": str(error)}
-            self.end()  # either may have failed
+            if isinstance(error, RuntimeError):
+                self.end()  # either may have failed
         finally:
             write(self.folder, {"tune.json": self.results})
         print(f"{name}: {race['note'] or speed(race) + ' as fast, ' + race['outcome']}", flush=True)
@@ -128,7 +131,11 @@ class Search:
                     raise
                 self.apart = True
                 self.end()
-                return self.process(config, end)
+                try:
+                    return self.process(config, end)
+                except RuntimeError:
+                    self.apart = False  # it does not fit alone either
+                    raise
         return self.running[config]
 
     def start(self, config, end):
