@@ -8,6 +8,7 @@ alternates. The changes from round to round give an effect and its interval.
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shutil
@@ -85,10 +86,11 @@ def judge(options, config_words):
         ask = functools.partial(measure, folder, names, [os.path.relpath(path, ROOT) for path in paths], keys)
         conditions = {"names": names, "code": {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}}
         conditions |= {"machine": ask("other", "machine"), "config": config_words}
+        conditions["keys"] = dataclasses.asdict(config)
         path = Path(options.out_dir or default_folder(conditions), f"judge-{options.metric}.json")
         results = begun(path, conditions)
         save = functools.partial(write, path.parent, {path.name: results})
-        save()  # in case that it cannot be written
+        save()  # fails now, rather than later, if it cannot be written
         try:
             found = compare(options, config, ask, results, save)
             verdict = decide(METRICS[options.metric], found)
@@ -132,7 +134,10 @@ def git(*words, failed="--mode=judge takes two versions of a git checkout"):
     """The output of a git command in this repository. Raises BadInput with the reason if it fails."""
     settings = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
     command = ["git", "-C", str(ROOT), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    except OSError as error:
+        raise BadInput(f"{failed} (git: {error.strerror})") from None
     if done.returncode:
         reason = done.stderr.strip().partition("\n")[0]
         raise BadInput(f"{failed} ({reason})")

@@ -50,7 +50,7 @@ def race(options, words):
     conditions |= {"data": open_dataset(configs["both"]).fingerprint(), "code": code_hash()}
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "race.json", conditions, {"runs": []})
-    write(folder, {"race.json": results})  # in case that it cannot be written
+    write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child, as Ctrl-C does
     tasks, runs = [(seed, name) for seed in range(options.seeds) for name in configs], results["runs"]
     with tqdm(tasks, unit="run") as bar:
