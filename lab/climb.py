@@ -165,8 +165,7 @@ def add_predictions(part, rows, machine, scaling):
             for process in row.get("profile", row.get("exchange", [])):
                 process["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
             if device and row.get("time"):
-                time = predict.predict_time(rows[name], device, device_type)
-                row["limit"] = {"kinds": time.by(0), "bounds": time.by(1)}
+                row["limit"] = {"bounds": predict.predict_time(rows[name], device, device_type).bounds}
 
 
 def conditions_of(options, config_words):

@@ -44,11 +44,10 @@ class Operation(NamedTuple):
 
     dtype: of a matrix product's inputs; "" for all that runs on vector units. chains: elementwise or a reduction, so
     that it can be fused with its neighbors. whole: reduces all of a tensor to one number, for which others wait.
-    repeated: in the forward or backward of a micro-batch, not in the update. kind: of work, as in breakdown.py.
+    repeated: in the forward or backward of a micro-batch, not in the update.
     """
 
     name: str
-    kind: str
     dtype: str
     flops: float
     reads: dict
@@ -74,7 +73,8 @@ class Work(NamedTuple):
 def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
     """The Operation of a call of an operator; None if it moves nothing, as a view.
 
-    number: function of a storage. opaque: within an operator of which a compiler sees only the outside.
+    number: function of a storage. repeated: as an Operation has it. opaque: within an operator of which a compiler sees
+    only the outside.
     """
     if not isinstance(operator, OpOverload):
         return None
@@ -96,7 +96,6 @@ def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
     dtype, flops = arithmetic(operator, args, kwargs, result, named, tensors)
     return Operation(
         name,
-        kind_of(name, dtype, tensors, opaque) if repeated else "optimizer",
         dtype,
         flops,
         reads,
@@ -125,16 +124,6 @@ def is_changed(name, argument):
     """True for an argument that an operator writes to. AdamW's kernel may unscale gradients, but there is no scale."""
     changed = argument.alias_info is not None and argument.alias_info.is_write
     return changed and not (name == "_fused_adamw_" and argument.name == "grads")
-
-
-def kind_of(name, dtype, tensors, opaque):
-    """The kind of an operation of the forward or backward, as breakdown.kind_of has it."""
-    squares = any(tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] for tensor in tensors)
-    if squares or any(word in name for word in ("scaled_dot_product", "attend", "bmm")):
-        return "attention"
-    if dtype:
-        return "gemm"
-    return "loss" if opaque or any(word in name for word in ("log_softmax", "nll_loss")) else "elementwise"
 
 
 def arithmetic(operator, args, kwargs, result, named, tensors):
@@ -189,10 +178,8 @@ def chain(run):
         writes |= operation.writes
         made |= {storage for storage, _ in operation.writes}
     name = run[0].name if len(run) == 1 else f"{len(run)} fused"
-    kinds = {operation.kind for operation in run}
-    kind = run[0].kind if len(kinds) == 1 else "elementwise"
     flops = sum(operation.flops for operation in run)
-    return run[0]._replace(name=name, kind=kind, flops=flops, reads=reads, writes=writes, launches=1, whole=False)
+    return run[0]._replace(name=name, flops=flops, reads=reads, writes=writes, launches=1, whole=False)
 
 
 # -- Times
@@ -201,20 +188,13 @@ NEW_PAGES = 2**25  # bytes: a tensor this large gets new pages from the system (
 
 
 class Time(NamedTuple):
-    """Least seconds of a step, {(kind of work, bound): seconds}."""
+    """Least seconds of a step, {bound: seconds}."""
 
-    parts: dict
+    bounds: dict
 
     @property
     def seconds(self):
-        return sum(self.parts.values())
-
-    def by(self, place):
-        """Seconds by kind of work (0), or by bound (1)."""
-        found = {}
-        for key, part in self.parts.items():
-            found[key[place]] = found.get(key[place], 0.0) + part
-        return found
+        return sum(self.bounds.values())
 
 
 def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
@@ -229,8 +209,7 @@ def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
         new_bytes = 0 if keeps_memory else sum(size for size in made.values() if size >= NEW_PAGES)
         times = seconds(operation, device, tf32, new_bytes)
         bound = max(times, key=times.get)
-        key = operation.kind, bound
-        total[key] = total.get(key, 0.0) + times[bound] * (passes if operation.repeated else 1)
+        total[bound] = total.get(bound, 0.0) + times[bound] * (passes if operation.repeated else 1)
     return Time(total)
 
 

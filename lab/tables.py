@@ -130,7 +130,7 @@ def predicted_columns(first, world_size=1, memory_gb=None, price=None):
 
 
 TIME_COLUMNS = {  # further columns of --mode=predict
-    "bound by": lambda row: bound(row["time"].by(1)),
+    "bound by": lambda row: bound(row["time"].bounds),
     "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
     "MFU": lambda row: f"{row['mfu']:.0%}",
 }

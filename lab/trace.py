@@ -223,7 +223,7 @@ def cublas_workspaces():
 
 @functools.lru_cache(maxsize=16)  # of some MB each
 def trace(config, device_type, world_size, rank):
-    """(Memory, Work) of train.py's step on fake tensors in process `rank` of world_size. Only here is it called.
+    """(Memory, Work) of train.py's step on fake tensors in process `rank` of world_size. Only here is train.py called.
 
     config: batch_size is that of the process.
     """

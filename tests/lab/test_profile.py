@@ -57,7 +57,7 @@ def measured(monkeypatch, dense, tmp_path):
     monkeypatch.setattr(climb, "run_together", run_together)
     monkeypatch.setattr(climb, "run_alone", lambda *args, **options: run_together(*args, **options)[0])
     monkeypatch.setattr(climb.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
-    monkeypatch.setattr(climb.predict, "predict_time", lambda *_: Time({("gemm", "compute"): 1e-3}))
+    monkeypatch.setattr(climb.predict, "predict_time", lambda *_: Time({"compute": 1e-3}))
     return run
 
 
@@ -192,7 +192,6 @@ def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
     for name, row in read_results(tmp_path / "results.json")["modes"]["ladder"]["rows"].items():
         if row.get("time"):
             limit = sum(row["limit"]["bounds"].values())
-            assert limit == pytest.approx(sum(row["limit"]["kinds"].values()))
             assert rows[name]["least ms"] == tables.milliseconds(limit)
             assert rows[name]["of the limit"] == f"{limit / timed[name]:.0%}"
             assert rows[name]["bound by"].startswith("launches ")
