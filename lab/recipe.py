@@ -288,7 +288,7 @@ def time_steps(protocol, path, end):
 
 def read_steps(path):
     """{row: config, seconds of a step in each round and peak bytes} of time_steps."""
-    return read(path, {}) if path.exists() else {}
+    return read(path, ()) if path.exists() else {}
 
 
 def rungs_of(config):

@@ -56,7 +56,7 @@ def section(stage, own=()):
     cards = [stage_card(key, results, rows, stage) for key, (results, rows) in pages.summaries("ladder", own).items()]
     if pages.group(stage) == "recipe":
         paths = sorted(pages.RESULTS.glob("*/*/recipe.json"))
-        cards = [worth_card(path, read(path, {"rows": list})["rows"], stage) for path in paths]
+        cards = [worth_card(path, read(path, ["rows"])["rows"], stage) for path in paths]
     elif mode := pages.SCALING.get(stage):
         cards = [scaling_card(results, mode, rows) for results, rows in pages.summaries(mode, own).values()] + cards
     return tag("section", *cards, class_="cards", aria_label="Measured")
@@ -112,7 +112,8 @@ def verdict(chart, row, other):
     """A row beside another one in words; good, bad or the same."""
     text = speedup(other, row) if chart is TIME else f"{other['peak'] / row['peak']:.2f}×"
     if "×" not in text:
-        return tag("p", f"{text or 'measured once, not compared'} against {other['name']}", class_="verdict")
+        words = f"{text} against" if text else "measured once, not compared with"
+        return tag("p", f"{words} {other['name']}", class_="verdict")
     ratio, _, spread = text.partition(" ")
     kind = "same" if ratio == "1.00×" else "good" if float(ratio[:-1]) > 1 else "bad"
     words = f" {chart.compared} {other['name']} "
@@ -151,7 +152,10 @@ def table(kind, label, rows, headings=(), now=None):
 def scaling_card(results, mode, rows):
     """The tokens per second of 1, 2, 4, ... processes as bars, marked where linear scaling would be."""
     rates = {row["name"]: row["tokens_per_s"] for row in rows.values() if "seconds" in row}
-    (first, rate), *_, (last, most) = rates.items()
+    if not rates:
+        return card(tables.machine_in_words(results["machine"]), mode, tag("p", "not timed.", class_="note"))
+    (first, rate), *_ = measured = list(rates.items())
+    last, most = measured[-1]
     linear = {n: int(n) * rate / int(first) for n in rates}
     bars = [
         (f"{rates[n]:,.0f}", "1 process" if n == "1" else f"{n} processes", {"gemm": rates[n]}, linear[n])

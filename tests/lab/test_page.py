@@ -142,7 +142,7 @@ def planted(**row):
         ({"rounds": [1.0, 1.0], "seconds": 1.0}, "good><strong>2.00×</strong> the speed of naive"),
         ({"rounds": [4.0, 4.0], "seconds": 4.0}, "bad><strong>0.50×</strong>"),
         ({"rounds": [1.9, 2.1]}, "no measurable change against naive"),
-        ({"rounds": [2.0]}, "measured once, not compared against naive"),
+        ({"rounds": [2.0]}, "measured once, not compared with naive"),
         ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "class=limit"),
         ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "<th>bound by</th><td>compute 75%</td>"),
         ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "<th>of the limit</th><td>10%</td>"),
