@@ -51,6 +51,8 @@ def script(path, *words, n, folder):
     try:
         launch.run_together(child.run_script, str(ROOT / path), *map(str, words), n=n, folder=folder, seconds=300)
     except RuntimeError as error:
+        if not str(error).startswith("exit code "):
+            raise
         code = int(str(error).removeprefix("exit code "))
     return subprocess.CompletedProcess(path, code, *((folder / name).read_text() for name in launch.OUTPUTS))
 

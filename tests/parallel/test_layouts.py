@@ -12,7 +12,7 @@ from processes import configuration, words, work
 from torch.utils._pytree import tree_map
 
 import train
-from nanoladder import checkpoint
+from nanoladder import checkpoint, parallel
 
 pytestmark = pytest.mark.slow
 
@@ -260,18 +260,18 @@ def test_four_processes_resume_bit_for_bit(dense, documents, folder):
         assert same(saved(rest)[part], saved(config)[part]), part
 
 
-# Pairs of dimensions, and what else four processes can be.
+# One dimension or two, and what else four processes can be.
 ALONG = {"data": {}, "tensor": TENSOR, "context": CONTEXT, "pipeline": PIPELINE}
 FOUR = {f"{one} {other}": ALONG[one] | ALONG[other] for one, other in itertools.combinations(ALONG, 2)}
 FOUR |= {f"{name} full": keys | {"shard": "full"} for name, keys in FOUR.items() if name != "tensor pipeline"}
 FOUR |= {"optimizer": {"shard": "optimizer"}, "shared by 2": {"shard": "full", "shard_within": 2}}
-FOUR |= {"interleaved": INTERLEAVED}
+FOUR |= {"interleaved": INTERLEAVED} | {f"4 {key}": {key: 4} for key in parallel.CUTS}
 ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True, "max_steps": 4}
 ODD |= {"lr_decay_steps": 4, "data": "documents", "vocab_size": 257}  # padded, with heads of 9
 
 
 def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(dense, documents, folder):
-    """Each takes half of the steps, and the others from where the layout before it was by then; the last, one process.
+    """Each trains the first half by itself, and the second from the checkpoint of the layout before it.
 
     tests/parallel/worker.py also compares what it has resumed with the file.
     """
