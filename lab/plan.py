@@ -138,7 +138,7 @@ OPTIONS = {  # {name: the parser of its text (None: a switch), its default, and 
     "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
     "rounds": (at_least(6), 24, "most rounds of a process of each version; fewer if one is clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
-    "minutes": (positive, 10, "how long it takes; of a recipe, which the same command continues, until the last start"),
+    "minutes": (positive, 10, "of the search; of a recipe, until its last run begins (the same command continues)"),
     "kept": (rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
     "nanogpt": (str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": (positive, None, "in GB: names the largest micro-batch that fits"),
