@@ -3,6 +3,7 @@
 Every refusal is one line that says which key, its value, what was expected and what to do.
 """
 
+import dataclasses
 import math
 import re
 from typing import Literal, get_args, get_origin
@@ -14,7 +15,7 @@ from nanoladder.errors import BadInput, nearest
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta2")
-# What CUDA graphs need, whose memory the next forward overwrites, and an update before the last gradient is there.
+# Values that CUDA graphs need, whose memory the next forward overwrites, and that an update in the backward needs.
 CUDA_GRAPHS = {"micro_batch_size": 0, "set_to_none": True, "optimizer_in_backward": False}
 CUDA_GRAPHS |= {"shard": "none", "tensor_parallel": 1, "pipeline_parallel": 1}
 IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "decay": "decoupled", "average": "none"}
@@ -40,7 +41,10 @@ def typed(key, value, where):
         value = float(value)
     fits = value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
     if not fits or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
-        raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}, such as {key}={DEFAULTS[key]}")
+        advice = f", such as {key}={DEFAULTS[key]}"
+        if get_origin(kind) is Literal:
+            advice = nearest(str(value), get_args(kind))
+        raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}{advice}")
     return value
 
 
@@ -80,7 +84,7 @@ def impossible(c):
     if c.context_length % (n := c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel):
         yield f"context_length {heads}", f"sequences divide into {n} pieces; expected a multiple of {n} tokens"
     if gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"):
-        why = "takes as many queries as keys, and processes that do not divide the heads gather more keys"
+        why = "it takes as many queries as keys, and processes that do not divide the heads gather more keys"
         yield f"attention {heads}", f"{why}; expected --attention=sdpa, or processes that divide them"
     if c.attention == "blocks" and c.dropout > 0:
         yield "attention dropout", "blocks have no dropout; expected --dropout=0, or --attention=auto"
@@ -92,13 +96,17 @@ def impossible(c):
         keys = "checkpointing compile_scope shard tensor_parallel pipeline_parallel"
         why = "it chooses among operators, which blocks that are compiled one by one hide"
         yield keys, f"{why}; expected --checkpointing=every:1, or --compile=False"
-    graphs = CUDA_GRAPHS if c.checkpointing == "none" else CUDA_GRAPHS | {"compile_scope": "model"}
-    if replays_graphs(c) and (changes := unlike(c, graphs)):
-        why = "replays CUDA graphs, which overwrite their memory in the next forward and hold no collectives"
+    if replays_graphs(c) and (changes := unlike(c, CUDA_GRAPHS)):
+        why = "it replays CUDA graphs, which overwrite their memory in the next forward and hold no collectives"
         yield f"compile_mode {' '.join(changes)}", f"{why}; expected --compile_mode=default, or {words(changes)}"
+    if replays_graphs(c) and c.compile_scope == "block" and c.checkpointing != "none":
+        why = "it replays CUDA graphs, and a block that runs again overwrites its own"
+        expected = "--compile_mode=default, --compile_scope=model or --checkpointing=none"
+        yield "compile_mode compile_scope checkpointing", f"{why}; expected {expected}"
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
-        why = "each gradient is used once it is ready, and freed"
-        yield f"optimizer_in_backward {' '.join(changes)}", f"{why}; expected {words(changes)}"
+        why = "each weight is updated, and its gradient freed, before the others are ready"
+        advice = f"expected --optimizer_in_backward=False, or {words(changes)}"
+        yield f"optimizer_in_backward {' '.join(changes)}", f"{why}; {advice}"
     if c.optimizer_in_backward and c.dtype == "float16":
         why = "a gradient is used before all are known not to overflow"
         yield "optimizer_in_backward dtype", f"{why}; expected --dtype=float32, or --optimizer_in_backward=False"
@@ -107,11 +115,13 @@ def impossible(c):
     if c.tied and (c.embedding_lr != 1 or c.head_lr != 1):
         yield "tied embedding_lr head_lr", "one weight has one rate; expected --tied=False"
     if c.position == "rotary" and c.n_embd // c.n_head % 2:
-        yield "position n_embd n_head", "pairs of channels rotate, and a head has an odd number; expected an even one"
+        yield "position n_embd n_head", "it rotates pairs of channels; expected n_embd / n_head to be even"
 
 
 def unlike(config, needed):
-    """The part of needed, {key: value}, that a config has not."""
+    """The part of needed, {key: value}, that a config has not. A micro-batch of the whole batch is none."""
+    if config.micro_batch_size == config.batch_size:
+        config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}
 
 

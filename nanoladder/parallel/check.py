@@ -49,7 +49,7 @@ def check_batch(config, grid):
 
 
 def check_whole(config, grid):
-    """Raises BadInput if the optimizer or a rung needs whole weights, of which each process would have only a part."""
+    """Raises BadInput if the optimizer or a rung takes weights that a process would not have, or only in part."""
     optimizers = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
     if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages, of DTensors
         optimizers += ["adafactor", "galore"]
@@ -58,8 +58,8 @@ def check_whole(config, grid):
     refused = [key for key in rungs if getattr(config, key) != DEFAULTS[key]]
     for key in [*refused, "optimizer"] if config.optimizer in optimizers else refused:
         raise BadInput(
-            f"{key}={getattr(config, key)} needs whole weights, and {grid} processes have only parts of them; "
-            f"expected another --{key}, such as {DEFAULTS[key]}, or fewer processes"
+            f"{key}={getattr(config, key)} does not work in {grid} processes, which lack weights that it takes; "
+            f"expected --{key}={DEFAULTS[key]}, or fewer processes"
         )
 
 

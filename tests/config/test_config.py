@@ -78,6 +78,7 @@ BAD_INPUT = [
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
     ("n_layer = 2\nlearning_rat = 3", ["x.py line 2", "'learning_rat'", "'learning_rate'"]),
     (["--block_size=256"], ["command line", "block_size", "expected context_length", "docs/from-nanogpt.md"]),
+    ("betas = (0.9, 0.95)", ["x.py line 1", "betas", "beta2"]),
     ("batch_size = 8\ngradient_accumulation_steps = 5 * 8", ["x.py line 2", "micro_batch_size, of one forward"]),
     (["--init_from=gpt2-xl"], ["no checkpoint at gpt2-xl", "or hf:gpt2"]),
     # types
@@ -128,7 +129,7 @@ IMPOSSIBLE = [
     ({"batch_size": 12, "micro_batch_size": 5}, ["batch_size=12", "micro_batch_size=5", "a divisor of batch_size"]),
     ({"embedding_lr": 2.0}, ["embedding_lr=2.0", "--tied=False"]),
     ({"optimizer_in_backward": True, "grad_clip": 0.0, "average": "ema"}, ["average=ema", "--average=none"]),
-    ({"position": "rotary", "n_embd": 36, "n_head": 4}, ["position=rotary", "n_embd=36", "an even one"]),
+    ({"position": "rotary", "n_embd": 36, "n_head": 4}, ["position=rotary", "n_embd=36", "to be even"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
     ({"checkpointing": "every:0"}, ["checkpointing=every:0", "every:1"]),
     (SELECTIVE | {"compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
@@ -143,7 +144,7 @@ IMPOSSIBLE = [
     ),
     (GRAPHS | {"tensor_parallel": 2}, ["reduce-overhead", "--compile_mode=default", "--tensor_parallel=1"]),
     (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "--micro_batch_size=0"]),
-    (GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"}, ["reduce-overhead", "--compile_scope=model"]),
+    (GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"}, ["checkpointing=sqrt", "--compile_scope=model"]),
     (GRAPHS | IN_BACKWARD, ["reduce-overhead", "--optimizer_in_backward=False"]),
     ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
     (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
@@ -155,6 +156,12 @@ IMPOSSIBLE = [
 def test_values_that_cannot_work_together_are_refused(values, named, refused):
     line = refused(load_config, *(f"--{key}={value}" for key, value in values.items()))
     assert all(word in line for word in [*named, "expected"]), line
+
+
+def test_a_micro_batch_of_the_whole_batch_is_none():
+    whole = {"batch_size": 8, "micro_batch_size": 8}
+    for values in (GRAPHS, IN_BACKWARD):
+        load_config([f"--{key}={value}" for key, value in (whole | values).items()])
 
 
 def test_help_lists_every_key_with_its_default_under_headings(run_main):
