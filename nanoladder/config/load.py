@@ -72,7 +72,7 @@ class Names(dict):
         self.path, self.given = path, given
 
     def __setitem__(self, name, value):
-        if name in DEFAULTS or (isinstance(value, bool | int | float | str) and not name.startswith("_")):
+        if name in DEFAULTS or not (name.startswith("_") or callable(value) or inspect.ismodule(value)):
             where = f"{self.path} line {inspect.currentframe().f_back.f_lineno}"
             known(name, where)
             value = self.given.get(name, typed(name, value, where))
@@ -91,8 +91,9 @@ def read_file(path, values, given):
     try:
         source = files.read(path)
     except (OSError, ValueError) as error:
-        expected = nearest(str(path), map(str, path.parent.glob("*.py"))) or "; expected one such as config/gpt2.py"
-        raise BadInput(f"config file {path} cannot be read in {Path.cwd()} ({error}){expected}") from None
+        near = nearest(str(path), map(str, path.parent.glob("*.py")), key=lambda name: Path(name).stem)
+        reason, expected = getattr(error, "strerror", None) or error, near or "; expected one such as config/gpt2.py"
+        raise BadInput(f"config file {path} cannot be read in {Path.cwd()} ({reason}){expected}") from None
     names = Names(path, values, given)
     try:
         exec(compile(source, path, "exec"), names)

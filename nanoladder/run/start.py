@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from nanoladder import checkpoint, files
-from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, parse_arguments
+from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, parse_arguments, typed
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput
 
@@ -55,11 +55,11 @@ def keys_of_start(values, alone):
 
 
 def read_config(path):
-    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput for a key that is no more."""
+    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput for an unknown key or value."""
     values = json.loads(files.read(path)) if path.exists() else {}
     for key in values:
         known(key, path)
-    return values
+    return {key: typed(key, value, path) for key, value in values.items()}
 
 
 # -- the model

@@ -119,11 +119,17 @@ def test_config_files_take_the_place_of_the_runs_own_but_for_its_shape(half, tmp
     assert config.dropout == 0.0 and config.learning_rate == 6e-4  # the defaults
 
 
-def test_a_config_of_a_run_with_an_unknown_key_is_refused(half, refused):
+INVALID = {
+    '{"n_layer": "two"}': "n_layer='two': expected a whole number",
+    '{"n_layers": 2}': "unknown key 'n_layers', did you mean 'n_layer'?",
+}
+
+
+def test_a_config_of_a_run_that_is_not_valid_is_refused(half, refused):
     path = Path(half.out_dir, "config.json")
-    path.write_text('{"n_layers": 2}')
-    line = refused(train.main, f"--out_dir={half.out_dir}", "--init_from=resume")
-    assert f"{path}: unknown key 'n_layers', did you mean 'n_layer'?" in line
+    for text, fragment in INVALID.items():
+        path.write_text(text)
+        assert f"{path}: {fragment}" in refused(train.main, f"--out_dir={half.out_dir}", "--init_from=resume")
 
 
 # -- the shape of the model that a run begins from
