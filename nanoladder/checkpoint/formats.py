@@ -51,7 +51,10 @@ def load_model(source):
 
 def shape_of(source):
     """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
-    config = load_model(source)["config"]
+    if source.startswith(HUB):
+        config = huggingface.read_config(huggingface.find_folder(source.removeprefix(HUB)))
+    else:
+        config = load_model(source)["config"]  # the weights stay in the mapped file
     return {key: config[key] for key in SHAPE if key in config}
 
 

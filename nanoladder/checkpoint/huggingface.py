@@ -66,19 +66,28 @@ def read(name):
     Raises BadInput: no such model, another architecture, tensors that are missing, unknown or of another shape.
     """
     folder = find_folder(name)
+    config = read_config(folder)
+    with reading(folder, KIND):
+        weights = our_weights(read_tensors(folder), config | {"bias": True}, TRANSPOSED)
+    biases = [ours for ours in weights if ours.endswith("bias")]
+    config["bias"] |= any(weights[ours].any() for ours in biases)
+    if not config["bias"]:  # write() added them
+        weights = {ours: weight for ours, weight in weights.items() if ours not in biases}
+    return {"config": config, "model": weights}
+
+
+def read_config(folder):
+    """Returns the config of a model, as config_of takes it. Raises BadInput if it computes something else than ours."""
     with reading(folder, KIND):
         theirs = json.loads(files.read(folder / CONFIG))
         for key, (default, *values) in ALIKE.items():
             if (found := theirs.get(key, default)) not in values:
                 expected = " or ".join(map(json.dumps, values))
                 raise ValueError(f"{CONFIG} has {key}={json.dumps(found):.100}; expected {expected}")
-        config = {ours: theirs[key] for ours, key in SIZES.items()} | {"bias": True, "pad_vocab_to": 1}
-        weights = our_weights(read_tensors(folder), config, TRANSPOSED)
-    biases = [ours for ours in weights if ours.endswith("bias")]
-    if theirs.get("bias") is False and not any(weights[ours].any() for ours in biases):  # write() added them
-        config["bias"] = False
-        weights = {ours: weight for ours, weight in weights.items() if ours not in biases}
-    return {"config": config, "model": weights}
+        config = {ours: theirs[key] for ours, key in SIZES.items()}
+        config |= {"bias": theirs.get("bias") is not False, "pad_vocab_to": 1}
+        config_of({"config": config})
+    return config
 
 
 def read_tensors(folder):
