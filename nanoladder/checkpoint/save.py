@@ -5,8 +5,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nanoladder import files, machine, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, history
 from nanoladder.checkpoint.format import FORMAT_VERSION, write_file
@@ -54,7 +52,7 @@ class Writer:
             for path in list(history(self.folder).values())[self.config.keep_checkpoints :]:
                 path.unlink()
         except OSError as error:
-            tqdm.write(f"warning: the checkpoint of step {step} is not saved: {error}", file=sys.stderr)
+            print(f"warning: the checkpoint of step {step} is not saved: {error}", file=sys.stderr)
 
     def __enter__(self):
         return self
@@ -62,7 +60,7 @@ class Writer:
     def __exit__(self, failure, *_):
         self.thread.shutdown()
         self.wait()
-        if self.missing and failure is None:
+        if self.missing and failure in (None, SystemExit):
             missing = " and ".join(f"{name} of step {step}" for name, step in self.missing.items())
             sys.exit(f"error: {self.folder} lacks {missing}, which could not be written")
 

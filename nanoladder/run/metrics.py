@@ -85,8 +85,13 @@ class Metrics:
         return self
 
     def __exit__(self, failure, *_):
-        self.write_all()  # with the rows that could not be appended
-        self.tracker.finish(int(failure is not None))
         crashed = failure and issubclass(failure, Exception)  # possibly out of memory, which plotting needs
-        if self.rows and not crashed:
-            plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
+        try:
+            self.write_all()  # with the rows that could not be appended
+            if self.rows and not crashed:
+                plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
+        except OSError as error:
+            if not crashed:
+                sys.exit(f"error: {self.folder} lacks rows of {self.path.name}, or loss.png: {error}")
+        finally:
+            self.tracker.finish(int(failure is not None))

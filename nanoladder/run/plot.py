@@ -1,5 +1,7 @@
 """Curves of a run, loss.png."""
 
+import warnings
+
 from nanoladder import files
 
 
@@ -17,4 +19,6 @@ def plot(rows, path, title):
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.legend()
     axes.grid(alpha=0.3)
-    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # such characters become boxes
+        files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

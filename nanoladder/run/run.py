@@ -174,7 +174,8 @@ class Run:
         """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed."""
         if machine.is_out_of_memory(error):
             raise memory.OutOfMemory(error, self.config, self.device) from None
-        explain_compiler_failure(error, self.config)
+        if not (self.watch and self.signals.number):  # which may have ended the compiler
+            explain_compiler_failure(error, self.config)
 
     def end_on_signal(self):
         """Exits with code 128 + n if signal n ended the run before its last step."""

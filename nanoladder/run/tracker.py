@@ -1,4 +1,4 @@
-"""The run on Weights & Biases, if track=wandb; else a dummy, as nanochat's."""
+"""The run on Weights & Biases if track=wandb, else a dummy, like nanochat's."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ TIMEOUT = 30  # seconds for wandb's server to begin a run, and at the end to tak
 
 
 class Untracked:
-    """A run on wandb that there is not: does nothing."""
+    """Stands in for wandb's run when there is none: does nothing."""
 
     def log(self, row, step):
         pass
@@ -37,6 +37,6 @@ def begin_tracking(config):
             config=dataclasses.asdict(config),
             settings=wandb.Settings(init_timeout=TIMEOUT, finish_timeout=TIMEOUT),
         )
-    except Exception as error:
-        print(f"warning: wandb failed, but training goes on: {' '.join(str(error).split())}", file=sys.stderr)
+    except (Exception, SystemExit) as error:  # its service, once dead, exits
+        print(f"warning: the run goes on without wandb: {' '.join(str(error).split())}", file=sys.stderr)
         return Untracked()
