@@ -65,7 +65,10 @@ def parse(argv):
             not options.tasks or options.dataset or (options.split == "val" and not options.stride),
             "split, stride: expected --dataset=NAME too, as --tasks alone evaluate on no split",
         ),
-        (not options.output or Path(options.output).parent.is_dir(), "output: expected a file in an existing folder"),
+        (
+            not options.output or (Path(options.output).parent.is_dir() and not Path(options.output).is_dir()),
+            "output: expected a file in an existing folder",
+        ),
     ]:
         if not condition:
             raise BadInput(message)

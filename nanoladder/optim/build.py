@@ -7,7 +7,7 @@ from nanoladder.optim import lion
 from nanoladder.optim.galore import GaLore
 
 BETA1 = 0.9  # decay rate of the mean gradient, as AdamW's in train.py
-FIRST_MOMENTUM, MOMENTUM_WARMUP = 0.85, 300  # of Muon, and steps
+FIRST_MOMENTUM, MOMENTUM_WARMUP = 0.85, 300  # Muon's at the start, and the steps until it is 0.95
 # Good learning rate of each optimizer as a multiple of AdamW's: from its paper if stated there, else from
 # `profile.py --train`, whose table in results/ shows a lower and a higher one as well.
 RELATIVE_LR = {
