@@ -146,7 +146,7 @@ def find_folder(dataset):
     names = sorted(path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json"))
     how = nearest(dataset, names)
     if script := next((name for name in reversed(names) if f"{dataset}_".startswith(f"{name}_")), None):
-        tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1)
+        tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1).replace("=bpe", "=bpe:")
         how = f"; prepare it with `python data/{script}/prepare.py{tokenizer}`"
     elif not how:
         how = "; for a text of yours, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"

@@ -57,7 +57,7 @@ def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, document
         (None, {"vocab_size": 16}, ["token id 16", "--vocab_size=17"]),  # as nanoGPT leaves a folder
         ("", {"dataset": "nowhere"}, ["dataset=nowhere", "python data/text/prepare.py --input FILES"]),
         ("", {"dataset": "python_stdlb"}, ["dataset=python_stdlb: no train.bin", "did you mean 'python_stdlib'?"]),
-        ("", {"dataset": "fineweb_edu_char"}, ["python data/fineweb_edu/prepare.py --tokenizer=char`"]),
+        ("", {"dataset": "fineweb_edu_bpe512"}, ["python data/fineweb_edu/prepare.py --tokenizer=bpe:512`"]),
         ("", {"vocab_size": 3}, ["vocab_size=3"]),
         ("", {"context_length": 400}, ["context_length=400", "val.bin", "at least 401"]),
     ],
