@@ -7,7 +7,8 @@ seed: those of one seed train on the same batches. In this order:
 2. The base at length 1 on ten seeds.
 3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what lowers the mean loss.
 4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
-5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss.
+5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss, with the
+   learning rate that one other seed chooses there.
 6. Each rung alone, on the base; then the recipe without it. Their rates are chosen on one seed.
 7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
@@ -54,7 +55,7 @@ class Row:
     """A config to be measured. below: the row that it is compared with; None: the base.
 
     seeds: of its screening. factor: of its learning rate, once that is tuned. length: of its runs on fresh seeds.
-    note: why there are none.
+    fresh_factor: of their learning rate. note: why there are none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Row:
     seeds: tuple = SCREENING
     factor: float | None = None
     length: float | None = None
+    fresh_factor: float | None = None
     kept: bool = False
     note: str | None = None
 
@@ -141,10 +143,10 @@ class Protocol:
 
         fresh: at the row's own length, on fresh seeds; else at length 1, on those of the screening.
         """
-        seeds, length = (FRESH, row.length) if fresh else (row.seeds, 1.0)
-        if not (row.factor and length and self.curve):
+        seeds, length, factor = (FRESH, row.length, row.fresh_factor) if fresh else (row.seeds, 1.0, row.factor)
+        if not (factor and length and self.curve):
             return None
-        losses, others = self.losses(row, length, seeds), self.of_base(1.0, seeds)
+        losses, others = self.losses(row, length, seeds, factor), self.of_base(1.0, seeds)
         if not (losses and others):
             return None
         start = self.curve.loss(1.0)
@@ -173,7 +175,7 @@ class Protocol:
 
     def diverged(self, row):
         """The number of a row's trials that diverged, of those at its best learning rate."""
-        of_phases = [self.screening(row), row.length and self.losses(row, row.length, FRESH)]
+        of_phases = [self.screening(row), row.fresh_factor and self.losses(row, row.length, FRESH, row.fresh_factor)]
         return sum(losses.count(math.inf) for losses in of_phases if losses)
 
     # -- the phases
@@ -217,6 +219,7 @@ class Protocol:
     def confirm(self):
         """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each."""
         self.of_base(1.0, FRESH)
+        self.base.fresh_factor = self.base.factor
         kept = [row for row in self.rows if row.kept]
         for row in sorted((row for row in self.rows if not row.note), key=lambda row: not row.kept):
             self.confirm_row(row)
@@ -227,16 +230,18 @@ class Protocol:
             self.confirm_row(alone)
         for row in kept:
             rest = Row(f"without {row.name}", self.built([each.name for each in kept if each is not row]), seeds=ONCE)
-            rest.length, self.without[row.name] = kept[-1].length, rest
+            rest.length, rest.factor, self.without[row.name] = kept[-1].length, kept[-1].fresh_factor, rest
             if isinstance(rest.config, BadInput):
                 rest.note = str(rest.config)
-            elif self.tune(rest, rest.length, kept[-1].factor):
+            else:
                 self.confirm_row(rest)
 
     def confirm_row(self, row):
         """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""
         if row.length is None and (screened := self.worth(row, fresh=False)):
             row.length = round(self.config.max_steps / math.exp(statistics.fmean(screened))) / self.config.max_steps
+        if row.length and row.factor:
+            row.fresh_factor = self.tune(dataclasses.replace(row, seeds=ONCE), row.length, row.factor)
         self.worth(row, fresh=True)
 
 

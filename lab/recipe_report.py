@@ -15,7 +15,8 @@ HOW_TO_READ = f"""\
 those of the recipe (≥: the curve ends there). **step ×**: that beside the row before that was kept. **alone ×**: this
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
-chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte: at length 1, seeds 0 to 2. kept: the rung
+chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2; fresh
+lr: at the row's own length, chosen on seed 0. kept: the rung
 lowered the mean loss of the screening, and the rows after stand on it. ms ×: time of a step beside the base's, alone on
 the machine, measured last; gain: tokens × / ms ×."""
 
@@ -74,6 +75,8 @@ def figures(protocol, trials, parameters, steps):
             continue
         losses = protocol.screening(row)
         cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
+        if row.fresh_factor:
+            cells["fresh_learning_rate"] = row.fresh_factor * row.config.learning_rate
         cells |= {"verdict": verdict(protocol, row, estimates), "length": row.length}
         cells["parameters"] = parameters(row.config)
         if math.inf not in losses:
@@ -122,6 +125,7 @@ COLUMNS = {
     "without ×": times("without"),
     "bits/byte": lambda row: f"{row['bpb']:.4f}",
     "lr": lambda row: f"{row['learning_rate']:.2g}",
+    "fresh lr": lambda row: f"{row['fresh_learning_rate']:.2g}",
     "parameters": lambda row: f"{row['parameters'] / 1e6:.2f} M",
     "ms ×": lambda row: f"{row['ms']:.2f}",
     "gain": lambda row: f"{row['gain']:.2f}",
