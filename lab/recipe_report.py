@@ -15,10 +15,9 @@ HOW_TO_READ = f"""\
 those of the recipe (≥: the curve ends there). **step ×**: that beside the row before that was kept. **alone ×**: this
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
-chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2; fresh
-lr: at the row's own length, chosen on seed 0. kept: the rung
-lowered the mean loss of the screening, and the rows after stand on it. ms ×: time of a step beside the base's, alone on
-the machine, measured last; gain: tokens × / ms ×."""
+chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2; fresh lr:
+at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the screening, and the rows after
+stand on it. ms ×: time of a step beside the base's, alone on the machine, measured last; gain: tokens × / ms ×."""
 
 
 def report(protocol, trials, steps, words, parameters):
