@@ -155,7 +155,8 @@ def ask(question, config, device, available):
     options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
     keys = [f"--{key}={value}" for key, value in vars(config).items()]
     command = [sys.executable, "-m", "lab.advise", question, *options, *keys]
-    environment = os.environ | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # PYTHONSAFEPATH leaves out the one it starts in
+    environment = os.environ | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
     with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
         process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         if process.returncode == 0:
