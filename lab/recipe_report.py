@@ -141,10 +141,10 @@ def draw(curve, rows, path):
     lengths = [curve.low * (curve.high / curve.low) ** (k / 100) for k in range(101)]
     left.plot(lengths, [curve.loss(length) for length in lengths], color="black", label="the base: its curve")
     left.plot(*zip(*sorted(curve.points.items()), strict=True), "ko", label="and whole runs")
-    height, gap = math.inf, (curve.loss(curve.low) - curve.loss(curve.high)) / 30
-    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: row["screened"]):
+    height, gap = -math.inf, (curve.loss(curve.low) - curve.loss(curve.high)) / 30
+    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: -row["screened"]):
         loss, color = curve.loss(row["screened"]), color_of(row)
-        height = min(loss, height - gap)  # labels do not overlap
+        height = max(loss, height + gap)  # labels do not overlap
         left.plot([1.0, row["screened"]], [loss, loss], color=color, linewidth=1, marker=".")
         leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (1.0, 0.5), "shrinkA": 0}
         text = {"color": color, "fontsize": 8, "va": "center", "ha": "right", "arrowprops": leader}
