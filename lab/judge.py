@@ -85,8 +85,7 @@ def judge(options, config_words):
         names = check_out(folder, options.against)
         ask = functools.partial(measure, folder, names, [os.path.relpath(path, ROOT) for path in paths], keys)
         conditions = {"names": names, "code": {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}}
-        conditions |= {"machine": ask("other", "machine"), "config": config_words}
-        conditions["keys"] = dataclasses.asdict(config)
+        conditions |= {"machine": ask("other", "machine"), "config": config_words, "keys": dataclasses.asdict(config)}
         path = Path(options.out_dir or default_folder(conditions), f"judge-{options.metric}.json")
         results = begun(path, conditions)
         save = functools.partial(write, path.parent, {path.name: results})

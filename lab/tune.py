@@ -68,15 +68,13 @@ class Search:
             raise BadInput(f"the finished loop cannot be measured: {error}") from None
         except TimeUp:
             raise BadInput("the finished loop is not ready by the end of the search; expected more --minutes") from None
-        tried, before = {plan.here(self.config)}, None
+        tried, before = {str(plan.here(self.config))}, None  # as texts: two refusals alike are not equal
         with contextlib.suppress(TimeUp):
             while before != self.best:
                 before = self.best
                 for change in candidates(self.best, self.machine):
                     config = plan.changed(self.best, change)
-                    form = plan.here(config)
-                    form = str(form) if isinstance(form, BadInput) else form
-                    if form not in tried:
+                    if (form := str(plan.here(config))) not in tried:
                         tried.add(form)
                         kept = self.race(change, config, self.best, end)["outcome"] == "kept"
                         self.best = config if kept else self.best
