@@ -29,7 +29,8 @@ def read_items(path):
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise BadInput(f"tasks: {path} cannot be read ({error.strerror}); expected a JSONL file") from None
+        where = "expected a JSONL file; docs/evaluation.md has the commands that download public ones"
+        raise BadInput(f"tasks: {path} cannot be read ({error.strerror}); {where}") from None
     items, kind = [], None
     for number, line in enumerate(lines, 1):
         if line.strip():
