@@ -1,14 +1,14 @@
 """Memory of a run: chooses the micro-batch that fits, explains out-of-memory errors.
 
-lab/advise.py predicts the memory of a step, in a child process: this module must not import the training step.
+lab/predict.py predicts the memory of a step, in a child process: this module must not import the training step.
 """
 
 import contextlib
 import dataclasses
 import functools
 import gc
-import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +20,7 @@ from nanoladder.run.start import CONFIG, read_config
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
+SMALLER = "--micro_batch_size=auto, --checkpointing=every:1, --optimizer=adamw8bit"  # the cheapest change first
 
 
 # -- before training
@@ -53,13 +54,31 @@ def choose_micro_batch(config, device):
         if before in sizes:
             return before, "as before"
     print("micro_batch_size=auto: predicting", flush=True)  # takes a minute for GPT-2
-    available = available_bytes(config, device)
-    predicted = ask("micro_batch_size", config, device, available).get("micro_batch_size")
+    available = config.memory_gb * 1e9 or machine.free_memory(device)
+    predicted = predict_micro_batch(config, device, (1 - MARGIN) * available)
     if predicted == 0:
         raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
     if predicted is None:
         return sizes[0 if parallel.world_size() > 1 else -1], "there is no prediction"
     return predicted, f"the most predicted to fit into {gb(available)}, of which {MARGIN:.0%} stay free"
+
+
+def predict_micro_batch(config, device, available):
+    """The largest micro-batch whose step is predicted to take no more than the available bytes; 0: not even 1 fits.
+
+    None if it cannot be predicted, which any failure means. The child process uses one thread and no GPU.
+    """
+    config = dataclasses.replace(config, device=str(device), init_from="scratch")  # its shape is known
+    options = [f"--available_bytes={int(available)}", f"--world_size={parallel.world_size()}"]
+    keys = [f"--{key}={value}" for key, value in vars(config).items()]
+    command = [sys.executable, "-m", "lab.predict", *options, *keys]
+    folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # PYTHONSAFEPATH leaves out the one it starts in
+    environment = os.environ | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
+    with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
+        process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+        if process.returncode == 0:
+            return int(process.stdout.split()[-1])
+    return None
 
 
 # -- out of memory
@@ -69,7 +88,7 @@ class OutOfMemory(Exception):
     """Raised by a run that ran out of memory. config: as far as it was resolved."""
 
     def __init__(self, error, config, device):
-        super().__init__(f"{type(error).__name__}: {error}".splitlines()[0])
+        super().__init__(f"{type(error).__name__}: {error}".splitlines()[0].rstrip("."))
         self.config, self.device = config, device
 
 
@@ -91,7 +110,7 @@ def fit_micro_batch(train):
             release_memory(device)  # here, where no traceback refers to the model
             size = half_of_micro_batch(tried) if auto and parallel.world_size() == 1 else 0
             if not size:
-                explain(reason, tried, device)
+                explain(reason)
                 sys.exit(3)
             print(f"micro_batch_size={tried.micro_batch_size} does not fit ({reason}): trying {size}", flush=True)
             init_from = "resume" if checkpoint.found(Path(config.out_dir)) else config.init_from
@@ -117,59 +136,15 @@ def release_memory(device):
         torch.get_device_module(device.type).empty_cache()
 
 
-def explain(reason, config, device):
-    """Prints why memory ran out, and advice. Only one process prints.
-
-    config: micro_batch_size may still be "auto" and vocab_size 0.
-    """
-    if parallel.world_size() > 1 and parallel.already_printed("error: out of memory"):
-        return
-    print(f"error: out of memory: {reason}", file=sys.stderr)
-    with contextlib.suppress(RuntimeError):  # if not even CUDA's context fits
-        available = available_bytes(config, device)
-        if advice := ask("savings", config, device, available):
-            print_advice(advice, config, available)
-
-
-def print_advice(advice, config, available):
-    """Prints what a step's memory is made of, and what to change, the cheapest first."""
-    parts = ", ".join(f"{part} {gb(size)}" for part, size in advice["parts"].items())
-    eager = " if it is not compiled" if config.compile else ""
-    lines = [f"A step is predicted to take {gb(advice['peak'])}{eager}, of {gb(available)} available: {parts}."]
-    lines += ["What to change, cheapest first, each with the predicted peak of that change alone:"]
-    for key, value, less in advice["savings"]:
-        fits = "  fits" if less < (1 - MARGIN) * available else ""
-        lines += [f"  {f'--{key}={value}':<26}{gb(less):>9}{fits}"]
-    print("\n".join(lines), file=sys.stderr)
-
-
-# -- child processes
-
-
-def ask(question, config, device, available):
-    """Returns the answer of lab/advise.py, a dict, for steps that leave MARGIN of the memory free; {} if it fails.
-
-    Ignores failures, because every caller can proceed without a prediction. Uses one thread and no GPU.
-    """
-    config = dataclasses.replace(config, device=str(device), init_from="scratch")  # its shape is known
-    options = [f"--available_bytes={int((1 - MARGIN) * available)}", f"--world_size={parallel.world_size()}"]
-    keys = [f"--{key}={value}" for key, value in vars(config).items()]
-    command = [sys.executable, "-m", "lab.advise", question, *options, *keys]
-    folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # PYTHONSAFEPATH leaves out the one it starts in
-    environment = os.environ | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
-    with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
-        process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-        if process.returncode == 0:
-            return json.loads(process.stdout.splitlines()[-1])
-    return {}
+def explain(reason):
+    """Prints why memory ran out, and what to change. Only one process prints."""
+    if parallel.world_size() == 1 or not parallel.already_printed("error: out of memory"):
+        command = f"python profile.py {shlex.join(sys.argv[1:])} --mode=predict"
+        advice = f"expected a smaller step, by {SMALLER}; what each stage takes: {command}"
+        print(f"error: out of memory: {reason}; {advice}", file=sys.stderr)
 
 
 # -- arithmetic
-
-
-def available_bytes(config, device):
-    """Bytes that this process may allocate: memory_gb, or its share of the device's free memory."""
-    return config.memory_gb * 1e9 or machine.free_memory(device)
 
 
 def count_tokens(config, world_size):

@@ -1,6 +1,7 @@
 """Predictions: a step allocates the predicted bytes, and the predicted micro-batch fits."""
 
 import gc
+import json
 
 import pytest
 import torch
@@ -230,6 +231,17 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
         assert predict.largest_micro_batch(config, peak, device_type) == size
         assert predict.largest_micro_batch(config, peak - 1, device_type) < size
     assert predict.largest_micro_batch(config, 1000, device_type) == 0
+
+
+def test_the_command_prints_the_micro_batch_that_fits(dense, run_main):
+    """vocab_size=0 stands for the dataset's vocabulary; a step counts as if it were not compiled."""
+    n_tokens = json.loads((dense / "meta.json").read_text())["vocab_size"]
+    peak = predict.predict_memory(small(shape=THIN, vocab_size=n_tokens, micro_batch_size=2)).peak
+    given = THIN | {"dataset": str(dense), "vocab_size": 0, "compile": True, "device": "cpu", "dtype": "bfloat16"}
+    words = [f"--{key}={value}" for key, value in given.items()]
+    for available, fitting in ((peak, "2\n"), (peak - 1, "1\n")):
+        result = run_main(predict.main, f"--available_bytes={available}", *words)
+        assert (result.code, result.out, result.err) == (0, fitting, "")
 
 
 def test_costs_are_those_of_the_whole_run():

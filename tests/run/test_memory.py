@@ -17,8 +17,6 @@ from nanoladder.run import memory
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-SAVINGS = {"peak": 8e9, "parts": {"weights": 1e9, "temporary": 7e9}}  # as lab/advise.py answers
-SAVINGS |= {"savings": [["micro_batch_size", 4, 7e9], ["checkpointing", "every:1", 4e9]]}
 
 
 @pytest.fixture
@@ -28,10 +26,10 @@ def config(dense, tmp_path):
 
 @pytest.fixture(autouse=True)
 def predicted(monkeypatch):
-    """Answers to what a run asks lab/advise.py, without its child process; {} by default. A test changes them."""
-    answers = {}
-    monkeypatch.setattr(memory, "ask", lambda question, *_: answers.get(question, {}))
-    return answers
+    """What is predicted to fit, [micro_batch_size], without a child process; [None] by default. A test changes it."""
+    answer = [None]
+    monkeypatch.setattr(memory, "predict_micro_batch", lambda *_: answer[0])
+    return answer
 
 
 # -- micro_batch_size=auto
@@ -65,7 +63,7 @@ def test_auto_halves_the_micro_batch_until_it_fits(at_step, save_interval, confi
         return model
 
     given = vars(config) | {"micro_batch_size": "auto", "max_steps": 4, "memory_gb": 50.0}
-    predicted["micro_batch_size"] = {"micro_batch_size": 12}
+    predicted[0] = 12
     with monkeypatch.context() as patch:
         step, sizes = running_out(3, at_step)
         patch.setattr(train, "train_step", step)
@@ -98,15 +96,14 @@ def test_auto_begins_with_the_size_before_or_the_prediction(
     config = replace(config, micro_batch_size="auto", init_from="auto", memory_gb=1.0)
     if before:
         train.train(replace(config, batch_size=2 * before, micro_batch_size=before))
-    if answer:
-        predicted["micro_batch_size"] = {"micro_batch_size": answer}
+    predicted[0] = answer
     monkeypatch.setattr(memory.parallel, "world_size", lambda: n_processes)
     size, reason = memory.choose_micro_batch(config, CPU)
     assert size == expected[0] and reason.startswith(expected[1])
 
 
-def test_if_nothing_fits_the_program_says_what_would(config, predicted, run_main):
-    predicted |= {"micro_batch_size": {"micro_batch_size": 0}, "savings": SAVINGS}
+def test_if_nothing_fits_the_program_says_so(config, predicted, run_main):
+    predicted[0] = 0
     result = run_main(train.main, *flags(**vars(config) | {"micro_batch_size": "auto", "memory_gb": 1e-3}))
     assert result.code == 3
     assert "error: out of memory: MemoryError: micro_batch_size=auto: not one sequence is predicted" in result.err
@@ -120,10 +117,9 @@ def test_a_prediction_is_made_in_a_child_that_a_train_py_here_does_not_mislead(c
     monkeypatch.chdir(tmp_path)
     given = replace(config, vocab_size=17)
     peak = predict.predict_memory(replace(given, micro_batch_size=4)).peak
-    answer = memory.ask("micro_batch_size", replace(given, micro_batch_size="auto"), CPU, 1.01 * peak / 0.9)
-    assert answer == {"micro_batch_size": 4}
-    advice = memory.ask("savings", given, CPU, 1e9)
-    assert advice.keys() == SAVINGS.keys() and sum(advice["parts"].values()) == advice["peak"]
+    given = replace(given, micro_batch_size="auto")
+    assert memory.predict_micro_batch(given, CPU, 1.01 * peak) == 4
+    assert memory.predict_micro_batch(replace(given, n_embd=7), CPU, 1e9) is None  # which no child can predict
 
 
 @needs_gpu
@@ -162,20 +158,19 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     assert "can't allocate memory" in result.stderr
     assert f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume" in result.stdout
     assert saved(config)["progress"]["step"] == 2
-    assert any(line.startswith("  --micro_batch_size=") and "fits" in line for line in result.stderr.splitlines())
+    assert "expected a smaller step, by --micro_batch_size=auto, --checkpointing=every:1" in result.stderr
 
 
-def test_memory_that_runs_out_in_a_step_is_explained_once(config, predicted, run_main, monkeypatch):
+def test_memory_that_runs_out_in_a_step_is_explained_in_one_line(config, run_main, monkeypatch):
     def train_step(*_):
         raise FULL
 
     monkeypatch.setattr(train, "train_step", train_step)
-    predicted["savings"] = SAVINGS
-    result = run_main(train.main, *flags(**vars(config) | {"memory_gb": 6.0}))
-    assert result.code == 3 and result.err.count("error: out of memory: ") == 1
-    assert "OutOfMemoryError" in result.err
-    assert "predicted to take 8.000 GB, of 6.000 GB available: weights 1.000 GB, temp" in result.err
-    assert "--micro_batch_size=4       7.000 GB\n  --checkpointing=every:1    4.000 GB  fits\n" in result.err
+    result = run_main(train.main, *flags(**vars(config)))
+    assert result.code == 3 and result.err.count("error: ") == 1 and result.err.count("\n") == 1
+    assert result.err.startswith("error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00")
+    assert "GiB; expected a smaller step, by --micro_batch_size=auto, --checkpointing=every:1" in result.err
+    assert f"python profile.py {sys.argv[1]}" in result.err and result.err.endswith("--mode=predict\n")
 
 
 def of_the_compiler(text):
