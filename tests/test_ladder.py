@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 import model
 import train
 from lab import pages, show
+from lab.stages import needs_several
 from nanoladder import checkpoint, data, machine
 from nanoladder.config import RECIPE_DIR, Config, stage_files, stage_names
-from nanoladder.config.stages import needs_several
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.kernels import loss
@@ -257,7 +257,7 @@ for stage in "loader", "allocator":
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not machine.GLIBC, reason="mallopt is glibc's")
+@pytest.mark.skipif(not machine.memory.GLIBC, reason="mallopt is glibc's")
 def test_allocator_touches_no_page_twice():
     """Page faults of ten times 64 MB, in pages of up to 2 MB."""
     given, kept = map(int, python("-c", FAULTS, env=os.environ | {"PYTHONPATH": "."}).stdout.split())

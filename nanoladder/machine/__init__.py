@@ -8,12 +8,10 @@ from nanoladder.machine.device import (
     configure,
     device_name,
     keep_cache_sound,
-    lacks,
     peak_flops,
 )
 from nanoladder.machine.load import Load
 from nanoladder.machine.memory import (
-    GLIBC,
     free_memory,
     is_out_of_memory,
     keep_freed_memory,

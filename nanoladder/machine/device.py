@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
 from nanoladder.kernels import uses_blocks
-from nanoladder.machine.memory import GLIBC
 from nanoladder.machine.precision import choose_dtype
 from nanoladder.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 
@@ -88,16 +87,6 @@ def device_name(device):
         return f"{torch.backends.mps.get_name()}, {torch.backends.mps.get_core_count()} GPU cores"
     n = torch.get_num_threads()
     return f"CPU, {n} thread{'s' if n > 1 else ''}"
-
-
-def lacks(device):
-    """Describes the switches that have no effect on this device, and why; "" if all have."""
-    if device.type != "cuda":
-        memory = "" if GLIBC and device.type == "cpu" else ", keep_memory"
-        return f"TF32, pinned memory{memory} and CUDA graphs: they need CUDA"
-    if not torch.version.hip and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-        return f"TF32: it needs compute capability 8.0 (Ampere), this GPU has {capability[0]}.{capability[1]}"
-    return ""
 
 
 def attention_kernel(config, device):

@@ -47,12 +47,7 @@ def free_memory(device):
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
         free = min(free, most - int(used[1]))
-    free //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    for limit, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
-        most, _ = resource.getrlimit(limit)
-        if most != resource.RLIM_INFINITY:
-            free = min(free, most - proc_bytes("/proc/self/status", field))
-    return max(0, free)
+    return max(0, free // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def limit_memory(device, size):

@@ -42,8 +42,6 @@ def choices(config, device):
         "optimizer": optimizer(config),
         "compile": "off",
     }
-    if lacking := machine.lacks(device):
-        chosen["no effect"] = lacking
     if config.compile:
         scope = "block" if config.compiles_blocks else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}"
