@@ -16,9 +16,10 @@ from nanoladder.entry import Parser
 
 from lab.devices import DATASHEETS
 from lab.peers import task
+from lab.stages import fields, needs_several
 from lab.summary import row_below
 from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_names
-from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
+from nanoladder.config.stages import files, stage_below, stage_path
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine import choose_device, choose_dtype

@@ -21,8 +21,9 @@ from pathlib import Path
 from lab import pages
 from lab.link import standalone
 from lab.page import build
+from lab.stages import reason, tree
 from nanoladder import files
-from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
+from nanoladder.config.stages import RECIPE_DIR, stage_below
 from nanoladder.errors import BadInput
 
 COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from nanoladder.config.stages import fields
+from lab.stages import fields
 
 # Rooms and files from top to bottom. An import leads to a lower line, or stays inside its room.
 LAYERS = [
@@ -33,16 +33,16 @@ SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "
 # The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
 BUDGETS = {
     "*.py": 820,
-    "nanoladder/config/*.py": 523,
-    "nanoladder/run/*.py": 960,
+    "nanoladder/config/*.py": 484,
+    "nanoladder/run/*.py": 933,
     "nanoladder/data/*.py": 1497,
     "nanoladder/checkpoint/*.py": 853,
     "nanoladder/parallel/*.py": 997,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 839,
+    "nanoladder/machine/*.py nanoladder/kernels/*.py": 815,
     "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1028,
-    "lab/**/*.py": 6544,
+    "lab/**/*.py": 6538,
     "lab/page/*.js lab/page/*.css lab/page/*.html": 601,
-    "tests/**/*.py": 11914,
+    "tests/**/*.py": 11839,
 }
 
 

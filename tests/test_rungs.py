@@ -7,6 +7,7 @@ import torch
 from conftest import RECIPE, build, replace, rows, tiny, weights
 
 import convert
+import lab.stages
 import train
 from model import GPT
 from nanoladder import checkpoint, optim
@@ -26,12 +27,12 @@ def batch(config, seed=0):
 def of_rung(name, alone=False, **keys):
     """The tiny config with the rungs up to this one, or with it alone."""
     path = [name] if alone else stages.stage_path(name)
-    fields = {field: value for rung in path for field, value in stages.fields(rung).items()}
+    fields = {field: value for rung in path for field, value in lab.stages.fields(rung).items()}
     return tiny(vocab_size=40, **{field: eval(value) for field, value in fields.items()}, **keys)
 
 
 def test_the_base_is_the_default_and_the_last_rung_has_them_all():
-    fields = stages.fields_up_to(RUNGS[-1])
+    fields = lab.stages.fields_up_to(RUNGS[-1])
     assert {field: eval(fields[field]) for field in RECIPE}.keys() == RECIPE.keys()
     base = of_rung("base")
     assert all(getattr(base, field) == getattr(Config(), field) for field in RECIPE)

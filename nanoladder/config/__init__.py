@@ -6,7 +6,7 @@ Config files are Python, and set keys. They apply from left to right, then the s
 - keys: the dataclass Config, each key with its type, default and meaning
 - load: the command line, config files, `--help`
 - check: validation of names, types, ranges and combinations, with one-line errors
-- stages: the ladder's stages: names, files, fields, reasons
+- stages: the stages of both ladders: names, files, order
 
 Not here: the presets and stages themselves (config/), what a run takes from its start (nanoladder/run), and checks that
 need a dataset, a device or a checkpoint.

@@ -49,12 +49,6 @@ def count_scores(T, dtype):
     return sum((end - start) * end for start, end in blocks(T, dtype))
 
 
-def product_flops(q):
-    """Floating-point operations of one product, of queries and keys (B, nh, T, hs): of the blocks that are computed."""
-    B, nh, T, hs = q.shape
-    return 2 * B * nh * count_scores(T, q.dtype) * hs
-
-
 def heads_at_a_time(q):
     """Yields the indices (sequences, heads) of parts of q (B, nh, T, hs), each of as many heads as CACHE holds."""
     B, nh, T, _ = q.shape

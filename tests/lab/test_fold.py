@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import build, tiny
 
-from lab import pages
 from lab.fold import NO_OPS, fold
 from lab.link import OPTIONS
+from lab.stages import fields_up_to
 from model import GPT, NORMS, Attention, Block
 from nanoladder import machine, optim, parallel
 from nanoladder.config import DEFAULTS
@@ -163,7 +163,7 @@ MADE = {
 
 
 def test_a_call_does_nothing_while_its_stage_is_off():
-    naive = pages.fields_up_to("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
+    naive = fields_up_to("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
     ladder = [row for row in NO_OPS if row[0] not in ("standalone", "mesh")]
     assert set(MADE) == {call for _, _, _, *calls in ladder for call in calls}
     off = {(field, repr(value)) for field, value, *_ in ladder}

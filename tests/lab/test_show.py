@@ -18,8 +18,9 @@ import model
 import train
 from lab import pages, show
 from lab.link import OPTIONS, standalone
+from lab.stages import needs_several
 from nanoladder.config import stage_names
-from nanoladder.config.stages import RECIPE_DIR, needs_several, stage_below
+from nanoladder.config.stages import RECIPE_DIR, stage_below
 from nanoladder.run import load_config
 
 STAGES = stage_names()
