@@ -74,9 +74,7 @@ def busy(device, load):
 def dtype(config, device):
     chosen, native = machine.choose_dtype(config.dtype, device), machine.choose_dtype("auto", device)
     why = "as requested"
-    if config.dtype == "auto" and device.type == "mps":
-        why = "half precision is no faster on most of Apple's GPUs"
-    elif config.dtype == "auto":
+    if config.dtype == "auto":
         why = "bfloat16 is native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
     elif chosen == torch.bfloat16 != native and device.type != "mps":
         why = f"as requested, but emulated here, and slow: expected --dtype={native}".replace("torch.", "")

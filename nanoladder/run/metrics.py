@@ -64,19 +64,15 @@ class Metrics:
         """Stores one row of metrics and prints it as a line."""
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
-        self.append(row)
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:  # training continues: the file is written anew at the end
+            print(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
         self.tracker.log(row, step=row["step"])
         left = (self.config.max_steps - row["step"]) * row.get("step_ms", math.nan) / 60e3
         shown = row | ({"minutes_left": left} if "step_ms" in row else {})
         print("  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown))
-
-    def append(self, row):
-        """Appends a row to the file. If that fails, training continues: the file is written anew at the end."""
-        try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            print(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
 
     def write_all(self):
         files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))

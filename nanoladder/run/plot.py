@@ -1,7 +1,5 @@
 """Curves of a run, loss.png."""
 
-import warnings
-
 from nanoladder import files
 
 
@@ -19,6 +17,4 @@ def plot(rows, path, title):
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.legend()
     axes.grid(alpha=0.3)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # such characters become boxes
-        files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

@@ -4,18 +4,10 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 TIMEOUT = 30  # seconds for wandb's server to begin a run, and at the end to take the rest of it
-
-
-class Untracked:
-    """Stands in for wandb's run when there is none: does nothing."""
-
-    def log(self, row, step):
-        pass
-
-    def finish(self, exit_code):
-        pass
+UNTRACKED = SimpleNamespace(log=lambda row, step: None, finish=lambda exit_code: None)  # instead of wandb's run
 
 
 def begin_tracking(config):
@@ -24,7 +16,7 @@ def begin_tracking(config):
     WANDB_MODE=offline records the run in out_dir/wandb, for `wandb sync`.
     """
     if config.track == "off":
-        return Untracked()
+        return UNTRACKED
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without a network it delays the exit by 20 s
     name = Path(config.out_dir).absolute().name  # that of . too
     try:
@@ -39,4 +31,4 @@ def begin_tracking(config):
         )
     except (Exception, SystemExit) as error:  # its service, once dead, exits
         print(f"warning: the run goes on without wandb: {' '.join(str(error).split())}", file=sys.stderr)
-        return Untracked()
+        return UNTRACKED

@@ -100,10 +100,10 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
 def test_rows_that_could_not_be_written_are_there_at_the_end(config, monkeypatch, capsys):
     def log(self, row):
         self.path = self.folder / ("nowhere/x" if row["step"] == 3 else "metrics.jsonl")
-        append(self, row)
+        write(self, row)
 
-    append = metrics.Metrics.append
-    monkeypatch.setattr(metrics.Metrics, "append", log)
+    write = metrics.Metrics.write
+    monkeypatch.setattr(metrics.Metrics, "write", log)
     train.train(config)
     assert "lacks step 3: [Errno 2]" in capsys.readouterr().err
     assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
