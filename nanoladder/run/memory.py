@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import gc
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from nanoladder.run.start import CONFIG, read_config
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
-SMALLER = "--micro_batch_size=auto, --checkpointing=every:1, --optimizer=adamw8bit"  # the cheapest change first
+SMALLER = "a smaller --micro_batch_size, --checkpointing=every:1 or --optimizer=adamw8bit"  # the cheapest first
 
 
 # -- before training
@@ -139,8 +138,7 @@ def release_memory(device):
 def explain(reason):
     """Prints why memory ran out, and what to change. Only one process prints."""
     if parallel.world_size() == 1 or not parallel.already_printed("error: out of memory"):
-        command = f"python profile.py {shlex.join(sys.argv[1:])} --mode=predict"
-        advice = f"expected a smaller step, by {SMALLER}; what each stage takes: {command}"
+        advice = f"expected a smaller step, by {SMALLER}; docs/memory.md shows how to predict each"
         print(f"error: out of memory: {reason}; {advice}", file=sys.stderr)
 
 
