@@ -26,6 +26,7 @@ from lab.measure import machine_facts
 from lab.results import code_hash, default_folder, resume, write
 from lab.trials import PAUSE, Child
 from nanoladder import files
+from nanoladder.config import differences
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -48,6 +49,7 @@ def race(options, words):
             raise BadInput(f"--against={options.against}: {key}={that}, here {this}; expected the same validation")
     conditions = {"machine": run_alone(machine_facts, configs["both"]), "config": words, "against": other}
     conditions |= {"data": open_dataset(configs["both"]).fingerprint(), "code": code_hash()}
+    conditions["keys"] = {name: differences(config) for name, config in configs.items()}
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "race.json", conditions, {"runs": []})
     write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
@@ -70,7 +72,7 @@ def run(config, seed):
     """A whole run: its seconds, its bits per byte at the end and, with their seconds, on the way. Raises BadInput."""
     curve = {}
     with tempfile.TemporaryDirectory() as cache:
-        values = {"seed": seed, "eval_interval": max(1, config.max_steps // 10), "save_interval": 0}
+        values = {"seed": seed, "eval_interval": max(1, config.max_steps // 5), "save_interval": 0}
         child = Child(dataclasses.replace(config, **values), {"TORCHINDUCTOR_CACHE_DIR": cache})
         try:
             while not (outcome := child.outcome()):
