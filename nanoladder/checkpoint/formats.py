@@ -41,8 +41,7 @@ def load_model(source):
     source = str(source)
     if source.startswith(HUB):
         return huggingface.read(source.removeprefix(HUB))
-    is_nanogpts = source.endswith(".pt") and Path(source).is_file()
-    if is_nanogpts:
+    if source.endswith(".pt") and Path(source).is_file():
         return nanogpt.read(source)
     state = load.load(source)
     state["model"] |= {name: own["average"] for name, own in state["optimizer"].items() if "average" in own}

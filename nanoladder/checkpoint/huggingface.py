@@ -27,8 +27,8 @@ HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
 
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
-SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size"}
-SIZES |= {"context_length": "n_positions"}  # our key: theirs
+SIZES = {key: key for key in ("n_layer", "n_head", "n_embd", "vocab_size")}  # our key: theirs
+SIZES |= {"context_length": "n_positions"}
 ALIKE = {  # their key: its default, then the values with which their model computes what ours does
     "model_type": (None, "gpt2"),
     "activation_function": ("gelu_new", "gelu_new", "gelu_pytorch_tanh"),

@@ -10,7 +10,7 @@ from nanoladder.machine.device import (
     keep_cache_sound,
     peak_flops,
 )
-from nanoladder.machine.load import Load
+from nanoladder.machine.load import cpu_times, free_cpus
 from nanoladder.machine.memory import (
     free_memory,
     is_out_of_memory,

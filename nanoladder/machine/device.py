@@ -26,41 +26,16 @@ ATTENTION_KERNELS = {
 
 # Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), with sums in float32, for which a GeForce takes twice as
 # long as for sums in float16. Names are PyTorch's. A longer name, such as a Ti's, needs an entry of its own; there is
-# no MFU of a device that is not listed.
-PEAK_TFLOPS = {
-    # NVIDIA's datasheets
-    "H200 NVL": 835,
-    "H200": 989,
-    "H100 NVL": 835,
-    "H100 PCIe": 756,
-    "H100": 989,
-    "B200": 2250,
-    "A100": 312,
-    "L40S": 362,
-    "L4": 121,
-    "A10": 125,
-    "A10G": 70,
-    "V100": 125,
-    "T4": 65,
-    # NVIDIA's white papers on GA102 (2021), Ada (2023) and RTX Blackwell (2025), appendices A and C: "Peak FP16 Tensor
-    # TFLOPS with FP32 Accumulate", without sparsity; the last two from multiprocessors × clock on the product pages
-    "RTX 6000 Ada Generation": 364.2,
-    "RTX A6000": 154.8,
-    "RTX 5090": 209.5,
-    "RTX 5080": 112.6,
-    "RTX 5070": 61.7,
-    "RTX 4090": 165.2,
-    "RTX 4080": 97.5,
-    "RTX 4070": 58.3,
-    "RTX 3090": 71,
-    "RTX 3080": 59.5,
-    "RTX 3070": 40.6,
-    "RTX 4060": 30.2,  # 24 × 2.46 GHz
-    "RTX 3060": 25.5,  # 28 × 1.777 GHz
-    # AMD's datasheets
-    "AMD Instinct MI325X": 1307.4,
-    "AMD Instinct MI300X": 1307.4,
-}
+# no MFU of a device that is not listed. From NVIDIA's datasheets:
+PEAK_TFLOPS = {"H200 NVL": 835, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "B200": 2250}
+PEAK_TFLOPS |= {"A100": 312, "A10G": 70, "A10": 125, "L40S": 362, "L4": 121, "V100": 125, "T4": 65}
+# From NVIDIA's white papers on GA102 (2021), Ada (2023) and RTX Blackwell (2025), appendices A and C: "Peak FP16 Tensor
+# TFLOPS with FP32 Accumulate", without sparsity; the 4060's and 3060's from multiprocessors × clock on product pages:
+PEAK_TFLOPS |= {"RTX 5090": 209.5, "RTX 5080": 112.6, "RTX 5070": 61.7}
+PEAK_TFLOPS |= {"RTX 4090": 165.2, "RTX 4080": 97.5, "RTX 4070": 58.3, "RTX 4060": 30.2}
+PEAK_TFLOPS |= {"RTX 3090": 71, "RTX 3080": 59.5, "RTX 3070": 40.6, "RTX 3060": 25.5}
+PEAK_TFLOPS |= {"RTX 6000 Ada Generation": 364.2, "RTX A6000": 154.8}
+PEAK_TFLOPS |= {"AMD Instinct MI325X": 1307.4, "AMD Instinct MI300X": 1307.4}  # AMD's datasheets
 VARIANT = r"( (Ti|SUPER|D|Max-Q|Laptop)|.* MIG|-\d+[ABCQ])\b"  # of a listed device; the last two are parts of one
 
 

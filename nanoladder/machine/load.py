@@ -7,19 +7,12 @@ import time
 from pathlib import Path
 
 
-class Load:
-    """Measures, from its creation on, what other programs leave of the CPUs that this process may use."""
-
-    def __init__(self):
-        self.before = cpu_times()
-
-    def free_cpus(self):
-        """Number of CPUs that other programs do not keep busy; infinite where the system does not say."""
-        now = cpu_times()
-        if not (now and self.before):
-            return math.inf
-        idle, own, clock = (after - before for before, after in zip(self.before, now, strict=True))
-        return (idle + own) / clock
+def free_cpus(since):
+    """CPUs that this process may use and others left it since earlier cpu_times(); infinite if the system is silent."""
+    if not (since and (now := cpu_times())):
+        return math.inf
+    idle, own, clock = (after - before for before, after in zip(since, now, strict=True))
+    return (idle + own) / clock
 
 
 def cpu_times():

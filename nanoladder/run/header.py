@@ -13,8 +13,8 @@ from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
 
 
-def print_header(config, model, dataset, device, load):
-    """Prints the header. model: a GPT; dataset: a Dataset; load: a machine.Load of the time since the start."""
+def print_header(config, model, dataset, device, began):
+    """Prints the header. model: a GPT; dataset: a Dataset; began: machine.cpu_times() at the start."""
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(model) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -26,7 +26,7 @@ def print_header(config, model, dataset, device, load):
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
         **choices(config, device),
-        **busy(device, load),
+        **busy(device, began),
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
@@ -56,12 +56,12 @@ def processes(config):
     return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
 
 
-def busy(device, load):
+def busy(device, began):
     """Returns {name: a faster setting} if other programs leave fewer CPUs than this one, alone, has threads; else {}.
 
     The threads wait for each other at the end of every operation, each on a CPU that another program could use.
     """
-    free, n_threads = load.free_cpus(), torch.get_num_threads()
+    free, n_threads = machine.free_cpus(began), torch.get_num_threads()
     n = max(1, round(min(free, n_threads)))
     if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or n == n_threads:
         return {}

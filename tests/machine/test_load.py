@@ -26,12 +26,12 @@ def test_what_other_programs_leave(tmp_path, monkeypatch):
     monkeypatch.setattr(load.time, "monotonic", lambda: clock)
     times, clock = (1.0, 0.0, 0.0, 0.0, 0.0), 5.0
     (tmp_path / "stat").write_text(STAT.format(user=100, nice=100, idle=100))
-    began = machine.Load()
+    began = machine.cpu_times()
     times, clock = (2.0, 0.5, 1.0, 0.5, 9.0), 15.0
     (tmp_path / "stat").write_text(STAT.format(user=800, nice=200, idle=300))
-    assert began.free_cpus() == pytest.approx(0.6)
+    assert machine.free_cpus(began) == pytest.approx(0.6)
     (tmp_path / "stat").unlink()  # as on macOS
-    assert began.free_cpus() == machine.Load().free_cpus() == math.inf
+    assert machine.free_cpus(began) == machine.free_cpus(machine.cpu_times()) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_what_other_programs_leave(tmp_path, monkeypatch):
     ],
 )
 def test_a_faster_setting_is_named_on_a_busy_machine_only(free, threads, given, expected, monkeypatch):
-    monkeypatch.setattr(machine.Load, "free_cpus", lambda _: free)
+    monkeypatch.setattr(machine, "free_cpus", lambda _: free)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(parallel, "world_size", lambda: given.get("processes", 1))
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if "policy" in given:
         monkeypatch.setenv("OMP_WAIT_POLICY", given["policy"])
-    said = header.busy(torch.device(given.get("device", "cpu")), machine.Load())
+    said = header.busy(torch.device(given.get("device", "cpu")), None)
     assert (expected in said["busy"]) if expected else said == {}
