@@ -1,4 +1,4 @@
-"""GPT-2's recipe at the size that a laptop trains in minutes, its learning rate tuned: what laptop.py is raced against.
+"""GPT-2's recipe at a size that a laptop trains in minutes, its learning rate tuned: what laptop.py is raced against.
 
 4.3M parameters, four blocks of the reference model's width and context, on 2.95 million tokens: one epoch.
 """
@@ -9,7 +9,7 @@ n_layer = 4
 n_head = 4
 n_embd = 256
 context_length = 512
-batch_size = 4  # as many tokens a step as recipe_small: at this size steps count for more than their noise
+batch_size = 4  # 2,048 tokens, as recipe_small
 max_steps = 1440
 warmup_steps = 60
 learning_rate = 1.25e-3  # the best of 6.25e-4, 1.25e-3, 2.5e-3 and 5e-3
