@@ -124,12 +124,15 @@ class Protocol:
         """The losses of a row on the seeds of its screening."""
         return self.losses(row, 1.0, row.seeds)
 
-    def tune(self, row, length, center):
+    def tune(self, row, length, center, lowest=math.inf):
         """The factor of the learning rate whose worst seed is best, which the row gets; None if trials are missing.
 
-        The mean would choose rates at which two seeds do well and the third does not.
+        The mean would choose rates at which two seeds do well and the third does not. lowest: a factor to be tried too,
+        with those up to the center: a rate far from the best can be better than half and twice itself.
         """
         factors = [center * factor for factor in FACTORS]
+        while factors[0] > lowest:
+            factors = [factors[0] / 2, *factors]
         while None not in (losses := [self.losses(row, length, row.seeds, factor) for factor in factors]):
             worst = [max(each) for each in losses]
             best = worst.index(min(worst))
@@ -234,14 +237,14 @@ class Protocol:
             if isinstance(rest.config, BadInput):
                 rest.note = str(rest.config)
             else:
-                self.confirm_row(rest)
+                self.confirm_row(rest, self.base.factor)
 
-    def confirm_row(self, row):
+    def confirm_row(self, row, lowest=math.inf):
         """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""
         if row.length is None and (screened := self.worth(row, fresh=False)):
             row.length = round(self.config.max_steps / math.exp(statistics.fmean(screened))) / self.config.max_steps
         if row.length and row.factor:
-            row.fresh_factor = self.tune(dataclasses.replace(row, seeds=ONCE), row.length, row.factor)
+            row.fresh_factor = self.tune(dataclasses.replace(row, seeds=ONCE), row.length, row.factor, lowest)
         self.worth(row, fresh=True)
 
 
