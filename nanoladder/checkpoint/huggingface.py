@@ -26,10 +26,9 @@ KIND = f"a GPT-2 as Hugging Face's: a folder of {CONFIG}, {WEIGHTS} and {TOKENIZ
 HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
 
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
-to_json = partial(json.dumps, indent=2, ensure_ascii=False)
 
-SIZES = {key: key for key in ("n_layer", "n_head", "n_embd", "vocab_size")}  # our key: theirs
-SIZES |= {"context_length": "n_positions"}
+SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size"}
+SIZES |= {"context_length": "n_positions"}  # our key: theirs
 ALIKE = {  # their key: its default, then the values with which their model computes what ours does
     "model_type": (None, "gpt2"),
     "activation_function": ("gelu_new", "gelu_new", "gelu_pytorch_tanh"),
@@ -133,6 +132,10 @@ def write(folder, state, encoding=None):
     return [folder / name for name in contents]
 
 
+def to_json(content):
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
 def their_config(config, dropout, eot):
     """The contents of config.json. eot: id of `<|endoftext|>`, or None."""
     return {
@@ -149,11 +152,12 @@ def their_config(config, dropout, eot):
 
 def tokenizer_config(config, eot):
     """The contents of tokenizer_config.json: tokenizer.json is used as it is, not rebuilt as a GPT-2's."""
+    special = {} if eot is None else dict.fromkeys(["bos_token", "eos_token"], END_OF_TEXT)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.context_length,
         "clean_up_tokenization_spaces": False,
-        **dict.fromkeys([] if eot is None else ["bos_token", "eos_token"], END_OF_TEXT),
+        **special,
     }
 
 

@@ -15,29 +15,29 @@ def names(model):
     return {parameter: parallel.TIED if tied and name == parallel.COPY else name for name, parameter in tensors}
 
 
-def numbered(model, optimizer):
-    """Lists an optimizer's parameters, (parameter, plain name), in the order of their numbers in state_dict()."""
-    name_of = names(model)
-    return [(parameter, name_of[parameter]) for group in optimizer.param_groups for parameter in group["params"]]
+def parameters(optimizer):
+    """Lists an optimizer's parameters in the order of their numbers in state_dict()."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def plain_state(model, optimizer):
     """Returns the optimizer's state, {parameter name: {state name: value or its parts}}; tensors may be shards."""
-    order = numbered(model, optimizer)
+    name_of, order = names(model), parameters(optimizer)
     return {
-        order[index][1]: {key: plain_parts(value) for key, value in values.items()}
+        name_of[order[index]]: {key: plain_parts(value) for key, value in values.items()}
         for index, values in optimizer.state_dict()["state"].items()
     }
 
 
 def load_optimizer(model, optimizer, state):
     """Loads optimizer state in a file's form. Hyperparameters keep the config's values."""
-    values_of = {}
-    for index, (parameter, name) in enumerate(numbered(model, optimizer)):
+    name_of, numbered = names(model), {}
+    for index, parameter in enumerate(parameters(optimizer)):
+        name = name_of[parameter]
         if name in state:
             values = tree_map_only(torch.Tensor, torch.clone, state[name])  # out of the mapped file
-            values_of[index] = {key: from_plain(value, parameter, name) for key, value in values.items()}
-    optimizer.load_state_dict({"state": values_of, "param_groups": optimizer.state_dict()["param_groups"]})
+            numbered[index] = {key: from_plain(value, parameter, name) for key, value in values.items()}
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 # -- 8 bits
