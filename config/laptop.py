@@ -1,6 +1,6 @@
-"""Both ladders on a laptop: the loss of laptop_gpt2.py after 4.5 times fewer tokens.
+"""Both ladders on a laptop: the loss of laptop_gpt2.py on 4.5 times fewer tokens.
 
-4.2M parameters; the rungs that hold and gain time in docs/recipe.md, in the finished loop. Against its other:
+4.2M parameters; the rungs that hold and save time in docs/recipe.md, in the finished loop. To race the two:
 python profile.py config/laptop.py --mode=race --against=config/laptop_gpt2.py
 """
 

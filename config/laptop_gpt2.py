@@ -1,4 +1,4 @@
-"""GPT-2's recipe at a size that a laptop trains in minutes, its learning rate tuned: what laptop.py is raced against.
+"""GPT-2's recipe at a size that a laptop trains in minutes, its learning rate tuned: laptop.py races against it.
 
 4.3M parameters, four blocks of the reference model's width and context, on 2.95 million tokens: one epoch.
 """

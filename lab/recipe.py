@@ -127,8 +127,8 @@ class Protocol:
     def tune(self, row, length, center, lowest=math.inf):
         """The factor of the learning rate whose worst seed is best, which the row gets; None if trials are missing.
 
-        The mean would choose rates at which two seeds do well and the third does not. lowest: a factor to be tried too,
-        with those up to the center: a rate far from the best can be better than half and twice itself.
+        The mean would choose rates at which two seeds do well and the third does not. lowest: every factor from here to
+        the center is tried too, since a rate that beats its half and its double may still be far from the best.
         """
         factors = [center * factor for factor in FACTORS]
         while factors[0] > lowest:

@@ -30,7 +30,8 @@ ATTENTION_KERNELS = {
 PEAK_TFLOPS = {"H200 NVL": 835, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "B200": 2250}
 PEAK_TFLOPS |= {"A100": 312, "A10G": 70, "A10": 125, "L40S": 362, "L4": 121, "V100": 125, "T4": 65}
 # From NVIDIA's white papers on GA102 (2021), Ada (2023) and RTX Blackwell (2025), appendices A and C: "Peak FP16 Tensor
-# TFLOPS with FP32 Accumulate", without sparsity; the 4060's and 3060's from multiprocessors × clock on product pages:
+# TFLOPS with FP32 Accumulate", without sparsity; the 4060's (24 × 2.46 GHz) and the 3060's (28 × 1.777 GHz) from the
+# multiprocessors × clock of their product pages:
 PEAK_TFLOPS |= {"RTX 5090": 209.5, "RTX 5080": 112.6, "RTX 5070": 61.7}
 PEAK_TFLOPS |= {"RTX 4090": 165.2, "RTX 4080": 97.5, "RTX 4070": 58.3, "RTX 4060": 30.2}
 PEAK_TFLOPS |= {"RTX 3090": 71, "RTX 3080": 59.5, "RTX 3070": 40.6, "RTX 3060": 25.5}

@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def free_cpus(since):
-    """CPUs that this process may use and others left it since earlier cpu_times(); infinite if the system is silent."""
+    """Number of CPUs that other programs have left to this process since then; infinite where the system does not say.
+
+    since: what cpu_times() returned.
+    """
     if not (since and (now := cpu_times())):
         return math.inf
     idle, own, clock = (after - before for before, after in zip(since, now, strict=True))
