@@ -14,8 +14,8 @@ seed: those of one seed train on the same batches. In this order:
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 
---kept=a,b,c: the rungs that another scale has kept are not screened. Measured are the recipe of all of them, and that
-without each; their rates, and the base's, are chosen on one seed.
+--kept=a,b,c: the rungs that another scale has kept are not screened. Measured are all of them together, and all without
+each; their rates, and the base's, are chosen on one seed.
 """
 
 import dataclasses
@@ -200,11 +200,10 @@ class Protocol:
         return True
 
     def take_together(self, names):
-        """Adds a row for each of these rungs, of which the last stands for all. True if that is tuned."""
-        *others, name = names
-        last = Row(name, self.built(names), self.base, ONCE, kept=True)
-        self.rows = [*(Row(other, None, kept=True, note="kept at another scale") for other in others), last]
-        return bool(self.tune(last, 1.0, self.base.factor))
+        """Adds a row for each of these rungs, and one for all of them. True if that is tuned."""
+        together = Row("together", self.built(names), self.base, ONCE, kept=True)
+        self.rows = [*(Row(name, None, kept=True, note="kept at another scale") for name in names), together]
+        return bool(self.tune(together, 1.0, self.base.factor))
 
     def measure_curve(self):
         """The base's Curve, by differences from its runs of length 1 of the same seeds; None if trials are missing."""
@@ -224,6 +223,7 @@ class Protocol:
         self.of_base(1.0, FRESH)
         self.base.fresh_factor = self.base.factor
         kept = [row for row in self.rows if row.kept]
+        names = self.given or [row.name for row in kept]
         for row in sorted((row for row in self.rows if not row.note), key=lambda row: not row.kept):
             self.confirm_row(row)
         for row in [] if self.given else self.rows:
@@ -231,9 +231,9 @@ class Protocol:
             self.tune(alone, 1.0, self.base.factor)
         for alone in self.alone.values():
             self.confirm_row(alone)
-        for row in kept:
-            rest = Row(f"without {row.name}", self.built([each.name for each in kept if each is not row]), seeds=ONCE)
-            rest.length, rest.factor, self.without[row.name] = kept[-1].length, kept[-1].fresh_factor, rest
+        for name in names:
+            rest = Row(f"without {name}", self.built([other for other in names if other != name]), seeds=ONCE)
+            rest.length, rest.factor, self.without[name] = kept[-1].length, kept[-1].fresh_factor, rest
             if isinstance(rest.config, BadInput):
                 rest.note = str(rest.config)
             else:

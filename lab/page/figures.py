@@ -56,7 +56,8 @@ def section(stage, own=()):
     cards = [stage_card(key, results, rows, stage) for key, (results, rows) in pages.summaries("ladder", own).items()]
     if pages.group(stage) == "recipe":
         paths = sorted(pages.RESULTS.glob("*/*/recipe.json"))
-        cards = [worth_card(path, read(path, ["rows"])["rows"], stage) for path in paths]
+        reports = {path: {row["name"]: row for row in read(path, ["rows"])["rows"]} for path in paths}
+        cards = [worth_card(path, rows, stage) for path, rows in reports.items() if stage in rows]
     elif mode := pages.SCALING.get(stage):
         cards = [scaling_card(results, mode, rows) for results, rows in pages.summaries(mode, own).values()] + cards
     return tag("section", *cards, class_="cards", aria_label="Measured")
@@ -179,12 +180,11 @@ def scaling_card(results, mode, rows):
 
 
 def worth_card(path, rows, stage):
-    """The tokens to a loss that the recipe saves up to each rung, as bars, and a rung's figures."""
-    row = next((row for row in rows if row["name"] == stage), {"note": "not screened yet"})
-    machine, name = path.parts[-3:-1]
+    """The tokens to a loss that the recipe saves up to each rung, as bars, and a rung's figures. rows: {rung: row}."""
+    row, (machine, name) = rows[stage], path.parts[-3:-1]
     if row["note"]:
-        return card(machine, name, tag("p", f"{stage}: {row['note']}.", class_="note"))
-    times = {other["name"]: other["tokens"]["times"] for other in rows if "tokens" in other}
+        return card(machine, name, tag("p", f"{stage}: {row['note']}.", class_="note"), figures_table(COLUMNS, row))
+    times = {other: row["tokens"]["times"] for other, row in rows.items() if "tokens" in row}
     bars = [(f"{value:.2f}×", other, {"gemm": value}, 1.0) for other, value in times.items()]
     kind = {"holds": "good", "costs": "bad"}.get(row["verdict"], "same")
     return card(

@@ -166,14 +166,16 @@ def test_memory_has_its_verdict_too():
 
 def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     estimate = {"times": 1.5, "low": 1.4, "high": 1.6, "n": 5, "bound": ""}
-    rung = {"name": "muon", "note": None, "verdict": "holds", "kept": True, "bpb": 1.7, "tokens": estimate}
-    rows = [{"name": "base", "note": None, "verdict": "the base"}, rung, {"name": "rotary", "note": "not screened yet"}]
+    rung = {"note": None, "verdict": "holds", "kept": True, "bpb": 1.7, "tokens": estimate}
+    rows = {"base": {"note": None, "verdict": "the base"}, "muon": rung, "rotary": {"note": "not screened yet"}}
+    rows["qk_norm"] = {"note": "kept at another scale: holds", "without": estimate}
     path = ROOT / "results" / "a" / "b" / "recipe.json"
     shown = figures.worth_card(path, rows, "muon")
     assert 'data-kind="good">holds' in shown and "1.50 (1.40–1.60)" in words(shown) and "1.7000" in words(shown)
     assert 'data-kind="same">the base' in (first := figures.worth_card(path, rows, "base")) and 'href="#muon"' in first
     assert "rotary: not screened yet." in words(figures.worth_card(path, rows, "rotary"))
-    assert "softcap: not screened yet." in words(figures.worth_card(path, rows, "softcap"))
+    for text in ("qk_norm: kept at another scale: holds.", "without × 1.50"):
+        assert text in words(figures.worth_card(path, rows, "qk_norm"))
 
 
 # -- a reader's own results

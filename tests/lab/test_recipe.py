@@ -137,10 +137,11 @@ def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(wo
     # Without Muon twice the base's rate is bad, and four times, Muon's, better again: no place to search from
     world.short = lambda config: float(config.optimizer != "muon" and config.learning_rate == 2 * RATE)
     _, rows, found = run("--kept=late,good,nothing")
-    assert [*rows] == ["base", "good", "nothing", "late"] and {row["name"] for row in found} == {
-        *("base", "late", "without good", "without nothing", "without late")
+    assert [*rows] == ["base", "good", "nothing", "late", "together"] and {row["name"] for row in found} == {
+        *("base", "together", "without good", "without nothing", "without late")
     }
-    assert rows["late"]["tokens"]["times"] == pytest.approx(1.8, rel=0.01) and rows["late"]["verdict"] == "holds"
+    together = rows["together"]
+    assert together["tokens"]["times"] == pytest.approx(1.8, rel=0.01) and together["verdict"] == "holds"
     assert rows["good"]["note"] == "kept at another scale: holds"
     assert rows["nothing"]["note"].startswith("kept at another scale: not seen")
     assert rows["good"]["without"]["times"] == pytest.approx(1.5, rel=0.01)
