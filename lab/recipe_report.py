@@ -70,7 +70,9 @@ def figures(protocol, trials, parameters, steps):
         cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
         rows.append(cells)
         if not row.factor:
-            cells["note"] += f": {estimates['without'][row.name].verdict}" if "without" in cells else ""
+            if "without" in cells:
+                cells["verdict"] = estimates["without"][row.name].verdict
+                cells["note"] += f": {cells['verdict']}"
             continue
         losses = protocol.screening(row)
         cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
@@ -133,7 +135,7 @@ COLUMNS = {
 
 
 def draw(curve, rows, path):
-    """Draws the base's curve, with the losses at length 1 of the rows on it, and their tokens ×, to a PNG."""
+    """Draws the base's curve, with the losses at length 1 of the rows on it, and their factors of tokens, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
     figure = Figure(figsize=(13, 6), layout="constrained")
@@ -154,16 +156,17 @@ def draw(curve, rows, path):
     left.set_xticks(ticks := sorted(curve.points), [f"{tick:g}" for tick in ticks])
     left.minorticks_off()
     left.legend()
-    measured = [row for row in rows if "tokens" in row]
-    for place, row in enumerate(measured):
-        each = row["tokens"]
+    measured = {row["name"]: row for row in rows if "tokens" in row}
+    measured |= {f"without {row['name']}": row for row in rows if row["note"] and "without" in row}
+    for place, row in enumerate(measured.values()):
+        each = row["without" if row["note"] else "tokens"]
         right.barh(place, each["times"], color=color_of(row), alpha=0.6)
         right.plot([each["low"], each["high"]], [place, place], color="black", marker="|")
-    right.set_yticks(range(len(measured)), [row["name"] for row in measured])
+    right.set_yticks(range(len(measured)), measured)
     right.invert_yaxis()
     right.axvline(1.0, color="black", linewidth=0.8)
-    right.set(xlabel=f"tokens × up to this rung, {LEVEL:.0%} intervals")
-    right.set_title("green: the rung holds, red: costs, gray: not seen or not confirmed")
+    right.set(xlabel=f"tokens × of the base, or of the recipe without the rung; {LEVEL:.0%} intervals")
+    right.set_title("green: holds, red: costs, gray: not seen or not confirmed")
     for axis in (left, right):
         axis.grid(alpha=0.3)
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
