@@ -6,7 +6,7 @@ seed: those of one seed train on the same batches. In this order:
 1. The base's learning rate: half, once and twice the config's on three seeds, and on, by a factor of 2, past an edge.
 2. The base at length 1 on ten seeds.
 3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what lowers the mean loss.
-4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
+4. The base's curve: a quarter, half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss, with the
    learning rate that one other seed chooses there.
 6. Each rung alone, on the base; then the recipe without it. Their rates are chosen on one seed.
@@ -15,7 +15,7 @@ seed: those of one seed train on the same batches. In this order:
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 
 --kept=a,b,c: the rungs that another scale has kept are not screened. Measured are all of them together, and all without
-each; their rates, and the base's, are chosen on one seed.
+each; their rates, and the base's, are chosen on one seed, those of all at half the length.
 """
 
 import dataclasses
@@ -47,21 +47,23 @@ SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14)
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
 MOST_FACTORS = 6  # with those past an edge
 ROUNDS, STEPS = 3, "steps.json"  # processes that time each row's step, and their file
-SHORT, LONG, LONGEST = 0.5, 2.0, 4.0  # lengths of the base's curve, beside 1
+LENGTHS, LONGEST = (0.25, 0.5, 2.0), 4.0  # of the base's curve, beside 1
+HALF = 0.5  # a length
 
 
 @dataclasses.dataclass
 class Row:
     """A config to be measured. below: the row that it is compared with; None: the base.
 
-    seeds: of its screening. factor: of its learning rate, once that is tuned. length: of its runs on fresh seeds.
-    fresh_factor: of their learning rate. note: why there are none.
+    seeds, tuned_at: of its screening; factor: of its learning rate, once that is tuned. length: of its runs on fresh
+    seeds; fresh_factor: of their learning rate. note: why there are none.
     """
 
     name: str
     config: object
     below: "Row | None" = None
     seeds: tuple = SCREENING
+    tuned_at: float = 1.0
     factor: float | None = None
     length: float | None = None
     fresh_factor: float | None = None
@@ -79,7 +81,7 @@ class Protocol:
         """
         self.config, self.rungs, self.loss, self.wanted, self.given = config, rungs, loss, [], kept
         first, *names = rungs
-        seeds, self.many = (ONCE, SCREENING) if kept else (SCREENING, MANY)
+        seeds, self.many = (ONCE, ONCE) if kept else (SCREENING, MANY)
         self.base = Row(first, self.built([]), seeds=seeds, length=1.0, kept=True)
         self.rows, self.alone, self.without, self.curve = [], {}, {}, None
         if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, self.many) is not None:
@@ -121,8 +123,8 @@ class Protocol:
         return losses
 
     def screening(self, row):
-        """The losses of a row on the seeds of its screening."""
-        return self.losses(row, 1.0, row.seeds)
+        """The losses of a row's screening."""
+        return self.losses(row, row.tuned_at, row.seeds)
 
     def tune(self, row, length, center, lowest=math.inf):
         """The factor of the learning rate whose worst seed is best, which the row gets; None if trials are missing.
@@ -144,9 +146,10 @@ class Protocol:
     def worth(self, row, fresh):
         """The logarithms of a row's tokens × by seed, each beside the base's run of its seed; None if trials miss.
 
-        fresh: at the row's own length, on fresh seeds; else at length 1, on those of the screening.
+        fresh: at the row's own length, on fresh seeds; else those of the screening.
         """
-        seeds, length, factor = (FRESH, row.length, row.fresh_factor) if fresh else (row.seeds, 1.0, row.factor)
+        own, screening = (FRESH, row.length, row.fresh_factor), (row.seeds, row.tuned_at, row.factor)
+        seeds, length, factor = own if fresh else screening
         if not (factor and length and self.curve):
             return None
         losses, others = self.losses(row, length, seeds, factor), self.of_base(1.0, seeds)
@@ -170,7 +173,7 @@ class Protocol:
     def bound(self, row):
         """≥ or ≤ if one of a row's runs ends beyond the curve, so that its tokens × are only a bound; else nothing."""
         fresh = self.worth(row, fresh=True)
-        logs, length = (fresh, row.length) if fresh else (self.worth(row, fresh=False), 1.0)
+        logs, length = (fresh, row.length) if fresh else (self.worth(row, fresh=False), row.tuned_at)
         lengths = [math.exp(log) * length for log in logs]
         if max(lengths) > 0.9999 * self.curve.high:
             return "≥ "
@@ -200,18 +203,18 @@ class Protocol:
         return True
 
     def take_together(self, names):
-        """Adds a row for each of these rungs, and one for all of them. True if that is tuned."""
-        together = Row("together", self.built(names), self.base, ONCE, kept=True)
+        """Adds a row for each of these rungs, and one for all of them. True if that is tuned, at half the length."""
+        together = Row("together", self.built(names), self.base, ONCE, HALF, kept=True)
         self.rows = [*(Row(name, None, kept=True, note="kept at another scale") for name in names), together]
-        return bool(self.tune(together, 1.0, self.base.factor))
+        return bool(self.tune(together, HALF, self.base.factor))
 
     def measure_curve(self):
         """The base's Curve, by differences from its runs of length 1 of the same seeds; None if trials are missing."""
         many = self.of_base(1.0, self.many)
         points = {1.0: statistics.fmean(many)}
-        for length in (SHORT, LONG, LONGEST):
+        for length in LENGTHS if self.given else (*LENGTHS, LONGEST):
             seeds = ONCE if length == LONGEST else self.base.seeds
-            if length != LONGEST:  # else at the rate of LONG
+            if length != LONGEST:  # else at the rate of the length before
                 factor = self.tune(dataclasses.replace(self.base), length, self.base.factor)
             losses = factor and self.of_base(length, seeds, factor)
             pairs = zip(losses or [math.nan], many, strict=False)

@@ -15,8 +15,8 @@ HOW_TO_READ = f"""\
 those of the recipe (≥: the curve ends there). **step ×**: that beside the row before that was kept. **alone ×**: this
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
-chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2; fresh lr:
-at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the screening, and the rows after
+chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2
+(together: at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the screening, and the rows after
 stand on it. ms ×: time of a step beside the base's, alone on the machine, measured last; gain: tokens × / ms ×."""
 
 
@@ -69,6 +69,8 @@ def figures(protocol, trials, parameters, steps):
         cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
         cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
         rows.append(cells)
+        if "without" in cells:
+            cells["without"]["bound"] = opposite(protocol.bound(protocol.without[row.name]))
         if not row.factor:
             if "without" in cells:
                 cells["verdict"] = estimates["without"][row.name].verdict
@@ -87,7 +89,7 @@ def figures(protocol, trials, parameters, steps):
             if kind in cells:
                 cells[kind]["bound"] = protocol.bound(other)
         if screened := protocol.worth(row, fresh=False):
-            cells["screened"] = math.exp(statistics.fmean(screened))
+            cells["screened"] = [row.tuned_at, row.tuned_at * math.exp(statistics.fmean(screened))]
         if (step := steps.get(row.name)) and step["seconds"]:
             cells |= {"seconds": statistics.median(step["seconds"])} | ({"peak": step["peak"]} if step["peak"] else {})
             cells["ms"] = cells["seconds"] / rows[0]["seconds"]
@@ -104,9 +106,14 @@ def verdict(protocol, row, estimates):
     if not protocol.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
     step = estimates["step"][row.name].verdict
-    doubt = protocol.bound(row) + protocol.bound(row.below).translate(str.maketrans("≤≥", "≥≤"))
+    doubt = protocol.bound(row) + opposite(protocol.bound(row.below))
     contradicted = {"holds": "≤", "costs": "≥"}.get(step, "none")
     return "beyond the curve" if contradicted in doubt else step
+
+
+def opposite(bound):
+    """The bound of a quotient by a number that has this bound."""
+    return bound.translate(str.maketrans("≤≥", "≥≤"))
 
 
 def times(kind):
@@ -144,13 +151,13 @@ def draw(curve, rows, path):
     left.plot(lengths, [curve.loss(length) for length in lengths], color="black", label="the base: its curve")
     left.plot(*zip(*sorted(curve.points.items()), strict=True), "ko", label="and whole runs")
     height, gap = -math.inf, (curve.loss(curve.low) - curve.loss(curve.high)) / 30
-    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: -row["screened"]):
-        loss, color = curve.loss(row["screened"]), color_of(row)
+    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: -row["screened"][1]):
+        loss, color = curve.loss(row["screened"][1]), color_of(row)
         height = max(loss, height + gap)  # labels do not overlap
-        left.plot([1.0, row["screened"]], [loss, loss], color=color, linewidth=1, marker=".")
+        left.plot(row["screened"], [loss, loss], color=color, linewidth=1, marker=".")
         leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (1.0, 0.5), "shrinkA": 0}
         text = {"color": color, "fontsize": 8, "va": "center", "ha": "right", "arrowprops": leader}
-        left.annotate(row["name"], (1.0, loss), (0.8, height), **text)
+        left.annotate(row["name"], (row["screened"][0], loss), (0.8 * row["screened"][0], height), **text)
     left.set(xscale="log", xlabel="length of the run", ylabel="validation loss (nats per token)")
     left.set_title("from a row's run to the base's with the same loss: tokens ×")
     left.set_xticks(ticks := sorted(curve.points), [f"{tick:g}" for tick in ticks])

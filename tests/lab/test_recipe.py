@@ -179,9 +179,17 @@ def test_trials_that_diverge_are_rows_that_say_so(world, run):
 def test_a_bound_is_no_verdict(world, run, monkeypatch):
     monkeypatch.setitem(WORTH, "good", 3.0)
     world.short = lambda config: 2.0 * (config.optimizer == "muon" and config.max_steps < 400)
-    row = run()[1]["good"]
-    assert row["tokens"]["bound"] == "≤ " and row["tokens"]["times"] == pytest.approx(0.5 * 3, rel=0.02)
-    assert row["verdict"] == "beyond the curve"
+    rows = run()[1]
+    for name, true in (("good", 3.0), ("late", 3.6)):
+        assert rows[name]["tokens"]["bound"] == "≤ "
+        assert rows[name]["tokens"]["times"] == pytest.approx(0.25 * true, rel=0.02)
+    assert (rows["good"]["verdict"], rows["late"]["verdict"]) == ("costs", "beyond the curve")
+
+
+def test_a_recipe_is_only_known_to_be_better_than_what_ends_beyond_the_curve(world, run):
+    world.short = lambda config: 2.0 * (config.optimizer != "muon" and config.weight_decay == 0.2)
+    row = run("--kept=good,late")[1]["good"]
+    assert row["without"]["bound"] == "≥ " and row["without"]["times"] == pytest.approx(1 / 0.25, rel=0.02)
 
 
 def test_what_cannot_be_measured_is_refused_in_one_line(world, run):
