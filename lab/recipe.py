@@ -6,7 +6,7 @@ seed: those of one seed train on the same batches. In this order:
 1. The base's learning rate: half, once and twice the config's on three seeds, and on, by a factor of 2, past an edge.
 2. The base at length 1 on ten seeds.
 3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what lowers the mean loss.
-4. The base's curve: a quarter, half and twice the length, with rates likewise, and once four times the length.
+4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss, with the
    learning rate that one other seed chooses there.
 6. Each rung alone, on the base; then the recipe without it. Their rates are chosen on one seed.
@@ -14,8 +14,8 @@ seed: those of one seed train on the same batches. In this order:
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 
---kept=a,b,c: the rungs that another scale has kept are not screened. Measured are all of them together, and all without
-each; their rates, and the base's, are chosen on one seed, those of all at half the length.
+--kept=a,b,c: the rungs that another scale has kept are not screened. Measured are all of them together, tuned at half
+the length, and all without each. Rates are chosen on one seed; the base's curve goes from a quarter of the length to 2.
 """
 
 import dataclasses
@@ -47,8 +47,7 @@ SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14)
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
 MOST_FACTORS = 6  # with those past an edge
 ROUNDS, STEPS = 3, "steps.json"  # processes that time each row's step, and their file
-LENGTHS, LONGEST = (0.25, 0.5, 2.0), 4.0  # of the base's curve, beside 1
-HALF = 0.5  # a length
+QUARTER, HALF, TWICE, FOUR = 0.25, 0.5, 2.0, 4.0  # lengths of the base's curve, beside 1
 
 
 @dataclasses.dataclass
@@ -212,9 +211,9 @@ class Protocol:
         """The base's Curve, by differences from its runs of length 1 of the same seeds; None if trials are missing."""
         many = self.of_base(1.0, self.many)
         points = {1.0: statistics.fmean(many)}
-        for length in LENGTHS if self.given else (*LENGTHS, LONGEST):
-            seeds = ONCE if length == LONGEST else self.base.seeds
-            if length != LONGEST:  # else at the rate of the length before
+        for length in (QUARTER, HALF, TWICE) if self.given else (HALF, TWICE, FOUR):
+            seeds = ONCE if length == FOUR else self.base.seeds
+            if length != FOUR:  # else at the rate of TWICE
                 factor = self.tune(dataclasses.replace(self.base), length, self.base.factor)
             losses = factor and self.of_base(length, seeds, factor)
             pairs = zip(losses or [math.nan], many, strict=False)

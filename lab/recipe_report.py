@@ -12,12 +12,13 @@ KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
-those of the recipe (≥: the curve ends there). **step ×**: that beside the row before that was kept. **alone ×**: this
+those of the recipe (≥, ≤: the curve ends). **step ×**: that beside the row before that was kept. **alone ×**: this
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
-chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2
-(together: at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the screening, and the rows after
-stand on it. ms ×: time of a step beside the base's, alone on the machine, measured last; gain: tokens × / ms ×."""
+chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
+at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the
+screening, and the rows after stand on it. ms ×: time of a step beside the base's, alone on the machine, measured last;
+gain: tokens × / ms ×."""
 
 
 def report(protocol, trials, steps, words, parameters):
