@@ -86,6 +86,7 @@ class Protocol:
         if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, self.many) is not None:
             screened = self.take_together(kept) if kept else self.screen(names)
             self.curve = self.measure_curve()
+            self.of_base(1.0, FRESH)
             if screened and self.curve:
                 self.confirm()
 
@@ -222,7 +223,6 @@ class Protocol:
 
     def confirm(self):
         """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each."""
-        self.of_base(1.0, FRESH)
         self.base.fresh_factor = self.base.factor
         kept = [row for row in self.rows if row.kept]
         names = self.given or [row.name for row in kept]
