@@ -14,8 +14,8 @@ seed: those of one seed train on the same batches. In this order:
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 
---kept=a,b,c: the rungs that another scale has kept are not screened. Measured are all of them together, tuned at half
-the length, and all without each. Rates are chosen on one seed; the base's curve goes from a quarter of the length to 2.
+--kept=a,b,c: the rungs that another scale has kept are not screened, but measured together, tuned at half the length,
+and then without each. Rates are chosen on one seed; the base's curve spans a quarter of the length to twice it.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ class Protocol:
         return True
 
     def take_together(self, names):
-        """Adds a row for each of these rungs, and one for all of them. True if that is tuned, at half the length."""
+        """Adds a row for each of these rungs, and one for all of them. True if it is tuned, at half the length."""
         together = Row("together", self.built(names), self.base, ONCE, HALF, kept=True)
         self.rows = [*(Row(name, None, kept=True, note="kept at another scale") for name in names), together]
         return bool(self.tune(together, HALF, self.base.factor))

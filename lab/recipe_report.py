@@ -12,7 +12,7 @@ KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
-those of the recipe (≥, ≤: the curve ends). **step ×**: that beside the row before that was kept. **alone ×**: this
+those of the recipe (≥, ≤: a bound). **step ×**: that beside the row before that was kept. **alone ×**: this
 rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
 the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
 chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
@@ -72,10 +72,9 @@ def figures(protocol, trials, parameters, steps):
         rows.append(cells)
         if "without" in cells:
             cells["without"]["bound"] = opposite(protocol.bound(protocol.without[row.name]))
+            cells["verdict"] = estimates["without"][row.name].verdict  # of a rung without a row of its own
         if not row.factor:
-            if "without" in cells:
-                cells["verdict"] = estimates["without"][row.name].verdict
-                cells["note"] += f": {cells['verdict']}"
+            cells["note"] += f": {cells['verdict']}" if "verdict" in cells else ""
             continue
         losses = protocol.screening(row)
         cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
@@ -143,7 +142,7 @@ COLUMNS = {
 
 
 def draw(curve, rows, path):
-    """Draws the base's curve, with the losses at length 1 of the rows on it, and their factors of tokens, to a PNG."""
+    """Draws the base's curve, with the losses of the screening on it, and the factors of tokens, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
     figure = Figure(figsize=(13, 6), layout="constrained")

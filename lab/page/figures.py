@@ -57,7 +57,7 @@ def section(stage, own=()):
     if pages.group(stage) == "recipe":
         paths = sorted(pages.RESULTS.glob("*/*/recipe.json"))
         reports = {path: {row["name"]: row for row in read(path, ["rows"])["rows"]} for path in paths}
-        cards = [worth_card(path, rows, stage) for path, rows in reports.items() if stage in rows]
+        cards = [worth_card(path, rows, stage) for path, rows in reports.items()]
     elif mode := pages.SCALING.get(stage):
         cards = [scaling_card(results, mode, rows) for results, rows in pages.summaries(mode, own).values()] + cards
     return tag("section", *cards, class_="cards", aria_label="Measured")
@@ -181,7 +181,7 @@ def scaling_card(results, mode, rows):
 
 def worth_card(path, rows, stage):
     """The tokens to a loss that the recipe saves up to each rung, as bars, and a rung's figures. rows: {rung: row}."""
-    row, (machine, name) = rows[stage], path.parts[-3:-1]
+    row, (machine, name) = rows.get(stage, {"note": "not measured here"}), path.parts[-3:-1]
     if row["note"]:
         return card(machine, name, tag("p", f"{stage}: {row['note']}.", class_="note"), figures_table(COLUMNS, row))
     times = {other: row["tokens"]["times"] for other, row in rows.items() if "tokens" in row}

@@ -174,6 +174,7 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     assert 'data-kind="good">holds' in shown and "1.50 (1.40–1.60)" in words(shown) and "1.7000" in words(shown)
     assert 'data-kind="same">the base' in (first := figures.worth_card(path, rows, "base")) and 'href="#muon"' in first
     assert "rotary: not screened yet." in words(figures.worth_card(path, rows, "rotary"))
+    assert "softcap: not measured here." in words(figures.worth_card(path, rows, "softcap"))
     for text in ("qk_norm: kept at another scale: holds.", "without × 1.50"):
         assert text in words(figures.worth_card(path, rows, "qk_norm"))
 
