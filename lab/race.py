@@ -6,8 +6,8 @@ For each seed three commands train to their end, one after the other:
 - loop: the other config as it is, so by the finished loop: the first ladder's share;
 - both: this config, whose recipe is the second ladder's share.
 
-A time is a whole command's, from its start to its exit: imports, compilation from an empty cache and validation count.
-A loss is that of a finished schedule, never of the middle of one. The same command continues.
+A time is a whole command's, from its start to its exit: imports, compilation from an empty cache, its own validation.
+A loss is that of a finished schedule; the picture's on the way are training losses. The same command continues.
 """
 
 import dataclasses
@@ -69,23 +69,23 @@ def race(options, words):
 
 
 def run(config, seed):
-    """A whole run: its seconds, its bits per byte at the end and, with their seconds, on the way. Raises BadInput."""
+    """A run: its seconds, bits per byte, and training losses in that unit, with their seconds. Raises BadInput."""
     curve = {}
     with tempfile.TemporaryDirectory() as cache:
-        values = {"seed": seed, "eval_interval": max(1, config.max_steps // 5), "save_interval": 0}
-        child = Child(dataclasses.replace(config, **values), {"TORCHINDUCTOR_CACHE_DIR": cache})
+        child = Child(dataclasses.replace(config, seed=seed, save_interval=0), {"TORCHINDUCTOR_CACHE_DIR": cache})
         try:
             while not (outcome := child.outcome()):
                 time.sleep(PAUSE)
                 for row in child.metrics():
-                    if "val_bpb" in row:
-                        curve.setdefault(row["val_bpb"], time.monotonic() - child.start)
+                    if "train_loss" in row:
+                        curve.setdefault(row["step"], (time.monotonic() - child.start, row["train_loss"]))
         finally:
             child.end()
     if outcome["note"]:
         raise BadInput(f"a run with seed {seed} {outcome['note']}")
-    bpb, seconds = outcome["val_bpb"], outcome["seconds"]
-    return {"seconds": seconds, "bpb": bpb, "curve": [*([t, y] for y, t in curve.items() if y != bpb), [seconds, bpb]]}
+    bpb, end = outcome["val_bpb"], [outcome["seconds"], outcome["val_bpb"]]
+    points = [[round(at, 1), loss * bpb / outcome["val_loss"]] for at, loss in curve.values()]
+    return {"seconds": end[0], "bpb": bpb, "curve": [*points, end]}
 
 
 def figures(runs, name, key):
@@ -121,10 +121,10 @@ def draw(runs, path):
     for run in runs:
         minutes, losses = zip(*((seconds / 60, bpb) for seconds, bpb in run["curve"]), strict=True)
         label = LABELS[run["name"]] if run["seed"] == 0 else None
-        axis.plot(minutes, losses, color=COLORS[run["name"]], marker=".", linewidth=1, label=label)
+        axis.plot(minutes[:-1], losses[:-1], color=COLORS[run["name"]], linewidth=1, label=label)
         axis.plot(minutes[-1], losses[-1], color=COLORS[run["name"]], marker="o")
     axis.axhline(statistics.fmean(figures(runs, "naive", "bpb")), color="black", linewidth=0.8, linestyle=":")
-    axis.set(xlabel="minutes since the command was typed", ylabel="validation loss (bits per byte)", xlim=(0, None))
+    axis.set(xlabel="minutes since the command was typed", ylabel="bits per byte (● validation)", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend()
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
