@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from lab import tables
@@ -116,15 +117,16 @@ def draw(runs, path):
     """Draws validation loss against minutes, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axis = figure.subplots()
+    axis = (figure := Figure(figsize=(9, 4.5), layout="constrained")).subplots()
     for run in runs:
-        minutes, losses = zip(*((seconds / 60, bpb) for seconds, bpb in run["curve"]), strict=True)
-        label = LABELS[run["name"]] if run["seed"] == 0 else None
-        axis.plot(minutes[:-1], losses[:-1], color=COLORS[run["name"]], linewidth=1, label=label)
-        axis.plot(minutes[-1], losses[-1], color=COLORS[run["name"]], marker="o")
+        *curve, end = ([seconds / 60, bpb] for seconds, bpb in run["curve"])
+        size = -(-len(curve) // 20)  # of a point's mean: single training losses are noisy
+        points = [np.mean(curve[i : i + size], axis=0) for i in range(0, len(curve), size)]
+        label = "_" * run["seed"] + LABELS[run["name"]]  # with an underscore it is not in the legend
+        axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
+        axis.plot(*end, color=COLORS[run["name"]], marker="o")
     axis.axhline(statistics.fmean(figures(runs, "naive", "bpb")), color="black", linewidth=0.8, linestyle=":")
-    axis.set(xlabel="minutes since the command was typed", ylabel="bits per byte (● validation)", xlim=(0, None))
+    axis.set(xlabel="minutes since the command was typed", ylabel="bits/byte: training; ● validation", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend()
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
