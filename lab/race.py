@@ -6,8 +6,8 @@ For each seed three commands train to their end, one after the other:
 - loop: the other config as it is, so by the finished loop: the first ladder's share;
 - both: this config, whose recipe is the second ladder's share.
 
-A time is a whole command's, from its start to its exit: imports, compilation from an empty cache, its own validation.
-A loss is that of a finished schedule; the picture's on the way are training losses. The same command continues.
+A time is a whole command's, from its start to its exit: imports, compilation from an empty cache and validation count.
+A loss is that of a finished schedule; the picture's curves are training losses. The same command continues.
 """
 
 import dataclasses
@@ -84,9 +84,9 @@ def run(config, seed):
             child.end()
     if outcome["note"]:
         raise BadInput(f"a run with seed {seed} {outcome['note']}")
-    bpb, end = outcome["val_bpb"], [outcome["seconds"], outcome["val_bpb"]]
+    bpb, seconds = outcome["val_bpb"], outcome["seconds"]
     points = [[round(at, 1), loss * bpb / outcome["val_loss"]] for at, loss in curve.values()]
-    return {"seconds": end[0], "bpb": bpb, "curve": [*points, end]}
+    return {"seconds": seconds, "bpb": bpb, "curve": [*points, [seconds, bpb]]}
 
 
 def figures(runs, name, key):
@@ -114,15 +114,16 @@ def report(results, commands):
 
 
 def draw(runs, path):
-    """Draws validation loss against minutes, to a PNG."""
+    """Draws training losses, and validation losses at the end, against minutes, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
-    axis = (figure := Figure(figsize=(9, 4.5), layout="constrained")).subplots()
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
     for run in runs:
         *curve, end = ([seconds / 60, bpb] for seconds, bpb in run["curve"])
-        size = -(-len(curve) // 20)  # of a point's mean: single training losses are noisy
+        size = 1 + len(curve) // 20  # losses to a point, their mean: single ones are noisy
         points = [np.mean(curve[i : i + size], axis=0) for i in range(0, len(curve), size)]
-        label = "_" * run["seed"] + LABELS[run["name"]]  # with an underscore it is not in the legend
+        label = LABELS[run["name"]] if run["seed"] == 0 else None
         axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
         axis.plot(*end, color=COLORS[run["name"]], marker="o")
     axis.axhline(statistics.fmean(figures(runs, "naive", "bpb")), color="black", linewidth=0.8, linestyle=":")
