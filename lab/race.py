@@ -121,7 +121,7 @@ def draw(runs, path):
     axis = figure.subplots()
     for run in runs:
         *curve, end = ([seconds / 60, bpb] for seconds, bpb in run["curve"])
-        size = 1 + len(curve) // 20  # losses to a point, their mean: single ones are noisy
+        size = 1 + len(curve) // 20  # losses averaged into a point: single ones are noisy
         points = [np.mean(curve[i : i + size], axis=0) for i in range(0, len(curve), size)]
         label = LABELS[run["name"]] if run["seed"] == 0 else None
         axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
