@@ -1,4 +1,4 @@
-"""Structure of the code: imports point downwards and form no cycle; train.py and every function are short."""
+"""Structure of the code: imports point downwards and form no cycle; functions are short."""
 
 import ast
 import graphlib
@@ -7,8 +7,6 @@ import subprocess
 
 import pytest
 from conftest import ROOT
-
-from lab.stages import fields
 
 # Rooms and files from top to bottom. An import leads to a lower line, or stays inside its room.
 LAYERS = [
@@ -29,22 +27,6 @@ LAYERS = [
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 # The files in the root, and no others.
 SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "sample.py", "train.py"]
-
-# The most lines of Python of each room: what is added replaces something, and whoever cuts lowers the number.
-BUDGETS = {
-    "*.py": 820,
-    "nanoladder/config/*.py": 484,
-    "nanoladder/run/*.py": 913,
-    "nanoladder/data/*.py": 1497,
-    "nanoladder/checkpoint/*.py": 852,
-    "nanoladder/parallel/*.py": 997,
-    "nanoladder/machine/*.py nanoladder/kernels/*.py": 787,
-    "nanoladder/optim/*.py nanoladder/infer/*.py nanoladder/evaluation/*.py": 1028,
-    "lab/**/*.py": 6558,
-    "lab/page/*.js lab/page/*.css lab/page/*.html": 601,
-    "tests/**/*.py": 11853,
-}
-
 
 FOLDERS = ("nanoladder", "lab", "config", "data")
 PATHS = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in sorted(ROOT.glob(f"{name}/**/*.py")))]
@@ -96,13 +78,6 @@ def test_no_imports_form_a_cycle():
     graphlib.TopologicalSorter(graph).prepare()  # its error names a cycle
 
 
-def test_no_room_outgrows_its_budget():
-    for patterns, most in BUDGETS.items():
-        paths = [path for pattern in patterns.split() for path in ROOT.glob(pattern)]
-        n_lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-        assert n_lines <= most, f"{patterns}: {n_lines} lines, expected at most {most}"
-
-
 def test_every_room_says_what_lives_in_it():
     for folder in {path.parent for path in TREES if path.parts[0] in ("nanoladder", "lab")}:
         assert ast.get_docstring(TREES[folder / "__init__.py"]), folder
@@ -117,23 +92,9 @@ def test_the_root_has_the_promised_scripts_and_no_others():
     assert (tracked or sorted(path.name for path in ROOT.glob("*.py"))) == SCRIPTS
 
 
-def decisions(node):
-    """Expressions on which a node branches: of if, elif, while, a conditional expression, a comprehension's ifs."""
-    if isinstance(node, ast.If | ast.IfExp | ast.While):
-        return [node.test]
-    return node.ifs if isinstance(node, ast.comprehension) else []
-
-
-def test_train_py_is_short_and_in_the_order_in_which_it_runs():
+def test_train_py_is_in_the_order_in_which_it_runs():
     source = (ROOT / "train.py").read_text(encoding="utf-8")
     assert re.findall(r"^# -- (\d)\. \S", source, re.MULTILINE) == list("123456")
-    assert len(source.splitlines()) < 180
-
-
-def test_train_py_has_at_most_12_conditions_on_fields_of_the_ladder():
-    tests = [ast.unparse(test) for module, _, node in nodes() if module == "train" for test in decisions(node)]
-    found = [test for test in tests if set(re.findall(r"\bconfig\.(\w+)", test)) & set(fields("naive"))]
-    assert 0 < len(found) <= 12, "\n".join(found)
 
 
 def test_no_function_is_longer_than_60_lines():
