@@ -232,7 +232,7 @@ class GPT(nn.Module):
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         weight = self.head.weight  # (V, C)
-        if self.config.loss_chunks and (n_chunks := count_chunks(self.config.loss_chunks, len(flat), len(weight))):
+        if self.config.loss_chunks and (n_chunks := count_chunks(self.config.loss_chunks, len(flat), *weight.shape)):
             cap = self.config.logit_softcap
             return head_loss(hidden, weight, flat, self.config.vocab_size, n_chunks, IGNORE, cap=cap)
         logits = self.head(hidden).float()  # (BT, V)

@@ -329,7 +329,7 @@ def here(config):
     attention = "blocks" if in_blocks else config.attention.replace("auto", "sdpa")
     micro_batch_size = config.micro_batch_size % config.batch_size
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
-    loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size)
+    loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
     same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
     return dataclasses.replace(config, stage="", **same, **ALONE)
 

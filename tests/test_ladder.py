@@ -47,7 +47,8 @@ def dataset(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Lets loss_chunks=auto cut the losses of tiny models, too."""
-    monkeypatch.setattr(loss, "CHUNK_BYTES", 2048)
+    monkeypatch.setattr(loss, "FEW_BYTES", 2048)
+    monkeypatch.setattr(loss, "TOKENS_PER_CHANNEL", 2)
 
 
 @pytest.fixture

@@ -19,15 +19,23 @@ import torch
 from nanoladder.kernels import softmax
 from nanoladder.private import all_gather
 
-CHUNK_BYTES = 128e6  # of a chunk's logits in half precision, for loss_chunks=auto
+FEW_BYTES = 256e6  # of logits in half precision: up to so many, loss_chunks=auto makes no chunks
+TOKENS_PER_CHANNEL = 8  # of a chunk, for loss_chunks=auto
 
 
-def count_chunks(loss_chunks, n_tokens, n_logits):
-    """Number of chunks for n_tokens rows of n_logits; 0: no chunks. "auto": of CHUNK_BYTES, none if two would do."""
+def count_chunks(loss_chunks, n_tokens, n_logits, n_channels):
+    """Number of chunks for the logits (n_tokens, n_logits) of hidden states (n_tokens, n_channels); 0: no chunks.
+
+    "auto" makes none of FEW_BYTES. Else a chunk has TOKENS_PER_CHANNEL · n_channels tokens, whatever the device and the
+    batch: each chunk reads and writes the weight's gradient, 8 bytes a number, and its logits about five times, 2 bytes
+    each, so that the gradient is a tenth of that traffic. A chunk's logits then take 16 bytes for each number of the
+    head's weight, as much as the weight, its gradient and AdamW's two moments.
+    """
     if loss_chunks != "auto":
         return loss_chunks
-    chunks = math.ceil(2 * n_tokens * n_logits / CHUNK_BYTES)
-    return chunks if chunks > 2 else 0
+    if 2 * n_tokens * n_logits <= FEW_BYTES:
+        return 0
+    return math.ceil(n_tokens / (TOKENS_PER_CHANNEL * n_channels))
 
 
 def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, first_row=0, group="", cap=0.0):

@@ -110,7 +110,7 @@ def loss(part, tokens, targets):
     weight = part.head.weight
     first_row = tensor.get_local_rank() * math.ceil(len(weight) / tensor.size())
     rows, flat = weight.to_local(), targets.flatten()  # (V / processes, C), (BT,)
-    n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), len(rows)))
+    n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), *rows.shape))
     group = tensor.get_group().group_name
     return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group, config.logit_softcap)
 

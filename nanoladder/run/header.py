@@ -84,7 +84,7 @@ def dtype(config, device):
 def loss(config):
     n_tokens = count_tokens(config, parallel.world_size())
     n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
-    if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits):
+    if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits, config.n_embd):
         return f"logits and loss in {n_chunks} chunks of tokens"
     return f"all logits at once ({'the logits are small' if config.loss_chunks == 'auto' else 'as requested'})"
 

@@ -131,9 +131,10 @@ def test_a_target_outside_the_vocabulary_shows_in_the_loss():
         assert math.isinf(head_loss(hidden, weight, targets, 200, 4))
 
 
-def test_chunks_are_chosen_by_the_bytes_of_the_logits():
-    assert [count_chunks(n, 10**6, 10**6) for n in (0, 1, 8)] == [0, 1, 8]
-    assert count_chunks("auto", 32 * 512, 256) == 0  # 8 MB
-    assert count_chunks("auto", 32 * 512, 50304) == 13  # 1.65 GB
-    assert count_chunks("auto", 128, 10**6) == 0  # exactly 256 MB
-    assert count_chunks("auto", 129, 10**6) == 3
+def test_chunks_of_large_logits_have_tokens_in_proportion_to_the_width():
+    assert [count_chunks(n, 10**6, 10**6, 64) for n in (0, 1, 8)] == [0, 1, 8]
+    assert count_chunks("auto", 32 * 512, 256, 256) == 0  # 8 MB
+    assert count_chunks("auto", 32 * 512, 50304, 256) == 8  # 1.65 GB, in chunks of 2,048 tokens
+    assert count_chunks("auto", 60 * 1024, 50304, 768) == 10  # of 6,144 tokens; not 48, each of which adds to 154 MB
+    assert count_chunks("auto", 128, 10**6, 8) == 0  # exactly 256 MB
+    assert count_chunks("auto", 129, 10**6, 8) == 3
