@@ -108,7 +108,10 @@ def train_step(model, optimizer, batch, lr, config):
     for group in optimizer.param_groups:
         group["lr"] = optim.lr_of_group(lr, group)
     optimizer.zero_grad(set_to_none=config.set_to_none)
-    loss = forward_backward(model, batch, config)
+    if config.cuda_graph and machine.can_record(config, batch.inputs.device):
+        loss = machine.replay(forward_backward, model, batch, config)
+    else:
+        loss = forward_backward(model, batch, config)
     machine.unscale_gradients(model, optimizer)
     if config.optimizer_in_backward:  # the gradients are already applied and freed
         grad_norm = optim.norm_of_updates(optimizer)

@@ -43,7 +43,7 @@ def parts(nanogpt=None):
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --repeats=2", "--repeats=2 --vary"  # a GPU's times differ little
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
-    speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss"
+    speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
     small = "profile.py config/quickstart.py --dataset=python_stdlib --n_embd=192 --n_head=4"
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
     batch_64 = "--batch_size=64 --micro_batch_size=64"
@@ -53,7 +53,7 @@ def parts(nanogpt=None):
     commands = {
         "tests": f"-m pytest -v -m gpu {tests}",
         "reference-50257": f"{reference} {subwords} {ladder}",
-        "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss",
+        "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss,cuda_graph",
         "gpt2": f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32",
         "tune": f"{reference} {bytewise} --mode=tune",
         "peers": f"{reference} {bytewise} --mode=peers --repeats=2{beside}",

@@ -24,14 +24,13 @@ from lab.launch import reason
 from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
-from nanoladder.config import replays_graphs
 from nanoladder.parallel.pipeline import predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
 
-WARMUP = 2  # steps before the clock starts (see warmup): the first compiles, both touch memory for the first time
+WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
 COMPARED = 5  # steps whose losses are compared with naive's
 WINDOW = 1.0  # seconds: the least that is timed
 
@@ -93,18 +92,13 @@ def compared(config):
     return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED)
 
 
-def warmup(config):
-    """Steps before the clock starts: one more if the second records the CUDA graphs that later steps replay."""
-    return WARMUP + replays_graphs(config)
-
-
 def time_steps(config, steps=4, threads=None):
     """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
     loop = Loop(compared(config), threads)
     first = loop.seconds(1, window=0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which may be the compiler's
-    loop.seconds(warmup(config) - 1, window=0)
+    loop.seconds(WARMUP - 1, window=0)
     seconds = loop.seconds(steps)
     peak = resident_bytes("VmHWM")
     return {
@@ -167,7 +161,7 @@ def exchange(config, threads=None):
 def profile_step(config):
     """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
 
-    If CUDA graphs are recorded, it is in step WARMUP: the allocator sees no memory in the steps that replay them.
+    A CUDA graph is recorded in step WARMUP: the allocator sees no memory in the steps that replay it.
     """
     on_gpu = machine.choose_device(config.device).type == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name

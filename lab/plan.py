@@ -22,7 +22,7 @@ from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_n
 from nanoladder.config.stages import files, stage_below, stage_path
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
-from nanoladder.machine import choose_device, choose_dtype
+from nanoladder.machine import can_record, choose_device, choose_dtype
 from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
 
@@ -331,6 +331,7 @@ def here(config):
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
     same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
+    same["cuda_graph"] = config.cuda_graph and can_record(config, device)
     return dataclasses.replace(config, stage="", **same, **ALONE)
 
 

@@ -81,7 +81,7 @@ def traces(config, device_type, world_size):
         set_to_none=config.set_to_none and not keeps_gradients,
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        **{"compile_mode": "default", "ddp": False},
+        **{"compile_mode": "default", "cuda_graph": False, "ddp": False},
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
         world_size, alone = 1, {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}

@@ -174,8 +174,6 @@ def candidates(config, machine):
     dtype = dtypes[0] if config.dtype == "auto" else config.dtype
     padding = [n for n in (1, 8, 64, 128) if n * math.ceil(config.vocab_size / n) != config.padded_vocab_size]
     values = [
-        # CUDA graphs launch all kernels of a pass at once: the most that a small model has to gain on a GPU
-        ("compile_mode", ("reduce-overhead",) if on_gpu else ()),
         # On a GPU the formula, which writes the (T, T) matrix to memory, hardly ever wins
         ("attention", ("sdpa", "flash", "cudnn", "efficient", "matmul") if on_gpu else ("matmul", "sdpa", "blocks")),
         ("compile", (False, True)),
@@ -191,7 +189,7 @@ def candidates(config, machine):
         ("lazy_metrics", (True, False)),
         ("matmul_precision", ("highest", "high", "medium")),
         ("pad_vocab_to", padding),
-        ("compile_mode", ("default", "max-autotune-no-cudagraphs", *["max-autotune"] * on_gpu)),  # minutes, so last
+        ("compile_mode", ("default", "max-autotune-no-cudagraphs")),  # minutes, so last
     ]
     pairs = [(key, value) for key, each in values for value in each]
     return [{"compile": True, key: value} if key.startswith("compile_") else {key: value} for key, value in pairs]

@@ -22,6 +22,7 @@ adamw_impl = "forloop"
 pad_vocab_to = 1
 compile = False
 loss_chunks = 0
+cuda_graph = False
 checkpointing = "none"
 micro_batch_size = 0
 optimizer = "adamw"

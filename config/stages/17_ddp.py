@@ -1,6 +1,6 @@
 """One process runs on each device; all hold the model, and each trains on its share of the batch.
 
-Stands on: chunked_loss
+Stands on: cuda_graph
 What: `torchrun --standalone --nproc_per_node=N train.py ...` starts N processes. `DistributedDataParallel` averages
 their gradients once a step, bucket by bucket, while the backward is still running. One process alone is unchanged.
 Why: N devices do N times the work, if the all-reduce hides behind the backward.

@@ -15,9 +15,7 @@ from nanoladder.errors import BadInput, nearest
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta2")
-# Values that CUDA graphs need, whose memory the next forward overwrites, and that an update in the backward needs.
-CUDA_GRAPHS = {"micro_batch_size": 0, "set_to_none": True, "optimizer_in_backward": False}
-CUDA_GRAPHS |= {"shard": "none", "tensor_parallel": 1, "pipeline_parallel": 1}
+# Values that an update in the backward needs.
 IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "decay": "decoupled", "average": "none"}
 
 
@@ -96,13 +94,6 @@ def impossible(c):
         keys = "checkpointing compile_scope shard tensor_parallel pipeline_parallel"
         why = "it chooses among operators, which blocks that are compiled one by one hide"
         yield keys, f"{why}; expected --checkpointing=every:1, or --compile=False"
-    if replays_graphs(c) and (changes := unlike(c, CUDA_GRAPHS)):
-        why = "it replays CUDA graphs, which overwrite their memory in the next forward and hold no collectives"
-        yield f"compile_mode {' '.join(changes)}", f"{why}; expected --compile_mode=default, or {words(changes)}"
-    if replays_graphs(c) and c.compile_scope == "block" and c.checkpointing != "none":
-        why = "it replays CUDA graphs, and a block that runs again overwrites its own"
-        expected = "--compile_mode=default, --compile_scope=model or --checkpointing=none"
-        yield "compile_mode compile_scope checkpointing", f"{why}; expected {expected}"
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
         why = "each weight is updated, and its gradient freed, before the others are ready"
         advice = f"expected --optimizer_in_backward=False, or {words(changes)}"
@@ -133,8 +124,3 @@ def words(values):
 def gathers_keys(config):
     """True if context parallelism gathers keys and values: if its processes do not divide the heads that each has."""
     return config.n_head // config.tensor_parallel % config.context_parallel > 0
-
-
-def replays_graphs(c):
-    """True if torch.compile records CUDA graphs, which reuse the same memory in every forward pass."""
-    return c.compile and c.compile_mode in ("reduce-overhead", "max-autotune")

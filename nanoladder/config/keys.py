@@ -58,9 +58,10 @@ class Config:
     pad_vocab_to: int = 64  # pad the vocabulary to a multiple of this; 1: no padding
     compile: bool = True  # compile the model with torch.compile
     compile_scope: Literal["model", "block"] = "model"  # compile the whole model, or one block for all (starts sooner)
-    # torch.compile's; reduce-overhead and max-autotune use CUDA graphs
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    # torch.compile's; the second searches minutes for faster kernels
+    compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
+    cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
     checkpointing: str = "none"  # recompute activations: none | every:K blocks | sqrt | selective
     micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: what fits
     # learning_rate suits adamw; the others scale it by their own factor

@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, load, precision, memory. Not here: anything that depends on a model or a run."""
+"""Hardware and its settings: device, load, precision, memory, CUDA graphs. Not here: what depends on a model or a run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,
@@ -10,6 +10,7 @@ from nanoladder.machine.device import (
     keep_cache_sound,
     peak_flops,
 )
+from nanoladder.machine.graph import can_record, replay, why_not_recorded
 from nanoladder.machine.load import cpu_times, free_cpus
 from nanoladder.machine.memory import (
     free_memory,

@@ -45,6 +45,9 @@ def choices(config, device):
     if config.compile:
         scope = "block" if config.compiles_blocks else "model"
         chosen["compile"] = f"the {scope}, mode {config.compile_mode}"
+    if config.cuda_graph:
+        reason = machine.why_not_recorded(config, device)
+        chosen["graph"] = f"none: {reason}" if reason else "a CUDA graph of each step's forward and backward"
     return chosen | processes(config)
 
 

@@ -118,7 +118,6 @@ def test_the_page_for_users_of_nanogpt_has_every_name_that_is_refused_for_anothe
     assert all(f"`{name}" in page for name in INSTEAD)
 
 
-GRAPHS = {"compile_mode": "reduce-overhead"}
 SELECTIVE = {"checkpointing": "selective"}
 IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 
@@ -142,10 +141,6 @@ IMPOSSIBLE = [
         {"context_parallel": 5, "context_length": 1000, "attention": "matmul"},
         ["attention=matmul", "context_parallel=5", "n_head=12", "--attention=sdpa"],
     ),
-    (GRAPHS | {"tensor_parallel": 2}, ["reduce-overhead", "--compile_mode=default", "--tensor_parallel=1"]),
-    (GRAPHS | {"micro_batch_size": "auto"}, ["reduce-overhead", "--micro_batch_size=0"]),
-    (GRAPHS | {"compile_scope": "block", "checkpointing": "sqrt"}, ["checkpointing=sqrt", "--compile_scope=model"]),
-    (GRAPHS | IN_BACKWARD, ["reduce-overhead", "--optimizer_in_backward=False"]),
     ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
     (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
     ({"optimizer": "galore", "shard": "full"}, ["optimizer=galore", "shard=full", "--optimizer=adamw8bit"]),
@@ -160,8 +155,7 @@ def test_values_that_cannot_work_together_are_refused(values, named, refused):
 
 def test_a_micro_batch_of_the_whole_batch_is_none():
     whole = {"batch_size": 8, "micro_batch_size": 8}
-    for values in (GRAPHS, IN_BACKWARD):
-        load_config([f"--{key}={value}" for key, value in (whole | values).items()])
+    load_config([f"--{key}={value}" for key, value in (whole | IN_BACKWARD).items()])
 
 
 def test_help_lists_every_key_with_its_default_under_headings(run_main):

@@ -109,12 +109,6 @@ def test_data_is_what_the_host_waits_and_a_range_on_the_gpu_s_timeline_is_no_ker
     assert seconds == dict.fromkeys(seconds, 0.0) | {"data": 0.15, "gemm": 0.2}
 
 
-@pytest.mark.parametrize("mode, expected", [("default", 2), ("reduce-overhead", 3), ("max-autotune", 3)])
-def test_the_warm_up_records_cuda_graphs(mode, expected):
-    assert measure.warmup(tiny(compile=True, compile_mode=mode, set_to_none=True)) == expected
-    assert measure.warmup(tiny(compile_mode=mode)) == 2  # what is not compiled records none
-
-
 def two_tensors(*_):
     kept = torch.ones(1_000_000)
     torch.ones(5_000_000)
@@ -186,11 +180,11 @@ def test_on_a_gpu_memory_is_the_allocator_s_and_time_the_kernels(dense, stage):
 
 
 @needs_gpu
-@pytest.mark.parametrize("keys", [{}, {"compile": True}, {"compile": True, "compile_mode": "reduce-overhead"}])
+@pytest.mark.parametrize("keys", [{}, {"compile": True}, {"compile": True, "cuda_graph": True}])
 def test_on_a_gpu_the_kinds_add_up_to_the_kernels(dense, keys):
     config = tiny(dataset=str(dense), device="cuda", n_embd=128, context_length=64, attention="sdpa", **FAST, **keys)
     loop = measure.Loop(config)
-    for _ in range(measure.warmup(config)):
+    for _ in range(measure.WARMUP):
         loop.step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiler:
@@ -199,7 +193,7 @@ def test_on_a_gpu_the_kinds_add_up_to_the_kernels(dense, keys):
     found = profiler.profiler.kineto_results.events()
     on_device = [e for e in found if e.device_type() == torch.autograd.DeviceType.CUDA and not e.is_user_annotation()]
     replayed = any(event.name() == "cudaGraphLaunch" for event in found)
-    assert replayed == ("compile_mode" in keys)
+    assert replayed == ("cuda_graph" in keys)
     seconds = breakdown.seconds_by_kind(profiler.events(), loop.config, on_gpu=True)
     del seconds["data"]
     assert min(seconds.values()) > 0

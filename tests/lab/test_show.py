@@ -56,19 +56,20 @@ CHANGES = {
     "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 10, 600, ""),
     "compile": ("model.compile(", 1, 600, ""),
     "chunked_loss": ("head_loss(", 6, 790, "torch.mm(logits, products_weight, out=d_hidden[chunk])"),
-    "checkpointing": ("recompute(block, x, use_reentrant=False)", 3, 790, ""),
-    "grad_accumulation": ("batch.split(config.batch_size // 4)", 11, 790, ""),
+    "cuda_graph": ("machine.replay(forward_backward, model, batch, config)", 7, 845, "torch.cuda.CUDAGraph()"),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 3, 845, ""),
+    "grad_accumulation": ("batch.split(config.batch_size // 4)", 11, 845, ""),
     "low_memory_optimizer": (
         "return optim.build(groups, model, config)",
         10,
-        790,
+        845,
         "from torchao.optim import AdamW8bit",
     ),
-    "ddp": ("parallel.distributed_data_parallel(", 20, 880, "dist.init_process_group(backend"),
-    "shard": ("parallel.fully_shard(", 7, 962, "fsdp.fully_shard(block"),
-    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1116, '"attention.qkv": ColwiseParallel()'),
-    "context_parallel": ("parallel.apply_context_parallel(", 1, 1078, "def attend_by_heads("),
-    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1192, "pipelining.Schedule1F1B"),
+    "ddp": ("parallel.distributed_data_parallel(", 20, 935, "dist.init_process_group(backend"),
+    "shard": ("parallel.fully_shard(", 7, 1017, "fsdp.fully_shard(block"),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1171, '"attention.qkv": ColwiseParallel()'),
+    "context_parallel": ("parallel.apply_context_parallel(", 1, 1133, "def attend_by_heads("),
+    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1247, "pipelining.Schedule1F1B"),
 }
 LONGEST = 42  # lines of a function that stands behind a call
 

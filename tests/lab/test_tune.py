@@ -197,16 +197,16 @@ def test_every_stage_of_speed_is_left_out_once(tuning, monkeypatch):
         assert any(getattr(config, field) == naive[field] for config in world.started), field
 
 
-def test_on_a_gpu_graphs_come_first_and_memory_is_not_predicted(monkeypatch, dense, tmp_path):
+def test_on_a_gpu_memory_is_not_predicted(monkeypatch, dense, tmp_path):
     monkeypatch.chdir(tmp_path)
-    world = World(monkeypatch, lambda config: 0.5 if config.compile_mode == "reduce-overhead" else 1.0)
+    world = World(monkeypatch, lambda config: 0.5 if config.attention == "flash" else 1.0)
     gpu = {**MACHINE, "gpu": "a GPU"}
     monkeypatch.setattr(climb, "run_alone", lambda *_: gpu)
     monkeypatch.setattr(tune.predict, "predict_memory", lambda *_: pytest.fail("it takes seconds"))
     words = [*flags(**{**FINISHED, "dataset": dense, "batch_size": 16, "set_to_none": True}), "--mode=tune"]
     climb.main([*words, "--minutes=4", "--out_dir=out"])
-    assert world.started[1].compile_mode == "reduce-overhead"
-    assert 'compile_mode = "reduce-overhead"' in Path("out/tuned.py").read_text()
+    assert world.started[1].attention == "flash"
+    assert 'attention = "flash"' in Path("out/tuned.py").read_text()
 
 
 def test_values_are_those_of_the_machine_and_micro_batches_half_and_twice_the_size():
@@ -222,7 +222,7 @@ def test_values_are_those_of_the_machine_and_micro_batches_half_and_twice_the_si
     assert old["attention"] == ["matmul", "sdpa", "blocks"] and old["micro_batch_size"] == [1, 6]
     assert not {"dtype", "pad_vocab_to"} & old.keys()  # it is float32, and the others are emulated; all make 256
     gpu = values({**MACHINE, "gpu": "a GPU"})
-    assert gpu["dtype"] == ["float16", "float32"] and len(gpu["compile_mode"]) == 4
+    assert gpu["dtype"] == ["float16", "float32"]
 
 
 # -- bad input

@@ -70,7 +70,6 @@ def refuse(keys, sizes, device=CPU):
         ({**PIPELINE, "n_layer": 1}, Grid(2), "has 2 stages of a block or more, and n_layer=1; expected n_layer=2 at"),
         ({**PIPELINE, "dtype": "float16"}, Grid(2), "float16 needs, which dtype=float16 is here; expected --dtype="),
         ({**PIPELINE, "optimizer": "galore"}, Grid(2, data=2), "in 2 data × 2 pipeline processes"),
-        ({**PIPELINE, "compile": True, "compile_mode": "max-autotune"}, Grid(2), "replays CUDA graphs"),
         ({"tensor_parallel": 2, "optimizer": "adamw8bit"}, Grid(tensor=2), "adamw8bit does not work in 2 tensor"),
         ({"tensor_parallel": 2, "optimizer": "galore"}, Grid(tensor=2), "expected --optimizer=adamw"),
         ({"context_parallel": 2, "context_length": 15}, Grid(context=2), "into 2 pieces"),

@@ -1,0 +1,17 @@
+"""The kernels of a forward and backward are recorded once, as a CUDA graph, and launched by one call in each step.
+
+What: the first step runs as usual, and compiles; the second is recorded; from then on a step copies its batch to where
+the graph reads it, and replays the graph. All micro-batches are in it. Clipping and the update follow as before.
+Why: a step of a small model is hundreds of kernels of a few microseconds each, and Python takes longer to launch a
+kernel than the GPU to run it. Without a graph the GPU waits.
+Cost: the graph's memory stays reserved between steps, and shapes cannot change. A CPU has no graphs; several processes,
+whose steps exchange messages, run as usual, and so does a step that the header names.
+Tried: we used `torch.compile`'s own graphs, mode reduce-overhead. They record the forward and the backward apart, check
+their memory in Python at every step, and cannot take micro-batches.
+Source:
+- CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+- Ng et al. 2021, "Accelerating PyTorch with CUDA Graphs":
+  https://pytorch.org/blog/accelerating-pytorch-with-cuda-graphs/
+"""
+
+cuda_graph = True
