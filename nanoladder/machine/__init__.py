@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, load, precision, memory, CUDA graphs. Not here: what depends on a model or a run."""
+"""Hardware and its settings: device, load, precision, memory, CUDA graphs. Not here: what depends on the model or run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,
