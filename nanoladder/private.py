@@ -32,6 +32,10 @@ set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
 set_allocator = set_allocator or getattr(torch.cuda.memory, "_set_allocator_settings", lambda settings: None)
 
 
+# Frees the workspaces of cuBLAS. Without the name a recorded step keeps those of the first, 64 MB on Hopper, as well.
+clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+
+
 def multiplies_bfloat16():
     """True if the CPU has instructions for bfloat16 that oneDNN may use. Without the names False: then float32."""
     with contextlib.suppress(AttributeError):

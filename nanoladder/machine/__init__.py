@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, load, precision, memory, CUDA graphs. Not here: what depends on the model or run."""
+"""Hardware and its settings: device, load, precision, memory, graphs. Not here: anything of a model or a run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,

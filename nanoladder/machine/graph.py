@@ -2,6 +2,8 @@
 
 import torch
 
+from nanoladder.private import clear_workspaces
+
 
 def why_not_recorded(config, device):
     """Returns why a step's forward and backward cannot be recorded as a CUDA graph; an empty string if they can."""
@@ -44,6 +46,7 @@ class Graph:
         self.parameters = list(model.parameters())
         for parameter in self.parameters:
             parameter.grad = None  # so that the backward allocates it in the graph's memory, instead of adding to it
+        clear_workspaces()  # of the first call: the graph has its own
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # the loader's thread may use CUDA
             self.result = function(model, self.batch, config)
