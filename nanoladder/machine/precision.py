@@ -48,11 +48,16 @@ def autocast(model, name, device):
 
 
 def scale_backward(forward, scaler, device):
-    """The forward, with a loss of the same value whose gradient is multiplied by the scaler's scale."""
+    """The forward, with a loss of the same value whose gradient is multiplied by the scaler's scale.
+
+    Without gradients, in evaluation, it is the forward itself, whatever that returns.
+    """
     scaler.scale(torch.zeros((), device=device))  # makes the tensor of the scale, which is updated in place
 
     def scaled(*inputs):
         loss = forward(*inputs)
+        if not torch.is_grad_enabled():
+            return loss
         larger = loss * scale_of(scaler)
         return loss.detach() + (larger - larger.detach())  # the loss plus 0
 

@@ -63,6 +63,16 @@ def test_scores_are_those_of_each_row_alone(monkeypatch):
     assert scores.greedy.tolist() == greedy and any(greedy) and not all(greedy)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_in_half_precision_are_close(dtype):
+    """Those of float16 too, whose loss is scaled in training: here there is nothing to scale."""
+    lengths = np.full(3, 16)
+    read = rows_of(lengths, lengths)[1]
+    found = [Scorer(GPT(tiny(vocab_size=5)), name, CPU, 70).score("rows", lengths, read) for name in ("float32", dtype)]
+    exact, half = (scores.log_probs for scores in found)
+    assert half == pytest.approx(exact, abs=0.1) and not np.array_equal(half, exact)
+
+
 def test_a_broken_model_is_refused():
     lengths = np.full(2, 16)
     model = GPT(tiny(vocab_size=5))
