@@ -635,10 +635,11 @@ def test_on_a_gpu_a_recorded_step_launches_one_graph_and_draws_another_dropout(t
 
 
 @pytest.mark.slow
-def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path):
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path, dtype):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    keys = {"log_interval": 5, "eval_interval": STEPS, "eval_windows": 9, "save_interval": 0}
+    keys = {"log_interval": 5, "eval_interval": STEPS, "eval_windows": 9, "save_interval": 0, "dtype": dtype}
     train.train(tiny(out_dir=tmp_path / "finished", **keys))
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # training and evaluation

@@ -53,12 +53,13 @@ def scale_backward(forward, scaler, device):
     Without gradients, in evaluation, it is the forward itself, whatever that returns.
     """
     scaler.scale(torch.zeros((), device=device))  # makes the tensor of the scale, which is updated in place
+    scale = scale_of(scaler)
 
     def scaled(*inputs):
         loss = forward(*inputs)
         if not torch.is_grad_enabled():
             return loss
-        larger = loss * scale_of(scaler)
+        larger = loss * scale
         return loss.detach() + (larger - larger.detach())  # the loss plus 0
 
     return scaled
