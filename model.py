@@ -63,8 +63,8 @@ class Attention(nn.Module):
         if self.config.value_embedding:
             v = (v + own_value).type_as(q)
         q, k, v = (part.view(B, T, -1, C // self.config.n_head).transpose(1, 2) for part in (q, k, v))  # (B, nh, T, hs)
-        if self.config.qk_norm:  # 1.2² times as sharp as without a factor
-            q, k = (1.2 * F.rms_norm(part, part.shape[-1:]) for part in (q, k))
+        if self.config.qk_norm:  # the factor scales the scores by 1.44; CUDA's autocast normalizes in float32
+            q, k = ((1.2 * F.rms_norm(part, part.shape[-1:])).type_as(v) for part in (q, k))
         if self.config.position == "rotary":
             q, k = self.rotary(q), self.rotary(k)
         y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import RECIPE, build, replace, rows, tiny, weights
 
 import convert
@@ -91,6 +92,19 @@ def test_rotated_scores_depend_on_the_distance_alone():
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
     assert scores[:, 0].std() > 0.01
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+def test_attention_gets_queries_and_keys_in_the_dtype_of_values(position, monkeypatch):
+    """CUDA's autocast, unlike a CPU's, normalizes in float32, which no flash kernel takes and messages carry twice."""
+    rms_norm = F.rms_norm
+    monkeypatch.setattr(F, "rms_norm", lambda x, *args: rms_norm(x.float(), *args))
+    attention = GPT(tiny(vocab_size=40, qk_norm=True, position=position)).blocks[0].attention
+    seen = []
+    monkeypatch.setattr(attention, "attend", lambda q, k, v: seen.extend([q.dtype, k.dtype, v.dtype]) or v)
+    with torch.autocast("cpu", torch.bfloat16):
+        attention(torch.randn(2, 16, 32))
+    assert seen == [torch.bfloat16] * 3
 
 
 def test_every_parameter_is_in_one_group_with_its_rate():
