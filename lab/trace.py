@@ -200,7 +200,6 @@ def cuda_kernels(attention, note):
 
     def softmax_in_place(logits, *_, **__):  # one kernel, as is the product that is added to the weight's gradient
         note(aten.exp_.default, (logits,), {}, logits)
-        return torch.empty(2, len(logits)).unbind()
 
     def add_product(total, a, b):
         note(aten.addmm_.default, (total, a, b), {}, total)

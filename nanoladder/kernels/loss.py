@@ -76,44 +76,34 @@ def compute(
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
     columns = softmax.target_columns(targets, ignore_index, first_row, n_real)
     products_weight = weight.to(hidden.dtype)
-    losses = torch.empty(len(hidden), device=hidden.device)
+    log_sums, picked = torch.empty(2, len(hidden), device=hidden.device)
     d_hidden = torch.empty_like(hidden) if needs_grad else hidden.new_empty(0)
     d_weight = torch.zeros_like(weight) if needs_grad else weight.new_empty(0)
     size = math.ceil(len(hidden) / n_chunks)
     buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, start + size)
-        h, column = hidden[chunk], columns[chunk]
+        h, of_chunk = hidden[chunk], (columns[chunk], log_sums[chunk], picked[chunk], n_real, cap)
         logits = torch.mm(h, products_weight.T, out=buffer[: len(h)])  # (n, V)
-        slope = limit_(logits, cap) if cap else None
-        logits[:, n_real:] = -math.inf
-        log_sum, picked = softmax_pass(logits, column, overwrite=needs_grad and not group)
+        softmax_pass(logits, *of_chunk, overwrite=needs_grad and not group)
         if group:
-            log_sum, picked = over_shards(log_sum, picked, group)
+            join_shards(log_sums[chunk], picked[chunk], group)
             if needs_grad:
-                softmax_pass(logits, column, log_sum)
-        else:
-            picked = torch.where(column == softmax.ELSEWHERE, -math.inf, picked)
-        losses[chunk] = torch.where(column == softmax.IGNORED, 0.0, log_sum - picked)
+                softmax_pass(logits, *of_chunk, find=False)
         if needs_grad:
-            if cap:
-                logits.mul_(slope)
             torch.mm(logits, products_weight, out=d_hidden[chunk])
             add_product(d_weight, logits.T, h)
+    if not group:
+        picked.masked_fill_(columns == softmax.ELSEWHERE, -math.inf)
+    losses = log_sums.sub_(picked).masked_fill_(columns == softmax.IGNORED, 0.0)
     return losses.sum(), d_hidden, d_weight
 
 
-def limit_(logits, cap):
-    """Limits logits to ±cap in place. Returns their derivatives by what they were."""
-    slope = 1 - logits.div_(cap).tanh_().square()
-    logits.mul_(cap)
-    return slope
-
-
-def over_shards(log_sum, picked, group):
-    """Log-sum-exp (n,) over all shards of the vocabulary, and the target's logit (n,) from the shard that has it."""
+def join_shards(log_sum, picked, group):
+    """Makes log-sum-exp (n,) that of all shards of the vocabulary, and the target's logit (n,) that of its shard."""
     gathered = all_gather(torch.stack([log_sum, picked])[None], 0, group)  # (shards, 2, n)
-    return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
+    log_sum.copy_(gathered[:, 0].logsumexp(0))
+    picked.copy_(gathered[:, 1].sum(0))
 
 
 def add_product(total, a, b):

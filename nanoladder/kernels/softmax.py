@@ -18,23 +18,29 @@ def target_columns(targets, ignore_index, first_row, n_columns):
     return columns.masked_fill_(targets == ignore_index, IGNORED)
 
 
-def softmax_(logits, columns, log_sum=None, overwrite=True):
-    """Returns, in float32, log-sum-exp (n,) of the logits (n, V) and the logits (n,) at the columns; 0 for no column.
+def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True):
+    """Softmax over the rows of logits (n, V); those of columns from n_real on are padding, of probability 0.
+
+    find: writes, in float32, each row's log-sum-exp to log_sums (n,), and the logit at its column to picked (n,), 0 for
+    no column. Else log_sums, of more columns than are here, is used instead of these logits' own.
 
     overwrite: replaces the logits in place by the loss's gradient, softmax less one at the column; a row that is
-    IGNORED becomes 0, if its logits are numbers. A log_sum, of more columns than are here, is used instead of these
-    logits' own.
+    IGNORED becomes 0, if its logits are numbers. Else they stay, but for padding.
+
+    cap: first limits the logits to ±cap, by a tanh, in float32; the gradient is that of the logits as they were.
     """
-    log_sums = torch.empty(len(logits), device=logits.device) if log_sum is None else log_sum
-    picked = torch.empty_like(log_sums)
     size = max(1, BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
         block, column = logits[rows], columns[rows, None]
         x = block.float()
+        if cap:
+            tanh = (x / cap).tanh_()
+            x = cap * tanh
+        x[:, n_real:] = -math.inf
         at, here = column.clamp(min=0), column >= 0
-        picked[rows] = torch.where(here, x.gather(1, at), 0.0)[:, 0]
-        if log_sum is None:
+        if find:
+            picked[rows] = torch.where(here, x.gather(1, at), 0.0)[:, 0]
             probabilities = x.softmax(dim=1)
             # The largest logit's probability is 1 / Σ exp(x - max), so that one pass of exp serves both.
             top = x.amax(dim=1)  # -∞ if all columns are padding
@@ -42,6 +48,5 @@ def softmax_(logits, columns, log_sum=None, overwrite=True):
         else:
             probabilities = (x - log_sums[rows, None]).exp_()
         if overwrite:
-            gradient = probabilities.scatter_add_(1, at, -here.float())
-            block.copy_(gradient.mul_((column != IGNORED).float()))
-    return log_sums, picked
+            gradient = probabilities.scatter_add_(1, at, -here.float()).mul_((column != IGNORED).float())
+            block.copy_(gradient.mul_(1 - tanh.square()) if cap else gradient)

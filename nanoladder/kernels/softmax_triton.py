@@ -4,7 +4,6 @@ One pass finds maximum and sum together (online softmax; Milakov & Gimelshein 20
 the second one, which writes the gradient, finds the row in the GPU's cache.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -14,23 +13,28 @@ BLOCK = 4096  # columns that a program works on at a time: 8 of its threads each
 WARPS = 16  # fewer programs at a time than with 8, so that all their rows stay in the cache
 
 
-def softmax_(logits, columns, log_sum=None, overwrite=True):
-    """Does what softmax.softmax_ does; the logits are contiguous."""
-    found = torch.empty(len(logits), device=logits.device) if log_sum is None else log_sum
-    picked = torch.empty_like(found)
-    options = {"FIND": log_sum is None, "OVERWRITE": overwrite, "BLOCK": BLOCK, "num_warps": WARPS}
-    head_loss_rows[(len(logits),)](logits, columns, found, picked, logits.shape[1], IGNORED, **options)
-    return found, picked
+def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True):
+    """Does what softmax.softmax_ does; the logits are contiguous, and padding stays too."""
+    options = {"CAP": cap, "FIND": find, "OVERWRITE": overwrite, "BLOCK": BLOCK, "num_warps": WARPS}
+    head_loss_rows[(len(logits),)](logits, columns, log_sums, picked, logits.shape[1], n_real, IGNORED, **options)
 
 
 @triton.jit
+def tanh(x):
+    """By one exp, to an absolute error of 1e-7; that of the GPU's own instruction is bfloat16's."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit(do_not_specialize_on_alignment=["columns", "log_sums", "picked"])  # parts of longer ones, from any row on
 def head_loss_rows(
     logits,
     columns,
     log_sums,
     picked,
     width: tl.constexpr,
+    n_real: tl.constexpr,
     IGNORED: tl.constexpr,
+    CAP: tl.constexpr,
     FIND: tl.constexpr,
     OVERWRITE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -39,22 +43,26 @@ def head_loss_rows(
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     target = tl.load(columns + row)
-    at_target = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
-    tl.store(picked + row, at_target)
     if FIND:
-        highest = tl.full([BLOCK], float("-inf"), tl.float32)
+        at_target = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+        if CAP:
+            at_target = CAP * tanh(at_target / CAP)
+        tl.store(picked + row, at_target)
+        highest = tl.full([BLOCK], -3.0e38, tl.float32)  # not -inf: -inf less -inf is no number
         total = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            x = tl.load(logits + column, mask=column < width, other=float("-inf"), eviction_policy="evict_last")
+            x = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_last")
             x = x.to(tl.float32)
-            higher = tl.maximum(highest, x)
-            finite = tl.where(higher == float("-inf"), 0.0, higher)  # -inf less -inf is no number
-            total = total * tl.exp(highest - finite) + tl.exp(x - finite)
-            highest = higher
+            if CAP:
+                x = CAP * tanh(x / CAP)
+            x = tl.where(column < n_real, x, float("-inf"))
+            higher = x > highest
+            lower = tl.exp(-tl.abs(x - highest))  # of the two, beside the other's exp(0)
+            total = tl.where(higher, total * lower + 1.0, total + lower)
+            highest = tl.where(higher, x, highest)
         top = tl.max(highest)
-        finite = tl.where(top == float("-inf"), 0.0, top)
-        log_sum = tl.log(tl.sum(total * tl.exp(highest - finite))) + finite
+        log_sum = tl.log(tl.sum(total * tl.exp(highest - top))) + top
         tl.store(log_sums + row, log_sum)
     else:
         log_sum = tl.load(log_sums + row)
@@ -62,7 +70,13 @@ def head_loss_rows(
         tl.debug_barrier()  # the target's logit is read by all before any of them overwrites it
         for start in range(0, width, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            x = tl.load(logits + column, mask=column < width, other=float("-inf"), eviction_policy="evict_first")
-            gradient = tl.exp(x.to(tl.float32) - log_sum) - tl.where(column == target, 1.0, 0.0)
+            x = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_first")
+            x = x.to(tl.float32)
+            if CAP:
+                limited = tanh(x / CAP)
+                x = CAP * limited
+            gradient = tl.where(column < n_real, tl.exp(x - log_sum), 0.0) - tl.where(column == target, 1.0, 0.0)
+            if CAP:
+                gradient *= 1.0 - limited * limited
             gradient = tl.where(target == IGNORED, 0.0, gradient)
             tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < width)

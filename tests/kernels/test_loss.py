@@ -1,12 +1,14 @@
 """Head and loss as one operator: exact, compiled too."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoladder.kernels import count_chunks, head_loss, loss
 
@@ -73,6 +75,39 @@ def test_half_precision_is_as_exact_as_its_logits(dtype, tolerance):
     assert ours[0].dtype == ours[1].dtype == ours[2].dtype == torch.float32
     for found, expected in zip(ours, exact(hidden, weight, targets, 200), strict=True):
         assert error(found, expected) < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_half_precision_are_limited_in_float32(dtype):
+    hidden, weight, targets = inputs(dtype=dtype)
+    with torch.autocast("cpu", dtype), torch.no_grad():
+        ours = head_loss(hidden, weight, targets, 200, 4, cap=5.0)
+    logits = (hidden @ weight[:200].T).to(dtype).double()  # rounded once
+    expected = F.cross_entropy(5 * (logits / 5).tanh(), targets, ignore_index=IGNORE, reduction="sum")
+    assert float(ours) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("cap", [0.0, 15.0])
+def test_a_chunk_starts_four_kernels_on_a_gpu(monkeypatch, cap):
+    """Two products, the softmax, and the product that is added to the weight's gradient: each costs the host time."""
+    started = []
+
+    class Started(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            started.append(operator.overloadpacket.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(loss, "fastest_softmax", lambda is_cuda: lambda *_, **__: started.append("softmax"))
+    monkeypatch.setattr(loss, "add_product", lambda *_: started.append("add_product"))
+    hidden, weight, targets = inputs(n_tokens=40)
+    with torch.no_grad():
+        counts = {}
+        for n_chunks in (4, 5):
+            started.clear()
+            with Started():
+                loss.compute(hidden, weight, targets, 200, n_chunks, IGNORE, 0, "", cap, True)
+            counts[n_chunks] = Counter(name for name in started if name not in ("slice", "permute"))  # views
+    assert counts[5] - counts[4] == Counter(mm=2, softmax=1, add_product=1)
 
 
 def test_the_scale_of_float16_is_applied_to_its_gradients():

@@ -1,5 +1,6 @@
 """Softmax over rows of logits: PyTorch's operations against float64, and the Triton kernel in Triton's interpreter."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -18,41 +19,45 @@ DTYPES = list(ROUNDING)
 
 
 def rows(n_columns, n_real, dtype, seed, device="cpu"):
-    """Logits (7, n_columns), -∞ from n_real on, and the columns of targets: the first, the last, none, any."""
+    """Logits (7, n_columns), padding from n_real on too, and the columns of targets: the first, the last, none, any."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(7, n_columns, generator=generator)
-    logits[:, n_real:] = -math.inf
     columns = torch.randint(n_real, (7,), generator=generator)
     columns[:4] = torch.tensor([0, n_real - 1, softmax.ELSEWHERE, softmax.IGNORED])
     return logits.to(device, dtype), columns.to(device)
 
 
-def exact(logits, columns, log_sum=None):
+def exact(logits, columns, n_real, cap, log_sum=None):
     """Log-sum-exp, the logits at the columns and the gradient, by the formula, in float64."""
-    x = logits.double()
+    x = logits[:, :n_real].double()
+    tanh = (x / cap).tanh() if cap else torch.zeros_like(x)
+    x = cap * tanh if cap else x
     log_sum = x.logsumexp(1) if log_sum is None else log_sum.double()
     here = (columns >= 0)[:, None]
     at = columns.clamp(min=0)[:, None]
     gradient = (x - log_sum[:, None]).exp() - torch.zeros_like(x).scatter(1, at, 1.0) * here
     gradient[columns == softmax.IGNORED] = 0
-    return log_sum, torch.where(here, x.gather(1, at), 0.0)[:, 0], gradient
+    return log_sum, torch.where(here, x.gather(1, at), 0.0)[:, 0], gradient * (1 - tanh.square())
 
 
 def check(softmax_, n_columns, n_real, dtype, seed, device="cpu", rounding=ROUNDING):
-    """Asserts that softmax_ agrees with the formula: its own log-sum-exp or a given one, overwriting or not."""
-    for given in (False, True):
+    """Asserts that softmax_ agrees with the formula: limited or not, its own log-sum-exp or a given one, overwriting or
+    not."""
+    for cap, find in itertools.product((0.0, 5.0), (True, False)):
         logits, columns = rows(n_columns, n_real, dtype, seed, device)
-        log_sum = logits.float().logsumexp(1) + 0.5 if given else None
-        expected = exact(logits, columns, log_sum)
-        untouched = logits.clone()
-        found = softmax_(logits, columns, log_sum, overwrite=False)
-        assert torch.equal(logits, untouched)
-        for ours, theirs in zip(found, expected, strict=False):
-            torch.testing.assert_close(ours.double(), theirs, rtol=EXACT, atol=EXACT)
-        found = softmax_(logits, columns, log_sum)
-        for ours, theirs in zip(found, expected, strict=False):
-            torch.testing.assert_close(ours.double(), theirs, rtol=EXACT, atol=EXACT)
-        torch.testing.assert_close(logits.double(), expected[2], rtol=rounding[dtype], atol=EXACT)
+        given = None if find else logits[:, :n_real].float().logsumexp(1) + 0.5
+        log_sum, picked, gradient = exact(logits, columns, n_real, cap, given)
+        for overwrite in (False, True):
+            untouched = logits.clone()
+            found = torch.full_like(log_sum, math.nan, dtype=torch.float32) if find else given.clone()
+            at_target = torch.full_like(found, math.nan)
+            softmax_(logits, columns, found, at_target, n_real, cap, find=find, overwrite=overwrite)
+            torch.testing.assert_close(found.double(), log_sum, rtol=EXACT, atol=EXACT)
+            if find:
+                torch.testing.assert_close(at_target.double(), picked, rtol=EXACT, atol=EXACT)
+            if not overwrite:
+                assert torch.equal(logits[:, :n_real], untouched[:, :n_real])
+        torch.testing.assert_close(logits[:, :n_real].double(), gradient, rtol=rounding[dtype], atol=EXACT)
         assert torch.all(logits[:, n_real:] == 0)
 
 
@@ -67,12 +72,19 @@ def test_the_operations_equal_the_formula(dtype, block, monkeypatch):
         check(softmax.softmax_, *shape, dtype, seed=shape[0])
 
 
-def test_a_shard_without_columns_adds_nothing():
-    logits, columns = torch.full((2, 8), -math.inf), torch.tensor([softmax.ELSEWHERE, softmax.IGNORED])
-    log_sum, picked = softmax.softmax_(logits, columns, overwrite=False)
+def check_shard_of_padding(softmax_, cap):
+    """Asserts that a shard without a real column adds nothing, whatever its logits are."""
+    logits, columns = torch.ones(2, 8), torch.tensor([softmax.ELSEWHERE, softmax.IGNORED])
+    log_sum, picked = torch.full((2, 2), math.nan)
+    softmax_(logits, columns, log_sum, picked, 0, cap, overwrite=False)
     assert log_sum.tolist() == [-math.inf] * 2 and picked.tolist() == [0, 0]
-    softmax.softmax_(logits, columns, torch.ones(2))
+    softmax_(logits, columns, torch.ones(2), picked, 0, cap, find=False)
     assert torch.all(logits == 0)
+
+
+@pytest.mark.parametrize("cap", [0.0, 15.0])
+def test_a_shard_without_columns_adds_nothing(cap):
+    check_shard_of_padding(softmax.softmax_, cap)
 
 
 def test_targets_become_columns_of_a_shard():
@@ -109,6 +121,8 @@ if __name__ == "__main__":  # in the interpreter: Triton asks for it when it is 
     truncated = ROUNDING | {torch.bfloat16: 2**-7}  # the interpreter does not round
     seed = int.from_bytes(os.urandom(4), "little")
     print("seed", seed, file=sys.stderr)
+    for cap in (0.0, 15.0):
+        check_shard_of_padding(softmax_triton.softmax_, cap)
     for dtype in DTYPES:
         for n_columns, n_real in SHAPES:
             check(softmax_triton.softmax_, n_columns, n_real, dtype, seed, rounding=truncated)
