@@ -5,4 +5,4 @@ CPUs. model.py calls both.
 """
 
 from nanoladder.kernels.attention import attend_in_blocks, count_scores, uses_blocks
-from nanoladder.kernels.loss import count_chunks, head_loss
+from nanoladder.kernels.loss import count_chunks, head_loss, why_not_triton

@@ -11,7 +11,7 @@ Sources: Wijmans et al. 2024, "Cut Your Losses" (https://arxiv.org/abs/2411.0900
 (https://arxiv.org/abs/2410.10989).
 """
 
-import importlib.util
+import functools
 import math
 
 import torch
@@ -119,12 +119,29 @@ def add_product(total, a, b):
 
 
 def fastest_softmax(is_cuda):
-    """softmax.softmax_, as one kernel on a GPU from Volta on if Triton is installed."""
-    if not is_cuda or importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability() < (7, 0):
+    """softmax.softmax_, as one kernel on a GPU if Triton can launch it."""
+    if not is_cuda or why_not_triton():
         return softmax.softmax_
     from nanoladder.kernels import softmax_triton
 
     return softmax_triton.softmax_
+
+
+@functools.cache
+def why_not_triton():
+    """Returns why the softmax's Triton kernel cannot run on this GPU, "" if it can: it is launched once, to see.
+
+    Triton may be absent; its launcher needs a C compiler, its kernel one of the GPUs that it supports.
+    """
+    try:
+        from nanoladder.kernels import softmax_triton
+
+        column = torch.zeros(1, dtype=torch.long, device="cuda")
+        logits, log_sum, picked = torch.zeros(3, 1, 1, device="cuda")
+        softmax_triton.softmax_(logits, column, log_sum[0], picked[0], n_real=1)
+    except Exception as error:  # of Triton, the C compiler, the assembler or the driver
+        return f"{error or type(error).__name__}".strip().partition("\n")[0]
+    return ""
 
 
 # Another signature needs another name: compiled code in the cache of the compiler calls the operator by its old one.

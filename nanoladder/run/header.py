@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
-from nanoladder.kernels import count_chunks
+from nanoladder.kernels import count_chunks, why_not_triton
 from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
 
@@ -38,7 +38,7 @@ def choices(config, device):
         "device": machine.device_name(device),
         "dtype": dtype(config, device),
         "attention": machine.attention_kernel(config, device),
-        "loss": loss(config),
+        "loss": loss(config, device),
         "optimizer": optimizer(config),
         "compile": "off",
     }
@@ -84,11 +84,13 @@ def dtype(config, device):
     return f"{chosen} ({why})".removeprefix("torch.")
 
 
-def loss(config):
+def loss(config, device):
     n_tokens = count_tokens(config, parallel.world_size())
     n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
     if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits, config.n_embd):
-        return f"logits and loss in {n_chunks} chunks of tokens"
+        slow = device.type == "cuda" and why_not_triton()
+        without = f", in PyTorch's operations, as Triton does not run here: {slow}" if slow else ""
+        return f"logits and loss in {n_chunks} chunks of tokens{without}"
     return f"all logits at once ({'the logits are small' if config.loss_chunks == 'auto' else 'as requested'})"
 
 

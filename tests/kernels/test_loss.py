@@ -6,11 +6,13 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoladder.kernels import count_chunks, head_loss, loss
+from nanoladder.run import header
 
 IGNORE = -100
 
@@ -173,3 +175,46 @@ def test_chunks_of_large_logits_have_tokens_in_proportion_to_the_width():
     assert count_chunks("auto", 60 * 1024, 50304, 768) == 10  # of 6,144 tokens; not 48, each of which adds to 154 MB
     assert count_chunks("auto", 128, 10**6, 8) == 0  # exactly 256 MB
     assert count_chunks("auto", 129, 10**6, 8) == 3
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """launches(error) -> a list of the launches of Triton's kernel, on a pretended GPU; each raises the error."""
+    pytest.importorskip("triton")
+    from nanoladder.kernels import softmax_triton
+
+    zeros, started = torch.zeros, []
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(*size, **options))
+    loss.why_not_triton.cache_clear()
+
+    def launch(error):
+        def softmax_(*_, **__):
+            started.append(error)
+            if error:
+                raise error
+
+        monkeypatch.setattr(softmax_triton, "softmax_", softmax_)
+        return started
+
+    yield launch
+    loss.why_not_triton.cache_clear()
+
+
+def test_without_a_c_compiler_a_gpu_takes_pytorchs_operations(launches):
+    """Triton can be imported all the same: its driver looks for the compiler at the first launch. Tried once."""
+    tried = launches(RuntimeError("Failed to find C compiler. Please specify via CC.\nMore lines."))
+    assert loss.fastest_softmax(True) is loss.fastest_softmax(True) is loss.softmax.softmax_
+    assert len(tried) == 1
+    config = tiny(vocab_size=50304, loss_chunks=3)
+    said = "logits and loss in 3 chunks of tokens"
+    why = "as Triton does not run here: Failed to find C compiler. Please specify via CC."
+    assert header.loss(config, torch.device("cuda")) == f"{said}, in PyTorch's operations, {why}"
+    assert header.loss(config, torch.device("cpu")) == said
+
+
+def test_a_gpu_on_which_triton_launches_takes_its_kernel(launches):
+    tried = launches(None)
+    assert loss.fastest_softmax(True) is loss.fastest_softmax(True) is not loss.softmax.softmax_
+    assert len(tried) == 1
+    assert header.loss(tiny(vocab_size=50304, loss_chunks=3), torch.device("cuda")).endswith("chunks of tokens")
+    assert loss.fastest_softmax(False) is loss.softmax.softmax_
