@@ -45,7 +45,7 @@ def head_loss_rows(
     target = tl.load(columns + row)
     if FIND:
         at_target = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
-        if CAP:
+        if CAP > 0.0:
             at_target = CAP * tanh(at_target / CAP)
         tl.store(picked + row, at_target)
         highest = tl.full([BLOCK], -3.0e38, tl.float32)  # not -inf: -inf less -inf is no number
@@ -54,13 +54,13 @@ def head_loss_rows(
             column = start + tl.arange(0, BLOCK)
             x = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_last")
             x = x.to(tl.float32)
-            if CAP:
+            if CAP > 0.0:
                 x = CAP * tanh(x / CAP)
             x = tl.where(column < n_real, x, float("-inf"))
             higher = x > highest
             lower = tl.exp(-tl.abs(x - highest))  # of the two, beside the other's exp(0)
             total = tl.where(higher, total * lower + 1.0, total + lower)
-            highest = tl.where(higher, x, highest)
+            highest = tl.maximum(highest, x)
         top = tl.max(highest)
         log_sum = tl.log(tl.sum(total * tl.exp(highest - top))) + top
         tl.store(log_sums + row, log_sum)
@@ -72,11 +72,11 @@ def head_loss_rows(
             column = start + tl.arange(0, BLOCK)
             x = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_first")
             x = x.to(tl.float32)
-            if CAP:
+            if CAP > 0.0:
                 limited = tanh(x / CAP)
                 x = CAP * limited
             gradient = tl.where(column < n_real, tl.exp(x - log_sum), 0.0) - tl.where(column == target, 1.0, 0.0)
-            if CAP:
+            if CAP > 0.0:
                 gradient *= 1.0 - limited * limited
             gradient = tl.where(target == IGNORED, 0.0, gradient)
             tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < width)

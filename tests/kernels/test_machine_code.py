@@ -1,0 +1,41 @@
+"""The loss's Triton kernel as machine code of five generations of GPUs, without a GPU: Triton brings the assembler."""
+
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="needs triton: pip install triton")
+
+WIDTH, N_REAL = 50304, 50257  # GPT-2's vocabulary, padded
+
+
+def machine_code(capability, dtype, cap):
+    """The kernel as a launch compiles it, for logits that begin at a multiple of 16 bytes; disassembled."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from nanoladder.kernels.softmax_triton import BLOCK, WARPS, head_loss_rows
+
+    options = {"width": WIDTH, "n_real": N_REAL, "IGNORED": -2, "CAP": cap, "FIND": True, "OVERWRITE": True}
+    options["BLOCK"] = BLOCK
+    signature = {"logits": f"*{dtype}", "columns": "*i64", "log_sums": "*fp32", "picked": "*fp32"}
+    source = ASTSource(
+        head_loss_rows,
+        signature | dict.fromkeys(options, "constexpr"),
+        constexprs={(head_loss_rows.arg_names.index(name),): value for name, value in options.items()},
+        attrs={(0,): [["tt.divisibility", 16]]},
+    )
+    return triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": WARPS}).asm["sass"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cap", [0.0, 15.0])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
+def test_rows_are_read_and_written_16_bytes_at_a_time_without_local_memory(capability, dtype, cap):
+    code = machine_code(capability, dtype, cap)
+    accesses = re.findall(r"\b(?:LDG|STG)\.\S*", code)  # of the GPU's memory
+    narrow = [name[:3] for name in accesses if ".128" not in name]
+    assert sorted(narrow) == ["LDG", "LDG", "STG", "STG"]  # of a row: its column and logit; that logit and log-sum-exp
+    assert len(accesses) - len(narrow) >= 3  # each pass reads, the second one writes
+    assert not re.search(r"\b(?:LDL|STL)\b", code)  # local memory
