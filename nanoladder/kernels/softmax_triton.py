@@ -1,7 +1,8 @@
 """Softmax over rows of logits as one Triton kernel; softmax.py has the same function in PyTorch's operations.
 
 One pass finds maximum and sum together (online softmax; Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867);
-the second one, which writes the gradient, finds the row in the GPU's cache.
+the second one, which writes the gradient, finds the row in the GPU's cache. Arithmetic is what limits it: so a thread
+raises its maximum once for EACH logits, and only columns at the end of a row are compared with the row's width.
 """
 
 import triton
@@ -9,8 +10,9 @@ import triton.language as tl
 
 from nanoladder.kernels.softmax import IGNORED
 
-BLOCK = 4096  # columns that a program works on at a time: 8 of its threads each
+BLOCK = 4096  # columns that a program works on at a time
 WARPS = 16  # fewer programs at a time than with 8, so that all their rows stay in the cache
+EACH = tl.constexpr(8)  # neighboring columns of a thread: 16 bytes in half precision
 
 
 def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True):
@@ -23,6 +25,33 @@ def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, over
 def tanh(x):
     """By one exp, to an absolute error of 1e-7; that of the GPU's own instruction is bfloat16's."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def limit(x, CAP: tl.constexpr):
+    """x in float32, within ±CAP if that is not 0."""
+    x = x.to(tl.float32)
+    if CAP > 0.0:
+        x = CAP * tanh(x / CAP)
+    return x
+
+
+@triton.jit
+def add_exp(x, highest, total):
+    """Adds logits (BLOCK,) to the threads' running maximum and Σ exp(x - maximum), (BLOCK / EACH,) each."""
+    x = tl.reshape(x, [x.shape[0] // EACH, EACH])
+    higher = tl.maximum(highest, tl.max(x, axis=1))
+    return higher, total * tl.exp(highest - higher) + tl.sum(tl.exp(x - higher[:, None]), axis=1)
+
+
+@triton.jit
+def gradient_of(x, log_sum, CAP: tl.constexpr):
+    """Probability of a logit x, times the slope of its limit."""
+    x = x.to(tl.float32)
+    if CAP > 0.0:
+        limited = tanh(x / CAP)
+        return tl.exp(CAP * limited - log_sum) * (1.0 - limited * limited)
+    return tl.exp(x - log_sum)
 
 
 @triton.jit(do_not_specialize_on_alignment=["columns", "log_sums", "picked"])  # parts of longer ones, from any row on
@@ -42,41 +71,42 @@ def head_loss_rows(
     """A program a row: finds its log-sum-exp (FIND) or reads it, and writes the gradient over the row (OVERWRITE)."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
+    whole: tl.constexpr = n_real // BLOCK * BLOCK  # columns in blocks without padding
     target = tl.load(columns + row)
+    at_target = tl.load(logits + target, mask=target >= 0, other=0.0)
     if FIND:
-        at_target = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
-        if CAP > 0.0:
-            at_target = CAP * tanh(at_target / CAP)
-        tl.store(picked + row, at_target)
-        highest = tl.full([BLOCK], -3.0e38, tl.float32)  # not -inf: -inf less -inf is no number
-        total = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, width, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            x = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_last")
-            x = x.to(tl.float32)
-            if CAP > 0.0:
-                x = CAP * tanh(x / CAP)
-            x = tl.where(column < n_real, x, float("-inf"))
-            higher = x > highest
-            lower = tl.exp(-tl.abs(x - highest))  # of the two, beside the other's exp(0)
-            total = tl.where(higher, total * lower + 1.0, total + lower)
-            highest = tl.maximum(highest, x)
+        tl.store(picked + row, tl.where(target >= 0, limit(at_target, CAP), 0.0))
+        highest = tl.full([BLOCK // EACH], -3.0e38, tl.float32)  # not -inf: -inf less -inf is no number
+        total = tl.zeros([BLOCK // EACH], tl.float32)
+        for start in range(0, whole, BLOCK):
+            raw = tl.load(logits + start + tl.arange(0, BLOCK), eviction_policy="evict_last")
+            highest, total = add_exp(limit(raw, CAP), highest, total)
+        if whole < n_real:
+            column = whole + tl.arange(0, BLOCK)
+            raw = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_last")
+            x = tl.where(column < n_real, limit(raw, CAP), float("-inf"))
+            highest, total = add_exp(x, highest, total)
         top = tl.max(highest)
         log_sum = tl.log(tl.sum(total * tl.exp(highest - top))) + top
         tl.store(log_sums + row, log_sum)
     else:
         log_sum = tl.load(log_sums + row)
     if OVERWRITE:
+        shift = tl.where(target == IGNORED, float("inf"), log_sum)  # exp(x - inf) is 0
         tl.debug_barrier()  # the target's logit is read by all before any of them overwrites it
-        for start in range(0, width, BLOCK):
+        for start in range(0, whole, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            x = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_first")
-            x = x.to(tl.float32)
-            if CAP > 0.0:
-                limited = tanh(x / CAP)
-                x = CAP * limited
-            gradient = tl.where(column < n_real, tl.exp(x - log_sum), 0.0) - tl.where(column == target, 1.0, 0.0)
-            if CAP > 0.0:
-                gradient *= 1.0 - limited * limited
-            gradient = tl.where(target == IGNORED, 0.0, gradient)
+            raw = tl.load(logits + column, eviction_policy="evict_first")
+            tl.store(logits + column, gradient_of(raw, shift, CAP).to(logits.dtype.element_ty))
+        for start in range(whole, width, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            raw = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_first")
+            gradient = tl.where(column < n_real, gradient_of(raw, shift, CAP), 0.0)
             tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < width)
+        tl.debug_barrier()  # the target's is written last
+        slope = 1.0
+        if CAP > 0.0:
+            limited = tanh(at_target.to(tl.float32) / CAP)
+            slope = 1.0 - limited * limited
+        d_target = gradient_of(at_target, shift, CAP) - slope
+        tl.store(logits + target, d_target.to(logits.dtype.element_ty), mask=target >= 0)
