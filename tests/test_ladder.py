@@ -624,8 +624,7 @@ def test_on_a_gpu_a_recorded_step_trains_logs_evaluates_and_resumes(tiny, tmp_pa
 def test_on_a_gpu_a_recorded_step_launches_one_graph_and_draws_another_dropout(tiny, compile):
     config = tiny(learning_rate=0, min_lr=0, device="cuda", compile=compile, dropout=0.2, **GPU_SIZES)
     state = begin(config)
-    tokens = torch.randint(60, (8, 64), device="cuda")
-    batch = Batch(tokens, tokens)
+    batch = Batch(*torch.randint(60, (2, 8, 64), device="cuda"))
     losses = [float(train.train_step(*state, batch, 0.0, config)[0]) for _ in range(6)]
     assert len(set(losses)) == 6
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:

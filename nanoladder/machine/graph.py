@@ -1,5 +1,7 @@
 """CUDA graphs: the kernels of a step, recorded once, then launched by one call."""
 
+from functools import partial
+
 import torch
 
 from nanoladder.private import clear_workspaces
@@ -27,35 +29,40 @@ def replay(function, model, batch, config):
     """Calls function(model, batch, config) in the kernels of its second call, which are recorded as a CUDA graph.
 
     function: leaves gradients in the model's parameters, and returns a tensor. Every batch has the shape of the first.
-    The first call compiles and allocates what outlives a step. The graph reads its batch and writes its gradients and
-    activations in memory of its own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    The first call compiles, and allocates what outlives a step. The graph has its gradients and activations in memory
+    of its own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """
-    if not hasattr(model, "graph"):
-        model.graph = None
-        return function(model, batch, config)
-    if model.graph is None:
-        model.graph = Graph(function, model, batch, config)
-    return model.graph.replay(batch)
+    if not hasattr(model, "recorded"):
+        model.recorded = Recorded(function, model, batch, config)
+    return model.recorded(batch)
 
 
-class Graph:
-    """A recorded call of function(model, batch, config)."""
+class Recorded:
+    """function(model, batch, config) of one batch after the other, all of which are copied to the same memory."""
 
     def __init__(self, function, model, batch, config):
-        self.batch = type(batch)(*(tensor.clone() for tensor in batch))
-        self.parameters = list(model.parameters())
+        self.batch = type(batch)(*(torch.empty_like(tensor) for tensor in batch))
+        self.parameters, self.graph, self.calls = list(model.parameters()), None, 0
+        self.function = partial(function, model, self.batch, config)
+
+    def __call__(self, batch):
+        for own, new in zip(self.batch, batch, strict=True):
+            own.copy_(new, non_blocking=True)
+        self.calls += 1
+        if self.calls == 1:
+            return self.function()
+        if self.calls == 2:
+            self.record()
+        self.graph.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+        return self.result.clone()  # the next replay overwrites it
+
+    def record(self):
         for parameter in self.parameters:
             parameter.grad = None  # so that the backward allocates it in the graph's memory, instead of adding to it
         clear_workspaces()  # of the first call: the graph has its own
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # the loader's thread may use CUDA
-            self.result = function(model, self.batch, config)
+            self.result = self.function()
         self.gradients = [parameter.grad for parameter in self.parameters]
-
-    def replay(self, batch):
-        for own, new in zip(self.batch, batch, strict=True):
-            own.copy_(new, non_blocking=True)
-        self.graph.replay()
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-            parameter.grad = gradient
-        return self.result.clone()  # the next replay overwrites it
