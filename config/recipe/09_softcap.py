@@ -2,7 +2,7 @@
 
 What: `15 · tanh(logits / 15)`, in the loss's operator too.
 Why: the loss cannot be lowered by ever larger logits.
-Cost: a pass over the logits.
+Cost: a tanh in the passes of the loss's operator; without chunks, passes over the logits.
 Source:
 - Gemma Team 2024, "Gemma 2": https://arxiv.org/abs/2408.00118
 """
