@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -166,6 +167,14 @@ def traced():
     torch._dynamo.utils.counters.clear()
     with torch.compiler.set_stance(force_backend="aot_eager"):
         yield
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C reaches this process and its children, which ignore it when the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

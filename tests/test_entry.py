@@ -38,6 +38,7 @@ def test_a_full_disk_is_one_line_and_a_pipe_that_nobody_reads_ends_a_script_sile
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("code", [IMPORT + INTERRUPT, IMPORT + f"run_script(lambda argv: {INTERRUPT})"])
 def test_ctrl_c_is_one_line_while_a_script_imports_and_later(code):
     result = run(code, subprocess.DEVNULL)

@@ -135,6 +135,7 @@ def endless(trained, *words):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_sample_and_without_interactive_the_program(trained):
     with endless(trained, "--interactive") as process:
         for line in (b"the cat\n", b"at\n"):
