@@ -1,6 +1,7 @@
 """Shared fixtures and helpers: a tiny config, small datasets, and an in-process command line."""
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -175,6 +176,14 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def fresh_gpu():
+    """GPU memory holds nothing of earlier tests: no compiled graphs, no garbage, no workspaces of cuBLAS."""
+    torch.compiler.reset()
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 @pytest.fixture

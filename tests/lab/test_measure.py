@@ -166,6 +166,7 @@ def test_products_in_tf32_only_on_a_gpu():
 
 
 @needs_gpu
+@pytest.mark.usefixtures("fresh_gpu")
 @pytest.mark.parametrize("stage", ["naive", "flash", "chunked_loss"])
 def test_on_a_gpu_memory_is_the_allocator_s_and_time_the_kernels(dense, stage):
     words = [*flags(device="cuda", batch_size=16, context_length=64, n_embd=128, dataset=dense), f"--stage={stage}"]

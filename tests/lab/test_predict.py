@@ -274,13 +274,13 @@ def test_a_row_has_the_memory_and_the_time_of_a_config():
 
 
 @needs_gpu
+@pytest.mark.usefixtures("fresh_gpu")
 @pytest.mark.parametrize("stage", stage_names())
 def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
     """With 16 M parameters, the few MB that only a GPU's kernels take do not matter."""
     keys = {"n_layer": 4, "n_head": 8, "n_embd": 512, "context_length": 512, "vocab_size": 8000, "batch_size": 16}
     config = small(f"--stage={stage}", **keys, device="cuda")
     device = train.set_up(config)
-    torch._C._cuda_clearCublasWorkspaces()  # of the test before
     before = torch.cuda.memory_allocated()
     state = build(config, device)
     shape = 2, config.batch_size, config.context_length
