@@ -22,6 +22,15 @@ KINDS = {  # kind of work: heading
     "host": "host",
 }
 
+# Figures that a row may lack, as its mode, machine or outcome has none. A column that reads any other name is an error.
+FIGURES = {
+    *["seconds", "rounds", "iqr", "first", "later", "limit", "limit_bounds", "time", "hours", "shares"],
+    *["tokens_per_s", "mfu", "datasheet_mfu", "attention_kernel", "setting", "processes", "sent", "bubble"],
+    *["memory", "peak", "predicted", "resident", "parameters", "reserved", "context", "temporary", "rest", "fits"],
+    *["loss", "gap", "val_loss", "learning_rate"],
+    *["verdict", "tokens", "step", "alone", "without", "kept", "bpb", "fresh_learning_rate", "ms", "gain"],  # recipe
+}
+
 
 def difference(losses, expected):
     """The first step whose loss is not the expected one, in words; an empty string if there is none."""
@@ -173,7 +182,11 @@ def processor(machine):
 def columns(rows, mode):
     """{heading: row -> text} of the main table of a mode, the most important first; the first row is the reference."""
     first, timed = rows[0], {row["name"]: row for row in rows if "seconds" in row}
-    before = {"against the stage before": lambda row: speedup(timed[row_below(row["name"], timed)], row)}
+
+    def against_below(row):
+        below = timed.get(row_below(row["name"], timed))
+        return speedup(below, row) if below else ""
+
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
         "validation loss": validation_loss,
@@ -185,7 +198,7 @@ def columns(rows, mode):
         "bubble predicted": lambda row: f"{row['bubble']:.0%}",
         "sent by a process MB": lambda row: f"{row['sent'] / 1e6:.1f}",
         "predicted GB": gigabytes("predicted"),
-        **(before if mode == "ladder" else {}),
+        **({"against the stage before": against_below} if mode == "ladder" else {}),
         "learning rate": lambda row: f"{row['learning_rate']:.2g}",
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "least ms": lambda row: milliseconds(row["limit"]),
@@ -279,8 +292,10 @@ def markdown(columns, rows, width=math.inf):
 
 
 def cell(text, row):
-    """The text of a row's cell, empty if its figure was not measured."""
+    """The text of a row's cell, empty if one of the FIGURES was not measured. Raises KeyError for any other name."""
     try:
         return text(row)
-    except KeyError:
+    except KeyError as missing:
+        if missing.args[0] not in FIGURES:
+            raise
         return ""

@@ -69,7 +69,7 @@ def card(machine, name, *content, **attributes):
 
 def stage_card(key, results, rows, stage):
     """A machine's figures at a stage."""
-    row = rows.get(stage, {"note": "not measured here"})
+    row = rows.get(stage, {"name": stage, "note": "not measured here"})
     content = [chart_section(chart, rows, row) for chart in (TIME, MEMORY) if "seconds" in row and chart.total in row]
     if not content:
         content = [tag("p", f"{stage}: {row['note'] or 'not timed'}.", class_="note")]
@@ -181,7 +181,7 @@ def scaling_card(results, mode, rows):
 
 def worth_card(path, rows, stage):
     """The tokens to a loss that the recipe saves up to each rung, as bars, and a rung's figures. rows: {rung: row}."""
-    row, (machine, name) = rows.get(stage, {"note": "not measured here"}), path.parts[-3:-1]
+    row, (machine, name) = rows.get(stage, {"name": stage, "note": "not measured here"}), path.parts[-3:-1]
     if row["note"]:
         return card(machine, name, tag("p", f"{stage}: {row['note']}.", class_="note"), figures_table(COLUMNS, row))
     times = {other: row["tokens"]["times"] for other, row in rows.items() if "tokens" in row}

@@ -1,0 +1,25 @@
+"""A figure that was not measured leaves a cell of a table empty; a misspelt one is an error."""
+
+import pytest
+
+from lab import recipe_report, tables
+
+UNTIMED = {"name": "flash", "note": None}
+
+
+def test_a_row_without_figures_has_empty_cells():
+    columns = [
+        tables.columns([UNTIMED], "ladder"),
+        tables.predicted_columns(UNTIMED, price=2.0),
+        tables.TIME_COLUMNS,
+        tables.memory_columns(),
+        recipe_report.COLUMNS,
+    ]
+    assert {tables.cell(text, UNTIMED) for group in columns for text in group.values()} == {""}
+
+
+@pytest.mark.parametrize("text", [lambda row: row["second"], lambda row: row["memory"]["peaks"], lambda row: row[None]])
+def test_a_column_that_reads_a_figure_that_no_row_has_is_an_error(text):
+    row = UNTIMED | {"seconds": 1.0, "memory": {"peak": 1}}
+    with pytest.raises(KeyError):
+        tables.markdown({"ms/step": text, "tokens/s": lambda row: row["tokens_per_s"]}, [row])
