@@ -55,11 +55,17 @@ def keys_of_start(values, alone):
 
 
 def read_config(path):
-    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput for an unknown key or value."""
-    values = json.loads(files.read(path)) if path.exists() else {}
-    for key in values:
-        known(key, path)
-    return {key: typed(key, value, path) for key, value in values.items()}
+    """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput if it is not a run's config."""
+    if not path.exists():
+        return {}
+    try:
+        values = {**json.loads(files.read(path))}
+        for key in values:
+            known(key, path)
+        return {key: typed(key, value, path) for key, value in values.items()}
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:  # not BadInput, which says it all
+        advice = "expected a JSON object of keys: mend it, or remove it and name the run's config files"
+        raise BadInput(f"{path} is not the config of a run ({error}); {advice}") from None
 
 
 # -- the model

@@ -120,16 +120,34 @@ def test_config_files_take_the_place_of_the_runs_own_but_for_its_shape(half, tmp
 
 
 INVALID = {
-    '{"n_layer": "two"}': "n_layer='two': expected a whole number",
-    '{"n_layers": 2}': "unknown key 'n_layers', did you mean 'n_layer'?",
+    b'{"n_layer": "two"}': ": n_layer='two': expected a whole number",
+    b'{"n_layer": [2]}': ": n_layer=[2]: expected a whole number",
+    b'{"n_layers": 2}': ": unknown key 'n_layers', did you mean 'n_layer'?",
+    b'{"n_layer": 2': " is not the config of a run (Expecting ',' delimiter",
+    b"": " is not the config of a run (Expecting value",
+    b"\xff": " is not the config of a run ('utf-8' codec",
+    b"[]": " is not the config of a run ('list' object is not a mapping); expected a JSON object of keys",
+    b'"text"': " is not the config of a run ('str' object",
+    b"[" * 100_000: " is not the config of a run (maximum recursion",
+    b'{"dropout": 1%s}' % (b"0" * 400): " is not the config of a run (int too large",
 }
 
 
-def test_a_config_of_a_run_that_is_not_valid_is_refused(half, refused):
+@pytest.mark.parametrize("init_from", ["resume", "auto"])
+def test_a_config_of_a_run_that_is_not_valid_is_refused(init_from, half, refused):
     path = Path(half.out_dir, "config.json")
+    words = f"--out_dir={half.out_dir}", f"--init_from={init_from}"
     for text, fragment in INVALID.items():
-        path.write_text(text)
-        assert f"{path}: {fragment}" in refused(train.main, f"--out_dir={half.out_dir}", "--init_from=resume")
+        path.write_bytes(text)
+        assert f"{path}{fragment}" in refused(train.main, *words)
+
+
+def test_without_its_config_a_run_continues_by_config_files(half, tmp_path, run_main):
+    Path(half.out_dir, "config.json").unlink()
+    keys = {key: value for key, value in vars(half).items() if key not in ("out_dir", "init_from", "max_steps")}
+    (tmp_path / "x.py").write_text("".join(f"{key} = {value!r}\n" for key, value in keys.items()))
+    words = f"{tmp_path}/x.py", f"--out_dir={half.out_dir}", "--init_from=resume", "--max_steps=4"
+    assert run_main(train.main, *words).code == 0 and saved(half)["progress"]["step"] == 4
 
 
 # -- the shape of the model that a run begins from
