@@ -5,6 +5,7 @@ Batches are those of train.py on one stream of tokens: the same windows in the s
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -86,7 +87,11 @@ def train(path, config):
 
 
 def main(argv):
-    path, *words = argv
+    path, *words = argv or [""]
+    if not Path(path).is_file():
+        expected = "expected a file of uint16 token ids, as data/*/prepare.py and nanoGPT write them"
+        print(f"error: no file {path!r}; {expected}: python {sys.argv[0]} TOKENS.bin", file=sys.stderr)
+        sys.exit(2)
     given = dict(word.removeprefix("--").split("=") for word in words)
     train(path, Config(**{key: type(getattr(Config, key))(value) for key, value in given.items()}))
 

@@ -184,6 +184,15 @@ def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_need
     assert subprocess.run(ruff, text=True, capture_output=True).stdout == "All checks passed!\n"
 
 
+def test_a_standalone_program_without_its_tokens_says_what_it_expects(refused, tmp_path):
+    (tmp_path / "alone.py").write_text(standalone("naive"), encoding="utf-8")
+    program = load(tmp_path / "alone.py")
+    for words, named in ([], "''"), (["missing.bin"], "'missing.bin'"), ([tmp_path], f"'{tmp_path}'"):
+        line = refused(program.main, *words)
+        assert line.startswith(f"error: no file {named}; expected a file of uint16 token ids"), line
+        assert line.endswith(f"python {sys.argv[0]} TOKENS.bin\n")
+
+
 @pytest.mark.parametrize("rung", stage_names(RECIPE_DIR))
 def test_the_program_of_a_rung_has_the_loss_and_the_gradients_of_model_py(rung, tmp_path):
     words = [f"--{key}={TINY[key]}" for key in ("n_layer", "n_head", "n_embd", "context_length")]
