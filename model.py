@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from nanoladder.kernels import attend_in_blocks, count_chunks, head_loss, uses_blocks
+from nanoladder.private import attention_kernels
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
 NORMS = {"layer": nn.LayerNorm, "rms": lambda n_embd, bias: nn.RMSNorm(n_embd, eps=1e-6)}  # Zhang & Sennrich 2019
@@ -124,10 +125,7 @@ def run_blocks(blocks, x):
 
 # Selective checkpointing keeps the outputs of matrix products and attention kernels, and recomputes the rest.
 aten = torch.ops.aten
-KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.nanoladder.attend.default] + [
-    getattr(aten, f"_scaled_dot_product_{kernel}").default
-    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-]
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.nanoladder.attend.default, *attention_kernels]
 KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, KEPT)
 
 

@@ -30,7 +30,7 @@ BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "Compile
 
 def allocated(profiler, on_gpu):
     """Yields (nanoseconds, bytes allocated since the start) after each allocation and release that a profiler saw."""
-    device_type = torch._C._autograd.DeviceType.CUDA if on_gpu else torch._C._autograd.DeviceType.CPU
+    device_type = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     events = profiler.profiler.kineto_results.events()
     changes = (event for event in events if event.name() == "[memory]" and event.device_type() == device_type)
     now = 0

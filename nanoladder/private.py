@@ -1,9 +1,12 @@
-"""Names of PyTorch that begin with an underscore: it has no public ones for these. No other file here has any.
+"""Private APIs of PyTorch, whose names begin with an underscore, and what breaks without each.
 
-Each says what is lost once it is gone. Only those that nothing could replace raise then, at the import.
+The scripts and nanoladder/ have no others (tests/test_house.py). Only those that nothing could replace raise when they
+are gone, at the import. lab/ names its own where it uses them: it traces PyTorch from within, by the dispatcher, fake
+tensors and the compiler, and without them it cannot measure or predict, while training goes on.
 """
 
 import contextlib
+import sys
 from operator import attrgetter
 from pathlib import Path
 
@@ -20,6 +23,13 @@ all_to_all_autograd = collectives.all_to_all_single_autograd
 
 # Gradient of softmax, written into a tensor. Without it attention in blocks needs a formula of its own.
 softmax_backward = torch.ops.aten._softmax_backward_data.out
+
+# Kernels of attention. Without a name selective checkpointing computes that kernel's output twice.
+attention_kernels = [
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}").default
+    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    if hasattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")
+]
 
 # Maps a function over the tensors in nested lists and dicts. Without it checkpoints need a recursion of their own.
 tree_map_only = _pytree.tree_map_only
@@ -55,6 +65,13 @@ def compile_tanh_by_exp():
 
     if hasattr(config.cpp, "use_decompose_tanh"):
         config.cpp.use_decompose_tanh = True
+
+
+def loaded_compiler():
+    """torch._dynamo, or None if it is not loaded, which takes a second. Without the name None: then a failure of the
+    compiler ends in a traceback, and memory for smaller micro-batches still holds the compiled code of larger ones.
+    """
+    return sys.modules.get("torch._dynamo")
 
 
 def compiled_libraries():

@@ -7,6 +7,7 @@ import sys
 import torch
 
 from nanoladder import parallel
+from nanoladder.private import loaded_compiler
 
 LOOK = 100  # most steps between two looks at the numbers on a GPU
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16
@@ -57,7 +58,7 @@ class Watch:
 
 def explain_compiler_failure(error, config):
     """Exits with one line if the error comes from torch.compile."""
-    dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second
+    dynamo = loaded_compiler()
     if config.compile and dynamo and isinstance(error, dynamo.exc.TorchDynamoException):
         reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
         sys.exit(f"error: torch.compile failed: {reason}; --compile=False turns it off")

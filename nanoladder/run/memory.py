@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, machine, parallel
+from nanoladder.private import loaded_compiler
 from nanoladder.run.start import CONFIG, read_config
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +130,7 @@ def half_of_micro_batch(config):
 def release_memory(device):
     """Frees what an interrupted run leaves behind: reference cycles, compiled code and the allocator's cache."""
     gc.collect()
-    if "torch._dynamo" in sys.modules:
+    if loaded_compiler():
         torch.compiler.reset()
     if device.type != "cpu":
         torch.get_device_module(device.type).empty_cache()
