@@ -3,14 +3,14 @@
 # make pages: the ladder as a page, in a folder that any web server shows as it is.
 # make gpu:   measure all that a machine with an NVIDIA GPU must show (docs/gpu.md).
 # make test-fast: without the slow ones; make test-nightly: only those too long for make test;
-# make test-oldest: the fast ones, and what compiles, with the oldest supported PyTorch.
+# make test-oldest, test-newest: the fast ones, and what compiles, with the oldest supported PyTorch and the newest.
 
 PYTHON ?= python3
 PY = .venv/bin/python
 OUT = out/quickstart
 SAMPLE = $(PY) sample.py --out_dir=$(OUT) --prompt="def __init__(self" --max_new_tokens=200
 
-.PHONY: train test test-fast test-nightly test-oldest gpu pages
+.PHONY: train test test-fast test-nightly test-oldest test-newest gpu pages
 .DELETE_ON_ERROR:
 
 train: $(OUT)/.finished
@@ -32,15 +32,17 @@ test-fast: .venv/.test
 test-nightly: .venv/.test
 	$(PY) $(PYTEST) -m nightly
 
-# On Linux the package of an older PyTorch brings gigabytes of CUDA.
-test-oldest: OLDEST = $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml)
-test-oldest:
-	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check torch==$(OLDEST)
+# On Linux the package of another PyTorch brings gigabytes of CUDA.
+test-oldest: TORCH = torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1.0/p' pyproject.toml)
+test-newest: TORCH = $(shell sed -n 's/.*"\(torch>=[^"]*\)".*/\1/p' pyproject.toml)
+test-oldest test-newest: OTHER = .venv-$(@:test-%=%)/bin/python
+test-oldest test-newest:
+	test -x $(OTHER) || $(PYTHON) -m venv $(OTHER:/bin/python=)
+	$(OTHER) -m pip install --quiet --disable-pip-version-check --upgrade '$(TORCH)'
 	grep -hv '^torch==' requirements.txt requirements-test.txt | \
-		.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
-	.venv-oldest/bin/python $(PYTEST) -m "not slow and not nightly"
-	.venv-oldest/bin/python $(PYTEST) -m "slow and not nightly" tests/test_ladder.py
+		$(OTHER) -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	$(OTHER) $(PYTEST) -m "not slow and not nightly"
+	$(OTHER) $(PYTEST) -m "slow and not nightly" tests/test_ladder.py
 
 gpu:
 	bash lab/gpu.sh
