@@ -21,7 +21,7 @@ from model import GPT
 from nanoladder.errors import BadInput
 from nanoladder.machine.device import PEAK_TFLOPS
 from nanoladder.parallel.mesh import count_sharing, divide
-from nanoladder.parallel.pipeline import STAGES, can_schedule, predict_bubble
+from nanoladder.parallel.pipeline import STAGES, block_flops, can_schedule, predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
@@ -42,11 +42,10 @@ CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
 
 
 class Sizes(NamedTuple):
-    """Parameters of a GPT: in all, of a block, of the output head. flops: of a token, if nothing is recomputed."""
+    """Parameters of a GPT: in all, of a block. flops: of a token, if nothing is recomputed."""
 
     n_params: int
     block: int
-    head: int
     flops: int
 
 
@@ -54,8 +53,7 @@ def sizes_of(config):
     """Returns the Sizes of a config's model."""
     with FakeTensorMode():
         model = GPT(config)
-    counts = [sum(p.numel() for p in part.parameters()) for part in (model.blocks[0], model.head, model.norm)]
-    return Sizes(model.n_params, counts[0], counts[1] + counts[2], flops_per_token(model))
+    return Sizes(model.n_params, sum(p.numel() for p in model.blocks[0].parameters()), flops_per_token(model))
 
 
 class Step(NamedTuple):
@@ -90,8 +88,8 @@ def predict_step(config, sizes, n_gpus):
 
     # Of each micro-batch: the compute, no faster than weights are read; then what cannot hide behind it
     passes = 3 if recompute else 2
-    flops = sizes.flops + recompute * (sizes.flops - 6 * sizes.head) / 3  # a block's forward is a third of its work
-    compute = max(tokens * flops / (t * p) / RATE, (passes + 1) * 2 * weights / HBM)
+    again = config.n_layer * block_flops(config) / 3 if recompute else 0  # a block's forward is a third of its work
+    compute = max(tokens * (sizes.flops + again) / (t * p) / RATE, (passes + 1) * 2 * weights / HBM)
     # bytes per number: 2 before and 2 after a sublayer, and backward; the last is not recomputed; embedding and head
     sums = layers * (16 + 6 * recompute) + 12 / p
     tensor = sums * width * (t - 1) / t / ring(t, 1) + layers * passes * 4 * (t - 1) * HOP

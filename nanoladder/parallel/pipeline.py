@@ -168,14 +168,19 @@ def group():
 # -- on paper
 
 
+def block_flops(config):
+    """Floating-point operations to train a block on one token: 6 for each of 12·C² weights, 12·C·T for attention."""
+    C, T = config.n_embd, config.context_length
+    return 72 * C * C + 12 * C * T
+
+
 def cut_blocks(config, n_processes):
     """Cuts the blocks into stages, so that the slowest one is as fast as it can be. Returns a range for each stage.
 
-    Counts floating-point operations per token: 6 per multiplied weight, 12·C·T for attention (as metrics do), and the
-    head's on the last stage.
+    Counts floating-point operations; those of the head, padding included, are on the last stage.
     """
-    C, n_others = config.n_embd, STAGES[config.pipeline_schedule] * n_processes - 1
-    head = 6 * C * config.padded_vocab_size / (72 * C * C + 12 * C * config.context_length)  # in blocks
+    n_others = STAGES[config.pipeline_schedule] * n_processes - 1
+    head = 6 * config.n_embd * config.padded_vocab_size / block_flops(config)  # in blocks
 
     def slowest(n_last):
         return max(n_last + head, math.ceil((config.n_layer - n_last) / n_others))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from nanoladder import files
+from nanoladder.parallel.pipeline import block_flops
 from nanoladder.run.plot import plot
 from nanoladder.run.tracker import begin_tracking
 
@@ -28,12 +29,12 @@ COLUMNS = [  # key, label and format of each value in a line on the terminal
 def flops_per_token(model):
     """Floating-point operations to train a GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
-    Follows Chowdhery et al. 2022 (PaLM), appendix B. Ignores recomputation and the causal mask, so every stage has the
-    same count.
+    Follows Chowdhery et al. 2022 (PaLM), appendix B. The multiplied weights are the matrices of the blocks and the
+    head, tied or not: no lookups, norms or biases. Ignores recomputation, the causal mask and the padding of the
+    vocabulary, so every stage has the same count. model: a GPT, or a process's part of one.
     """
     c = model.config
-    multiplied = model.n_params - c.context_length * c.n_embd  # all but the position embedding
-    return 6 * multiplied + 12 * c.n_layer * c.n_embd * c.context_length
+    return c.n_layer * block_flops(c) + 6 * c.n_embd * c.vocab_size
 
 
 def read_metrics(path):

@@ -7,10 +7,12 @@ import torch
 from conftest import replace
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import lab.stages
 from lab import devices, predict, roofline
 from lab.trace import Ledger
 from model import GPT
-from nanoladder.kernels import count_scores
+from nanoladder.config import stages
+from nanoladder.kernels import count_scores, uses_blocks
 from nanoladder.run import load_config
 from nanoladder.run.metrics import flops_per_token
 
@@ -122,18 +124,46 @@ def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not
         assert times[0] - times[1] == pytest.approx(pages, abs=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["matmul", "sdpa", "blocks"])
-def test_flops_of_a_step_are_those_of_the_formula(attention, n_layer=3, n_embd=64):
-    keys = {"context_length": 320} if attention == "blocks" else {}  # three blocks
-    config = small(attention=attention, n_layer=n_layer, n_embd=n_embd, loss_chunks=0, pad_vocab_to=1, **keys)
-    flops = sum(op.flops for op in works(config).operations if op.dtype)
-    tokens, T = config.batch_size * config.context_length, config.context_length
-    expected = flops_per_token(GPT(config))
-    if attention == "sdpa":  # 7 products instead of 6, as the backward recomputes the scores; causal: half of them
-        expected += 12 * n_layer * n_embd * T * (7 / 6 * (T + 1) / (2 * T) - 1)
-    if attention == "blocks":  # of the products of all queries and keys, those of the blocks that are not masked
-        expected += 12 * n_layer * n_embd * T * (count_scores(T, torch.float32) / T**2 - 1)
-    assert flops == pytest.approx(tokens * expected, rel=0.01)
+def counted_flops(config, world_size):
+    """FLOP a token of the matrix products in the forward and backward of a step, counted in world_size processes."""
+    share, traced, found = predict.traces(replace(config, compile=False), "cpu", world_size)
+    flops = sum(op.flops for _, work in found for op in work.operations if op.dtype and op.repeated)
+    passes, alike = share.batch_size / traced.batch_size, world_size / len(found)
+    return flops * passes * alike / (config.batch_size * config.context_length)
+
+
+def done_beside(config):
+    """FLOP a token of a step that flops_per_token ignores: of padding, what is recomputed, what a kernel skips."""
+    L, C, T = config.n_layer, config.n_embd, config.context_length
+    forward, backward = 4 * C * T, 8 * C * T  # of attention in a block, if it computes all scores once
+    if uses_blocks(config, "cpu", torch.float32):  # skips the blocks that the mask hides
+        shown = count_scores(T, torch.float32) / T**2
+        forward, backward = forward * shown, backward * shown
+    elif config.attention != "matmul":  # SDPA skips all that the mask hides, and computes the scores again backward
+        shown = (T + 1) / (2 * T)
+        forward, backward = forward * shown, 5 / 4 * backward * shown
+    again = 16 * C * C + forward if config.checkpointing == "every:1" else 0  # all but the MLP's last product
+    padding = 6 * C * (config.padded_vocab_size - config.vocab_size)
+    return L * (again + forward + backward - 12 * C * T) + padding
+
+
+STAGES, RUNGS = stages.stage_names(), stages.stage_names(stages.RECIPE_DIR)
+UNTIED = [{"stage": name, "tied": False} for name in STAGES if name != "pipeline_parallel"]  # which takes GPT-2 alone
+LADDERS = [
+    *({"stage": name} for name in STAGES),
+    *({"recipe": name, "stage": "naive"} for name in RUNGS),
+    {"recipe": RUNGS[-1], "stage": "chunked_loss"},
+    *(pytest.param(keys, marks=pytest.mark.slow) for keys in UNTIED),
+]
+
+
+@pytest.mark.parametrize("keys", LADDERS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_flops_per_token_are_those_counted_at_every_rung_of_both_ladders(keys):
+    # Three blocks of attention; the update does not count, and some are slow to trace
+    config = small(**keys, context_length=320, optimizer="adamw")
+    world_size = 2 if lab.stages.needs_several(config.stage) else 1
+    expected = flops_per_token(GPT(config)) + done_beside(config)
+    assert counted_flops(config, world_size) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])

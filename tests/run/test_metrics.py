@@ -9,6 +9,8 @@ from conftest import replace, rows, tiny
 import train
 from model import GPT
 from nanoladder import checkpoint
+from nanoladder.parallel import pipeline
+from nanoladder.parallel.mesh import Grid, Mesh
 from nanoladder.run import clock as clocks
 from nanoladder.run import metrics
 from nanoladder.run.plot import plot
@@ -66,9 +68,12 @@ def test_loss_png_is_an_image(config, monkeypatch):
     assert not list(Path(config.out_dir).glob("*.tmp"))
 
 
-def test_flops_per_token_are_those_of_the_paper():
+def test_a_part_of_a_pipeline_has_the_flops_of_the_whole_model(monkeypatch):
+    """tests/lab/test_roofline.py holds them against counted operations."""
+    monkeypatch.setattr(pipeline, "mesh", lambda: Mesh(Grid(pipeline=2)))
     model = GPT(tiny(vocab_size=17))
-    assert metrics.flops_per_token(model) == 6 * (model.n_params - 16 * 32) + 12 * 2 * 32 * 16
+    part = pipeline.Pipeline(model)
+    assert len(part.blocks) == 1 and metrics.flops_per_token(part) == metrics.flops_per_token(model)
 
 
 @pytest.fixture
