@@ -156,15 +156,19 @@ class GPT(nn.Module):
             self.pad_vocabulary(-config.vocab_size % config.pad_vocab_to)
 
     def init_weights(self):
-        """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream."""
-        last_std = 0.0 if self.config.zero_init else 0.02 / math.sqrt(2 * self.config.n_layer)
+        """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream.
+
+        With zero_init these projections are zeros, and so is an untied head: all tokens are then equally likely.
+        """
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one a name
-            if name.endswith(("proj.weight", "head.weight")):
-                nn.init.normal_(parameter, std=last_std, generator=generator)
+            if name.endswith("proj.weight"):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer), generator=generator)
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            if self.config.zero_init and name.endswith(("proj.weight", "head.weight")):
                 nn.init.zeros_(parameter)
 
     def pad_vocabulary(self, n_rows):

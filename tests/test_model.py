@@ -105,10 +105,15 @@ def test_the_head_is_tied_and_counted_once():
     assert with_bias.n_params - model.n_params == L * (3 * C + C + 4 * C + C + 2 * C) + C
 
 
-def test_initialization():
-    model = build(n_layer=8, n_embd=128, context_length=64, bias=True)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("zero_init", [False, True])
+def test_initialization(tied, zero_init):
+    model = build(n_layer=8, n_embd=128, context_length=64, bias=True, tied=tied, zero_init=zero_init)
+    assert ("head.weight" in dict(model.named_parameters())) == (not tied)
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
+        if zero_init and name.endswith(("proj.weight", "head.weight")):
+            assert (parameter == 0).all(), name
+        elif parameter.dim() == 2:
             std = 0.02 / math.sqrt(2 * 8) if name.endswith("proj.weight") else 0.02
             assert parameter.std().item() == pytest.approx(std, rel=0.05), name
             assert abs(parameter.mean().item()) < std / 10, name

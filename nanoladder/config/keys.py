@@ -80,7 +80,7 @@ class Config:
     position: Literal["learned", "rotary"] = "learned"  # position embedding, or rotation of queries and keys
     qk_norm: bool = False  # RMS norm of each head's queries and keys
     activation: Literal["gelu", "relu2"] = "gelu"  # of the MLP; relu2: the square of ReLU
-    zero_init: bool = False  # begin with zeros in the projections into the residual stream
+    zero_init: bool = False  # zeros in projections into the residual stream and in an untied head
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm, or RMSNorm
     # learning rate after the warmup; trapezoid: constant, then linear
     schedule: Literal["cosine", "trapezoid"] = "cosine"
