@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import sys
-from pathlib import Path
 from nanoladder.entry import run_script
 
 import torch
@@ -96,8 +95,7 @@ def time_steps(config, steps=4, threads=None):
     """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
     loop = Loop(compared(config), threads)
     first = loop.seconds(1, window=0)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which may be the compiler's
+    machine.reset_peak_memory(loop.device)  # it may be the compiler's
     loop.seconds(WARMUP - 1, window=0)
     seconds = loop.seconds(steps)
     peak = resident_bytes("VmHWM")
@@ -170,7 +168,7 @@ def profile_step(config):
         losses = [float(loop.step()) for _ in range(WARMUP - 1)]
         if on_gpu:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(loop.device)  # the compiler's trials do not count
+            machine.reset_peak_memory(loop.device)  # the compiler's trials do not count
         losses.append(float(loop.step()))
     memory = memory_by_part(loop, memory_profiler)
     losses += [float(loop.step()) for _ in range(COMPARED - WARMUP - 1)]

@@ -3,7 +3,6 @@
 measure() lets the peer in the file of that name train; --mode=peers calls it in processes of their own.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import os
@@ -79,10 +78,7 @@ class Clock:
         done = len(self.losses)
         if done == 1:
             self.first = synchronized_time(self.device) - self.begin
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which may be the compiler's
-            if self.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.device)
+            machine.reset_peak_memory(self.device)  # it may be the compiler's
         if done == WARMUP:
             self.begin = synchronized_time(self.device)
         if done < self.last or perf_counter() - self.begin < WINDOW:

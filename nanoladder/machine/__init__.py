@@ -19,5 +19,6 @@ from nanoladder.machine.memory import (
     limit_memory,
     peak_memory_gb,
     proc_bytes,
+    reset_peak_memory,
 )
 from nanoladder.machine.precision import autocast, choose_dtype, double, require_torchao, scaler_of, unscale_gradients

@@ -84,3 +84,11 @@ def peak_memory_gb(device):
         return math.nan
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def reset_peak_memory(device):
+    """Lets peak_memory_gb count from now on: on CUDA, and on a CPU with Linux."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")

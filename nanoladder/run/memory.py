@@ -128,12 +128,13 @@ def half_of_micro_batch(config):
 
 
 def release_memory(device):
-    """Frees what an interrupted run leaves behind: reference cycles, compiled code and the allocator's cache."""
+    """Frees what an interrupted run leaves behind: reference cycles, compiled code, the allocator's cache, its peak."""
     gc.collect()
     if loaded_compiler():
         torch.compiler.reset()
     if device.type != "cpu":
         torch.get_device_module(device.type).empty_cache()
+    machine.reset_peak_memory(device)
 
 
 def explain(reason):

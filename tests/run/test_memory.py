@@ -80,6 +80,31 @@ def test_auto_halves_the_micro_batch_until_it_fits(at_step, save_interval, confi
         assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")
 
 
+def test_the_peak_of_an_attempt_is_its_own(config, predicted, run_main, monkeypatch):
+    """The attempt before touched 300 MB more, which the highest resident memory of the process would still hold."""
+    predicted[0], original = 12, train.train_step
+
+    def step(model, optimizer, batch, lr, config):
+        if config.micro_batch_size == 12:
+            torch.ones(75_000_000)
+            before.append(machine.peak_memory_gb(CPU))
+            raise torch.OutOfMemoryError(str(FULL))
+        return original(model, optimizer, batch, lr, config)
+
+    before = []
+    monkeypatch.setattr(train, "train_step", step)
+    assert run_main(train.main, *flags(**vars(config) | {"micro_batch_size": "auto"})).code == 0
+    assert rows(config)[-1]["peak_memory_gb"] < before[0] - 0.2
+
+
+def test_on_cuda_too_an_attempt_begins_with_a_peak_of_its_own(monkeypatch):
+    calls, device = [], torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(device))
+    memory.release_memory(device)
+    assert calls == ["empty", device]
+
+
 @pytest.mark.parametrize(
     "before, answer, n_processes, expected",
     [
