@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, machine, parallel
+from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.private import loaded_compiler
-from nanoladder.run.start import CONFIG, read_config
+from nanoladder.run.start import CONFIG, changes, read_config
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
@@ -36,25 +37,27 @@ def resolve_micro_batch(config, device):
         machine.limit_memory(device, config.memory_gb * 1e9)
     if config.micro_batch_size != "auto":
         return config
-    chosen = choose_micro_batch(config, device) if parallel.rank() == 0 else None
+    available = config.memory_gb * 1e9 or min(parallel.gather_objects(machine.free_memory(device)))
+    chosen = choose_micro_batch(config, device, available) if parallel.rank() == 0 else None
     size, reason = parallel.gather_objects(chosen)[0]
     print(f"micro_batch_size={size}: {reason}", flush=True)
     return dataclasses.replace(config, micro_batch_size=size)
 
 
-def choose_micro_batch(config, device):
+def choose_micro_batch(config, device, available):
     """Returns the micro_batch_size to begin with, and the reason as text. Raises MemoryError if none fits.
 
-    A resumed run keeps its size: another one would add up gradients in another order.
+    available: bytes, in the process that has the fewest. A resumed run keeps its size: another one would add up
+    gradients in another order. So does one that begins anew with the same keys, whose size may be halved by record.
     """
     sizes = parallel.micro_batch_sizes(config, parallel.mesh().sizes)
     folder = Path(config.out_dir)
-    if config.init_from in ("resume", "auto") and checkpoint.found(folder):
-        before = read_config(folder / CONFIG).get("micro_batch_size")
-        if before in sizes:
-            return before, "as before"
+    before = read_config(folder / CONFIG)
+    size = before.get("micro_batch_size")
+    resumes = config.init_from in ("resume", "auto") and checkpoint.found(folder)
+    if size in sizes and (resumes or not changes(dataclasses.replace(config, micro_batch_size=size), before)):
+        return size, "as before"
     print("micro_batch_size=auto: predicting", flush=True)  # takes a minute for GPT-2
-    available = config.memory_gb * 1e9 or machine.free_memory(device)
     predicted = predict_micro_batch(config, device, (1 - MARGIN) * available)
     if predicted == 0:
         raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
@@ -95,8 +98,8 @@ class OutOfMemory(Exception):
 def fit_micro_batch(train):
     """Decorator of train(config): halves micro_batch_size=auto if memory runs out, and else explains why it did.
 
-    As accelerate's find_executable_batch_size does. Continues from the run's last checkpoint, if there is one. Only a
-    process alone tries again: others would wait for it in the middle of a step.
+    As accelerate's find_executable_batch_size does. Continues from the run's last checkpoint, if there is one. One of
+    several processes ends, as the others wait for it in the middle of a step: the next attempt of all takes the half.
     """
 
     @functools.wraps(train)
@@ -108,9 +111,9 @@ def fit_micro_batch(train):
             except OutOfMemory as error:
                 reason, tried, device = str(error), error.config, error.device
             release_memory(device)  # here, where no traceback refers to the model
-            size = half_of_micro_batch(tried) if auto and parallel.world_size() == 1 else 0
-            if not size:
-                explain(reason)
+            size = half_of_micro_batch(tried) if auto else 0
+            if not size or parallel.world_size() > 1:
+                explain(reason, size and record(tried, size))
                 sys.exit(3)
             print(f"micro_batch_size={tried.micro_batch_size} does not fit ({reason}): trying {size}", flush=True)
             init_from = "resume" if checkpoint.found(Path(config.out_dir)) else config.init_from
@@ -123,8 +126,21 @@ def half_of_micro_batch(config):
     """The largest size of at most half of a config's micro-batches; 0 if there is none."""
     if config.micro_batch_size == "auto":  # memory ran out before there was a size
         return 0
-    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, 1))
+    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, parallel.world_size()))
     return max((size for size in sizes if 2 * size <= config.micro_batch_size), default=0)
+
+
+def record(config, size):
+    """Lets the next attempt at a run that began with this config take the size, by its config.json.
+
+    Returns the size; 0 if the run had not begun. Of several processes, whichever is first writes.
+    """
+    path = Path(config.out_dir, CONFIG)
+    ours, halved = (dataclasses.asdict(part) for part in (config, dataclasses.replace(config, micro_batch_size=size)))
+    before = read_config(path)
+    if before == ours:
+        files.write(path, json.dumps(halved, indent=2) + "\n")
+    return size if before in (ours, halved) else 0
 
 
 def release_memory(device):
@@ -137,10 +153,16 @@ def release_memory(device):
     machine.reset_peak_memory(device)
 
 
-def explain(reason):
-    """Prints why memory ran out, and what to change. Only one process prints."""
+def explain(reason, next_size=0):
+    """Prints why memory ran out, and what to change. Only one process prints.
+
+    next_size: micro_batch_size of the next attempt; 0: none that would take less memory.
+    """
     if parallel.world_size() == 1 or not parallel.already_printed("error: out of memory"):
         advice = f"expected a smaller step, by {SMALLER}; docs/memory.md shows how to predict each"
+        if next_size:
+            advice = f"the same command with --init_from=auto goes on with micro_batch_size={next_size}"
+            advice += "; torchrun --max-restarts=10 does so by itself"
         print(f"error: out of memory: {reason}; {advice}", file=sys.stderr)
 
 

@@ -1,6 +1,7 @@
 """Memory of a run: finds the micro-batch that fits, and explains out-of-memory errors."""
 
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
+from processes import torchrun
 
 import train
 from lab import predict
@@ -123,7 +125,7 @@ def test_auto_begins_with_the_size_before_or_the_prediction(
         train.train(replace(config, batch_size=2 * before, micro_batch_size=before))
     predicted[0] = answer
     monkeypatch.setattr(memory.parallel, "world_size", lambda: n_processes)
-    size, reason = memory.choose_micro_batch(config, CPU)
+    size, reason = memory.choose_micro_batch(config, CPU, 1e9)
     assert size == expected[0] and reason.startswith(expected[1])
 
 
@@ -145,6 +147,57 @@ def test_a_prediction_is_made_in_a_child_that_a_train_py_here_does_not_mislead(c
     given = replace(given, micro_batch_size="auto")
     assert memory.predict_micro_batch(given, CPU, 1.01 * peak) == 4
     assert memory.predict_micro_batch(replace(given, n_embd=7), CPU, 1e9) is None  # which no child can predict
+
+
+UNEQUAL = """
+import torch
+import train
+from nanoladder import parallel
+from nanoladder.entry import run_script
+from nanoladder.run import memory
+train_step = train.train_step
+
+
+def limited(model, optimizer, batch, lr, config):
+    if parallel.rank() == 1 and config.micro_batch_size > 1:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    return train_step(model, optimizer, batch, lr, config)
+
+
+train.train_step = limited
+memory.machine.free_memory = lambda _: [4e9, 2e9][parallel.rank()]
+memory.predict_micro_batch = lambda config, device, available: int(available / 0.9e9)
+run_script(train.main)
+"""
+
+
+@pytest.mark.slow
+def test_several_processes_take_what_fits_in_each_and_all_halve_it_when_one_runs_out(config, tmp_path):
+    """torchrun starts all of them anew, whose first attempt has the size that is predicted for the least memory."""
+    Path(tmp_path, "unequal.py").write_text(UNEQUAL)
+    given = replace(config, batch_size=8, micro_batch_size="auto", ddp=True)
+    result = torchrun(tmp_path / "unequal.py", *flags(**vars(given)), options=["--max-restarts=1"])
+    assert result.returncode == 0, result.stderr
+    assert re.findall(r"micro_batch_size=(\d): (.*)", result.stdout) == [
+        ("2", "the most predicted to fit into 2.000 GB, of which 10% stay free"),
+        ("1", "as before"),
+    ]
+    said = "error: out of memory: OutOfMemoryError: CUDA out of memory; the same command with --init_from=auto goes on "
+    assert f"{said}with micro_batch_size=1; torchrun --max-restarts=10 does so by itself" in result.stderr
+    by_hand = replace(given, micro_batch_size=1, out_dir=f"{config.out_dir}_by_hand")
+    assert torchrun("train.py", *flags(**vars(by_hand))).returncode == 0
+    assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")
+
+
+def test_a_size_is_recorded_only_for_a_run_that_has_begun(config):
+    train.train(replace(config, micro_batch_size=4))
+    path = Path(config.out_dir, "config.json")
+    keys = json.loads(path.read_text())
+    began = replace(config, **keys)
+    assert memory.record(replace(began, n_layer=3), 2) == 0 and json.loads(path.read_text()) == keys
+    for _ in range(2):  # in two processes
+        assert memory.record(began, 2) == 2
+        assert json.loads(path.read_text()) == vars(replace(began, micro_batch_size=2))
 
 
 @needs_gpu
