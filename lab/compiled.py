@@ -21,7 +21,7 @@ def without_kernels(ledger):
     the compiler's own tensors are not the step's.
     """
     from torch._inductor import config as inductor_config  # imported here: the compiler takes a second
-    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor import cpp_builder, cpu_vec_isa, ir
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
 
@@ -60,8 +60,9 @@ def without_kernels(ledger):
             # Neither vectors nor a compiler's dialect change a buffer, but it takes a C++ compiler to find out.
             patched(cpu_vec_isa, pick_vec_isa=lambda: cpu_vec_isa.invalid_vec_isa),
             patched(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
-            # The compiler's C++ kernel writes the gradient of a whole loss over the logits; its Triton kernel does not.
-            inductor_config.patch(fx_graph_cache=False, inplace_buffers=not ledger.on_cuda),
+            # For a CPU the compiler stores results that it computes again for a GPU: in float32 those of each tanh.
+            patched(ir, is_cpu=lambda _: not ledger.on_cuda),
+            inductor_config.patch(fx_graph_cache=False),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
         ):
             yield

@@ -29,9 +29,9 @@ def predict_memory(config, device_type="cpu", world_size=1):
     """Memory of a step in one of world_size processes, of a pipeline's in the one with the highest peak.
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
-    that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step counts as the
-    compiler fuses it for a CPU, on "cuda" without buffers updated in place; CUDA graphs and autotuned products are left
-    out, and so are the copies that gloo makes on a CPU of what it sends. Raises BadInput if the config leaves the step
+    that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step has the buffers
+    that the compiler plans for such a device; CUDA graphs and autotuned products are left out, and so are the copies
+    that gloo makes on a CPU of what it sends. Raises BadInput if the config leaves the step
     open, does not divide among the processes, or the optimizer's package is missing.
     """
     config, traced, found = traces(config, device_type, world_size)

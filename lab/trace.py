@@ -9,6 +9,7 @@ cuts its model and gathers its weights: the messages that it receives are fake t
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import weakref
 from operator import itemgetter
@@ -28,9 +29,13 @@ from lab.patched import patched
 from lab.processes import one_of
 from nanoladder import machine, optim, parallel
 from nanoladder.data import Batch
-from nanoladder.kernels import loss
+from nanoladder.kernels import attention, loss
 
 CUDA_BLOCK = 512  # bytes; CUDA's allocator rounds every tensor up to a multiple of this
+IN_BLOCKS = {  # {operator: the function that it runs}
+    torch.ops.nanoladder.attend.default: attention.forward,
+    torch.ops.nanoladder.attend_backward.default: attention.backward,
+}
 aten = torch.ops.aten
 
 
@@ -149,6 +154,8 @@ class Ledger(TorchDispatchMode):
         """Bytes that a kernel allocates for itself and frees before it returns, for the kernels that take many."""
         if isinstance(operator, HigherOrderOperator):
             return 0
+        if operator in IN_BLOCKS:
+            return self.scratch_in_blocks(IN_BLOCKS[operator], args)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dim()]
         if self.on_cuda:  # fused attention's backward sums dq in float32 (mha_bwd in PyTorch's flash_api.cpp)
             fused = "attention_backward" in operator.name() and tensors[0].itemsize == 2
@@ -158,6 +165,20 @@ class Ledger(TorchDispatchMode):
         # A CPU copies operands of two dtypes to their common one first (TensorIterator); CUDA casts as it reads.
         common = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         return sum(common.itemsize * tensor.numel() for tensor in tensors if tensor.dtype != common)
+
+
+    def scratch_in_blocks(self, function, args):
+        """Bytes that block attention holds besides its results, for a few heads at a time.
+
+        That is for the first two parts of the heads: the copies of one are alive until those of the next replace them.
+        """
+        *_, part = itertools.islice(attention.heads_at_a_time(args[0]), 2)
+        both = tuple(slice(0, indices.stop) for indices in part)  # (sequences, heads)
+        args = [arg[both] if isinstance(arg, torch.Tensor) and arg.dim() == 4 else arg for arg in args]
+        with Ledger(self.on_cuda) as inner:
+            inner.alive.update({arg.untyped_storage(): [0] for arg in args if isinstance(arg, torch.Tensor)})
+            results = function(*args)
+        return inner.peak - sum(result.untyped_storage().nbytes() for result in results)
 
 
 def in_backward():

@@ -1,11 +1,13 @@
 """Predictions: a step allocates the predicted bytes, and the predicted micro-batch fits."""
 
 import gc
+import itertools
 import json
 
 import pytest
 import torch
 from conftest import build, needs_gpu, replace, state_bytes, tiny
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 import train
@@ -16,6 +18,7 @@ from nanoladder import parallel
 from nanoladder.config import stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
+from nanoladder.kernels import attention
 from nanoladder.run import load_config
 
 SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "vocab_size": 1000, "batch_size": 8}
@@ -103,6 +106,22 @@ def test_the_memory_of_an_eager_step_is_predicted(keys):
     assert predicted.optimizer == pytest.approx(state, rel=0.05 if config.optimizer == "adamw8bit" else 0.01)
 
 
+@pytest.mark.parametrize("B, nh, T, dtype", [(1, 2, 64, torch.bfloat16), (3, 12, 512, torch.float32)])
+def test_what_attention_in_blocks_holds_for_a_moment_is_predicted(B, nh, T, dtype):
+    """Of all heads at once, or of some at a time; the model's layout, of which each of them is copied."""
+
+    def attend():
+        q, k, v = torch.empty(3, B, T, nh, 32, dtype=dtype, requires_grad=True).transpose(2, 3)
+        attention.attend_in_blocks(q, k, v).backward(torch.empty(B, T, nh, 32, dtype=dtype).transpose(1, 2))
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        attend()
+    peak = max(itertools.accumulate(without_scratch_of_products(profiler.profiler.kineto_results.events())))
+    with FakeTensorMode(), Ledger(on_cuda=False) as ledger:
+        attend()
+    assert ledger.peak == pytest.approx(peak, abs=1000)
+
+
 LONG = pytest.mark.nightly
 
 
@@ -113,6 +132,7 @@ LONG = pytest.mark.nightly
         {"dtype": "float32", "vocab_size": 50257, "loss_chunks": 0},
         {"loss_chunks": 3, "vocab_size": 30011, "micro_batch_size": 2},
         {"checkpointing": "every:1", "compile_scope": "block", "n_layer": 2},
+        {"loss_chunks": 0, "vocab_size": 256, "n_layer": 2, "batch_size": 8},
         {"optimizer": "adafactor", "vocab_size": 256, "loss_chunks": 2, "n_layer": 2, **INSIDE},
         pytest.param({"dropout": 0.1, "bias": True, "attention": "matmul", "checkpointing": "selective"}, marks=LONG),
         pytest.param({"optimizer": "adamw8bit", "loss_chunks": 0}, marks=LONG),  # its update is compiled shape by shape
@@ -271,6 +291,26 @@ def test_a_row_has_the_memory_and_the_time_of_a_config():
     assert predict.predict_row("b", BadInput("no"), H100)["note"] == "no"
     in_float16 = predict.predict_row("c", replace(config, dtype="auto", **INSIDE), devices.datasheet("T4"), "cuda")
     assert in_float16["note"].startswith("optimizer_in_backward=True")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stage, peak",
+    [
+        ("naive", 11_856_933_376),
+        ("amp", 11_611_009_024),
+        ("flash", 10_805_706_752),
+        ("compile", 2_582_961_664),
+        pytest.param("chunked_loss", 1_112_143_360, marks=LONG),
+        ("checkpointing", 593_225_728),
+        pytest.param("low_memory_optimizer", 431_845_888, marks=LONG),
+    ],
+)
+def test_the_peaks_that_an_h200_had_are_predicted(stage, peak):
+    """torch.cuda.max_memory_allocated of config/reference.py, with torch 2.11."""
+    config = load_config(["config/reference.py", f"--stage={stage}", "--vocab_size=50257"])
+    config = replace(config, loss_chunks=config.loss_chunks and 13)
+    assert predict.predict_memory(config, "cuda").peak == pytest.approx(peak, rel=0.001)
 
 
 @needs_gpu
