@@ -83,9 +83,12 @@ def build_optimizer(model, config):
         )
     else:
         optimizer = optim.build(groups, model, config)
-    optim.update_in_backward(optimizer, config)
-    optim.decay_cautiously(optimizer, config)
-    optim.keep_average(optimizer, config)
+    if config.optimizer_in_backward:
+        optim.update_in_backward(optimizer)
+    if config.decay == "cautious":
+        optim.decay_cautiously(optimizer)
+    if config.average == "ema":
+        optim.keep_average(optimizer)
     return optimizer
 
 

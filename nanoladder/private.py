@@ -34,6 +34,9 @@ attention_kernels = [
 # Maps a function over the tensors in nested lists and dicts. Without it checkpoints need a recursion of their own.
 tree_map_only = _pytree.tree_map_only
 
+# Moves a list of tensors towards those of another, in one kernel on a GPU. Without it one kernel moves one tensor.
+lerp_all = torch._foreach_lerp_
+
 # The tensor () in which a GradScaler keeps its scale. Without the name float16 cannot be trained.
 scale_of = attrgetter("_scale")
 

@@ -120,7 +120,7 @@ def test_every_parameter_is_in_one_group_with_its_rate():
 def test_cautious_decay_spares_what_the_update_moves_away_from_zero():
     weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
     optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.5)
-    optim.decay_cautiously(optimizer, tiny(decay="cautious"))
+    optim.decay_cautiously(optimizer)
     weight.grad = torch.tensor([1.0, 1.0, 0.0])
     optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.tensor([0.9 - 0.05, -1.1, 2.0]))
@@ -129,7 +129,7 @@ def test_cautious_decay_spares_what_the_update_moves_away_from_zero():
 def test_the_average_is_evaluated_and_the_weights_train_on():
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    optim.keep_average(optimizer, tiny(average="ema"))
+    optim.keep_average(optimizer)
     average = None
     for step in range(5):
         weight.grad = torch.tensor([-1.0])
@@ -138,6 +138,18 @@ def test_the_average_is_evaluated_and_the_weights_train_on():
     with optim.averaged(optimizer, tiny(average="ema")):
         assert weight.item() == pytest.approx(average)
     assert weight.item() == 5
+
+
+def test_the_average_copies_no_weights_after_the_first_step():
+    model, optimizer = build(tiny(vocab_size=40, average="ema"))
+    kinds = []
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with torch.profiler.profile() as profile:
+            optimizer.step()
+        kinds.append({event.key for event in profile.key_averages()})
+    assert "aten::clone" in kinds[0] and "aten::clone" not in kinds[1]
 
 
 def test_the_trapezoid_is_flat_for_half_the_run():

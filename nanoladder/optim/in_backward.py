@@ -5,15 +5,13 @@ import torch
 from nanoladder.optim.skip import step_if_finite
 
 
-def update_in_backward(optimizer, config):
-    """If configured, makes the backward update each parameter when its gradient is ready, then free the gradient.
+def update_in_backward(optimizer):
+    """Makes the backward update each parameter when its gradient is ready, then free the gradient.
 
     The optimizer's state does not change (Lv et al. 2023). optimizer.norms collects the norm () of each gradient. From
     a backward's first non-finite gradient on, no parameter is updated (see step_if_finite); if the loss is not finite,
     the first gradient, that of the last layer, is not finite either.
     """
-    if not config.optimizer_in_backward:
-        return
     optimizer.norms, optimizer.sum_of_norms = [], 0.0
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -4,6 +4,9 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from nanoladder import parallel
+from nanoladder.private import lerp_all
+
 
 def with_rates(groups, model, config):
     """Moves embeddings and an untied head into parameter groups of their own, with their learning rates.
@@ -31,13 +34,11 @@ def lr_of_group(lr, group):
     return lr * group.get("lr_factor", 1.0)
 
 
-def decay_cautiously(optimizer, config):
-    """If configured, makes the optimizer decay only weights that its update moves towards zero (Chen et al. 2025).
+def decay_cautiously(optimizer):
+    """Makes the optimizer decay only weights that its update moves towards zero (Chen et al. 2025).
 
     Takes a copy of the decayed weights during the update.
     """
-    if config.decay != "cautious":
-        return
     for group in optimizer.param_groups:
         group["cautious_decay"], group["weight_decay"] = group["weight_decay"], 0.0
     before = {}
@@ -62,17 +63,19 @@ def decay_cautiously(optimizer, config):
 AVERAGE = 0.98  # share of the average that a step keeps: it spans the last 50 steps
 
 
-def keep_average(optimizer, config):
-    """If configured, keeps an exponential moving average of the weights in the optimizer's state, as "average"."""
-    if config.average == "none":
-        return
+def keep_average(optimizer):
+    """Keeps an exponential moving average of the weights in the optimizer's state, as "average"."""
 
     @torch.no_grad()
     def add(*_):
+        weights, averages = [], []
         for group in optimizer.param_groups:
             for p in group["params"]:
-                average = optimizer.state[p].setdefault("average", p.detach().clone())
-                average.lerp_(p, 1 - AVERAGE)
+                if "average" not in (state := optimizer.state[p]):
+                    state["average"] = p.detach().clone()
+                weights.append(parallel.local(p.detach()))
+                averages.append(parallel.local(state["average"]))
+        lerp_all(averages, weights, 1 - AVERAGE)
 
     optimizer.register_step_post_hook(add)
 
