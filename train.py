@@ -81,6 +81,8 @@ def build_optimizer(model, config):
             foreach=config.adamw_impl == "foreach",
             fused=config.adamw_impl == "fused",
         )
+    elif config.optimizer == "muon":
+        optimizer = optim.build_muon(groups, model, config)
     else:
         optimizer = optim.build(groups, model, config)
     if config.optimizer_in_backward:
@@ -95,12 +97,11 @@ def build_optimizer(model, config):
 def learning_rate(step, config):
     """Linear warm-up, then decay to min_lr, by a cosine (Loshchilov & Hutter 2017). Steps count from 1."""
     if step <= config.warmup_steps:
-        return optim.scale_lr(config.learning_rate * step / config.warmup_steps, config)
+        return config.learning_rate * step / config.warmup_steps
     end = config.lr_decay_steps or config.max_steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, end - config.warmup_steps))
     share = min(2.0, 4 - 4 * progress) if config.schedule == "trapezoid" else 1 + math.cos(math.pi * progress)
-    lr = config.min_lr + (config.learning_rate - config.min_lr) * share / 2
-    return optim.scale_lr(lr, config)
+    return config.min_lr + (config.learning_rate - config.min_lr) * share / 2
 
 
 # -- 5. The step: shared by training, measuring and replaying
@@ -109,7 +110,7 @@ def learning_rate(step, config):
 def train_step(model, optimizer, batch, lr, config):
     """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
-        group["lr"] = optim.lr_of_group(lr, group)
+        group["lr"] = lr * group.get("lr_factor", 1.0) if config.scales_lr else lr
     optimizer.zero_grad(set_to_none=config.set_to_none)
     if config.cuda_graph and machine.can_record(config, batch.inputs.device):
         loss = machine.replay(forward_backward, model, batch, config)

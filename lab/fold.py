@@ -19,6 +19,9 @@ NO_OPS = [
     ("ddp", False, "0", "parallel.rank"),
     ("ddp", False, "None", "parallel.stop"),
     ("ddp", False, CLIP, "parallel.clip_grad_norm_"),
+    ("ddp", False, "{0}", "parallel.local"),
+    ("ddp", False, "1", "parallel.n_owners"),
+    ("ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.on_owners"),
     ("tensor_parallel", 1, "None", "parallel.apply_tensor_parallel"),
     ("tensor_parallel", 1, "1", "mesh().sizes.tensor"),
     ("context_parallel", 1, "None", "parallel.apply_context_parallel", "positions"),
@@ -28,9 +31,7 @@ NO_OPS = [
     ("pipeline_parallel", 1, "[model]", 'getattr(model, "parts", [model])'),
     ("dtype", "float32", "{0}", "machine.autocast"),
     ("dtype", "float32", "None", "machine.unscale_gradients"),
-    ("optimizer", "adamw", "{0}", "optim.scale_lr"),
-    ("optimizer", "adamw8bit", "{0}", "optim.scale_lr"),
-    ("tied", True, "{0}", "optim.with_rates", "optim.lr_of_group"),
+    ("tied", True, "{0}", "optim.with_rates"),
     ("average", "none", "nullcontext()", "optim.averaged"),
     ("logit_softcap", 0.0, "{0}", "self.capped"),
     ("norm", "layer", "nn.LayerNorm", "NORMS[config.norm]"),
@@ -220,6 +221,8 @@ class Fold(Edits):
                     self.replace(node, repr(eval(self.code(node), {"__builtins__": {}})))
             case ast.BinOp(op=ast.Add(), right=ast.Constant(value=0)):
                 self.replace(node, self.code(node.left))
+            case ast.BinOp(left=ast.Constant(value=1), op=ast.Mult()):
+                self.replace(node, self.code(node.right))
             case ast.UnaryOp(op=ast.Not()) if (known := self.truth(node.operand)) is not None:
                 self.replace(node, repr(not known))
             case ast.BoolOp():
@@ -326,8 +329,8 @@ class Prune(Edits):
             case ast.FunctionDef(name=name) if isinstance(scope, ast.Module):
                 needed = name in self.names | {"_"}  # _: kept by its decorator
                 self.drop(node.args.args[n] for n in self.unread.get(name, ()))
-            case ast.FunctionDef(name=name):  # a method or a function inside; PyTorch calls forward
-                called = self.attributes | self.reads(scope) | {"forward"}
+            case ast.FunctionDef(name=name):  # a method or a function inside; the loop calls forward and step
+                called = self.attributes | self.reads(scope) | {"forward", "step"}
                 needed = name in called or name.startswith("_")
             case ast.Import() | ast.ImportFrom():
                 names = {alias.asname or alias.name.partition(".")[0]: alias for alias in node.names}

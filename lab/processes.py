@@ -1,6 +1,7 @@
 """One process of many, without the others: the code that cuts a model runs, and its messages hold no numbers."""
 
 import contextlib
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,8 @@ def one_of(world_size, rank, config, device_type):
             stack.enter_context(without_modes(parallel, "apply_context_parallel"))  # reads the positions of the process
             # DTensor tries each new operator on whole fake tensors, which in a real process take no memory
             stack.enter_context(without_modes(ShardingPropagator, "_propagate_tensor_meta_non_cached"))
-            mesh().weights, mesh().context  # before there are fake tensors, of which a mesh cannot be made
+            # Before there are fake tensors, of which a mesh cannot be made
+            mesh().weights, mesh().context, mesh().holders
         yield
 
 
@@ -45,10 +47,20 @@ def fake_group(world_size, rank):
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        with without_modes(dist.DeviceMesh, "__init__"):  # FSDP2 makes meshes too; they read their numbers
+        with (
+            without_modes(dist.DeviceMesh, "__init__"),  # FSDP2 makes meshes too; they read their numbers
+            patched(dist, all_to_all_single=partial(send_something, dist.all_to_all_single)),
+        ):
             yield
     finally:
         dist.destroy_process_group()
+
+
+def send_something(all_to_all, output, given, received, sent, group):
+    """An all-to-all of a fake group, which fails if this process sends nothing."""
+    if not len(given):
+        given, sent = given.new_zeros(1), [1, *sent[1:]]
+    return all_to_all(output, given, received, sent, group)
 
 
 def without_modes(place, name):

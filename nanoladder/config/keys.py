@@ -114,6 +114,11 @@ class Config:
         is_cut = self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
         return self.compile and (self.compile_scope == "block" or is_cut)
 
+    @property
+    def scales_lr(self):
+        """True if parameter groups may have learning rates of their own, multiples (lr_factor) of the schedule's."""
+        return not self.tied or self.optimizer not in ("adamw", "adamw8bit")
+
 
 INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to write instead
     "max_iters": "max_steps",

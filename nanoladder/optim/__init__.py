@@ -1,6 +1,8 @@
 """Optimizers other than AdamW, and their choice by name. Not here: AdamW, which train.py builds."""
 
-from nanoladder.optim.build import RELATIVE_LR, build, scale_lr
+from nanoladder.optim.build import build
+from nanoladder.optim.groups import RELATIVE_LR
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
-from nanoladder.optim.recipe import averaged, decay_cautiously, keep_average, lr_of_group, with_rates
+from nanoladder.optim.muon import build_muon
+from nanoladder.optim.recipe import averaged, decay_cautiously, keep_average, with_rates
 from nanoladder.optim.skip import step_if_finite

@@ -29,11 +29,6 @@ def with_rates(groups, model, config):
     return [*rest, *own]
 
 
-def lr_of_group(lr, group):
-    """Learning rate of a parameter group at a step whose learning rate is lr."""
-    return lr * group.get("lr_factor", 1.0)
-
-
 def decay_cautiously(optimizer):
     """Makes the optimizer decay only weights that its update moves towards zero (Chen et al. 2025).
 

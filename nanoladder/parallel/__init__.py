@@ -5,6 +5,7 @@
 - data_parallel: a share of each batch; DDP
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
+- owners: work on whole matrices, each in one of the processes that hold its shards
 - whole: whole tensors from the parts of them that each process holds, and back; clipping by the whole norm
 - check: refusals
 
@@ -27,6 +28,7 @@ from nanoladder.parallel.group import (
     world_size,
 )
 from nanoladder.parallel.mesh import CUTS, divide, local, mesh
+from nanoladder.parallel.owners import n_owners, on_owners
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel

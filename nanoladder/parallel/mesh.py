@@ -62,6 +62,13 @@ class Mesh:
         return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)["context"]
 
     @cached_property
+    def holders(self):
+        """DeviceMesh (holders,) of the processes that hold one copy of a stage's weights. Collective at first use."""
+        shape = (self.sizes.pipeline * self.averaging // self.n_sharing, self.n_sharing * self.sizes.tensor)
+        names = ("outer", "holders")
+        return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)["holders"]
+
+    @cached_property
     def hosts(self):
         """Group of all processes for what lies on the host. It waits for an hour. Collective at first use."""
         return dist.new_group(backend="gloo", timeout=timedelta(hours=1))

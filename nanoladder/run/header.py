@@ -95,6 +95,6 @@ def loss(config, device):
 
 
 def optimizer(config):
-    factor = optim.scale_lr(1.0, config)
-    scaled = f"; the lr logged is {factor:g} × learning_rate" if factor != 1 else ""
-    return config.optimizer + scaled
+    factor = optim.RELATIVE_LR.get(config.optimizer, 1.0)
+    scaled = " for the blocks' matrices" if config.optimizer == "muon" else ""
+    return config.optimizer + (f" at {factor:g} × the lr logged{scaled}" if factor != 1 else "")

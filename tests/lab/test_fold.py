@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from conftest import build, tiny
+from conftest import tiny
 
 from lab.fold import NO_OPS, fold
 from lab.link import OPTIONS
@@ -16,7 +16,7 @@ from nanoladder import machine, optim, parallel
 from nanoladder.config import DEFAULTS
 from nanoladder.parallel import context
 
-VALUES = {"on": "True", "off": "False", "zero": "0", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
+VALUES = {"on": "True", "off": "False", "zero": "0", "one": "1", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
 
 def folded(source, values=VALUES):
@@ -42,6 +42,7 @@ def folded(source, values=VALUES):
         ("2 * 512", "2 * 512"),
         ("10 // config.half", "10 // (config.batch_size // 2)"),
         ("x.seed + config.zero", "x.seed"),
+        ("config.one * x", "x"),
     ],
 )
 def test_expressions(expression, result):
@@ -149,13 +150,16 @@ MADE = {
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
     "optim.with_rates": lambda: optim.with_rates("groups", model, tiny()) == "groups",
-    "optim.lr_of_group": lambda: optim.lr_of_group(0.3, build(tiny(vocab_size=9))[1].param_groups[0]) == 0.3,
     "optim.averaged": lambda: isinstance(optim.averaged(None, tiny()), nullcontext),
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
     "NORMS[config.norm]": lambda: NORMS["layer"] is torch.nn.LayerNorm,
     "embedded=": lambda: default(Block, "embedded") is None,
     "own_value=": lambda: default(Block, "own_value") is default(Attention, "own_value") is None,
-    "optim.scale_lr": lambda: [optim.scale_lr(0.3, tiny(optimizer=n)) for n in ("adamw", "adamw8bit")] == [0.3, 0.3],
+    "parallel.local": lambda: parallel.local(X) is X,
+    "parallel.n_owners": lambda: parallel.n_owners() == 1,
+    "parallel.on_owners": lambda: torch.equal(
+        torch.stack(parallel.on_owners(torch.exp, [X, X], X)), X.expand(2, 3).exp()
+    ),
 }
 
 

@@ -148,6 +148,21 @@ def test_all_programs_of_a_stage_train_alike_and_as_naive_does(stage, dense, nai
 
 
 @pytest.mark.slow
+def test_the_program_of_muon_shows_its_code_and_runs_alone(dense, tmp_path):
+    """On the second ladder."""
+    shown = "\n".join(source for _, source in pages.definitions(stage_below("muon"), "muon"))
+    assert all(
+        part in shown for part in ("def step(self):", "average.lerp_(gradient", "torch.baddbmm(gram, gram, gram")
+    )
+    words = [*command("naive", "train", dense, tmp_path), "--recipe=muon"]
+    train.main(words)
+    path, own = take_along("muon", tmp_path, dense)
+    result = python(path, *own, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == [row["train_loss"] for row in figures(words)]
+
+
+@pytest.mark.slow
 def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_path):
     """Every stage that one process ignores."""
     jobs = {}

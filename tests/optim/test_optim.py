@@ -14,7 +14,7 @@ from nanoladder import optim
 from nanoladder.checkpoint.state import plain_state
 from nanoladder.data import Batch
 from nanoladder.machine import precision
-from nanoladder.optim import galore, lion
+from nanoladder.optim import galore, lion, muon
 
 OTHERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
 CPU = torch.device("cpu")
@@ -94,22 +94,63 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
     torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muon_takes_the_steps_of_pytorchs(dtype, monkeypatch):
+    """Wide, tall and square matrices, several of a shape; PyTorch's converts to bfloat16 alone."""
+    if dtype == torch.float32:
+        monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    monkeypatch.setattr(muon, "WARMUP", 1)
+    monkeypatch.setattr(muon, "AT_ONCE", 2 * 8 * 20)  # the three of a shape in two products
+    shapes = [(8, 20), (20, 8), (8, 20), (8, 8), (8, 20)]
+    ours, theirs = matrices(*shapes), matrices(*shapes)
+    optimizer = muon.Muon([{"params": ours, "weight_decay": 0.3}], 0.01, dtype)
+    torchs = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    for step in range(4):
+        for parameters, each in ((ours, optimizer), (theirs, torchs)):
+            with_gradients(parameters, step)
+            each.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol={torch.float32: 1e-6, torch.bfloat16: 1e-3}[dtype])
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 40), (3, 40, 16)])
+def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_near_1(shape):
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    left, _, right = torch.linalg.svd(given, full_matrices=False)
+    values = left.mT @ muon.orthogonalize(given) @ right.mT
+    diagonal = values.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(values, torch.diag_embed(diagonal), rtol=0, atol=1e-4)
+    assert diagonal.min() > 0.6 and diagonal.max() < 1.3
+
+
+def test_the_learning_rate_of_muon_is_not_that_of_adamws_parameters():
+    """The factor of an optimizer is for the matrices that it moves."""
+    for name in ("muon", "galore"):
+        model, optimizer, config = make(optimizer=name)
+        lr = train.learning_rate(config.warmup_steps, config)
+        train.train_step(model, optimizer, batch_of(0, config), lr, config)
+        rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        own = optim.RELATIVE_LR[name] * config.learning_rate
+        assert rates[model.token_embedding.weight] == rates[model.blocks[0].mlp_norm.weight] == config.learning_rate
+        assert rates[model.blocks[0].mlp.fc.weight] == own
+
+
 def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
     model, optimizer, config = make(optimizer="muon", adamw_impl="fused", dtype="bfloat16")
     twin, *_ = make()
     inside = {f"blocks.{name}" for name, parameter in model.blocks.named_parameters() if parameter.dim() == 2}
     parts = [[p for name, p in twin.named_parameters() if (name in inside) == hidden] for hidden in (True, False)]
-    decayed = config.weight_decay / optim.RELATIVE_LR["muon"]
+    factor, decayed = optim.RELATIVE_LR["muon"], config.weight_decay
     decay = [decayed if p is twin.head.weight else 0.0 for p in parts[1]]
     pair = [
-        torch.optim.Muon(parts[0], lr=1e-3, weight_decay=decayed, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(parts[0], lr=factor * 1e-3, weight_decay=decayed / factor, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
             [{"params": [p], "weight_decay": d} for p, d in zip(parts[1], decay, strict=True)],
             betas=(0.9, config.beta2),
             fused=True,
         ),
     ]
-    monkeypatch.setitem(optim.build.__globals__, "MOMENTUM_WARMUP", 2)
+    monkeypatch.setattr(muon, "WARMUP", 2)
     for step, momentum in enumerate([0.95 - 0.5 * (0.95 - 0.85), 0.95, 0.95]):
         train.train_step(model, optimizer, batch_of(step, config), 1e-3, config)
         for parameter, theirs in zip(model.parameters(), twin.parameters(), strict=True):
@@ -140,7 +181,7 @@ class ProductDtypes(TorchDispatchMode):
         self.seen = set()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if operator.overloadpacket.__name__ in ("mm", "addmm"):
+        if operator.overloadpacket.__name__ in ("bmm", "baddbmm"):
             self.seen.add(args[0].dtype)
         return operator(*args, **(kwargs or {}))
 
@@ -175,7 +216,7 @@ def test_a_step_shrinks_the_weights_as_adamws_does(name):
     model, optimizer, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5)
     before = model.blocks[0].mlp.fc.weight.detach().clone()
     for group in optimizer.param_groups:
-        group["lr"] = optim.scale_lr(config.learning_rate, config)
+        group["lr"] = config.learning_rate * group.get("lr_factor", 1.0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -294,6 +294,22 @@ def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(de
         agree(runs[name], runs["alone"], 1e-5, name)
 
 
+def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense, documents, folder):
+    """In uneven shards, and in empty ones."""
+    base = {"optimizer": "muon", "n_head": 2, "n_embd": 18, "n_layer": 3}
+    layouts = {"full": {"shard": "full"}, "shared by 2": {"shard": "optimizer", "shard_within": 2}}
+    layouts |= {"tensor": TENSOR, "tensor full": {**TENSOR, "shard": "full"}, "empty": {"shard": "full", "n_embd": 6}}
+    layouts |= {"bfloat16 full": {"shard": "full", "dtype": "bfloat16", "n_embd": 6}}
+    runs = {
+        name: configuration(dense, documents, folder / "muon" / name, **base | keys) for name, keys in layouts.items()
+    }
+    together(folder / "muon of four", runs, 4)
+    for name, run in runs.items():
+        one = replace(run, out_dir=f"{run.out_dir}, alone", **LAYOUT)
+        train.train(one)
+        agree(run, one, tolerance(name), name)
+
+
 def test_the_weights_of_a_checkpoint_start_a_pipeline(resumed):
     runs, _ = resumed
     assert rows(runs["new"])[0]["train_loss"] < rows(runs["alone"])[0]["train_loss"] - 0.3

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import build, tiny
 
 import train
 from lab.launch import run_together
+from lab.processes import one_of
 from lab.traffic import Counter
 from model import GPT
 from nanoladder import parallel
@@ -89,6 +90,30 @@ def test_a_process_has_half_of_every_matrix_and_of_the_sequence(tmp_path):
     for process in run_together(look_at_tensor_parallel, ["shards"], n=4, folder=tmp_path):  # cut once more
         assert process["shards"]["shapes"]["blocks.1.attention.qkv.weight"] == [3 * 8, 32]
         assert process["shards"]["shapes"]["blocks.1.attention.proj.weight"] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"shard": "full"},
+        {"shard": "optimizer", "shard_within": 4},
+        {"tensor_parallel": 2},
+        {"tensor_parallel": 2, "shard": "full"},
+    ],
+    ids=str,
+)
+def test_muon_sends_every_matrix_once_to_its_owner_and_once_back(keys):
+    config = tiny(n_layer=3, n_head=4, n_embd=48, vocab_size=64, ddp=True, optimizer="muon", **keys)
+    with one_of(8, 3, config, "cpu"):
+        model, optimizer = build(config)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with Counter() as counter:
+            optimizer.step()
+        matrices = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
+    shapes = {parameter.shape for parameter in matrices}
+    assert {kind: calls for kind, (calls, _) in counter.sent.items()} == {"all_to_all": 2 * len(shapes)}
+    assert 2 * len(shapes) <= 2 * len(matrices)
 
 
 @pytest.mark.slow

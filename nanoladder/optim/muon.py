@@ -1,0 +1,86 @@
+"""Muon (Jordan et al. 2024)."""
+
+import math
+from collections import defaultdict
+
+import torch
+
+from nanoladder import machine, parallel
+from nanoladder.optim.groups import WithAdamW, hidden_and_rest, scale_lr
+
+# Momentum at first, and after so many steps, as modded-nanogpt's. A shorter run ends below, and at a lower loss for it.
+FIRST_MOMENTUM, MOMENTUM, WARMUP = 0.85, 0.95, 300
+SIZE = 0.2  # RMS of an update, as AdamW's usually is (Liu et al. 2025)
+A, B, C = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024: small singular values grow fast, all end near 1
+ITERATIONS = 5
+AT_ONCE = 2**25  # numbers of one batched product; a larger matrix keeps a GPU busy by itself
+
+
+def build_muon(groups, model, config):
+    """Builds Muon for the matrices of the blocks, and AdamW for the rest. groups: the decayed matrices first."""
+    hidden, rest = hidden_and_rest(groups, model)
+    own = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
+    dtype = own if own == torch.bfloat16 else torch.float32  # float16 lacks the range
+    return WithAdamW(Muon(scale_lr(hidden, config), config.learning_rate, dtype), rest, config)
+
+
+class Muon(torch.optim.Optimizer):
+    """Moves matrices by their momentum, orthogonalized (Jordan et al. 2024). State: one average per weight.
+
+    dtype: that of the matrix products.
+    """
+
+    def __init__(self, groups, lr, dtype):
+        super().__init__(groups, {"lr": lr})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            alike, first = defaultdict(list), 0
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    alike[parameter.shape].append(parameter)
+            for shape, parameters in alike.items():
+                n = parallel.n_owners() * max(1, AT_ONCE // shape.numel())
+                for start in range(0, len(parameters), n):
+                    self.update(parameters[start : start + n], group, first + start)
+                first += len(parameters)
+
+    def update(self, parameters, group, first):
+        """Updates matrices of one shape together; `first` of the group's were updated before them."""
+        directions = [self.momentum(parameter) for parameter in parameters]
+        directions = parallel.on_owners(orthogonalize, directions, parameters[0], first)
+        lr, size = group["lr"], SIZE * math.sqrt(max(parameters[0].shape))  # singular values of 1: an RMS of 1 / √max
+        for parameter, direction in zip(parameters, directions, strict=True):
+            parallel.local(parameter).mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-(lr * size))
+
+    def momentum(self, parameter):
+        """Nesterov's: the average of the gradients, moved once more towards this step's.
+
+        It spans more of them as training goes on: at first gradients change fast, and old ones are out of date.
+        """
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"], state["momentum_buffer"] = torch.tensor(0.0), torch.zeros_like(parameter)
+        state["step"] += 1  # on the CPU, as AdamW's
+        missing = max(0.0, 1 - state["step"].item() / WARMUP)
+        momentum = MOMENTUM - missing * (MOMENTUM - FIRST_MOMENTUM)
+        # Elementwise, so each process computes on its own shards
+        gradient, average = parallel.local(parameter.grad), parallel.local(state["momentum_buffer"])
+        average.lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum).to(self.dtype)
+
+
+def orthogonalize(matrices):
+    """Newton-Schulz (Jordan et al. 2024): the same singular vectors, all singular values near 1. (n, rows, columns).
+
+    Each iteration maps a singular value s to A s + B s³ + C s⁵.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices  # wide, so that x xᵀ is the smaller product
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)  # singular values of at most 1
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    return x.mT if tall else x

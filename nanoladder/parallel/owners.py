@@ -1,0 +1,63 @@
+"""Work on whole matrices that several processes hold in shards: each matrix in one of these processes, in turn."""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from nanoladder.parallel.mesh import mesh
+
+
+def n_owners():
+    """Number of processes that hold one copy of a stage's weights among them."""
+    return mesh().n_sharing * mesh().sizes.tensor
+
+
+def on_owners(function, shards, like, first=0):
+    """Applies a function to whole matrices of one shape, each in one process. Returns this process's shards of them.
+
+    function: maps (n, rows, columns) to the same shape. shards: this process's, local tensors that are sharded like the
+    DTensor `like`. first: number of matrices handled before these, so that owners take turns. Collective: two
+    all-to-alls for any number of matrices, each of which travels once each way.
+    """
+    n = n_owners()
+    if n == 1:
+        return function(torch.stack(shards)).unbind()
+    group = mesh().holders.get_group()
+    owners = [(first + i) % n for i in range(len(shards))]
+    order = sorted(range(len(shards)), key=owners.__getitem__)  # of the matrices as they travel
+    matrices = shards[0].new_empty(owners.count(group.rank()), *like.shape)
+    sent = [owners.count(owner) * shards[0].numel() for owner in range(n)]
+    own = [part.numel() for part in parts(matrices, like)]
+    gathered = exchange([shards[i] for i in order], sent, own, group)
+    for part, received in zip(parts(matrices, like), gathered.split(own), strict=True):
+        part.copy_(received.view_as(part))
+    results = function(matrices) if len(matrices) else matrices
+    returned = exchange(parts(results, like), own, sent, group).view(len(shards), *shards[0].shape)
+    place = dict(zip(order, returned, strict=True))
+    return [place[i] for i in range(len(shards))]
+
+
+def exchange(tensors, sent, received, group):
+    """All-to-all of the numbers of these tensors, sent[i] of them to process i, received[i] from it. Returns (n,)."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    result = flat.new_empty(sum(received))
+    dist.all_to_all_single(result, flat, received, sent, group)
+    return result
+
+
+def parts(matrices, like):
+    """Views of whole matrices (n, rows, columns): the shards of each process in turn, as a DTensor `like` them has."""
+    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n_owners())]
+
+
+def part(matrices, like, shard, tensor):
+    place = {"shard": shard, "tensor": tensor}
+    dimensions = zip(like.device_mesh.mesh_dim_names, like.device_mesh.shape, like.placements, strict=True)
+    for name, n, placement in reversed(list(dimensions)):  # tensor parallelism cuts first
+        if name in place and not placement.is_replicate():
+            dim, size = placement.dim + 1, matrices.shape[placement.dim + 1]
+            length = math.ceil(size / n)  # as torch.chunk; the last ones may be shorter, or empty
+            start = min(place[name] * length, size)
+            matrices = matrices.narrow(dim, start, min(length, size - start))
+    return matrices
