@@ -1,7 +1,6 @@
 """Optimizers other than AdamW, and their choice by name. Not here: AdamW, which train.py builds."""
 
-from nanoladder.optim.build import build
-from nanoladder.optim.groups import RELATIVE_LR
+from nanoladder.optim.build import RELATIVE_LR, build
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 from nanoladder.optim.muon import build_muon
 from nanoladder.optim.recipe import averaged, decay_cautiously, keep_average, with_rates

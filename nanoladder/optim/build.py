@@ -4,8 +4,17 @@ import torch
 
 from nanoladder import machine
 from nanoladder.optim.galore import GaLore
-from nanoladder.optim.groups import BETA1, WithAdamW, hidden_and_rest, scale_lr
+from nanoladder.optim.groups import BETA1, WithAdamW, hidden_and_rest
 from nanoladder.optim.lion import BETA2, Lion
+
+# Good learning rate of an optimizer as a multiple of AdamW's: from its paper if stated there, else from
+# `profile.py --train`, whose table in results/ shows a lower and a higher one as well. Those of Muon (Liu et al. 2025)
+# and GaLore are AdamW's; over 0.6 million tokens, 6 and 3 times as much are better.
+RELATIVE_LR = {
+    "sgd": 100.0,
+    "adafactor": 30.0,  # Adafactor multiplies by a matrix's RMS, about 0.02
+    "lion": 0.3,  # Chen et al. 2023 use 0.1 to 0.3
+}
 
 
 def build(groups, model, config):
@@ -14,7 +23,7 @@ def build(groups, model, config):
         return adamw8bit(groups, config)
     if config.optimizer == "galore":
         hidden, rest = hidden_and_rest(groups, model)
-        galore = GaLore(scale_lr(hidden, config), config.learning_rate, (BETA1, config.beta2))
+        galore = GaLore(hidden, config.learning_rate, (BETA1, config.beta2))
         return WithAdamW(galore, rest, config)
     groups = scale_lr(groups, config)
     if config.optimizer == "lion":
@@ -24,6 +33,18 @@ def build(groups, model, config):
     for group in groups:
         group["weight_decay"] *= 1 - BETA1  # momentum accumulates the decay too
     return torch.optim.SGD(groups, lr=config.learning_rate, momentum=BETA1, nesterov=True, foreach=False)
+
+
+def scale_lr(groups, config):
+    """Gives parameter groups the learning rate that suits the config's optimizer, as a multiple of AdamW's: lr_factor.
+
+    Weight decay is divided by it, so that a step shrinks the weights as much as AdamW would.
+    """
+    factor = RELATIVE_LR[config.optimizer]
+    return [
+        {**group, "lr_factor": factor * group.get("lr_factor", 1.0), "weight_decay": group["weight_decay"] / factor}
+        for group in groups
+    ]
 
 
 def adamw8bit(groups, config):

@@ -6,7 +6,7 @@ from collections import defaultdict
 import torch
 
 from nanoladder import machine, parallel
-from nanoladder.optim.groups import WithAdamW, hidden_and_rest, scale_lr
+from nanoladder.optim.groups import WithAdamW, hidden_and_rest
 
 # Momentum at first, and after so many steps, as modded-nanogpt's. A shorter run ends below, and at a lower loss for it.
 FIRST_MOMENTUM, MOMENTUM, WARMUP = 0.85, 0.95, 300
@@ -17,11 +17,14 @@ AT_ONCE = 2**25  # numbers of one batched product; a larger matrix keeps a GPU b
 
 
 def build_muon(groups, model, config):
-    """Builds Muon for the matrices of the blocks, and AdamW for the rest. groups: the decayed matrices first."""
+    """Builds Muon for the matrices of the blocks, and AdamW for the rest, with one learning rate.
+
+    groups: parameter groups, the decayed matrices first.
+    """
     hidden, rest = hidden_and_rest(groups, model)
     own = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
     dtype = own if own == torch.bfloat16 else torch.float32  # float16 lacks the range
-    return WithAdamW(Muon(scale_lr(hidden, config), config.learning_rate, dtype), rest, config)
+    return WithAdamW(Muon(hidden, config.learning_rate, dtype), rest, config)
 
 
 class Muon(torch.optim.Optimizer):

@@ -96,5 +96,4 @@ def loss(config, device):
 
 def optimizer(config):
     factor = optim.RELATIVE_LR.get(config.optimizer, 1.0)
-    scaled = " for the blocks' matrices" if config.optimizer == "muon" else ""
-    return config.optimizer + (f" at {factor:g} × the lr logged{scaled}" if factor != 1 else "")
+    return config.optimizer + (f" at {factor:g} × the lr logged" if factor != 1 else "")
