@@ -185,7 +185,7 @@ def tasks(options, rows):
     """[(row, measurement, their number in the row afterwards)] in order; the row of the machine's limits is None.
 
     Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
-    first or always follows the same one.
+    first or always follows the same one, and does without the machine's limits.
     """
     if options.train:
         return [(name, "curve", 1) for name in rows]
@@ -193,6 +193,6 @@ def tasks(options, rows):
     if not peers:
         planned += [(name, "exchange" if options.mode == "scaling" else "profile", 1) for name in rows]
     for count in range(1, options.repeats + 1):
-        planned += [] if peers else [(None, "limits", count)]
+        planned += [] if peers or count % 2 == 0 else [(None, "limits", count // 2 + 1)]
         planned += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
     return planned

@@ -3,13 +3,14 @@
 Two versions run their own code and config, in processes of their own, which one lab/ measures: "this", the working
 tree, and "other", the commit. Both are copied to a temporary folder; the checkout and git's index are only read.
 
-Their first losses must be equal. Then they take turns, in rounds (rounds.py): a process of each, in an order that
-alternates. The changes from round to round give an effect and its interval.
+Their first losses must be equal. Then they take turns, in rounds: a process of each, in an order that alternates. The
+differences within the rounds give a change and its interval (stats.py). It is looked at several times, to stop early.
 """
 
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from tqdm import tqdm
 from lab import tables
 from lab.launch import run_command
 from lab.results import ROOT, code_hash, default_folder, resume, write
-from lab.rounds import ALPHA, SIDES, Effect, effect, order, plan_looks
+from lab.stats import LEVEL, SIDES, Interval, intervals, looks, order
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -33,6 +34,7 @@ from nanoladder.run import load_config
 
 LEAST = 5e-4  # share of the memory; a smaller change is none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
+UNCHANGED = Interval(0.0, 0.0, 0.0)
 
 
 class Wrong(Exception):
@@ -42,7 +44,7 @@ class Wrong(Exception):
 class Metric(NamedTuple):
     """A figure of a process, less of which is better, and the words for it. size: of the unit in which it is printed.
 
-    A change is a share, or with nats=True a difference.
+    A change is the logarithm of a ratio, or with nats=True a difference.
     """
 
     heading: str
@@ -55,11 +57,11 @@ class Metric(NamedTuple):
 
     def change(self, other, this):
         """The change from one process's figure to another's."""
-        return this - other if self.nats else this / other - 1
+        return this - other if self.nats else math.log(this / other)
 
     def text(self, change):
         """A change in its unit."""
-        return f"{change:.4f} nats" if self.nats else f"{100 * change:.2f} %"
+        return f"{change:.4f} nats" if self.nats else f"{100 * math.expm1(change):.2f} %"
 
 
 METRICS = {
@@ -91,9 +93,9 @@ def judge(options, config_words):
         save = functools.partial(write, path.parent, {path.name: results})
         save()  # fails now, rather than later, if it cannot be written
         try:
-            found = compare(options, config, ask, results, save)
-            verdict = decide(METRICS[options.metric], found)
-            print(table(options.metric, results, found))
+            change = compare(options, config, ask, results, save)
+            verdict = decide(METRICS[options.metric], change)
+            print(table(options.metric, results, change))
         except Wrong as reason:
             verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
     results["verdict"] = verdict
@@ -160,20 +162,20 @@ def measure(folder, names, paths, keys, side, measurement, *more):
 
 
 def compare(options, config, ask, results, save):
-    """The Effect of this version on the metric. Adds what it measures to the results; save: writes them.
+    """The Interval of this version's change of the metric. Adds what it measures to the results; save: writes them.
 
-    Takes rounds up to the look at which there is an effect or nothing has changed, or up to the last one. Raises Wrong
-    if the versions do not train the same.
+    Takes rounds up to the look at which a change is seen or no round has any, or up to the last one. Raises Wrong if
+    the versions do not train the same.
     """
-    metric, looks = METRICS[options.metric], plan_looks(options.rounds)
+    metric, (numbers, level) = METRICS[options.metric], looks(options.rounds)
     if options.metric != "loss":
         profiled = results["profiled"] = results.get("profiled") or {side: ask(side, "profile") for side in SIDES}
         if wrong := tables.difference(profiled["this"]["losses"], profiled["other"]["losses"]):
             raise Wrong(wrong)
     if options.metric == "memory":
         results["rounds"] = [{side: profiled[side]["memory"] for side in SIDES}]
-        return effect_on_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
-    for number in tqdm(range(1, max(looks) + 1), unit="round"):
+        return change_of_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
+    for number in tqdm(range(1, options.rounds + 1), unit="round"):
         if number > len(results["rounds"]):
             seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
             measured = {side: ask(side, metric.measurement, *seed) for side in order(number)}
@@ -181,17 +183,20 @@ def compare(options, config, ask, results, save):
                 require_comparable(measured, *seed)
             results["rounds"].append(measured)
             save()
-        if number in looks:
-            found = effect(metric.change, values(metric, results), looks[number])
-            if found.seen or not any(found.changes):
+        if number in numbers:
+            changes = list(map(metric.change, *values(metric, results).values()))
+            change = intervals({metric: changes}, level)[metric] if any(changes) else UNCHANGED
+            if change.seen or change is UNCHANGED:
                 break
-    return found
+    return change
 
 
-def effect_on_memory(config, other, this):
-    """The Effect on bytes, which are counted and have no noise: the change, if it is one."""
+def change_of_memory(config, other, this):
+    """The Interval, without width, of the change of bytes, which are counted; a small change is none."""
     batch = 2 * 8 * config.batch_size * config.context_length  # bytes of int64 inputs and targets
-    return Effect.exact(this / other - 1, max(LEAST, WAITING * batch / other))
+    if abs(this / other - 1) < max(LEAST, WAITING * batch / other):
+        return UNCHANGED
+    return Interval(*3 * [math.log(this / other)])
 
 
 def values(metric, results):
@@ -199,19 +204,17 @@ def values(metric, results):
     return {side: [processes[side][metric.key] for processes in results["rounds"]] for side in SIDES}
 
 
-def table(name, results, effect):
-    """The effect on a metric as a table of one row."""
+def table(name, results, change):
+    """The change of a metric as a table of one row."""
     metric, names = METRICS[name], results["names"]
     measured = values(metric, results)
     other, this = (f"{statistics.median(measured[side]) / metric.size:.4g}" for side in SIDES)
-    change, low, high, noise = map(metric.text, (effect.change, effect.low, effect.high, effect.noise))
-    counted = not effect.equal
+    middle, low, high = map(metric.text, change)
     row = {
         names["other"]: other,
         f"this: {names['this']}": this,
-        "change": change,
-        f"{1 - ALPHA:.0%} interval": "counted" if counted else f"{low} to {high}",
-        "noise floor": "" if counted else f"± {noise}",
+        "change": middle,
+        f"{LEVEL:.0%} interval": f"{low} to {high}" if change.low < change.high else "counted",
     }
     return tables.texts({metric.heading: row})
 
@@ -229,15 +232,13 @@ def require_comparable(measured, seed):
         raise Wrong(f"it trains on {this['tokens']:,} tokens instead of {other['tokens']:,}")
 
 
-def decide(metric, effect):
+def decide(metric, change):
     """The verdict in words, with the figures that it rests on."""
-    if effect.seen:
-        kind, words = ("worse", metric.worse) if effect.change > 0 else ("better", metric.better)
-        margin = f" ± {metric.text(effect.margin)}" if effect.margin else ""
-        text = f"{words} by {metric.text(abs(effect.change))}{margin}"
-    elif not any(effect.changes):
-        kind, text = "unchanged", f"no change of {metric.heading}"
-    else:
-        largest = max(-effect.low, effect.high)
-        kind, text = "unchanged", f"no change larger than {metric.text(largest)} can be seen"
-    return {"kind": kind, "text": text, **{key: getattr(effect, key) for key in ("change", "low", "high", "noise")}}
+    kind, text = "unchanged", f"no change of {metric.heading}"
+    if change.seen:
+        kind, words = ("worse", metric.worse) if change.middle > 0 else ("better", metric.better)
+        middle, *ends = (metric.text(each).lstrip("-") for each in (change.middle, *sorted(change[1:], key=abs)))
+        text = f"{words} by {middle}" + f" ({' to '.join(ends)})" * (change.low < change.high)
+    elif change is not UNCHANGED:
+        text = f"no change larger than {metric.text(max(-change.low, change.high))} can be seen"
+    return {"kind": kind, "text": text, **change._asdict()}

@@ -31,7 +31,8 @@ from nanoladder.run.metrics import flops_per_token
 
 WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
 COMPARED = 5  # steps whose losses are compared with naive's
-WINDOW = 1.0  # seconds: the least that is timed
+WINDOW = 0.5  # seconds: the least that is timed
+TURN = 1.0  # seconds of steps in a turn
 
 
 def main(argv):
@@ -96,8 +97,8 @@ def time_steps(config, steps=4, threads=None):
     loop = Loop(compared(config), threads)
     first = loop.seconds(1, window=0)
     machine.reset_peak_memory(loop.device)  # it may be the compiler's
-    loop.seconds(WARMUP - 1, window=0)
-    seconds = loop.seconds(steps)
+    warm = loop.seconds(WARMUP - 1, window=0)
+    seconds = loop.seconds(max(steps, math.ceil(1.2 * WINDOW / warm)))
     peak = resident_bytes("VmHWM")
     return {
         "seconds": seconds,
@@ -111,7 +112,7 @@ def take_turns(config):
     """Trains as time_steps does. Yields the first COMPARED losses, then seconds of a step whenever asked."""
     loop = Loop(compared(config))
     losses = [float(loop.step()) for _ in range(COMPARED)]
-    steps = math.ceil(WINDOW / loop.seconds(COMPARED, window=0))
+    steps = math.ceil(TURN / loop.seconds(COMPARED, window=0))
     yield losses
     while True:
         yield loop.seconds(steps, window=0)

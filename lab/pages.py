@@ -11,6 +11,7 @@ from lab.fold import fold, merge
 from lab.link import FOLDER
 from lab.results import read_results
 from lab.stages import fields, fields_up_to, needs_several, reason, tree
+from lab.stats import times
 from nanoladder.config import DEFAULTS, stage_names
 from nanoladder.config.stages import RECIPE_DIR, STAGES_DIR, ladder_of, parse, stage_below
 
@@ -58,9 +59,8 @@ def change(name):
 
 def beside(row, other):
     """Returns how many times as fast as another a row of summary.summarize is, in how much less memory, as texts."""
-    speed, smaller = summary.speedup(other, row), other["peak"] / row["peak"]
-    speed = "≈ 1" if speed == summary.UNCHANGED else speed.partition(" ")[0]
-    return speed, "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
+    smaller = other["peak"] / row["peak"]
+    return times(row["gains"][other["name"]]), "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
 
 
 def gain(rows):

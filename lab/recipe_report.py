@@ -5,7 +5,7 @@ import statistics
 
 from lab import tables
 from lab.results import write
-from lab.worth import LEVEL, estimate
+from lab.stats import LEVEL, intervals
 from nanoladder import files
 
 KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
@@ -13,9 +13,9 @@ COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
 those of the recipe (≥, ≤: a bound). **step ×**: that beside the row before that was kept. **alone ×**: this
-rung on the base. **without ×**: the recipe beside the recipe without this rung. Intervals: {LEVEL:.0%}, by bootstrap of
-the deviations of all rows over n seeds. Verdicts: on the step, by Holm over the rows; a rung whose learning rate was
-chosen on the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
+rung on the base. **without ×**: the recipe beside the recipe without this rung. In brackets: intervals over n seeds;
+all of a column hold at once in {LEVEL:.0%} of tables. Verdicts: on the step; a rung whose learning rate was chosen on
+the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
 at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the
 screening, and the rows after stand on it. ms ×: time of a step beside the base's, alone on the machine, measured last;
 gain: tokens × / ms ×."""
@@ -64,15 +64,18 @@ def figures(protocol, trials, parameters, steps):
         for kind, (this, other) in zip(KINDS, (*pairs, (last, protocol.without.get(row.name))), strict=True):
             if this and other and (gains := protocol.gains(this, other)):
                 samples[kind][row.name] = gains
-    estimates = {kind: estimate(each) for kind, each in samples.items()}
+    changes = {kind: intervals(each) for kind, each in samples.items()}
     rows = []
     for row in [protocol.base, *protocol.rows]:
         cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
-        cells |= {kind: each[row.name]._asdict() for kind, each in estimates.items() if row.name in each}
+        for kind, each in changes.items():
+            if row.name in each:
+                factors = dict(zip(("times", "low", "high"), map(math.exp, each[row.name]), strict=True))
+                cells[kind] = factors | {"n": len(samples[kind][row.name])}
         rows.append(cells)
         if "without" in cells:
             cells["without"]["bound"] = opposite(protocol.bound(protocol.without[row.name]))
-            cells["verdict"] = estimates["without"][row.name].verdict  # of a rung without a row of its own
+            cells["verdict"] = seen(changes["without"][row.name])  # of a rung without a row of its own
         if not row.factor:
             cells["note"] += f": {cells['verdict']}" if "verdict" in cells else ""
             continue
@@ -80,7 +83,7 @@ def figures(protocol, trials, parameters, steps):
         cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
         if row.fresh_factor:
             cells["fresh_learning_rate"] = row.fresh_factor * row.config.learning_rate
-        cells |= {"verdict": verdict(protocol, row, estimates), "length": row.length}
+        cells |= {"verdict": verdict(protocol, row, changes["step"]), "length": row.length}
         cells["parameters"] = parameters(row.config)
         if math.inf not in losses:
             cells["loss"] = statistics.fmean(losses)
@@ -97,15 +100,22 @@ def figures(protocol, trials, parameters, steps):
     return rows
 
 
-def verdict(protocol, row, estimates):
-    """The verdict on a rung in words."""
+def seen(change):
+    """The Interval of a change in words, with the largest that may be hidden if none is seen."""
+    if change.seen:
+        return "holds" if change.middle > 0 else "costs"
+    return f"not seen (± {math.expm1(change.high - change.middle):.0%})"
+
+
+def verdict(protocol, row, steps):
+    """The verdict on a rung in words. steps: {row: the Interval of its step}."""
     if row is protocol.base:
         return "the base"
     if diverged := protocol.diverged(row):
         return f"diverges on {diverged} seeds"
     if not protocol.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
-    step = estimates["step"][row.name].verdict
+    step = seen(steps[row.name])
     doubt = protocol.bound(row) + opposite(protocol.bound(row.below))
     contradicted = {"holds": "≤", "costs": "≥"}.get(step, "none")
     return "beyond the curve" if contradicted in doubt else step

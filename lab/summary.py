@@ -4,9 +4,8 @@ import itertools
 import math
 import statistics
 
+from lab.stats import intervals
 from nanoladder.config import stage_names, stage_path
-
-UNCHANGED = "no measurable change"
 
 
 def summarize(results, mode):
@@ -16,8 +15,9 @@ def summarize(results, mode):
     first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
     resident: peak resident memory above the start's. memory: by part (breakdown.py). peak: of the bytes of all tensors.
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
-    seconds of a step on this machine (roofline.py), by bound in limit_bounds. val_loss: of a training run, which has a
-    learning_rate, unless it diverged. Of several processes also their number, the bytes sent by a process, and the
+    seconds of a step on this machine (roofline.py), by bound in limit_bounds. gains: {other row: Interval} of the
+    logarithm of how many times as fast this row is. val_loss: of a training run, which has a learning_rate, unless it
+    diverged. Of several processes also their number, the bytes sent by a process, and the
     predicted bubble of a pipeline. Of a peer its setting, in words.
     """
     part, machine = results["modes"][mode], results["machine"]
@@ -43,7 +43,26 @@ def summarize(results, mode):
             row |= utilization(found, row["tokens_per_s"], part["limits"], machine["datasheet_flops"])
         if timed and (limit := measured.get("limit")):
             row |= {"limit": sum(limit["bounds"].values()), "limit_bounds": limit["bounds"]}
+    add_gains(rows, mode)
     return rows
+
+
+def add_gains(rows, mode):
+    """Adds to each row that was timed twice or more its gains over the first row and, in a ladder, the row below.
+
+    Ratios are taken within a round, so that a drift of the machine cancels out.
+    """
+    timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) > 1}
+    pairs = {(name, next(iter(timed))): None for name in timed}
+    if mode == "ladder":
+        pairs |= {(name, row_below(name, timed)): None for name in timed}
+    ratios = {}
+    for name, other in pairs:
+        if other not in (None, name):
+            rounds = zip(timed[other]["rounds"], timed[name]["rounds"], strict=False)
+            ratios[name, other] = [math.log(before / after) for before, after in rounds]
+    for (name, other), interval in intervals(ratios).items():
+        timed[name].setdefault("gains", {})[other] = interval
 
 
 def row_below(name, names):
@@ -105,18 +124,3 @@ def shares(profile, row, gpu):
     idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
     parts["data"] = min(waited, idle)
     return parts | {"host": idle - parts["data"]}
-
-
-def speedup(before, after):
-    """The text of how many times as fast `after` is as `before`: the median over the rounds, and their range.
-
-    Ratios are taken within a round, so that a drift of the machine from round to round cancels out. A median that is no
-    further from 1 than the range is wide is no measurable change.
-    """
-    pairs = list(zip(before["rounds"], after["rounds"], strict=False))
-    if before is after or len(pairs) < 2:
-        return ""
-    ratios = [a / b for a, b in pairs]
-    if abs(statistics.median(ratios) - 1) <= max(ratios) - min(ratios):
-        return UNCHANGED
-    return f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"

@@ -6,12 +6,13 @@ import statistics
 import textwrap
 from operator import itemgetter
 
-from lab.summary import UNCHANGED, row_below, speedup, summarize
+from lab.stats import LEVEL, times
+from lab.summary import row_below, summarize
 
 WIDTH = 100  # characters of a line on a terminal
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
 PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
-BY_CHANCE = {2: "30 %", 3: "9 %", 4: "2 %", 5: "0.7 %"}  # {rounds: how often normal noise looks like a change}
+INTERVALS = f"In brackets: intervals, of which all hold at once in {LEVEL:.0%} of tables. ≈ 1: no measurable change."
 KINDS = {  # kind of work: heading
     "gemm": "matrix products",
     "attention": "attention",
@@ -44,12 +45,8 @@ def table(results, mode):
     """A mode's measurements in Markdown: the conditions, the rows, and how to read them."""
     rows = summarize(results, mode)
     text = [f"## {mode}", conditions(results, mode, rows), markdown(columns(rows, mode), rows)]
-    if (repeats := rounds(rows)) > 1:
-        text.append(
-            f'A speed is the median of the ratios within the rounds, and their range. "{UNCHANGED}": the median is no '
-            f"further from 1 than the range is wide. With {repeats} rounds, noise alone looks like a change in "
-            f"{BY_CHANCE.get(repeats, '0.2 %')} of comparisons."
-        )
+    if any("gains" in row for row in rows):
+        text.append(f"A speed is the mean of the ratios within the rounds, without the extremes. {INTERVALS}")
     text.append(conclusion(rows))
     if profiled := [row for row in rows if "shares" in row]:
         kinds = {label: lambda row, kind=kind: f"{row['shares'][kind]:.1%}" for kind, label in KINDS.items()}
@@ -82,7 +79,8 @@ def conditions(results, mode, rows):
 def brief(results, mode):
     """A mode's measurements for a terminal: what came of them, then the rows in as many columns as fit."""
     rows = summarize(results, mode)
-    return on_terminal(conclusion(rows), columns(rows, mode), rows)
+    read = f" {INTERVALS}" if any("gains" in row for row in rows) else ""
+    return on_terminal(conclusion(rows) + read, columns(rows, mode), rows)
 
 
 def on_terminal(sentence, columns, rows):
@@ -181,12 +179,8 @@ def processor(machine):
 
 def columns(rows, mode):
     """{heading: row -> text} of the main table of a mode, the most important first; the first row is the reference."""
-    first, timed = rows[0], {row["name"]: row for row in rows if "seconds" in row}
-
-    def against_below(row):
-        below = timed.get(row_below(row["name"], timed))
-        return speedup(below, row) if below else ""
-
+    first, timed = rows[0], [row["name"] for row in rows if "seconds" in row]
+    before = {"against the stage before": lambda row: gain(row, row_below(row["name"], timed))}
     return {
         "ms/step": lambda row: milliseconds(row["seconds"]),
         "validation loss": validation_loss,
@@ -198,7 +192,7 @@ def columns(rows, mode):
         "bubble predicted": lambda row: f"{row['bubble']:.0%}",
         "sent by a process MB": lambda row: f"{row['sent'] / 1e6:.1f}",
         "predicted GB": gigabytes("predicted"),
-        **({"against the stage before": against_below} if mode == "ladder" else {}),
+        **(before if mode == "ladder" else {}),
         "learning rate": lambda row: f"{row['learning_rate']:.2g}",
         "IQR": lambda row: milliseconds(row["iqr"], row["seconds"]),
         "least ms": lambda row: milliseconds(row["limit"]),
@@ -222,7 +216,12 @@ def validation_loss(row):
 
 def against(first, row):
     """A row's speed beside the first's; of a training run, how far its loss is from the first's."""
-    return f"{row['val_loss'] - first['val_loss']:+.4f}" if "val_loss" in row else speedup(first, row)
+    return f"{row['val_loss'] - first['val_loss']:+.4f}" if "val_loss" in row else gain(row, first["name"])
+
+
+def gain(row, other):
+    """A row's gain over another one; empty if they were not timed together twice."""
+    return times(row["gains"][other]) if other in row.get("gains", ()) else ""
 
 
 def gigabytes(key):

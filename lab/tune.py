@@ -2,10 +2,10 @@
 
 A search by measurement. It begins with the finished loop, the config as it is, and tries one change after the other.
 The first losses must stay the finished loop's. Then the change races against the best config so far: both train in
-processes of their own that live at the same time and step in turns, in rounds (rounds.py). A change that falls behind
-is dropped at once; one that is seen to be faster is kept. All changes are tried again, from the new best config on,
-until none is kept. In the last quarter of the time the best config races against the finished loop; unless it is seen
-to be faster, the finished loop wins.
+processes of their own that live at the same time and step in turns, in rounds. A change that falls behind is dropped at
+once; one that is seen to be faster (stats.py) is kept. All changes are tried again, from the new best config on, until
+none is kept. In the last quarter of the time the best config races against the finished loop; unless it is seen to be
+faster, the finished loop wins.
 
 tune.json holds every race. A search that was interrupted begins anew.
 """
@@ -21,12 +21,12 @@ from time import monotonic
 from lab import measure, plan, predict, tables
 from lab.launch import Child, TimeUp
 from lab.results import commit, default_folder, write
-from lab.rounds import SIDES, bounds, order, plan_looks
+from lab.stats import SIDES, intervals, looks, order, times
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.parallel import divide, micro_batch_sizes
 
-LOOKS = plan_looks(12)  # at the rounds of a race
+LOOKS, LEVEL = looks(12)  # at the rounds of a race, and the level of the interval that they see
 LEAST_GAIN = 0.01  # of time; a smaller one is not worth a setting
 SEARCHING = 0.75  # share of the time; the rest is for the confirmation
 
@@ -107,7 +107,7 @@ class Search:
             while race["outcome"] is None:
                 turns = order(len(race["rounds"]) + 1)
                 race["rounds"].append({side: self.process(sides[side], end).ask(end - monotonic()) for side in turns})
-                race["outcome"] = decide(changes_of_time(race))
+                race["outcome"] = decide(gains_of_time(race))
         except (BadInput, RuntimeError) as error:
             race |= {"outcome": "failed", "note": str(error)}
             if isinstance(error, RuntimeError):
@@ -198,28 +198,32 @@ def candidates(config, machine):
 # -- races
 
 
-def decide(changes):
-    """The outcome of a race by its rounds' changes of time: kept, no gain, or None as long as it is open.
+def decide(gains):
+    """The outcome of a race by its rounds' gains of time: kept, no gain, or None as long as it is open.
 
-    It is over as soon as the median change is behind, and two rounds are.
+    It is over as soon as the median gain is behind, and two rounds are.
     """
-    n, middle = len(changes), statistics.median(changes)
-    if n in LOOKS and bounds(changes, LOOKS[n])[1] < 0 and middle < -LEAST_GAIN:
+    n, middle = len(gains), statistics.median(gains)
+    if n in LOOKS and (gain := interval(gains)).low > 0 and gain.middle > LEAST_GAIN:
         return "kept"
-    behind = middle > 0 and sum(change > 0 for change in changes) > 1
+    behind = middle < 0 and sum(gain < 0 for gain in gains) > 1
     return "no gain" if behind or n >= max(LOOKS) else None
 
 
-def changes_of_time(race):
-    """The change of time in each round, as a share."""
-    return [seconds["this"] / seconds["other"] - 1 for seconds in race["rounds"]]
+def interval(gains):
+    """The Interval of a race's gain."""
+    return intervals({"race": gains}, LEVEL)["race"]
+
+
+def gains_of_time(race):
+    """The logarithm of how many times as fast "this" is, in each round."""
+    return [math.log(seconds["other"] / seconds["this"]) for seconds in race["rounds"]]
 
 
 def speed(race):
-    """The speed beside the other config and its interval over the rounds, such as 1.10× (1.07–1.18)."""
-    changes = changes_of_time(race)
-    low, high = bounds(changes, LOOKS.get(len(changes), 1))
-    return f"{1 / (1 + statistics.median(changes)):.2f}× ({1 / (1 + high):.2f}–{1 / (1 + low):.2f})"
+    """How many times as fast as the other config, and the interval, such as 1.10× (1.07–1.18); of one round without."""
+    gains = gains_of_time(race)
+    return times(interval(gains)) if len(gains) > 1 else f"{math.exp(gains[0]):.2f}×"
 
 
 def milliseconds(race, side):

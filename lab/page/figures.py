@@ -9,7 +9,10 @@ from lab import pages, tables
 from lab.page.markup import Markup, join, tag
 from lab.recipe_report import COLUMNS
 from lab.results import read
-from lab.summary import row_below, speedup
+from lab.stats import times
+from lab.summary import row_below
+
+UNCHANGED = "no measurable change"
 
 
 class Chart(NamedTuple):
@@ -111,14 +114,18 @@ def chart_section(chart, rows, row):
 
 def verdict(chart, row, other):
     """A row beside another one in words; good, bad or the same."""
-    text = speedup(other, row) if chart is TIME else f"{other['peak'] / row['peak']:.2f}×"
+    if chart is MEMORY:
+        text = f"{other['peak'] / row['peak']:.2f}×"
+    else:
+        gain = row.get("gains", {}).get(other["name"])
+        text = times(gain) if gain else ""
     if "×" not in text:
-        words = f"{text} against" if text else "measured once, not compared with"
+        words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "measured once, not compared with"
         return tag("p", f"{words} {other['name']}", class_="verdict")
-    ratio, _, spread = text.partition(" ")
+    ratio, _, interval = text.partition(" ")
     kind = "same" if ratio == "1.00×" else "good" if float(ratio[:-1]) > 1 else "bad"
     words = f" {chart.compared} {other['name']} "
-    return tag("p", tag("strong", ratio), words, tag("small", spread), class_="verdict", data_kind=kind)
+    return tag("p", tag("strong", ratio), words, tag("small", interval), class_="verdict", data_kind=kind)
 
 
 def bars_table(label, bars, now, scale):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from conftest import ROOT
 
-from lab import pages, show
+from lab import pages, show, summary
 from lab.page import build, figures, programs
 from lab.page.markup import Markup, tag
 from lab.tables import KINDS
@@ -133,15 +133,19 @@ def planted(**row):
     """Figures of amp beside naive's."""
     naive = {"name": "naive", "note": None, "seconds": 2.0, "shares": dict.fromkeys(KINDS, 0.1), "rounds": [2.0, 2.0]}
     rows = {"naive": naive, "amp": naive | {"name": "amp"} | row}
+    summary.add_gains(list(rows.values()), "ladder")
     return figures.stage_card("a/b", RESULTS[FILES[0]], rows, "amp")
 
 
 @pytest.mark.parametrize(
     "row, said",
     [
-        ({"rounds": [1.0, 1.0], "seconds": 1.0}, "good><strong>2.00×</strong> the speed of naive"),
+        (
+            {"rounds": [1.0, 1.0], "seconds": 1.0},
+            "good><strong>2.00×</strong> the speed of naive <small>(2.00–2.00)</small>",
+        ),
         ({"rounds": [4.0, 4.0], "seconds": 4.0}, "bad><strong>0.50×</strong>"),
-        ({"rounds": [1.9, 2.1]}, "no measurable change against naive"),
+        ({"rounds": [1.9, 2.1]}, "no measurable change (0.47–2.13) against naive"),
         ({"rounds": [2.0]}, "measured once, not compared with naive"),
         ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "class=limit"),
         ({"limit": 0.2, "limit_bounds": {"compute": 3, "memory": 1}}, "<th>bound by</th><td>compute 75%</td>"),

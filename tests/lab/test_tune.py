@@ -174,10 +174,10 @@ def test_equal_changes_are_seldom_kept_and_small_gains_are():
     for gain in (0.0, 0.03):
         kept[gain] = 0
         for seed in range(300):
-            draw, changes, outcome = random.Random(seed), [], None
+            draw, gains, outcome = random.Random(seed), [], None
             while outcome is None:
-                changes.append((1 - gain) * (1 + draw.gauss(0, 0.01)) / (1 + draw.gauss(0, 0.01)) - 1)
-                outcome = tune.decide(changes)
+                gains.append(gain + draw.gauss(0, 0.01) - draw.gauss(0, 0.01))
+                outcome = tune.decide(gains)
             kept[gain] += outcome == "kept"
     assert kept[0.0] <= 0.05 * 300 and kept[0.03] >= 0.75 * 300
 

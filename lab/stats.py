@@ -1,0 +1,146 @@
+"""The one statistic by which a gain is told from noise: an interval of paired rounds.
+
+A round measures every version once, close together in time. The difference of two versions within it, of logarithms for
+a ratio, is free of the drift that is common to the round. The gain is a trimmed mean of the differences (Tukey &
+McLaughlin 1963): without the lowest and the highest, of ten or more without a fifth at each end, so that one bad round
+changes little. A few rounds say little about their own spread, but the rows of a table share a machine: the scale of
+the noise is the median spread of all rows, or a row's own if that is wider.
+
+How many scales wide the intervals are is simulated, on tables of as many rows and rounds that gain nothing, with noise
+as on a busy machine and as unequal from row to row as in the table. Their width is the one at which, in LEVEL of the
+tables, every interval holds the truth: it allows for the number of rows (Westfall & Young 1993).
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+LEVEL = 0.95  # probability that all intervals of a table hold at once
+DRAWS = 10_000  # simulated tables
+TAILS = 4  # degrees of freedom of the simulated noise, Student's t: every now and then a round far off
+BY_CHANCE = 0.9  # of equally noisy tables look less unequal than this quantile; only what is beyond counts
+TINY = 1e-12  # the least spread, of rounds that are equal
+SIDES = ("other", "this")  # two versions that take turns
+FIRST_LOOK = 8  # rounds before the first look; before each later one half as many again
+
+
+class Interval(NamedTuple):
+    """A difference and its interval."""
+
+    middle: float
+    low: float
+    high: float
+
+    @property
+    def seen(self):
+        """True if the interval excludes zero, no difference."""
+        return self.low > 0 or self.high < 0
+
+
+def intervals(samples, level=LEVEL):
+    """{name: Interval} of {name: differences by round}, two or more rounds each; all hold at once at this level."""
+    if not samples:
+        return {}
+    rows = [np.array(differences) for differences in samples.values()]
+    sizes = tuple(map(len, rows))
+    null = simulated(sizes)
+    spreads = np.array([spread(row) / null.spreads[len(row)] for row in rows]) + TINY
+    widths, found = critical(sizes, null.inequality_of(spreads), level) * scale(spreads), {}
+    for name, row, width in zip(samples, rows, widths, strict=True):
+        middle, margin = float(trimmed_mean(row)), float(width * null.errors[len(row)])
+        found[name] = Interval(middle, middle - margin, middle + margin)
+    return found
+
+
+def trimmed_mean(x):
+    """The mean along the last axis without the values at both ends."""
+    n = np.shape(x)[-1]
+    return np.sort(x)[..., trimmed(n) : n - trimmed(n)].mean(-1)
+
+
+def spread(x):
+    """The mean distance from the trimmed mean along the last axis, without as many of the largest as it leaves out."""
+    n = np.shape(x)[-1]
+    return np.sort(abs(x - trimmed_mean(x)[..., None]))[..., : n - trimmed(n)].mean(-1)
+
+
+def trimmed(n):
+    """How many of n values are left out at each end."""
+    return max(n // 5, 1) if n > 2 else 0
+
+
+def scale(spreads):
+    """The scale of each row's noise, along the last axis: the median of all rows', or its own if that is wider."""
+    return np.maximum(spreads, np.median(spreads, -1, keepdims=True))
+
+
+class Null:
+    """Simulated tables of rows that gain nothing, sizes: the rounds of each. All in units of their noise.
+
+    spreads: {rounds: mean spread of a row}. errors: {rounds: standard error of its trimmed mean}. gains, own: of each
+    table's rows, their trimmed means in these errors, and their spreads.
+    """
+
+    def __init__(self, sizes):
+        random = np.random.default_rng(0)
+        noise = {n: random.standard_t(TAILS, (DRAWS, sizes.count(n), n)) for n in sorted(set(sizes))}
+        self.spreads = {n: spread(x).mean() for n, x in noise.items()}
+        self.errors = {n: math.sqrt(np.square(trimmed_mean(x)).mean()) for n, x in noise.items()}
+        self.gains = np.concatenate([abs(trimmed_mean(x)) / self.errors[n] for n, x in noise.items()], 1)
+        self.own = np.concatenate([spread(x) / self.spreads[n] for n, x in noise.items()], 1)
+        self.factors = random.standard_normal(self.own.shape)
+        self.by_chance = np.quantile(log_mean_over_median(self.own), BY_CHANCE)
+
+    def inequality_of(self, spreads):
+        """How unequally noisy rows with these spreads are: the standard deviation of their noise's logarithm.
+
+        In tenths, and 0 if chance explains it. The mean of a lognormal exceeds its median by a factor exp(s² / 2).
+        """
+        return round(math.sqrt(2 * max(0.0, log_mean_over_median(spreads) - self.by_chance)), 1)
+
+
+simulated = functools.cache(Null)
+
+
+@functools.cache
+def critical(sizes, inequality, level):
+    """How many standard errors wide the intervals are at a level, in tables whose rows are so unequally noisy."""
+    null = simulated(sizes)
+    factors = np.exp(inequality * null.factors)
+    return np.quantile((factors * null.gains / scale(factors * null.own)).max(1), level)
+
+
+def log_mean_over_median(spreads):
+    """The logarithm of the mean of rows' spreads, along the last axis, over their median."""
+    return np.log(spreads.mean(-1) / np.median(spreads, -1))
+
+
+# -- rounds of two versions, which are looked at before all have been measured
+
+
+def order(number):
+    """The sides in the order in which a round, counted from 1, measures them."""
+    return SIDES if number % 2 else SIDES[::-1]
+
+
+def looks(most):
+    """The numbers of rounds, up to `most`, at which the intervals are looked at, and their level.
+
+    All looks share the chance of a false alarm (Bonferroni), so that together they hold at LEVEL.
+    """
+    numbers, n = [most], FIRST_LOOK
+    while n < most:
+        numbers.insert(-1, n)
+        n += n // 2
+    return numbers, 1 - (1 - LEVEL) / len(numbers)
+
+
+# -- in words
+
+
+def times(interval):
+    """How many times as fast, of the Interval of a logarithm: 1.84× (1.81–1.87), or if not seen ≈ 1 (0.98–1.03)."""
+    middle, low, high = map(math.exp, interval)
+    return f"{f'{middle:.2f}×' if interval.seen else '≈ 1'} ({low:.2f}–{high:.2f})"
