@@ -170,7 +170,7 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(measu
     assert asked[6:] == turn + turn[::-1]
 
     assert rows["amp"]["against naive"] == rows["amp"]["against the stage before"] == "≈ 1 (0.94–1.07)"
-    assert rows["compile"]["against naive"].startswith("1.84× (1.7")  # 107 / 59 and 112 / 60 ms, with those of `asked`
+    assert rows["compile"]["against naive"] == "1.84× (1.67–2.03)"  # 107 / 59 and 112 / 60 ms, with those of `asked`
     assert rows["compile"]["losses against naive"] == "WRONG by 0.25"
     assert rows["amp"]["losses against naive"] == "bit-equal"
     assert rows["flash"]["ms/step"] == "out of memory"
@@ -192,8 +192,8 @@ def test_one_slow_process_of_naive_hides_no_gain(measured):
         return TIMED | {"seconds": pace * (1.3 if asked == ["naive"] else 1)}
 
     asked = []
-    _, rows = measured(answer, "--stages=naive,allocator,flash")
-    assert len(asked) == 15 and re.fullmatch(r"1\.3\d× \(1\.[12]\d–1\.[34]\d\)", rows["allocator"]["against naive"])
+    _, rows = measured(answer, "--stages=naive,allocator,flash", "--repeats=5")
+    assert re.fullmatch(r"1\.3\d× \(1\.[12]\d–1\.[34]\d\)", rows["allocator"]["against naive"])
     assert re.match(r"1\.[34]\d× \(", rows["flash"]["against naive"])
     assert rows["flash"]["against the stage before"].startswith("≈ 1 (")
 
