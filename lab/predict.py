@@ -30,9 +30,9 @@ def predict_memory(config, device_type="cpu", world_size=1):
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
     that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step has the buffers
-    that the compiler plans for such a device; CUDA graphs and autotuned products are left out, and so are the copies
-    that gloo makes on a CPU of what it sends. Raises BadInput if the config leaves the step
-    open, does not divide among the processes, or the optimizer's package is missing.
+    that the compiler plans for such a device; autotuned products are left out, and so are the copies that gloo makes on
+    a CPU of what it sends. Raises BadInput if the config leaves the step open, does not divide among the processes, or
+    the optimizer's package is missing.
     """
     config, traced, found = traces(config, device_type, world_size)
     memory, _ = max(found, key=lambda process: process[0].peak)
@@ -81,7 +81,11 @@ def traces(config, device_type, world_size):
         set_to_none=config.set_to_none and not keeps_gradients,
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"stage": "", "lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        **{"compile_mode": "default", "cuda_graph": False, "ddp": False},
+        **{"compile_mode": "default", "ddp": False},
+        # Of a step that is recorded at once; the peak of several micro-batches is in a later one
+        cuda_graph=config.cuda_graph
+        and world_size * config.batch_size == config.micro_batch_size
+        and machine.can_record(config, torch.device(device_type)),
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
         world_size, alone = 1, {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}

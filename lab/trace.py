@@ -267,7 +267,7 @@ def trace(config, device_type, world_size, rank):
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, ends)
-        ledger.peak, ledger.operations, first = 0, [], ledger.n_storages
+        ledger.peak, ledger.forward_peak, ledger.operations, first = 0, 0, [], ledger.n_storages
         train.train_step(model, optimizer, batch, config.learning_rate, config)
         work = roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
         end, sizes = max(ends, key=itemgetter(0)) if config.pipeline_parallel > 1 else ends[0]  # later ones recompute
@@ -276,14 +276,17 @@ def trace(config, device_type, world_size, rank):
         kept = 0 if config.set_to_none or config.optimizer_in_backward else gradients
     inputs = sum(part.nbytes for part in batch)
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
+    if config.cuda_graph:  # whose first forward is recorded before the backward's thread has its workspace
+        ledger.forward_peak -= workspaces // 2
+    peak = max(ledger.forward_peak, ledger.peak) + workspaces
     memory = Memory(
         weights=weights + gathered,
         gradients=gradients,
         optimizer=state,
         inputs=inputs,
         activations=end - weights - gathered - kept - state - inputs,
-        temporary=ledger.peak - end + workspaces,
-        peak=ledger.peak + workspaces,
+        temporary=peak - end,
+        peak=peak,
     )
     return memory, work
 
@@ -318,13 +321,18 @@ def build_8bit_tables():
 
 
 def record_forwards(module, ledger, ends):
-    """Lets the end of every forward append (bytes alive, [(storage, bytes)]) to the ends."""
+    """Lets the end of every forward append (bytes alive, [(storage, bytes)]) to the ends.
+
+    The peak up to the end of the first one becomes the ledger's forward_peak.
+    """
     forward = module._compiled_call_impl or module._call_impl
 
     def call(*args, **options):
         result = forward(*args, **options)
         sizes = [(weakref.ref(storage), size[0]) for storage, size in ledger.alive.items()]
         ends.append((ledger.now, sizes))
+        if len(ends) == 1:
+            ledger.forward_peak, ledger.peak = ledger.peak, ledger.now
         return result
 
     module._compiled_call_impl = call
