@@ -20,8 +20,15 @@ def write(path, content):
     """
     if isinstance(content, str):
         content = content.encode()
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with writing(path) as file:
         content(file) if callable(content) else file.write(content)
+
+
+@contextmanager
+def writing(path):
+    """Yields a binary file that takes the place of path, whole and on disk, on success. Raises OSError, as write()."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import train
 from nanoladder import checkpoint, config, entry, machine
+from nanoladder.checkpoint.format import unflatten
 from nanoladder.checkpoint.state import plain_parts
 from nanoladder.config import Config
 from nanoladder.data.meta import FORMAT_VERSION, sample_digest
@@ -257,6 +258,11 @@ def saved(config, name="last"):
     """A run's checkpoint as a nested dict, read whole."""
     state = checkpoint.load(Path(config.out_dir) / f"{name}.safetensors")
     return tree_map_only(torch.Tensor, torch.clone, state)
+
+
+def whole(values, tensors):
+    """The dict of a checkpoint, from what checkpoint.snapshot() returns."""
+    return unflatten(dict(tensors), values)
 
 
 def same(ours, theirs):

@@ -7,7 +7,6 @@ owner can read what it writes; and it reports a full disk without an errno.
 
 import hashlib
 import json
-from functools import partial
 
 import torch
 from safetensors import safe_open
@@ -19,24 +18,49 @@ FORMAT_VERSION = 4
 
 def write_file(path, state):
     """Writes a checkpoint's dict atomically. Raises OSError; the old file then remains."""
-    tensors, metadata = flatten(state)
-    metadata["sha256"] = digest(metadata, tensors)
-    files.write(path, partial(write_tensors, tensors=tensors, metadata=metadata))
+    tensors, values = flatten(state)
+    with files.writing(path) as file:
+        write_checkpoint(file, values, tensors, sorted(tensors.items()))
 
 
-def write_tensors(file, tensors, metadata):
-    """Writes a safetensors file of {name: CPU tensor} and metadata, {name: text}. Raises OSError."""
-    header, end = {"__metadata__": metadata}, 0
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps all aligned
-    for name in order:
-        begin, end = end, end + tensors[name].nbytes
-        entry = {"dtype": dtype_name(tensors[name].dtype), "shape": list(tensors[name].shape)}
-        header[name] = {**entry, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+def write_checkpoint(file, values, shapes, tensors):
+    """Writes a checkpoint in one pass over its tensors, as write_tensors takes them, sorted by name. Raises OSError.
+
+    values: everything else, by key.
+    """
+    metadata = {key: json.dumps(value) for key, value in values.items()}
+    sha256 = begin_digest(metadata, shapes)
+    unknown = metadata | {"sha256": "0" * 2 * sha256.digest_size}  # as long as the digest, which follows
+    write_tensors(file, shapes=shapes, tensors=adding_to(sha256, tensors), metadata=unknown)
+    text, _ = header(shapes, metadata | {"sha256": sha256.hexdigest()})
+    file.seek(0)
+    file.write(text)
+
+
+def write_tensors(file, shapes, tensors, metadata):
+    """Writes a safetensors file. Raises OSError.
+
+    shapes: {name: tensor}, which need no values. tensors: an iterable of (name, CPU tensor); only one at a time has to
+    be in memory. metadata: {name: text}.
+    """
+    text, offsets = header(shapes, metadata)
+    file.write(text)
+    for name, tensor in tensors:
+        file.seek(offsets[name])
+        file.write(raw(tensor))
+
+
+def header(shapes, metadata):
+    """Returns the beginning of a safetensors file, as bytes, and the offset in the file of each tensor by name."""
+    entries, end = {"__metadata__": metadata}, 0
+    for name in sorted(shapes, key=lambda name: (-shapes[name].element_size(), name)):  # keeps all aligned
+        begin, end = end, end + shapes[name].nbytes
+        entry = {"dtype": dtype_name(shapes[name].dtype), "shape": list(shapes[name].shape)}
+        entries[name] = {**entry, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        file.write(raw(tensors[name]))
+    text = len(text).to_bytes(8, "little") + text
+    return text, {name: len(text) + entries[name]["data_offsets"][0] for name in shapes}
 
 
 def dtype_name(dtype):
@@ -57,7 +81,7 @@ def read(path):
         raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
     if metadata.pop("sha256", None) != digest(metadata, tensors):
         raise ValueError("its contents do not match its SHA-256")
-    return unflatten(metadata, tensors)
+    return unflatten(tensors, {key: json.loads(text) for key, text in metadata.items()})
 
 
 def digest(metadata, tensors):
@@ -65,12 +89,23 @@ def digest(metadata, tensors):
 
     It does not depend on the order or offsets of entries in the file.
     """
-    names = sorted(tensors)
-    facts = [sorted(metadata.items()), [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]]
-    sha256 = hashlib.sha256(json.dumps(facts).encode())
-    for name in names:
-        sha256.update(raw(tensors[name]))
+    sha256 = begin_digest(metadata, tensors)
+    for _ in adding_to(sha256, sorted(tensors.items())):
+        pass
     return sha256.hexdigest()
+
+
+def begin_digest(metadata, shapes):
+    """Returns the SHA-256 of all but the bytes of the tensors, which adding_to() adds."""
+    facts = [(name, str(shapes[name].dtype), list(shapes[name].shape)) for name in sorted(shapes)]
+    return hashlib.sha256(json.dumps([sorted(metadata.items()), facts]).encode())
+
+
+def adding_to(sha256, tensors):
+    """Yields the (name, CPU tensor) of an iterable, sorted by name, and adds their bytes to the digest."""
+    for name, tensor in tensors:
+        sha256.update(raw(tensor))
+        yield name, tensor
 
 
 def raw(tensor):
@@ -78,14 +113,13 @@ def raw(tensor):
     return tensor.contiguous().flatten().view(torch.uint8).numpy()
 
 
-# -- conversion between a nested dict, and tensors by path with JSON texts
+# -- conversion between a nested dict, and tensors by path with the other values
 
 
 def flatten(state):
-    """Splits a checkpoint's dict into the file's tensors, {name: tensor}, and its metadata without sha256."""
+    """Splits a checkpoint's dict into the file's tensors, {name: tensor}, and the dict of all other values."""
     tensors = dict(state["model"])
-    values = split({key: value for key, value in state.items() if key != "model"}, "", tensors)
-    return tensors, {key: json.dumps(value) for key, value in values.items()}
+    return tensors, split({key: value for key, value in state.items() if key != "model"}, "", tensors)
 
 
 def split(tree, path, tensors):
@@ -99,9 +133,9 @@ def split(tree, path, tensors):
     return left
 
 
-def unflatten(metadata, tensors):
+def unflatten(tensors, values):
     """Inverts flatten()."""
-    state = {"model": {}, **{key: json.loads(text) for key, text in metadata.items()}}
+    state = {"model": {}, **values}
     for name, tensor in tensors.items():
         *path, last = name.split("/")
         node = state

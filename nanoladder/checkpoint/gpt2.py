@@ -33,7 +33,7 @@ def shapes(config):
 
 
 def our_weights(tensors, config, transposed=()):
-    """Returns {our name: float32 tensor} of {GPT-2's name without prefix: tensor}, which it empties to save memory.
+    """Returns {our name: tensor} of {GPT-2's name without prefix: tensor}, which it empties. Copies nothing.
 
     config: the dict of the model's config. transposed: ends of our names of the weights that the file has as (in, out).
     Raises KeyError if a tensor is missing, ValueError if one is unknown, of another shape, or if the head is not tied.
@@ -44,9 +44,9 @@ def our_weights(tensors, config, transposed=()):
         tensor = tensor.t() if name.endswith(transposed) else tensor
         if tensor.shape != shape:
             raise ValueError(f"its {gpt2_name(name)} is {tuple(tensor.shape)}, unlike what its config says")
-        weights[name] = tensor.float().contiguous()
+        weights[name] = tensor
     head, tokens = tensors.pop(HEAD, None), weights["token_embedding.weight"]
-    if head is not None and not torch.equal(head.float(), tokens):
+    if head is not None and not torch.equal(head.float(), tokens.float()):
         raise ValueError(f"its {HEAD} differs from the token embedding; here the two are tied")
     if unknown := [name for name in tensors if not name.endswith(MASKS)]:
         raise ValueError(f"it has tensors that GPT-2 does not have, such as {min(unknown)}")

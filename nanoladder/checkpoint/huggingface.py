@@ -61,7 +61,7 @@ def find_folder(name):
 
 
 def read(name):
-    """Reads a GPT-2 from the hub or a folder. Returns the dict of checkpoint.load_model, its weights in float32.
+    """Reads a GPT-2 from the hub or a folder. Returns the dict of checkpoint.load_model: mapped, in the file's dtype.
 
     Raises BadInput: no such model, another architecture, tensors that are missing, unknown or of another shape.
     """
@@ -119,7 +119,8 @@ def write(folder, state, encoding=None):
     if encoding:
         contents[TOKENIZER] = to_json(to_huggingface(encoding))
         contents[TOKENIZER_CONFIG] = to_json(tokenizer_config(config, eot))
-    contents[WEIGHTS] = partial(write_tensors, tensors=their_tensors(config, state["model"]), metadata={"format": "pt"})
+    tensors = their_tensors(config, state["model"])
+    contents[WEIGHTS] = partial(write_tensors, shapes=tensors, tensors=tensors.items(), metadata={"format": "pt"})
     contents[CONFIG] = to_json(their_config(config, state["config"].get("dropout", 0.0), eot))  # without it, no model
     try:
         folder.mkdir(parents=True, exist_ok=True)

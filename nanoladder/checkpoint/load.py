@@ -60,8 +60,8 @@ def load_weights(model, state, path):
     weights["head.weight"] = torch.nn.functional.pad(head, (0, 0, 0, padding))
     if ours.tied:
         weights["token_embedding.weight"] = weights["head.weight"]
-    own = model.state_dict().items()  # in a pipeline, of this process's stages
-    model.load_state_dict({name: parallel.local_shard(weights[name], like, name) for name, like in own})
+    for name, own in model.state_dict().items():  # in a pipeline, of this process's stages
+        parallel.local(own).copy_(parallel.local_part(weights[name], own, name))  # reads no more of the file
 
 
 def resume(model, optimizer, state, path):

@@ -1,13 +1,15 @@
-"""Saving: copies the state, then writes it in a background thread."""
+"""Saving: copies the state and writes it in the background, or writes what no process has whole tensor by tensor."""
 
+import contextlib
 import dataclasses
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from nanoladder import files, machine, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, history
-from nanoladder.checkpoint.format import FORMAT_VERSION, write_file
+from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
 from nanoladder.checkpoint.state import generator_states, names, plain_state
 
 
@@ -26,24 +28,51 @@ class Writer:
         self.missing = {}  # {file name: step that it should hold}
 
     def save(self, model, optimizer, progress, best):
-        """Copies the state and starts writing it, also as best.safetensors if `best`. Collective.
+        """Saves the state as last.safetensors, and as best.safetensors if `best`. Collective.
 
         Waits for the previous write first, so that there is never more than one copy.
         """
         self.wait()
-        state = snapshot(self.config, self.tokenizer, model, optimizer, progress)
+        values, tensors = snapshot(self.config, self.tokenizer, model, optimizer, progress)
+        if parallel.mesh().is_divided:
+            finish = self.write_each(values, tensors, best)
+        else:
+            finish = partial(self.write, values, tensors.shapes, [*tensors], best)
         if parallel.rank() == 0:
-            self.pending = self.thread.submit(self.write, state, best)
+            self.pending = self.thread.submit(finish)
 
     def wait(self):
         if self.pending:
             self.pending.result()
 
-    def write(self, state, best):
-        step, last = state["progress"]["step"], self.folder / LAST
+    def write(self, values, shapes, tensors, best):
+        """Writes the checkpoint. Arguments: those of write_checkpoint."""
+        with self.replacing_last(values["progress"]["step"], best) as file:
+            write_checkpoint(file, values, shapes, tensors)
+
+    def write_each(self, values, tensors, best):
+        """Writes each whole tensor as it is gathered, so that there is one at a time. Collective.
+
+        Returns a function that finishes, on rank 0: it waits for the disk and renames the file.
+        """
+        each, unfinished = iter(tensors), contextlib.ExitStack()
+        if parallel.rank() == 0:
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(self.replacing_last(values["progress"]["step"], best))
+                write_checkpoint(file, values, tensors.shapes, each)
+                unfinished = stack.pop_all()
+        for _ in each:  # all of them in other processes; on rank 0, those for which a disk had no room
+            pass
+        return unfinished.close
+
+    @contextlib.contextmanager
+    def replacing_last(self, step, best):
+        """Yields a file that becomes last.safetensors, and takes its other names, on success. Warns of an OSError."""
+        last = self.folder / LAST
         self.missing |= dict.fromkeys([LAST, BEST] if best else [LAST], step)
         try:
-            write_file(last, state)
+            with files.writing(last) as file:
+                yield file
             del self.missing[LAST]
             files.link(last, self.folder / f"step_{step:08}.safetensors")
             if best:
@@ -66,22 +95,25 @@ class Writer:
 
 
 def snapshot(config, tokenizer, model, optimizer, progress):
-    """Copies everything that resuming needs to the CPU. Returns a dict. Collective.
+    """Returns everything that resuming needs: a dict of values, and parallel.WholeTensors. Collective.
 
     tokenizer: what tokenizer.identify() returns of the data's.
     """
-    return {
-        "format_version": FORMAT_VERSION,
-        "config": dataclasses.asdict(config),
-        "tokenizer": tokenizer,
-        "model": gather_weights(model),
-        "optimizer": parallel.gather_state(plain_state(model, optimizer)),
-        "scaler": machine.scaler_of(model).state_dict(),  # empty if disabled
-        "generators": generator_states(next(model.parameters()).device),
-        "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
-    }
+    tensors, values = flatten(
+        {
+            "format_version": FORMAT_VERSION,
+            "config": dataclasses.asdict(config),
+            "tokenizer": tokenizer,
+            "model": {name: weight for weight, name in names(model).items()},
+            "optimizer": plain_state(model, optimizer),
+            "scaler": machine.scaler_of(model).state_dict(),  # empty if disabled
+            "generators": generator_states(next(model.parameters()).device),
+            "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
+        }
+    )
+    return values | {"optimizer": parallel.merge_stages(values["optimizer"])}, parallel.WholeTensors(tensors)
 
 
 def gather_weights(model):
     """Copies a model's weights, {name: whole tensor}, to rank 0's CPU; other ranks get None for tensors. Collective."""
-    return parallel.gather_state({name: weight for weight, name in names(model).items()})
+    return dict(parallel.WholeTensors({name: weight for weight, name in names(model).items()}))

@@ -35,8 +35,7 @@ def load_optimizer(model, optimizer, state):
     for index, parameter in enumerate(parameters(optimizer)):
         name = name_of[parameter]
         if name in state:
-            values = tree_map_only(torch.Tensor, torch.clone, state[name])  # out of the mapped file
-            numbered[index] = {key: from_plain(value, parameter, name) for key, value in values.items()}
+            numbered[index] = {key: from_plain(value, parameter, name) for key, value in state[name].items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -54,12 +53,15 @@ def plain_parts(value):
 
 
 def from_plain(value, parameter, name):
-    """Converts a value of the named parameter's state from its whole, plain form in a file to this process's shard."""
-    if not isinstance(value, dict):
+    """Copies a value of the named parameter's state from its whole, plain form in a file to this process's shard."""
+    if isinstance(value, torch.Tensor):
         return parallel.local_shard(value, parameter, name)
+    if not isinstance(value, dict):
+        return value
     machine.require_torchao()
     from torchao.optim.subclass_8bit import OptimState8bit
 
+    value = tree_map_only(torch.Tensor, torch.clone, value)  # out of the mapped file
     whole = OptimState8bit(**value)
     if parallel.local(parameter).numel() % whole.block_size:  # a shard would end inside a quantization block
         return parallel.local_shard(whole.dequantize(), parameter, name)

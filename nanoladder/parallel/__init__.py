@@ -32,4 +32,13 @@ from nanoladder.parallel.owners import n_owners, on_owners
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
-from nanoladder.parallel.whole import as_shards, clip_grad_norm_, full_tensor, gather_state, local_rows, local_shard
+from nanoladder.parallel.whole import (
+    WholeTensors,
+    as_shards,
+    clip_grad_norm_,
+    full_tensor,
+    local_part,
+    local_rows,
+    local_shard,
+    merge_stages,
+)

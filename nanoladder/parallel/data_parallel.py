@@ -34,9 +34,6 @@ class DistributedDataParallel(OrderedDataParallel):
     def state_dict(self, *args, **kwargs):
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args, **kwargs):
-        return self.module.load_state_dict(*args, **kwargs)
-
 
 def synchronize_last(model, micro_batches):
     """Yields the micro-batches. Only the last one's backward averages the gradients over processes."""

@@ -46,6 +46,11 @@ class Mesh:
         """Number of processes that average their gradients: those along data and context."""
         return self.sizes.data * self.sizes.context
 
+    @property
+    def is_divided(self):
+        """True if several processes hold the model's weights among them, so that none holds all."""
+        return self.sizes.pipeline * self.sizes.tensor * self.n_sharing > 1
+
     @cached_property
     def weights(self):
         """DeviceMesh (pipeline, replicate, shard, tensor), on which the weights lie. Collective at first use."""

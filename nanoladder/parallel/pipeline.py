@@ -155,10 +155,6 @@ class Pipeline(nn.Module):
     def state_dict(self, **options):
         return {name: value for part in self.parts for name, value in part.state_dict(**options).items()}
 
-    def load_state_dict(self, state):
-        for part in self.parts:
-            part.load_state_dict({name: state[name] for name in part.state_dict()})
-
 
 def group():
     """The processes that share the blocks with this one."""

@@ -3,17 +3,18 @@
 A weight may be sharded, cut by tensor parallelism, and on one stage of a pipeline alone. A checkpoint holds whole ones.
 """
 
-from functools import partial
+import functools
+import math
+import operator
 
 import torch
 import torch.distributed as dist
 from torch.nn import utils
 
-from nanoladder.parallel.group import rank, world_size
+from nanoladder.parallel.group import gather_objects, rank, world_size
 from nanoladder.parallel.mesh import mesh
-from nanoladder.parallel.pipeline import COPY, TIED
+from nanoladder.parallel.pipeline import COPY
 from nanoladder.parallel.tensor import by_process, is_reordered
-from nanoladder.private import tree_map_only
 
 
 def full_tensor(tensor):
@@ -34,47 +35,83 @@ def clip_grad_norm_(model, max_norm):
     return norm
 
 
-def gather_state(state):
-    """Copies {weight's name: tensor or its state} to rank 0's CPU; other ranks get None for tensors.
+class WholeTensors:
+    """The whole tensors of {name: tensor or this process's part of it}, those of all stages of a pipeline.
 
-    Gathers what is sharded or cut, and the weights of all stages of a pipeline. Collective.
+    Iterating yields (name, tensor) by name: a copy on rank 0's CPU, None in other processes. Only one whole tensor at a
+    time is in memory. Collective, as is each iteration. shapes: {name: tensor without values}.
     """
-    keeps = not any(mesh().place[1:])  # the first of the processes with the same stages
 
-    def copy(name, tensor):
-        whole = full_tensor(tensor.detach())  # only one whole tensor is on the device at a time
+    def __init__(self, own):
+        self.own, self.keeps, self.shapes, self.senders = own, keeps(), {}, {}
+        facts = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()} if self.keeps else {}
+        for sender, theirs in enumerate(gather_objects(facts)):
+            for name, (shape, dtype) in theirs.items():
+                self.shapes.setdefault(name, torch.empty(shape, dtype=dtype, device="meta"))
+                self.senders.setdefault(name, sender)
+
+    def __iter__(self):
+        n = world_size() // mesh().sizes.pipeline  # processes of a stage
+        for name, sender in sorted(self.senders.items()):
+            has_part = sender // n == mesh().place.pipeline
+            whole = self.gather(name) if has_part else None
+            yield name, whole if sender == 0 else send_to_first(whole, sender, self.shapes[name])
+
+    def gather(self, name):
+        tensor = self.own[name]
+        whole = full_tensor(tensor.detach())
         whole = by_process(whole, back=True) if is_reordered(name, tensor) else whole
-        return whole.to("cpu", copy=True) if keeps else None
-
-    gathered = {name: tree_map_only(torch.Tensor, partial(copy, name), value) for name, value in state.items()}
-    return gathered if mesh().sizes.pipeline == 1 else join_stages(gathered, keeps)
+        return whole.to("cpu", copy=True) if self.keeps else None
 
 
-def join_stages(state, sends):
-    """Adds the other stages' state, sent by one process of each, to rank 0's. Returns the state. Collective."""
-    n, hosts = world_size() // mesh().sizes.pipeline, mesh().hosts  # n processes a stage
-    if sends and rank() > 0:
-        state.pop(TIED, None)  # rank 0 has that
-        dist.send_object_list([state], 0, hosts)
-    for sender in range(n, world_size(), n) if rank() == 0 else ():
-        received = [None]
-        dist.recv_object_list(received, sender, hosts)
-        state |= received[0]
-    return state
+def send_to_first(tensor, sender, like):
+    """Returns the sender's CPU tensor on rank 0, None elsewhere. like: of its shape and dtype. Collective."""
+    hosts = mesh().hosts
+    if rank() == sender:
+        dist.send(tensor.contiguous(), 0, hosts)
+    elif rank() == 0:
+        dist.recv(received := torch.empty_like(like, device="cpu"), sender, hosts)
+        return received
+    return None
 
 
-def local_shard(tensor, like, name):
-    """Shards a whole tensor as `like` if `like` is sharded and of the same shape; else returns the tensor.
+def merge_stages(state):
+    """Merges {name: value}, in which every stage of a pipeline has values of its own. Collective."""
+    return functools.reduce(operator.or_, reversed(gather_objects(state if keeps() else {})))  # rank 0's come first
 
-    name: that of the weight, or of the weight whose optimizer state the tensor is.
+
+def keeps():
+    """True for the first of the processes with the same stages of a pipeline."""
+    return not any(mesh().place[1:])
+
+
+def local_part(tensor, like, name):
+    """Returns this process's slice of a whole tensor if `like` is cut and of the same shape; else the tensor.
+
+    A view, unless rows are reordered. name: that of the weight, or of the weight whose optimizer state the tensor is.
     """
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return tensor
-    from torch.distributed.tensor import distribute_tensor
-
     if is_reordered(name, like):
         tensor = by_process(tensor)
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    for i, placement in reversed([*enumerate(like.placements)]):  # tensor parallelism cuts first, then FSDP2
+        if hasattr(placement, "dim"):  # else it is replicated
+            length, n = tensor.shape[placement.dim], like.device_mesh.size(i)
+            size = math.ceil(length / n)
+            start = min(size * like.device_mesh.get_local_rank(i), length)
+            tensor = tensor.narrow(placement.dim, start, min(size, length - start))
+    return tensor
+
+
+def local_shard(tensor, like, name):
+    """Copies a whole tensor, or this process's slice of it, as a shard like `like`. Arguments: those of local_part."""
+    part = local_part(tensor, like, name)
+    if not hasattr(like, "placements") or tensor.shape != like.shape:
+        return part.clone()
+    from torch.distributed.tensor import DTensor
+
+    part = part.to(like.device, copy=True, memory_format=torch.contiguous_format)
+    return DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def local_rows(tensor, like):

@@ -116,6 +116,13 @@ def test_shards_and_other_float_dtypes(saved, tmp_path):
     assert "it has no " in refusal(huggingface.read, str(tmp_path))
 
 
+def test_reading_copies_no_weight(saved):
+    """All lie in the mapped file, of which a process then reads no more than its shards."""
+    weights = huggingface.read(str(saved[0]))["model"].values()
+    addresses = [weight.data_ptr() for weight in weights]
+    assert max(addresses) - min(addresses) < (saved[0] / "model.safetensors").stat().st_size
+
+
 def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
     """As in the files of gpt2 in the hub, and of older versions."""
     tensors = {name.removeprefix("transformer."): t for name, t in load_file(copy / "model.safetensors").items()}
