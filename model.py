@@ -151,16 +151,16 @@ class GPT(nn.Module):
         if config.tied:
             self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
         self.n_params = sum(parameter.numel() for parameter in self.parameters())  # the tied weight counts once
-        self.init_weights()
+        self.init_weights(self.named_parameters())
         if config.pad_vocab_to > 1:
             self.pad_vocabulary(-config.vocab_size % config.pad_vocab_to)
 
-    def init_weights(self):
+    def init_weights(self, named):
         """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream.
 
         With zero_init these projections are zeros, and so is an untied head: all tokens are then equally likely.
         """
-        for name, parameter in self.named_parameters():
+        for name, parameter in named:
             generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one a name
             if name.endswith("proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer), generator=generator)

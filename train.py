@@ -45,7 +45,7 @@ def training_batches(split, config, first_step, device):
 
 
 def build_model(config, device):
-    model = parallel.apply_pipeline_parallel(GPT(config)).to(device)
+    model = parallel.apply_pipeline_parallel(parallel.build(GPT, config, device))
     parallel.apply_tensor_parallel(model)
     parallel.apply_context_parallel(model)
     model = machine.autocast(model, config.dtype, device)
@@ -55,9 +55,10 @@ def build_model(config, device):
     elif config.compile:
         model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
     if config.shard == "none":
-        model = parallel.distributed_data_parallel(model)
+        model = parallel.distributed_data_parallel(parallel.init_shards(model, device))
     else:
         parallel.fully_shard(model)
+        parallel.init_shards(model, device)  # each process draws its part of the weights
     torch.manual_seed(config.seed + parallel.rank())  # dropout differs between processes
     return model
 

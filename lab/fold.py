@@ -14,7 +14,8 @@ from functools import cache
 CLIP = "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"
 NO_OPS = [
     ("ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.distributed_data_parallel"),
-    ("ddp", False, "{0}", "parallel.share"),
+    ("ddp", False, "{0}", "parallel.share", "parallel.init_shards"),
+    ("ddp", False, "{0}({1}).to({2})", "parallel.build"),
     ("ddp", False, "{1}", "parallel.start", "parallel.synchronize_last"),
     ("ddp", False, "0", "parallel.rank"),
     ("ddp", False, "None", "parallel.stop"),
@@ -23,6 +24,7 @@ NO_OPS = [
     ("ddp", False, "1", "parallel.n_owners"),
     ("ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.on_owners"),
     ("tensor_parallel", 1, "None", "parallel.apply_tensor_parallel"),
+    ("tensor_parallel", 1, "False", "is_reordered"),
     ("tensor_parallel", 1, "1", "mesh().sizes.tensor"),
     ("context_parallel", 1, "None", "parallel.apply_context_parallel", "positions"),
     ("context_parallel", 1, "1", "mesh().sizes.context"),
@@ -48,6 +50,7 @@ NO_OPS = [
     ("mesh", "data", "world_size()", "mesh().averaging", "mesh().sizes.data"),
     ("mesh", "data", "rank()", "mesh().place.data"),
     ("mesh", "data", "None", "start_mesh", "divide", "count_sharing"),
+    ("mesh", "data", "False", "mesh().is_divided"),
     ("mesh", "data", CLIP, "parallel.clip_grad_norm_"),
 ]
 GONE = "\0"  # in place of an item that is dropped: an argument, a parameter, an operand, an imported name

@@ -166,7 +166,6 @@ class Ledger(TorchDispatchMode):
         common = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         return sum(common.itemsize * tensor.numel() for tensor in tensors if tensor.dtype != common)
 
-
     def scratch_in_blocks(self, function, args):
         """Bytes that block attention holds besides its results, for a few heads at a time.
 

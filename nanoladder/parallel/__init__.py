@@ -3,6 +3,7 @@
 - group: joining and leaving, agreement, collectives
 - mesh: which process has which part
 - data_parallel: a share of each batch; DDP
+- meta: building a model that no process holds whole
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
 - owners: work on whole matrices, each in one of the processes that hold its shards
@@ -28,6 +29,7 @@ from nanoladder.parallel.group import (
     world_size,
 )
 from nanoladder.parallel.mesh import CUTS, divide, local, mesh
+from nanoladder.parallel.meta import build, init_shards
 from nanoladder.parallel.owners import n_owners, on_owners
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
 from nanoladder.parallel.shards import fully_shard

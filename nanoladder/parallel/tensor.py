@@ -22,7 +22,7 @@ from nanoladder.parallel.mesh import mesh
 def apply_tensor_parallel(model):
     """Cuts the model, or each of a pipeline's `parts`, in place. Does nothing unless several processes share it.
 
-    Every process must have the same weights, and keeps its part of them.
+    Its matrices may be on the meta device. Of the other weights, the same in every process, each keeps its part.
     """
     if mesh().sizes.tensor == 1:
         return
@@ -42,10 +42,14 @@ def apply_tensor_parallel(model):
         # Tied again, because each was cut by itself; in a pipeline no stage has both
         if config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
             part.head.weight = part.token_embedding.weight
-        for parameter in part.parameters():
-            parameter.register_hook(partial(place_like, parameter.placements))
         if hasattr(part, "head"):  # not on the first stages of a pipeline
             part.forward = partial(loss, part)
+
+
+def place_gradients(module):
+    """Makes autograd cut the gradients of a module's parameters, which are cut, as these are."""
+    for parameter in module.parameters():
+        parameter.register_hook(partial(place_like, parameter.placements))
 
 
 def place_like(placements, gradient):

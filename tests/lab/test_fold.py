@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import build, same, tiny
 
 from lab.fold import NO_OPS, fold
 from lab.link import OPTIONS
@@ -14,7 +14,7 @@ from lab.stages import fields_up_to
 from model import GPT, NORMS, Attention, Block
 from nanoladder import machine, optim, parallel
 from nanoladder.config import DEFAULTS
-from nanoladder.parallel import context
+from nanoladder.parallel import context, tensor
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "one": "1", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
@@ -132,15 +132,18 @@ MADE = {
     "parallel.apply_context_parallel": lambda: parallel.apply_context_parallel(gpt) is None and untouched(gpt),
     "parallel.apply_pipeline_parallel": lambda: parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt),
     "parallel.apply_tensor_parallel": lambda: parallel.apply_tensor_parallel(gpt) is None and untouched(gpt),
+    "parallel.build": lambda: same(parallel.build(GPT, gpt.config, CPU).state_dict(), gpt.state_dict()),
     "parallel.clip_grad_norm_": lambda: (
         clipped(lambda model: parallel.clip_grad_norm_(model, 0.5))
         == clipped(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
     ),
     "parallel.distributed_data_parallel": lambda: parallel.distributed_data_parallel(gpt) is gpt and untouched(gpt),
+    "parallel.init_shards": lambda: parallel.init_shards(gpt, CPU) is gpt and untouched(gpt),
     "parallel.rank": lambda: parallel.rank() == 0,
     "parallel.share": lambda: parallel.share(batches) is batches,
     "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,
     "parallel.synchronize_last": lambda: list(parallel.synchronize_last(model, parts)) == parts,
+    "is_reordered": lambda: not tensor.is_reordered("blocks.0.attention.qkv.weight", X),
     "mesh().sizes.tensor": lambda: parallel.mesh().sizes.tensor == 1,
     "mesh().sizes.context": lambda: parallel.mesh().sizes.context == 1,
     "mesh().sizes.pipeline": lambda: parallel.mesh().sizes.pipeline == 1,

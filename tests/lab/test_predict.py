@@ -298,9 +298,7 @@ H200 = ROOT / "results/nvidia-h200/reference-50257/results.json"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stage",
-    ["naive", "amp", "flash", "compile", *(pytest.param(name, marks=LONG) for name in ("chunked_loss", "cuda_graph"))]
-    + ["checkpointing", "grad_accumulation"],
+    "stage", ["naive", "amp", "flash", "compile", "cuda_graph", "checkpointing", "grad_accumulation"]
 )
 def test_the_peaks_that_an_h200_had_are_predicted(stage):
     """torch.cuda.max_memory_allocated of config/reference.py, with torch 2.11."""

@@ -65,11 +65,11 @@ CHANGES = {
         845,
         "from torchao.optim import AdamW8bit",
     ),
-    "ddp": ("parallel.distributed_data_parallel(", 20, 935, "dist.init_process_group(backend"),
-    "shard": ("parallel.fully_shard(", 7, 1017, "fsdp.fully_shard(block"),
-    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1171, '"attention.qkv": ColwiseParallel()'),
-    "context_parallel": ("parallel.apply_context_parallel(", 1, 1133, "def attend_by_heads("),
-    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1247, "pipelining.Schedule1F1B"),
+    "ddp": ("parallel.distributed_data_parallel(", 21, 940, "dist.init_process_group(backend"),
+    "shard": ("parallel.fully_shard(", 7, 1090, "fsdp.fully_shard(block"),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1245, '"attention.qkv": ColwiseParallel()'),
+    "context_parallel": ("parallel.apply_context_parallel(", 1, 1160, "def attend_by_heads("),
+    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1300, "pipelining.Schedule1F1B"),
 }
 LONGEST = 42  # lines of a function that stands behind a call
 

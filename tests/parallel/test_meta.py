@@ -1,0 +1,137 @@
+"""A model that no process holds whole: its first weights, and the memory of starting, saving and resuming."""
+
+import ctypes
+import resource
+import threading
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import RECIPE, rows, saved, tiny
+from processes import configuration, words
+
+import train
+from lab.launch import run_together
+from model import GPT
+from nanoladder import checkpoint, parallel
+from nanoladder.machine import proc_bytes
+from nanoladder.machine.memory import GLIBC
+
+pytestmark = pytest.mark.slow
+
+UNCUT = {**RECIPE, "embedding_skip": False, "value_embedding": False}
+PADDED = {"pad_vocab_to": 64, "bias": True, "position": "rotary"}
+LAYOUTS = {
+    "shards": {**RECIPE, "shard": "full", "pad_vocab_to": 64},
+    "shards, tied": {**PADDED, "shard": "full", "attention": "matmul"},
+    "tensor": {**UNCUT, "tensor_parallel": 2, "bias": True},
+    "tensor and shards, tied": {"tensor_parallel": 2, "shard": "full", "pad_vocab_to": 64, "bias": True},
+    "pipeline, tied": {"pipeline_parallel": 2, "pad_vocab_to": 64, "bias": True},
+}
+
+
+def find_differences(layouts):
+    """Names of the weights and buffers that are not, bit for bit, as in a single process, for each layout."""
+    found = {}
+    for name, keys in layouts.items():
+        config = tiny(vocab_size=17, ddp=True, **keys)
+        model, alone = train.build_model(config, train.set_up(config)), GPT(config)
+        weights, expected = checkpoint.gather_weights(model), alone.state_dict()
+        if parallel.rank() == 0:
+            absent = {"head.weight"} if config.tied else set()
+            assert weights.keys() == expected.keys() - absent
+        found[name] = [key for key, weight in weights.items() if weight is not None and not weight.equal(expected[key])]
+        for part in getattr(model, "parts", [model]):
+            buffers = {key: parallel.full_tensor(buffer) for key, buffer in part.named_buffers()}
+            found[name] += [key for key, buffer in buffers.items() if not buffer.equal(alone.get_buffer(key))]
+            if config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
+                assert part.head.weight is part.token_embedding.weight
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_first_weights_are_those_of_one_process_under_every_layout(n, tmp_path):
+    for found in run_together(find_differences, LAYOUTS, n=n, folder=tmp_path):
+        assert not any(found.values()), found
+
+
+# -- memory
+
+BIG = {"n_layer": 48, "n_embd": 256}
+BYTES = 4 * 48 * 12 * 256**2  # of its blocks' matrices: 151 MB
+M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
+
+
+def resident(field="VmRSS"):
+    return proc_bytes("/proc/self/status", field)
+
+
+def peak_of(argv):
+    """Trains. Returns the most resident memory above the start's, in bytes, files mapped into memory not counted.
+
+    Freed tensors go back to the system, so that fragments of the heap do not count either.
+    """
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
+    before, peak, ended = resident("RssAnon"), 0, threading.Event()
+
+    def watch():
+        nonlocal peak
+        while not ended.wait(1e-3):
+            peak = max(peak, resident("RssAnon"))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    train.main(argv)
+    ended.set()
+    thread.join()
+    return peak - before
+
+
+@pytest.mark.skipif(not GLIBC, reason="needs glibc's allocator, and /proc")
+def test_no_process_holds_a_whole_model_while_it_starts_saves_or_resumes(dense, documents, tmp_path):
+    """The most that one of four processes takes beyond a tiny model's run: less than nine tenths of the whole model.
+
+    That includes a step, with a quarter of the weights, of their gradients and of the momentum, and a few gathered
+    blocks. AdamW's state would be another quarter.
+    """
+    peaks = {}
+    for name, keys in {"tiny": {}, "big": BIG}.items():
+        keys |= {"shard": "full", "optimizer": "sgd", "max_steps": 1}
+        config = configuration(dense, documents, tmp_path / name, **keys)
+        for part, more in {"start": [], "resume": ["--init_from=resume", "--max_steps=2"]}.items():
+            peaks[name, part] = max(run_together(peak_of, words(config) + more, n=4, folder=tmp_path))
+    assert saved(config)["progress"]["step"] == 2
+    beyond = {part: (peaks["big", part] - peaks["tiny", part]) / BYTES for part in ("start", "resume")}
+    assert max(beyond.values()) < 0.9, beyond
+
+
+# -- a full disk
+
+
+def train_with_a_full_disk(argv, until):
+    """Trains; no file of the first process may be large before this step."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    step, numbers = train.train_step, count(1)
+
+    def call(*arguments):
+        if next(numbers) == until:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        return step(*arguments)
+
+    if parallel.rank() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, most))
+    train.train_step = call
+    train.main(argv)
+
+
+@pytest.mark.parametrize("keys", [{"shard": "full"}, {"pipeline_parallel": 2}], ids=str)
+def test_processes_train_on_when_the_disk_is_full_and_save_when_there_is_room(keys, dense, documents, tmp_path):
+    config = configuration(dense, documents, tmp_path / "run", save_interval=2, **keys)
+    run_together(train_with_a_full_disk, words(config), until=4, n=2, folder=tmp_path, seconds=100)
+    warnings = (tmp_path / "stderr").read_text().splitlines()
+    assert [line for line in warnings if "warning: the checkpoint of step 2 is not saved: [Errno 27]" in line]
+    assert len(rows(config)) == 6 and saved(config)["progress"]["step"] == 6
+    names = sorted(path.name for path in Path(config.out_dir).glob("*.safetensors"))
+    assert names == ["last.safetensors", "step_00000004.safetensors", "step_00000006.safetensors"]
+    assert all(torch.isfinite(weight).all() for weight in saved(config)["model"].values())
