@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from conftest import build, same, tiny
+from conftest import same, tiny
 
 from lab.fold import NO_OPS, fold
 from lab.link import OPTIONS
