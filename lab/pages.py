@@ -19,12 +19,16 @@ RESULTS = FOLDER / "results"
 # The README, the page's first view and its picture show these figures. To show others, change this line, then run
 # python ladder.py docs; python ladder.py html; chromium --headless --hide-scrollbars --force-device-scale-factor=1.5 \
 #     --window-size=1440,900 --screenshot=docs/ladder-page.png "file://$PWD/docs/ladder.html#amp"
-MEASURED = RESULTS / "amd-epyc-2-threads-bf16" / "reference"
+MEASURED = {  # {the README's words for a machine: its figures}; the page begins with the first
+    "two cores": RESULTS / "amd-epyc-2-threads-bf16" / "reference",
+    "an H200": RESULTS / "nvidia-h200" / "reference-50257",
+}
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
 PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
+KINDS = ("speed", "memory")  # of a stage's figures
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
 BOTH = [*stage_names(STAGES_DIR), *stage_names(RECIPE_DIR)]  # the stages of both ladders
 SCALING = {  # stages of several processes: the mode that measures them
@@ -134,12 +138,12 @@ def page():
     return introduction + "\n".join([*contents, "", *map(section, BOTH)])
 
 
-def measured(name):
+def measured(name, machine):
     """Returns a stage's speed and memory beside the stage that it stands on; of the first, in ms and GB.
 
-    Texts, of the figures in MEASURED; empty if the stage is not among them.
+    Texts, of the figures of a machine in MEASURED; empty if the stage is not among them.
     """
-    rows = {stage: row for stage, row in reference()[1].items() if "peak" in row}
+    rows = {stage: row for stage, row in reference(machine)[1].items() if "peak" in row}
     if name not in rows:
         return "", ""
     row, below = rows[name], rows.get(summary.row_below(name, rows))
@@ -154,7 +158,8 @@ def summaries(mode, own=()):
 
     Files of a reader's own come first, then that of the README, then the others in results/.
     """
-    ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != MEASURED, path))
+    first = next(iter(MEASURED.values()))
+    ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != first, path))
     found = {}
     for path in (*own, *ours):
         results = read_results(path)
@@ -164,14 +169,14 @@ def summaries(mode, own=()):
     return found
 
 
-def reference():
-    """Returns the (results, rows) of the README's figures."""
-    return next(iter(summaries("ladder").values()))
+def reference(machine="two cores"):
+    """Returns the (results, rows) of the README's figures of a machine in MEASURED."""
+    return summaries("ladder")["/".join(MEASURED[machine].parts[-2:])]
 
 
 def section(name):
     """Returns the page's section on a stage, with its diff to the stage below; the first shows train_step instead."""
-    below, (speed, memory), program = stage_below(name), measured(name), script(name)
+    below, program = stage_below(name), script(name)
     if below is None:
         step = next(node for node in ast.parse(program).body if getattr(node, "name", "") == "train_step")
         code = f"```python\n{ast.get_source_segment(program, step)}\n```"
@@ -180,7 +185,9 @@ def section(name):
         lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(below, name))
         text = [f"`{change(name)}`", explanation(name), "```diff\n" + "\n".join(lines).rstrip() + "\n```"]
         text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in definitions(below, name)]
-        text += [f"Measured: speed {speed}, memory {memory}."] if speed else []
+        for machine in MEASURED:
+            speed, memory = measured(name, machine)
+            text += [f"Measured on {machine}: speed {speed}, memory {memory}."] if speed else []
         text.append(f"`python ladder.py diff {name}`")
     return "\n\n".join([f"## {name}", reason(name), *text]) + "\n"
 
@@ -189,11 +196,15 @@ def readme():
     """Returns the README with its table, and what all stages gain, written anew; the table's words on a stage stay."""
     text = README.read_text(encoding="utf-8")
     said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
-    lines = ["| stage | what it does | field | speed | memory |", "| --- | --- | --- | --- | --- |"]
+    heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in MEASURED for kind in KINDS)]
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for name in stage_names():
         field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if stage_below(name) else ""
         cells = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name)), field.replace("'", '"')]
-        lines.append(f"| {' | '.join([*cells, *measured(name)])} |")
+        cells += [figure for machine in MEASURED for figure in measured(name, machine)]
+        lines.append(f"| {' | '.join(cells)} |")
     text = re.sub(r"^\| stage \|(.*\n\|)+.*", lambda _: "\n".join(lines), text, flags=re.MULTILINE)
-    gained = textwrap.fill(gain(reference()[1].values()), 120, break_on_hyphens=False)
-    return re.sub(r"^Against naive, (.+\n)+", lambda _: f"{gained}\n", text, flags=re.MULTILINE)
+    gains = {machine: gain(reference(machine)[1].values()).replace("Against", "against") for machine in MEASURED}
+    said = [textwrap.fill(f"On {machine}, {each}", 120, break_on_hyphens=False) for machine, each in gains.items()]
+    gained = "\n\n".join(said)
+    return re.sub(r"^On two cores, (.+\n)+\nOn an H200, (.+\n)+", lambda _: f"{gained}\n", text, flags=re.MULTILINE)
