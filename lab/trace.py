@@ -157,6 +157,8 @@ class Ledger(TorchDispatchMode):
         if operator in IN_BLOCKS:
             return self.scratch_in_blocks(IN_BLOCKS[operator], args)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dim()]
+        if operator is aten._softmax_backward_data.default and self.on_cuda:  # gradient · output (SoftMax.cu)
+            return tensors[0].nbytes
         if self.on_cuda:  # fused attention's backward sums dq in float32 (mha_bwd in PyTorch's flash_api.cpp)
             fused = "attention_backward" in operator.name() and tensors[0].itemsize == 2
             return 4 * tensors[0].numel() if fused else 0
