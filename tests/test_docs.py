@@ -75,10 +75,6 @@ def test_every_option_given_to_profile_py_exists(run_main):
     assert set(table) == modes
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
-
-
 def test_the_readme_has_the_ladder_as_it_was_measured():
     """If it has not: python ladder.py docs."""
     assert pages.README.read_text(encoding="utf-8") == pages.readme()

@@ -64,7 +64,7 @@ class Config:
     cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
     checkpointing: str = "none"  # recompute activations: none | every:K blocks | sqrt | selective
     micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: what fits
-    # learning_rate suits adamw, muon and galore; the others scale it by their own factor
+    # all but adamw, muon and galore take a multiple of learning_rate
     optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
     optimizer_in_backward: bool = False  # update each parameter once its gradient is ready, then free it
     ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)

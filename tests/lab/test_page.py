@@ -77,7 +77,7 @@ def words(markup):
 def test_every_machine_is_there_and_that_of_the_readme_is_first():
     assert MEASURED.keys() == pages.summaries("ladder").keys()
     assert re.findall(r'data-set="(.+?)"', figures.section("amp")) == list(pages.summaries("ladder"))
-    assert next(iter(pages.summaries("ladder"))) == "/".join(pages.MEASURED.parts[-2:])
+    assert next(iter(pages.summaries("ladder"))) == "/".join(pages.MEASURED["two cores"].parts[-2:])
     assert re.findall(r'value="(.+?)"', figures.options()) == list(pages.summaries("ladder"))
 
 
@@ -89,8 +89,10 @@ def test_bars_and_parts_are_those_of_results_json(key):
     for stage in (stage for stage in STAGES if stage in rows):
         row, raw = pages.summaries("ladder")[key][1][stage], rows[stage]["profile"][0]
         kinds, parts = figures.TIME.parts(row), figures.MEMORY.parts(row)
-        assert sum(kinds.values()) == pytest.approx(median[stage])
-        assert kinds["gemm"] == pytest.approx(raw["seconds_by_kind"]["gemm"] / raw["profiled_seconds"] * median[stage])
+        # A GPU's kernels take in the profiled step what they take in any; the profiler holds up the host
+        usual = 1.0 if results["machine"]["gpu"] else median[stage] / raw["profiled_seconds"]
+        assert sum(kinds.values()) == pytest.approx(median[stage], rel=0.05 if results["machine"]["gpu"] else 1e-6)
+        assert kinds["gemm"] == pytest.approx(raw["seconds_by_kind"]["gemm"] * usual)
         assert parts["activations"] == raw["memory"]["activations"]
         assert sum(parts.values()) == raw["memory"]["peak"]
         time, memory = card(key, stage).split("<section>")[1:]
