@@ -31,7 +31,7 @@ TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_l
 TINY += ["--micro_batch_size=0", "--compile=False"]
 REHEARSED = {  # a word of a command: what makes its rehearsal short; of an option given twice, the last counts
     "train.py": ["--max_steps=20", "--eval_windows=8"],
-    "--repeats=2": ["--repeats=1", "--steps=1"],
+    "--repeats=3": ["--repeats=1", "--steps=1"],
     "--mode=ladder": ["--stages=naive,flash"],
     "--vary": ["--vary", "attention=matmul,sdpa"],
     "--train": ["--max_steps=6"],
@@ -41,7 +41,7 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
 def parts(nanogpt=None):
     """{part: its words after `python`, but the folder} in order of value. nanogpt: path of a checkout, a peer too."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
-    ladder, finished = "--mode=ladder --repeats=2", "--repeats=2 --vary"  # a GPU's times differ little
+    ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # three rounds: the fewest with intervals of any use
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
     speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
     small = "profile.py config/quickstart.py --dataset=python_stdlib --n_embd=192 --n_head=4"
@@ -51,12 +51,12 @@ def parts(nanogpt=None):
     tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
     tests = " ".join(path for path in tests if "needs_gpu" in (ROOT / path).read_text())  # others take time to import
     commands = {
-        "tests": f"-m pytest -v -m gpu {tests}",
+        "tests": f"-m pytest -v -n 8 --dist=worksteal -m gpu {tests}",
         "reference-50257": f"{reference} {subwords} {ladder}",
         "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss,cuda_graph",
         "gpt2": f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32",
         "tune": f"{reference} {bytewise} --mode=tune",
-        "peers": f"{reference} {bytewise} --mode=peers --repeats=2{beside}",
+        "peers": f"{reference} {bytewise} --mode=peers --repeats=3{beside}",
         "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn,efficient",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
         "loss-chunks": f"{reference} {subwords} {finished} loss_chunks=0,2,8,32",
