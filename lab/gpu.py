@@ -41,7 +41,7 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
 def parts(nanogpt=None):
     """{part: its words after `python`, but the folder} in order of value. nanogpt: path of a checkout, a peer too."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
-    ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # three rounds: the fewest with intervals of any use
+    ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # the fewest with intervals of any use
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
     speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
     small = "profile.py config/quickstart.py --dataset=python_stdlib --n_embd=192 --n_head=4"
