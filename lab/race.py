@@ -11,6 +11,7 @@ A loss is that of a finished schedule; the picture's curves are training losses.
 """
 
 import dataclasses
+import math
 import signal
 import statistics
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from lab import tables
+from lab import stats, tables
 from lab.launch import run_alone
 from lab.measure import machine_facts
 from lab.results import code_hash, default_folder, resume, write
@@ -35,7 +36,8 @@ from nanoladder.run import load_config
 COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green"}
 LABELS = {"naive": "the naive loop", "loop": "the first ladder's loop", "both": "and the second ladder's recipe"}
 HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty cache and validation count. A loss is \
-that of a finished schedule. sooner: the naive loop's time of the same seed divided by this, median and range."""
+that of a finished schedule. sooner: the naive loop's time of the same seed divided by this, in brackets an \
+interval (docs/measuring.md)."""
 SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
 
 
@@ -98,14 +100,22 @@ def report(results, commands):
     """The table of the runs, and what they say."""
     runs, rows = results["runs"], {}
     naive_seconds, naive_bpb = (figures(runs, "naive", key) for key in ("seconds", "bpb"))
+    sooner = {
+        name: [
+            math.log(other / this) for this, other in zip(figures(runs, name, "seconds"), naive_seconds, strict=True)
+        ]
+        for name in commands
+        if name != "naive"
+    }
+    found = stats.intervals(sooner) if len(naive_seconds) > 1 else {}
     for name, command in commands.items():
         seconds, bpb = (figures(runs, name, key) for key in ("seconds", "bpb"))
-        sooner = [other / this for this, other in zip(seconds, naive_seconds, strict=True)]
+        alone = math.exp(statistics.fmean(sooner.get(name, [0.0])))  # of one seed, which has no interval
         missed = [str(seed) for seed in range(len(bpb)) if bpb[seed] > naive_bpb[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",
             "minutes, by seed": ", ".join(f"{each / 60:.2f}" for each in seconds),
-            "sooner": f"{statistics.median(sooner):.2f}× ({min(sooner):.2f}–{max(sooner):.2f})",
+            "sooner": stats.times(found[name]) if name in found else f"{alone:.2f}×",
             "bits/byte at the end": ", ".join(f"{each:.4f}" for each in bpb),
             "naive's loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }
