@@ -141,10 +141,10 @@ def test_every_stage_is_reached_by_key_and_the_back_button_climbs_down(page):
             page.keyboard.press(key)
     climbed = page.evaluate("[...document.querySelectorAll('#rail .climbed')].map((link) => link.textContent)")
     assert stage_of(page) == path[-1] and climbed == path
-    at(page, "#chunked_loss")
+    at(page, "#cuda_graph")
     assert page.locator("#up a").all_inner_texts() == ["checkpointing", "ddp"]
     page.click("#up a >> nth=1")
-    assert stage_of(page) == "ddp" and page.inner_text("#down") == "chunked_loss"
+    assert stage_of(page) == "ddp" and page.inner_text("#down") == "cuda_graph"
     at(page, "#amp")
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
         page.keyboard.press(key)
