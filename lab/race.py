@@ -107,15 +107,15 @@ def report(results, commands):
         for name in commands
         if name != "naive"
     }
-    found = stats.intervals(sooner) if len(naive_seconds) > 1 else {}
+    found = stats.intervals(sooner) if len(naive_seconds) >= stats.LEAST else {}
     for name, command in commands.items():
         seconds, bpb = (figures(runs, name, key) for key in ("seconds", "bpb"))
-        alone = math.exp(statistics.fmean(sooner.get(name, [0.0])))  # of one seed, which has no interval
+        middle = math.exp(statistics.fmean(sooner.get(name, [0.0])))  # of few seeds, which have no interval
         missed = [str(seed) for seed in range(len(bpb)) if bpb[seed] > naive_bpb[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",
             "minutes, by seed": ", ".join(f"{each / 60:.2f}" for each in seconds),
-            "sooner": stats.times(found[name]) if name in found else f"{alone:.2f}×",
+            "sooner": stats.times(found[name]) if name in found else f"{middle:.2f}×",
             "bits/byte at the end": ", ".join(f"{each:.4f}" for each in bpb),
             "naive's loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95  # probability that all intervals of a table hold at once
+LEAST = 3  # rounds that an interval needs: of two it would span powers of ten
 DRAWS = 10_000  # simulated tables
 TAILS = 4  # degrees of freedom of the simulated noise, Student's t: every now and then a round far off
 BY_CHANCE = 0.9  # of equally noisy tables look less unequal than this quantile; only what is beyond counts
@@ -40,7 +41,7 @@ class Interval(NamedTuple):
 
 
 def intervals(samples, level=LEVEL):
-    """{name: Interval} of {name: differences by round}, two or more rounds each; all hold at once at this level."""
+    """{name: Interval} of {name: differences by round}, LEAST or more each; all hold at once at this level."""
     if not samples:
         return {}
     rows = [np.array(differences) for differences in samples.values()]

@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 
-from lab.stats import intervals
+from lab.stats import LEAST, intervals
 from nanoladder.config import stage_names, stage_path
 
 
@@ -48,11 +48,11 @@ def summarize(results, mode):
 
 
 def add_gains(rows, mode):
-    """Adds to each row that was timed twice or more its gains over the first row and, in a ladder, the row below.
+    """Adds to each row that was timed in LEAST rounds its gains over the first row and, in a ladder, the row below.
 
     Ratios are taken within a round, so that a drift of the machine cancels out.
     """
-    timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) > 1}
+    timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) >= LEAST}
     pairs = {(name, next(iter(timed))): None for name in timed}
     if mode == "ladder":
         pairs |= {(name, row_below(name, timed)): None for name in timed}

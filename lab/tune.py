@@ -21,7 +21,7 @@ from time import monotonic
 from lab import measure, plan, predict, tables
 from lab.launch import Child, TimeUp
 from lab.results import commit, default_folder, write
-from lab.stats import SIDES, intervals, looks, order, times
+from lab.stats import LEAST, SIDES, intervals, looks, order, times
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.parallel import divide, micro_batch_sizes
@@ -221,9 +221,9 @@ def gains_of_time(race):
 
 
 def speed(race):
-    """How many times as fast as the other config, and the interval, such as 1.10× (1.07–1.18); of one round without."""
+    """How many times as fast as the other config, and, of LEAST rounds or more, the interval: 1.10× (1.07–1.18)."""
     gains = gains_of_time(race)
-    return times(interval(gains)) if len(gains) > 1 else f"{math.exp(gains[0]):.2f}×"
+    return times(interval(gains)) if len(gains) >= LEAST else f"{math.exp(statistics.fmean(gains)):.2f}×"
 
 
 def milliseconds(race, side):

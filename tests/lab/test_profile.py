@@ -160,22 +160,22 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(measu
             return PROFILED | {"losses": [5.0, 4.25 if config.stage == "compile" else 4.0]}
         return TIMED | {"seconds": {"naive": 0.100, "amp": 0.0995, "compile": 0.050}[config.stage] + len(asked) * 1e-3}
 
-    asked, words = [], ["--stages=naive,amp,flash,compile", "--repeats=2"]
+    asked, words = [], ["--stages=naive,amp,flash,compile", "--repeats=3"]
     with pytest.raises(KeyboardInterrupt):
         measured(answer, *words)
     _, rows = measured(answer, *words)
     assert asked[:4] == [("profile", stage) for stage in ("naive", "amp", "flash", "compile")]
     assert asked[4:6] == [("profile", "flash"), ("profile", "compile")]  # what failed, what was interrupted
     turn = [("time", "naive"), ("time", "amp"), ("time", "compile")]
-    assert asked[6:] == turn + turn[::-1]
+    assert asked[6:] == turn + turn[::-1] + turn
 
-    assert rows["amp"]["against naive"] == rows["amp"]["against the stage before"] == "≈ 1 (0.94–1.07)"
-    assert rows["compile"]["against naive"] == "1.84× (1.67–2.03)"  # 107 / 59 and 112 / 60 ms, with those of `asked`
+    assert rows["amp"]["against naive"] == rows["amp"]["against the stage before"] == "≈ 1 (0.90–1.10)"
+    assert rows["compile"]["against naive"] == "1.81× (1.38–2.39)"  # 107 / 59, 112 / 60 and 113 / 65 ms, with `asked`
     assert rows["compile"]["losses against naive"] == "WRONG by 0.25"
     assert rows["amp"]["losses against naive"] == "bit-equal"
     assert rows["flash"]["ms/step"] == "out of memory"
     assert rows["naive"]["tensors GB"] == "2.000" and rows["naive"]["resident GB"] == "3.00"
-    assert rows["naive"]["of the matmul rate"] == "35%"  # 64 tokens × 6e8 FLOP in 0.1095 s, of 1e12
+    assert rows["naive"]["of the matmul rate"] == "34%"  # 64 tokens × 6e8 FLOP in 0.112 s, of 1e12
     out = capsys.readouterr().out
     assert "WRONG: the losses of compile are not naive's." in out and "≈ 1: no measurable change" in " ".join(
         out.split()
@@ -252,7 +252,8 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     assert all(options["threads"] == 1 for *_, options in asked)
     assert rows["4"]["efficiency"] == "80%"
     assert rows["4"]["sent by a process MB"] == "7.0"  # 2 · 3/4 of the all_reduce
-    assert rows["4"]["tensors GB"] == "2.000" and rows["4"]["predicted GB"] == "1.000"
+    assert rows["4"]["tensors GB"] == "2.000"
+    assert rows["1"]["predicted GB"] == "1.000" and not rows["4"]["predicted GB"]  # gloo's threads keep messages
     assert rows["4"]["bubble predicted"] == "25%"
 
 

@@ -48,7 +48,7 @@ def run(dense, tmp_path, run_main, monkeypatch):
         other = tiny(**{"dataset": str(dense), "attention": "sdpa", "stage": "", **changes})
         file = tmp_path / "other.py"
         file.write_text("\n".join(f"{key} = {value!r}" for key, value in vars(other).items()))
-        options = "--mode=race", f"--against={file}", "--seeds=2", f"--out_dir={tmp_path}"
+        options = "--mode=race", f"--against={file}", "--seeds=3", f"--out_dir={tmp_path}"
         return run_main(climb.main, *flags(dataset=dense), "--optimizer=muon", *options)
 
     return run
@@ -61,10 +61,10 @@ def test_each_seed_s_runs_are_compared_and_none_is_run_twice(run, tmp_path):
     done = run()
     assert done.code == 0 and "12.00× (12.00–12.00)" in done.out and "3.00× (3.00–3.00)" in done.out
     assert done.out.count("reached by every seed") == 3 and (tmp_path / "race.png").stat().st_size > 1e4
-    assert [config.seed for config in Player.runs] == [0, 0, 0, 1, 1, 1]
+    assert [config.seed for config in Player.runs] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     outcome = json.loads((tmp_path / "race.json").read_text())["runs"]
     assert [loss for _, loss in outcome[2]["curve"]] == [3.0, 2.0] and outcome[2]["curve"][-1][0] == 10.0
-    assert run().out == done.out and len(Player.runs) == 6
+    assert run().out == done.out and len(Player.runs) == 9
 
 
 def test_a_loss_that_is_missed_is_said(run):

@@ -53,6 +53,12 @@ def rows_of(seconds):
     return {row["name"]: row.get("gains", {}) for row in rows}
 
 
+def test_two_rounds_have_no_interval():
+    seconds = {"naive": [0.250, 0.254, 0.252], "allocator": [0.185, 0.187, 0.186]}
+    assert rows_of(seconds)["allocator"]["naive"].seen
+    assert not any(rows_of({name: each[:2] for name, each in seconds.items()}).values())
+
+
 @pytest.mark.parametrize("bad", range(5))
 def test_one_slow_round_of_naive_hides_no_gain_and_makes_none(bad):
     seconds = {"naive": np.array([0.250, 0.254, 0.252, 0.257, 0.253])}
