@@ -156,11 +156,14 @@ def take(measurement, config, name, options, threads):
 def add_predictions(part, rows, machine, scaling):
     """Adds to each measured row its predicted memory and, of one process, the least time of its step on this machine.
 
-    That is by the limits that were measured with the rows.
+    That is by the limits that were measured with the rows. Several processes of a CPU have no prediction: gloo's
+    threads free what they sent now sooner, now later.
     """
     device_type = "cuda" if machine["gpu"] else "cpu"
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
+        if scaling and device_type == "cpu" and int(name) > 1:
+            continue
         with contextlib.suppress(BadInput):  # no torchao, no prediction
             for process in row.get("profile", row.get("exchange", [])):
                 process["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak

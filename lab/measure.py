@@ -138,7 +138,7 @@ def curve(config):
 def exchange(config, threads=None):
     """{kind of message: [number, bytes]} that this process sends in a step, and the peak bytes of all tensors.
 
-    The peak is that of the process with the highest, on a CPU with the copies that gloo makes. Of a pipeline also its
+    The peak is that of the process with the highest, on a CPU with what gloo's threads keep. Of a pipeline also its
     predicted bubble: the share of a step in which a process waits. A counted step is not compiled.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

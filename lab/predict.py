@@ -30,9 +30,9 @@ def predict_memory(config, device_type="cpu", world_size=1):
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
     that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step has the buffers
-    that the compiler plans for such a device; autotuned products are left out, and so are the copies that gloo makes on
-    a CPU of what it sends. Raises BadInput if the config leaves the step open, does not divide among the processes, or
-    the optimizer's package is missing.
+    that the compiler plans for such a device; autotuned products are left out, and so are messages that gloo's threads
+    keep on a CPU. Raises BadInput if the config leaves the step open, does not divide among the processes, or the
+    optimizer's package is missing.
     """
     config, traced, found = traces(config, device_type, world_size)
     memory, _ = max(found, key=lambda process: process[0].peak)
