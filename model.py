@@ -107,11 +107,11 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = NORMS[config.norm](config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
-        if config.embedding_skip:
+        if config.x0_skip:
             self.shares = nn.Parameter(torch.tensor([1.0, 0.0]))
 
     def forward(self, x, embedded=None, own_value=None):
-        if self.config.embedding_skip:
+        if self.config.x0_skip:
             x = self.shares[0] * x + self.shares[1] * embedded
         x = x + self.attention(self.attention_norm(x), own_value=own_value)
         return x + self.mlp(self.mlp_norm(x))
@@ -148,7 +148,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = NORMS[config.norm](config.n_embd, bias=config.bias)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        if config.tied:
+        if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
         self.n_params = sum(parameter.numel() for parameter in self.parameters())  # the tied weight counts once
         self.init_weights(self.named_parameters())
@@ -174,7 +174,7 @@ class GPT(nn.Module):
     def pad_vocabulary(self, n_rows):
         """Appends n_rows zero rows to the head's weight; their logits are -∞, so their probability is 0."""
         self.head.weight = weight = nn.Parameter(F.pad(self.head.weight.detach(), (0, 0, 0, n_rows)))
-        if self.config.tied:
+        if self.config.tie_embeddings:
             self.token_embedding.weight = weight
         if n_rows:
             del self.head.bias
@@ -189,24 +189,24 @@ class GPT(nn.Module):
         else:
             x = self.dropout(self.token_embedding(tokens))
         blocks = self.blocks
-        if self.config.embedding_skip or self.config.value_embedding:
+        if self.config.x0_skip or self.config.value_embedding:
             values = self.embed_values(tokens)
             blocks = [partial(block, embedded=x, own_value=value) for block, value in zip(blocks, values, strict=True)]
-        if self.config.checkpointing == "none":
+        if self.config.activation_checkpointing == "none":
             for block in blocks:
                 x = block(x)
-        elif self.config.checkpointing == "every:1":
+        elif self.config.activation_checkpointing == "every:1":
             for block in blocks:
                 x = recompute(block, x, use_reentrant=False)
-        elif self.config.checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
+        elif self.config.activation_checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
             size = round(math.sqrt(len(blocks)))
             for i in range(0, len(blocks), size):
                 x = recompute(run_blocks, blocks[i : i + size], x, use_reentrant=False)
-        elif self.config.checkpointing == "selective":
+        elif self.config.activation_checkpointing == "selective":
             for block in blocks:
                 x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
         else:
-            every = int(self.config.checkpointing.removeprefix("every:"))
+            every = int(self.config.activation_checkpointing.removeprefix("every:"))
             for i, block in enumerate(blocks):
                 x = block(x) if i % every else recompute(block, x, use_reentrant=False)
         return self.norm(x)

@@ -88,9 +88,9 @@ def build_optimizer(model, config):
         optimizer = optim.build(groups, model, config)
     if config.optimizer_in_backward:
         optim.update_in_backward(optimizer)
-    if config.decay == "cautious":
+    if config.cautious_decay:
         optim.decay_cautiously(optimizer)
-    if config.average == "ema":
+    if config.ema:
         optim.keep_average(optimizer)
     return optimizer
 

@@ -80,7 +80,7 @@ def predict_step(config, sizes, n_gpus):
     """Returns the Step of a config with a micro_batch_size on so many GPUs."""
     p, d, c, t = grid = divide(config, n_gpus)
     n, s = d * c, count_sharing(config, grid, NODE)
-    recompute, v = config.checkpointing != "none", STAGES[config.pipeline_schedule]
+    recompute, v = config.activation_checkpointing != "none", STAGES[config.pipeline_schedule]
     n_micro = config.batch_size // d // config.micro_batch_size
     tokens = count_tokens(config, n_gpus)  # in all processes of a tensor group together
     width = tokens * config.n_embd
@@ -129,7 +129,7 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
     width: numbers in the activations between blocks, of a tensor group.
     """
     p, _, _, t = grid
-    layers, weights, recompute = config.n_layer / p, sizes.n_params / (t * p), config.checkpointing != "none"
+    layers, weights, recompute = config.n_layer / p, sizes.n_params / (t * p), config.activation_checkpointing != "none"
     outside = sizes.n_params - config.n_layer * sizes.block
     in_half = (2 * sizes.block + outside) / t if config.shard == "full" and p == 1 else weights
     waiting = 4 * weights if s > 1 and n_micro > 1 else 0  # whole float32 gradients, until the last micro-batch
@@ -152,12 +152,12 @@ def layouts(config, n_gpus):
         shards = [("none", 0), ("optimizer", 0), ("full", 0)][: 1 if d * c == 1 else 3 - (p > 1)]
         shards += [(shard, within) for shard, _ in shards[1:] if 1 < within < d * c]
         micro = [size for size in (1, 2, 4, 8, 16) if rows % size == 0]
-        for (shard, n), size, checkpointing, schedule in itertools.product(
+        for (shard, n), size, recomputed, schedule in itertools.product(
             shards, micro, ("none", "every:1"), SCHEDULES[: 1 + (p > 1)]
         ):
             if p == 1 or (p * STAGES[schedule] <= config.n_layer and can_schedule(schedule, p, rows // size)):
-                keys = {"shard": shard, "shard_within": n, "micro_batch_size": size, "checkpointing": checkpointing}
-                yield dataclasses.replace(on_grid(config, grid), pipeline_schedule=schedule, **keys)
+                keys = {"shard": shard, "shard_within": n, "micro_batch_size": size, "pipeline_schedule": schedule}
+                yield dataclasses.replace(on_grid(config, grid), activation_checkpointing=recomputed, **keys)
 
 
 def fastest(config, sizes, n_gpus, memory_gb=80):
@@ -175,7 +175,12 @@ def fastest(config, sizes, n_gpus, memory_gb=80):
         if step.seconds > CLOSE * least:
             return 1, step.seconds
         cuts = layout.pipeline_parallel > 1, layout.tensor_parallel > 1, layout.context_parallel > 1
-        complications = *cuts, layout.checkpointing != "none", layout.shard_within > 0, layout.shard != "none"
+        complications = (
+            *cuts,
+            layout.activation_checkpointing != "none",
+            layout.shard_within > 0,
+            layout.shard != "none",
+        )
         return 0, complications, -layout.micro_batch_size, step.seconds
 
     return sorted(fitting, key=order)

@@ -36,6 +36,6 @@ def describe(config, n):
         f"shard_within={config.shard_within}": config.shard_within,
         config.pipeline_schedule: grid.pipeline > 1,
         f"micro_batch_size={config.micro_batch_size}": config.micro_batch_size,
-        "checkpointing": config.checkpointing != "none",
+        "checkpointing": config.activation_checkpointing != "none",
     }
     return ", ".join(word for word, applies in words.items() if applies)

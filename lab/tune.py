@@ -179,7 +179,7 @@ def candidates(config, machine):
         ("compile", (False, True)),
         ("compile_scope", ("model", "block")),
         ("micro_batch_size", sizes),
-        ("checkpointing", ("none",)),
+        ("activation_checkpointing", ("none",)),
         ("dtype", [name for name in dtypes if name != dtype]),
         ("keep_memory", (True, False)),
         ("adamw_impl", ("forloop", "foreach", "fused") if config.optimizer == "adamw" else ()),

@@ -61,14 +61,14 @@ RECIPE = {  # every rung of the second ladder
     "zero_init": True,
     "norm": "rms",
     "schedule": "trapezoid",
-    "tied": False,
+    "tie_embeddings": False,
     "embedding_lr": 4.0,
     "head_lr": 0.5,
     "logit_softcap": 15.0,
-    "embedding_skip": True,
+    "x0_skip": True,
     "value_embedding": True,
-    "decay": "cautious",
-    "average": "ema",
+    "cautious_decay": True,
+    "ema": True,
 }
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 

@@ -431,7 +431,7 @@ CHECKPOINTING = ["every:1", "every:2", "sqrt", "selective"]
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing, dropout):
     keys = {"dropout": dropout, "n_layer": 5, "max_steps": 5}
-    agree(climbed(tiny("naive", checkpointing=checkpointing, **keys)), climbed(tiny("naive", **keys)), 0)
+    agree(climbed(tiny("naive", activation_checkpointing=checkpointing, **keys)), climbed(tiny("naive", **keys)), 0)
 
 
 def kept_bytes(config):
@@ -446,7 +446,7 @@ def kept_bytes(config):
 
 def test_checkpointing_keeps_less_for_the_backward(tiny):
     keys = {"n_layer": 9, "attention": "sdpa"}
-    kept = {how: kept_bytes(tiny("naive", checkpointing=how, **keys)) for how in ["none", *CHECKPOINTING]}
+    kept = {how: kept_bytes(tiny("naive", activation_checkpointing=how, **keys)) for how in ["none", *CHECKPOINTING]}
     assert kept["sqrt"] < kept["every:1"] < kept["selective"] < kept["none"]
     assert kept["every:1"] < kept["every:2"] < kept["none"]
     assert kept["every:1"] < kept["none"] / 5
@@ -458,7 +458,7 @@ def test_checkpointing_keeps_less_for_the_backward(tiny):
 def test_selective_checkpointing_repeats_no_matrix_product(tiny, attention, kernel):
     times = {}
     for how in ("none", "selective", "every:1"):
-        names = operators_of_a_step(tiny("naive", checkpointing=how, attention=attention)).names
+        names = operators_of_a_step(tiny("naive", activation_checkpointing=how, attention=attention)).names
         times[how] = sum(name in ("mm", "addmm", "bmm") for name in names)
         assert names.count(kernel) == (2 if how == "every:1" else 1)
     assert times["none"] == times["selective"] < times["every:1"]
@@ -470,7 +470,7 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny, attention, kern
 )
 def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, traced, checkpointing, scope):
     """The gradient must be that of the forward that ran: compared with a difference quotient under one seed."""
-    keys = {"compile": True, "compile_scope": scope, "checkpointing": checkpointing}
+    keys = {"compile": True, "compile_scope": scope, "activation_checkpointing": checkpointing}
     gpt, *_ = begin(tiny("naive", dropout=0.3, **keys))
     tokens = torch.randint(60, (8, 16))
 
@@ -524,7 +524,7 @@ SETTINGS = {
     "adamw_impl": st.sampled_from(["forloop", "foreach", "fused"]),
     "pad_vocab_to": st.sampled_from([1, 8, 64]),
     "loss_chunks": st.integers(0, 9),
-    "checkpointing": st.sampled_from(["none", "every:1", "every:2", "sqrt", "selective"]),
+    "activation_checkpointing": st.sampled_from(["none", "every:1", "every:2", "sqrt", "selective"]),
     "micro_batch_size": st.sampled_from([0, 1, 2, 4, 8]),
 }
 
@@ -540,7 +540,7 @@ def test_any_combination_trains_the_same_model(tiny, settings):
 FINISHED = {
     "with the memory stages": {"stage": "grad_accumulation"},
     "float16": {"dtype": "float16"},
-    "selective": {"checkpointing": "selective", "micro_batch_size": 2},
+    "selective": {"activation_checkpointing": "selective", "micro_batch_size": 2},
 }
 
 
@@ -603,7 +603,7 @@ def test_a_step_reads_no_output_of_a_step_before(tiny, tmp_path, monkeypatch, ke
 @needs_gpu
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"checkpointing": "every:1"}, {"micro_batch_size": 2}, {"compile": False}, {"optimizer": "muon"}],
+    [{}, {"activation_checkpointing": "every:1"}, {"micro_batch_size": 2}, {"compile": False}, {"optimizer": "muon"}],
     ids=str,
 )
 def test_on_a_gpu_a_recorded_step_trains_logs_evaluates_and_resumes(tiny, tmp_path, keys):

@@ -105,11 +105,13 @@ def test_the_head_is_tied_and_counted_once():
     assert with_bias.n_params - model.n_params == L * (3 * C + C + 4 * C + C + 2 * C) + C
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tie_embeddings", [True, False])
 @pytest.mark.parametrize("zero_init", [False, True])
-def test_initialization(tied, zero_init):
-    model = build(n_layer=8, n_embd=128, context_length=64, bias=True, tied=tied, zero_init=zero_init)
-    assert ("head.weight" in dict(model.named_parameters())) == (not tied)
+def test_initialization(tie_embeddings, zero_init):
+    model = build(
+        n_layer=8, n_embd=128, context_length=64, bias=True, tie_embeddings=tie_embeddings, zero_init=zero_init
+    )
+    assert ("head.weight" in dict(model.named_parameters())) == (not tie_embeddings)
     for name, parameter in model.named_parameters():
         if zero_init and name.endswith(("proj.weight", "head.weight")):
             assert (parameter == 0).all(), name

@@ -45,7 +45,7 @@ def test_a_rung_alone_changes_the_model_its_update_or_its_schedule_and_shares_al
     base, config = of_rung("base"), of_rung(name, alone=True)
     losses, ours, theirs = [], GPT(base).state_dict(), GPT(config).state_dict()
     begun_as_zero = {key for key in ours if name == "zero_init" and key.endswith("proj.weight")}
-    if not config.tied:
+    if not config.tie_embeddings:
         begun_as_zero.add("head.weight")  # drawn by its own name
     assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys() & theirs.keys() - begun_as_zero)
     for each in (base, config):
@@ -78,7 +78,9 @@ def test_what_is_trained_whole_is_what_is_trained_in_two_runs_and_generated_from
 def test_recomputed_blocks_get_the_embeddings_again(checkpointing):
     gradients = []
     for kind in ("none", checkpointing):
-        model, _ = build(tiny(vocab_size=40, n_layer=4, **{**RECIPE, "zero_init": False}, checkpointing=kind))
+        model, _ = build(
+            tiny(vocab_size=40, n_layer=4, **{**RECIPE, "zero_init": False}, activation_checkpointing=kind)
+        )
         model(*batch(model.config)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(one, other) and one.any() for one, other in zip(*gradients, strict=True))
@@ -135,13 +137,13 @@ def test_the_average_is_evaluated_and_the_weights_train_on():
         weight.grad = torch.tensor([-1.0])
         optimizer.step()
         average = float(step + 1) if average is None else 0.98 * average + 0.02 * (step + 1)
-    with optim.averaged(optimizer, tiny(average="ema")):
+    with optim.averaged(optimizer, tiny(ema=True)):
         assert weight.item() == pytest.approx(average)
     assert weight.item() == 5
 
 
 def test_the_average_copies_no_weights_after_the_first_step():
-    model, optimizer = build(tiny(vocab_size=40, average="ema"))
+    model, optimizer = build(tiny(vocab_size=40, ema=True))
     kinds = []
     for _ in range(2):
         for parameter in model.parameters():
@@ -158,7 +160,7 @@ def test_the_trapezoid_is_flat_for_half_the_run():
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
 
 
-@pytest.mark.parametrize("key, value", [("tied", False), ("position", "rotary"), ("embedding_skip", True)])
+@pytest.mark.parametrize("key, value", [("tie_embeddings", False), ("position", "rotary"), ("x0_skip", True)])
 def test_a_pipeline_refuses_what_its_stages_do_not_hand_on(key, value):
     grid = check.Grid(pipeline=2)
     with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 pipeline processes"):

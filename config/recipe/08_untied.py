@@ -1,6 +1,6 @@
 """The head has a weight of its own; it and the embedding have their learning rates, and no decay.
 
-What: `tied=False`, with embedding_lr and head_lr as multiples of the learning rate. The head begins as zeros, by
+What: `tie_embeddings=False`, with embedding_lr and head_lr as multiples of the learning rate. The head begins as zeros,
 zero_init; without it, as the embedding does.
 Why: a row of the embedding gets a gradient only if its token occurs, one of the head at every token.
 Cost: vocabulary × width more parameters, with their optimizer state. Not for Hugging Face's GPT-2, nor for pipelines.
@@ -9,6 +9,6 @@ Source:
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt
 """
 
-tied = False
+tie_embeddings = False
 embedding_lr = 4.0
 head_lr = 1.0

@@ -7,4 +7,4 @@ Source:
 - Chen et al. 2025, "Cautious Weight Decay": https://arxiv.org/abs/2510.12402
 """
 
-decay = "cautious"
+cautious_decay = True

@@ -8,4 +8,4 @@ Source:
 - Hägele et al. 2024: https://arxiv.org/abs/2405.18392
 """
 
-average = "ema"
+ema = True

@@ -12,4 +12,4 @@ Source:
 - torch.utils.checkpoint: https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
-checkpointing = "every:1"
+activation_checkpointing = "every:1"

@@ -56,9 +56,9 @@ def load_weights(model, state, path):
     if ours.position == "learned":
         weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
     padding = ours.padded_vocab_size - ours.vocab_size  # the checkpoint's may differ
-    head = weights[parallel.TIED if ours.tied else "head.weight"][: ours.vocab_size]
+    head = weights[parallel.TIED if ours.tie_embeddings else "head.weight"][: ours.vocab_size]
     weights["head.weight"] = torch.nn.functional.pad(head, (0, 0, 0, padding))
-    if ours.tied:
+    if ours.tie_embeddings:
         weights["token_embedding.weight"] = weights["head.weight"]
     for name, own in model.state_dict().items():  # in a pipeline, of this process's stages
         parallel.local(own).copy_(parallel.local_part(weights[name], own, name))  # reads no more of the file

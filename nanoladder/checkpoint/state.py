@@ -11,7 +11,7 @@ from nanoladder.private import tree_map_only
 
 def names(model):
     """Returns {parameter: plain name}; a tied weight has one name, on the last stage of a pipeline too."""
-    tensors, tied = model.state_dict(keep_vars=True).items(), model.config.tied
+    tensors, tied = model.state_dict(keep_vars=True).items(), model.config.tie_embeddings
     return {parameter: parallel.TIED if tied and name == parallel.COPY else name for name, parameter in tensors}
 
 

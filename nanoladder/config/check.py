@@ -16,7 +16,7 @@ AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pa
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta2")
 # Values that an update in the backward needs.
-IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "decay": "decoupled", "average": "none"}
+IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False, "ema": False}
 
 
 # -- names and types
@@ -88,12 +88,12 @@ def impossible(c):
         yield "attention dropout", "blocks have no dropout; expected --dropout=0, or --attention=auto"
     if c.min_lr > c.learning_rate:
         yield "min_lr learning_rate", "expected min_lr to be no more than learning_rate, such as a tenth of it"
-    if not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.checkpointing):
-        yield "checkpointing", "expected none, sqrt, selective or every:K, such as every:1"
-    if c.checkpointing == "selective" and c.compiles_blocks:
-        keys = "checkpointing compile_scope shard tensor_parallel pipeline_parallel"
+    if not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.activation_checkpointing):
+        yield "activation_checkpointing", "expected none, sqrt, selective or every:K, such as every:1"
+    if c.activation_checkpointing == "selective" and c.compiles_blocks:
+        keys = "activation_checkpointing compile_scope shard tensor_parallel pipeline_parallel"
         why = "it chooses among operators, which blocks that are compiled one by one hide"
-        yield keys, f"{why}; expected --checkpointing=every:1, or --compile=False"
+        yield keys, f"{why}; expected --activation_checkpointing=every:1, or --compile=False"
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
         why = "each weight is updated, and its gradient freed, before the others are ready"
         advice = f"expected --optimizer_in_backward=False, or {words(changes)}"
@@ -103,8 +103,8 @@ def impossible(c):
         yield "optimizer_in_backward dtype", f"{why}; expected --dtype=float32, or --optimizer_in_backward=False"
     if c.optimizer in ("adafactor", "galore") and c.shard != "none":
         yield "optimizer shard", "it needs whole matrices; expected --shard=none, or --optimizer=adamw8bit"
-    if c.tied and (c.embedding_lr != 1 or c.head_lr != 1):
-        yield "tied embedding_lr head_lr", "one weight has one rate; expected --tied=False"
+    if c.tie_embeddings and (c.embedding_lr != 1 or c.head_lr != 1):
+        yield "tie_embeddings embedding_lr head_lr", "one weight has one rate; expected --tie_embeddings=False"
     if c.position == "rotary" and c.n_embd // c.n_head % 2:
         yield "position n_embd n_head", "it rotates pairs of channels; expected n_embd / n_head to be even"
 

@@ -45,7 +45,7 @@ class Config:
     # -- ladder (`python ladder.py` explains its stages)
     set_to_none: bool = True  # free gradients between steps instead of zeroing them
     lazy_metrics: bool = True  # read the loss from the device when it is logged, not every step
-    num_workers: int = 2  # DataLoader workers that prepare batches; 0: the training process does
+    num_workers: int = 2  # DataLoader workers that prepare batches; 0: the training process
     keep_memory: bool = True  # keep freed memory for reuse (CPU: glibc; CUDA: expandable segments)
     # precision inside float32 matmuls: float32, TF32 or bfloat16
     matmul_precision: Literal["highest", "high", "medium"] = "high"
@@ -62,13 +62,13 @@ class Config:
     compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
     cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
-    checkpointing: str = "none"  # recompute activations: none | every:K blocks | sqrt | selective
+    activation_checkpointing: str = "none"  # recompute them: none | every:K blocks | sqrt | selective
     micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: what fits
     # all but adamw, muon and galore take a multiple of learning_rate
     optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
     optimizer_in_backward: bool = False  # update each parameter once its gradient is ready, then free it
     ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)
-    # FSDP2: shard optimizer state and gradients, or the weights too (full)
+    # FSDP2: shard optimizer state and gradients, or weights too (full)
     shard: Literal["none", "optimizer", "full"] = "none"
     shard_within: int | Literal["node"] = 0  # processes that share one copy of the shards; 0: all; node: a node's
     tensor_parallel: int = 1  # processes that share every matrix, by heads and columns
@@ -84,15 +84,14 @@ class Config:
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm, or RMSNorm
     # learning rate after the warmup; trapezoid: constant, then linear
     schedule: Literal["cosine", "trapezoid"] = "cosine"
-    tied: bool = True  # the output head's weight is the token embedding's
+    tie_embeddings: bool = True  # the output head's weight is the token embedding's
     embedding_lr: float = 1.0  # learning rate of token and value embeddings, as a multiple
     head_lr: float = 1.0  # learning rate of an untied head, as a multiple
     logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
-    embedding_skip: bool = False  # mix the token embedding into the input of each block
+    x0_skip: bool = False  # mix the token embedding into the input of each block
     value_embedding: bool = False  # token embeddings in the values of every second block
-    # weight decay; cautious: only of weights that the update shrinks too
-    decay: Literal["decoupled", "cautious"] = "decoupled"
-    average: Literal["none", "ema"] = "none"  # weights to evaluate: the last, or an average
+    cautious_decay: bool = False  # decay only weights that the update shrinks too
+    ema: bool = False  # evaluate a moving average of the weights, not the last ones
 
     # -- logging and checkpoints (intervals in steps; 0: never)
     log_interval: int = 10  # steps between rows of metrics.jsonl
@@ -101,7 +100,7 @@ class Config:
     sample_interval: int = 0  # steps between lines of text that the model writes; 0: none
     save_interval: int = 250  # steps between checkpoints, and one at the end; 0: no checkpoints
     keep_checkpoints: int = 2  # number of recent checkpoints to keep, besides the best
-    track: Literal["off", "wandb"] = "off"  # dashboard to feed
+    wandb: bool = False  # send the metrics to Weights & Biases
 
     @property
     def padded_vocab_size(self):
@@ -117,7 +116,7 @@ class Config:
     @property
     def scales_lr(self):
         """True if parameter groups may have learning rates of their own, multiples (lr_factor) of the schedule's."""
-        return not self.tied or self.optimizer in ("sgd", "adafactor", "lion")
+        return not self.tie_embeddings or self.optimizer in ("sgd", "adafactor", "lion")
 
 
 INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to write instead
@@ -132,7 +131,7 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "lr_decay_iters": "lr_decay_steps",
     "beta1": "beta2 alone; beta1 is 0.9",
     "backend": "no such key: nccl is chosen on GPUs, gloo on CPUs",
-    "wandb_log": "track=wandb",
+    "wandb_log": "wandb=True",
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, whose name the run has",
 }

@@ -112,7 +112,7 @@ def help_text():
     for key, default in DEFAULTS.items():
         if key in HEADINGS:
             lines += ["", HEADINGS[key]]
-        lines.append(f"  {f'{key}={default}':<29}{MEANINGS[key]}")
+        lines.append(f"  {f'{key}={default}':<30}{MEANINGS[key]}")
         if get_origin(TYPES[key]) is Literal:
-            lines.append(" " * 31 + " | ".join(get_args(TYPES[key])))
+            lines.append(" " * 32 + " | ".join(get_args(TYPES[key])))
     return "\n".join(lines)

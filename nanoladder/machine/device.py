@@ -129,10 +129,11 @@ def check(config, device):
     attention_kernel(config, device)
     if config.compile:
         keep_cache_sound()
-    if device.type == "mps" and config.checkpointing != "none" and config.dropout > 0:
+    if device.type == "mps" and config.activation_checkpointing != "none" and config.dropout > 0:
         raise BadInput(  # without an error: https://github.com/pytorch/pytorch/issues/127676
-            f"checkpointing={config.checkpointing} with dropout={config.dropout}: on mps PyTorch recomputes with other "
-            "random numbers, and gradients would be wrong; expected --checkpointing=none or --dropout=0"
+            f"activation_checkpointing={config.activation_checkpointing} with dropout={config.dropout}: on mps PyTorch "
+            "recomputes with other random numbers, and gradients would be wrong; expected "
+            "--activation_checkpointing=none or --dropout=0"
         )
     dtype = str(choose_dtype(config.dtype, device)).removeprefix("torch.")
     check_config(dataclasses.replace(config, dtype=dtype))  # which "auto" left open

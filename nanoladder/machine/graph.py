@@ -15,7 +15,7 @@ def why_not_recorded(config, device):
         return "processes exchange messages during a step"
     if config.optimizer_in_backward:
         return "optimizer_in_backward updates the weights during it"
-    if config.checkpointing != "none" and (not config.compile or config.compiles_blocks):
+    if config.activation_checkpointing != "none" and (not config.compile or config.compiles_blocks):
         return "recomputation reads the random generator's state, unless it is compiled with the model"
     return ""
 

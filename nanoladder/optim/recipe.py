@@ -13,7 +13,7 @@ def with_rates(groups, model, config):
 
     groups: the decayed matrices, then the rest. Every parameter stays in exactly one group; these two have no decay.
     """
-    if config.tied:
+    if config.tie_embeddings:
         return groups
     rates = {}
     for name, parameter in model.named_parameters():
@@ -77,7 +77,7 @@ def keep_average(optimizer):
 
 def averaged(optimizer, config):
     """A context in which the model has its averaged weights, if the config keeps an average."""
-    return nullcontext() if config.average == "none" else swapped(optimizer)
+    return swapped(optimizer) if config.ema else nullcontext()
 
 
 @contextmanager

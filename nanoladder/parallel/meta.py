@@ -40,7 +40,7 @@ def init_shards(model, device):
         allocate(part, device)
         for name, parameter in part.named_parameters():
             if parameter.dim() == 2:
-                name = TIED if part.config.tied and name == COPY else name
+                name = TIED if part.config.tie_embeddings and name == COPY else name
                 local(parameter).copy_(local_part(draw(part, name, parameter.shape), parameter, name))
         if mesh().sizes.tensor > 1:
             place_gradients(part)
@@ -57,6 +57,6 @@ def allocate(module, device):
 def draw(model, name, shape):
     """Returns a matrix as a single process initializes it; rows that pad the vocabulary are 0."""
     whole = torch.zeros(shape)
-    padded = name == COPY or (name == TIED and model.config.tied)
+    padded = name == COPY or (name == TIED and model.config.tie_embeddings)
     model.init_weights([(name, whole[: model.config.vocab_size] if padded else whole)])
     return whole

@@ -28,7 +28,7 @@ class Stage(GPT):
     """Some of the blocks of a GPT, under their numbers in the whole, with its first and last layers if they are its.
 
     It maps token ids (B, T), or the activations (B, T, C) of the stage before, to activations, or on the last stage to
-    the summed loss (). K and √n in `checkpointing` count the stage's own blocks.
+    the summed loss (). K and √n in `activation_checkpointing` count the stage's own blocks.
     """
 
     def __init__(self, model, blocks, is_first, is_last):

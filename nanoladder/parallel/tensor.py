@@ -40,7 +40,7 @@ def apply_tensor_parallel(model):
             part.position_embedding.register_forward_pre_hook(own_positions)
         cut(part, of_ends)
         # Tied again, because each was cut by itself; in a pipeline no stage has both
-        if config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
+        if config.tie_embeddings and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
             part.head.weight = part.token_embedding.weight
         if hasattr(part, "head"):  # not on the first stages of a pipeline
             part.forward = partial(loss, part)

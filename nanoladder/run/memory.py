@@ -21,7 +21,8 @@ from nanoladder.run.start import CONFIG, changes, read_config
 
 ROOT = Path(__file__).parents[2]
 MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
-SMALLER = "a smaller --micro_batch_size, --checkpointing=every:1 or --optimizer=adamw8bit"  # the cheapest first
+# The cheapest first
+SMALLER = "a smaller --micro_batch_size, --activation_checkpointing=every:1 or --optimizer=adamw8bit"
 
 
 # -- before training

@@ -1,4 +1,4 @@
-"""The run on Weights & Biases if track=wandb, else a dummy, like nanochat's."""
+"""The run on Weights & Biases if wandb=True, else a dummy, like nanochat's."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ def begin_tracking(config):
 
     WANDB_MODE=offline records the run in out_dir/wandb, for `wandb sync`.
     """
-    if config.track == "off":
+    if not config.wandb:
         return UNTRACKED
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without a network it delays the exit by 20 s
     name = Path(config.out_dir).absolute().name  # that of . too

@@ -118,7 +118,7 @@ def test_the_page_for_users_of_nanogpt_has_every_name_that_is_refused_for_anothe
     assert all(f"`{name}" in page for name in INSTEAD)
 
 
-SELECTIVE = {"checkpointing": "selective"}
+SELECTIVE = {"activation_checkpointing": "selective"}
 IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 
 # (values that cannot work together; parts of the error line: keys, values and a way out)
@@ -126,11 +126,11 @@ IMPOSSIBLE = [
     ({"attention": "blocks", "dropout": 0.1}, ["attention=blocks", "dropout=0.1", "--attention=auto"]),
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "multiple of n_head"]),
     ({"batch_size": 12, "micro_batch_size": 5}, ["batch_size=12", "micro_batch_size=5", "a divisor of batch_size"]),
-    ({"embedding_lr": 2.0}, ["embedding_lr=2.0", "--tied=False"]),
-    ({"optimizer_in_backward": True, "grad_clip": 0.0, "average": "ema"}, ["average=ema", "--average=none"]),
+    ({"embedding_lr": 2.0}, ["embedding_lr=2.0", "--tie_embeddings=False"]),
+    ({"optimizer_in_backward": True, "grad_clip": 0.0, "ema": True}, ["ema=True", "--ema=False"]),
     ({"position": "rotary", "n_embd": 36, "n_head": 4}, ["position=rotary", "n_embd=36", "to be even"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
-    ({"checkpointing": "every:0"}, ["checkpointing=every:0", "every:1"]),
+    ({"activation_checkpointing": "every:0"}, ["activation_checkpointing=every:0", "every:1"]),
     (SELECTIVE | {"compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
     (SELECTIVE | {"shard": "full"}, ["selective", "shard=full", "--compile=False"]),
     (SELECTIVE | {"pipeline_parallel": 2}, ["selective", "pipeline_parallel=2", "every:1"]),

@@ -20,7 +20,7 @@ def step(config, n_gpus):
 
 @pytest.mark.parametrize("checkpointing", ["none", "every:1"])
 def test_memory_on_paper_is_near_that_of_the_traced_step(checkpointing):
-    config = replace(SMALL, checkpointing=checkpointing)
+    config = replace(SMALL, activation_checkpointing=checkpointing)
     workspaces = 65 * 2**20  # of cuBLAS, which the formula leaves out
     expected = predict_memory(config, "cuda").peak - workspaces
     assert step(replace(config, micro_batch_size=8), 1).memory == pytest.approx(expected, rel=0.15)

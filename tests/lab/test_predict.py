@@ -81,14 +81,26 @@ STEPS = [
     {"stage": "low_memory_optimizer", "compile": False, "n_layer": 2},
     # Autograd writes the sum of the tied weight's two gradients over the first, unless that is a transposed view.
     {"dtype": "float32", "loss_chunks": 0, "vocab_size": 30011, **SHORT},
-    {"dtype": "float32", "loss_chunks": 8, "vocab_size": 50257, "checkpointing": "every:1", "optimizer": "lion"},
+    {
+        "dtype": "float32",
+        "loss_chunks": 8,
+        "vocab_size": 50257,
+        "activation_checkpointing": "every:1",
+        "optimizer": "lion",
+    },
     {"dtype": "float32", "micro_batch_size": 2, "vocab_size": 256, "optimizer": "sgd"},
     {"dtype": "float32", "attention": "matmul", "dropout": 0.1, "n_layer": 2, "micro_batch_size": 1},
     {"dtype": "float16", "vocab_size": 65, "optimizer": "muon"},
-    {"dropout": 0.1, "bias": True, "n_layer": 3, "checkpointing": "selective"},
+    {"dropout": 0.1, "bias": True, "n_layer": 3, "activation_checkpointing": "selective"},
     {"attention": "blocks", "context_length": 300, "optimizer": "muon", **INSIDE},
-    {"attention": "blocks", "context_length": 300, "checkpointing": "sqrt", "n_layer": 4, "set_to_none": False},
-    {"attention": "matmul", "checkpointing": "every:2", "n_layer": 4, "optimizer": "lion", **INSIDE},
+    {
+        "attention": "blocks",
+        "context_length": 300,
+        "activation_checkpointing": "sqrt",
+        "n_layer": 4,
+        "set_to_none": False,
+    },
+    {"attention": "matmul", "activation_checkpointing": "every:2", "n_layer": 4, "optimizer": "lion", **INSIDE},
     {"set_to_none": False, "micro_batch_size": 1, "vocab_size": 30011, "loss_chunks": 4, "adamw_impl": "foreach"},
     {"adamw_impl": "forloop", **SHORT, **INSIDE},
     {"optimizer": "adafactor", "loss_chunks": 0, "n_layer": 3, **INSIDE},
@@ -131,10 +143,12 @@ LONG = pytest.mark.nightly
     [
         {"dtype": "float32", "vocab_size": 50257, "loss_chunks": 0},
         {"loss_chunks": 3, "vocab_size": 30011, "micro_batch_size": 2},
-        {"checkpointing": "every:1", "compile_scope": "block", "n_layer": 2},
+        {"activation_checkpointing": "every:1", "compile_scope": "block", "n_layer": 2},
         {"loss_chunks": 0, "vocab_size": 256, "n_layer": 2, "batch_size": 8},
         {"optimizer": "adafactor", "vocab_size": 256, "loss_chunks": 2, "n_layer": 2, **INSIDE},
-        pytest.param({"dropout": 0.1, "bias": True, "attention": "matmul", "checkpointing": "selective"}, marks=LONG),
+        pytest.param(
+            {"dropout": 0.1, "bias": True, "attention": "matmul", "activation_checkpointing": "selective"}, marks=LONG
+        ),
         pytest.param({"optimizer": "adamw8bit", "loss_chunks": 0}, marks=LONG),  # its update is compiled shape by shape
     ],
     ids=str,

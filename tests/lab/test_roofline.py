@@ -142,13 +142,16 @@ def done_beside(config):
     elif config.attention != "matmul":  # SDPA skips all that the mask hides, and computes the scores again backward
         shown = (T + 1) / (2 * T)
         forward, backward = forward * shown, 5 / 4 * backward * shown
-    again = 16 * C * C + forward if config.checkpointing == "every:1" else 0  # all but the MLP's last product
+    again = (
+        16 * C * C + forward if config.activation_checkpointing == "every:1" else 0
+    )  # all but the MLP's last product
     padding = 6 * C * (config.padded_vocab_size - config.vocab_size)
     return L * (again + forward + backward - 12 * C * T) + padding
 
 
 STAGES, RUNGS = stages.stage_names(), stages.stage_names(stages.RECIPE_DIR)
-UNTIED = [{"stage": name, "tied": False} for name in STAGES if name != "pipeline_parallel"]  # which takes GPT-2 alone
+# A pipeline takes GPT-2 alone
+UNTIED = [{"stage": name, "tie_embeddings": False} for name in STAGES if name != "pipeline_parallel"]
 LADDERS = [
     *({"stage": name} for name in STAGES),
     *({"recipe": name, "stage": "naive"} for name in RUNGS),

@@ -85,10 +85,10 @@ def test_mps_chooses_float32_and_its_own_attention():
 def test_mps_does_not_recompute_dropout():
     """PyTorch would draw other numbers, because torch.mps has not the attribute that it looks for."""
     assert not hasattr(torch.mps, "_initialized")  # once it has, or this changes otherwise, look again
-    line = "checkpointing=every:1 with dropout=0.1: on mps .* expected --checkpointing=none or --dropout=0"
+    line = "activation_checkpointing=every:1 with dropout=0.1: on mps .* expected --activation_checkpointing=none or"
     with pytest.raises(BadInput, match=line):
-        machine.check(tiny(checkpointing="every:1", dropout=0.1), MPS)
-    machine.check(tiny(checkpointing="every:1"), MPS)
+        machine.check(tiny(activation_checkpointing="every:1", dropout=0.1), MPS)
+    machine.check(tiny(activation_checkpointing="every:1"), MPS)
     machine.check(tiny(dropout=0.1), MPS)
 
 

@@ -290,7 +290,8 @@ def test_without_torchao_one_line_says_how_to_install_it(dense, tmp_path, monkey
 # -- the update in the backward
 
 
-LATE = {"checkpointing": "every:1", "loss_chunks": 4, "attention": "sdpa"}  # the backward uses weights once more
+# The backward uses weights once more
+LATE = {"activation_checkpointing": "every:1", "loss_chunks": 4, "attention": "sdpa"}
 
 
 @pytest.mark.parametrize("keys", [LATE, *({"optimizer": name, "dropout": 0.1} for name in ["adamw", *OTHERS])], ids=str)

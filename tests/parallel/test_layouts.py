@@ -21,38 +21,55 @@ TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"p
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
-UNCUT = {**RECIPE, "embedding_skip": False, "value_embedding": False}
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False}
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 
 # What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.
 TWO = {
     "ddp": {"eval_interval": 3, "eval_windows": 0},
     "micro-batches": {"data": "documents", "batch_size": 8, "micro_batch_size": 1, "set_to_none": False},
-    "recomputed": {"checkpointing": "every:1", "attention": "sdpa", "loss_chunks": 3, "pad_vocab_to": 64},
+    "recomputed": {"activation_checkpointing": "every:1", "attention": "sdpa", "loss_chunks": 3, "pad_vocab_to": 64},
     "loader": {"num_workers": 1, "adamw_impl": "fused", "lazy_metrics": True},
     "float16": {"dtype": "float16", "micro_batch_size": 1},
     "optimizer": {"shard": "optimizer", "eval_interval": 3, "batch_size": 8, "micro_batch_size": 1},
     "full": {"shard": "full", "data": "documents", "sample_interval": 6, "adamw_impl": "fused"},
-    "full recomputed": {"shard": "full", "checkpointing": "sqrt", **PARTS},
-    "full selective": {"shard": "full", "checkpointing": "selective", "attention": "sdpa", "set_to_none": False},
+    "full recomputed": {"shard": "full", "activation_checkpointing": "sqrt", **PARTS},
+    "full selective": {
+        "shard": "full",
+        "activation_checkpointing": "selective",
+        "attention": "sdpa",
+        "set_to_none": False,
+    },
     "full float16": {"shard": "full", "dtype": "float16", "attention": "sdpa"},
     "compiled": {"compile": True, "n_layer": 1, "loss_chunks": 2, "eval_interval": 6},
-    "full compiled": {"compile": True, "n_layer": 1, "shard": "full", "checkpointing": "every:1"},
+    "full compiled": {"compile": True, "n_layer": 1, "shard": "full", "activation_checkpointing": "every:1"},
     "tensor": {**TENSOR, **SGD, "bias": True, "eval_interval": 2, "eval_windows": 0, "sample_interval": 6},
     "tensor chunks": {**TENSOR, "adamw_impl": "fused", "pad_vocab_to": 64, "attention": "sdpa", "loss_chunks": 3},
-    "tensor documents": {**TENSOR, "data": "documents", **PARTS, "checkpointing": "selective", "attention": "sdpa"},
+    "tensor documents": {
+        **TENSOR,
+        "data": "documents",
+        **PARTS,
+        "activation_checkpointing": "selective",
+        "attention": "sdpa",
+    },
     "tensor bfloat16": {**TENSOR, "dtype": "bfloat16", "attention": "sdpa", "loss_chunks": 2},
     "tensor float16": {**TENSOR, "dtype": "float16", "attention": "sdpa"},
     "context": {**CONTEXT, "data": "documents", **PARTS, "attention": "sdpa", "eval_interval": 3, "num_workers": 1},
-    "context matmul": {**CONTEXT, "attention": "matmul", "context_length": 30, "checkpointing": "sqrt"},
+    "context matmul": {**CONTEXT, "attention": "matmul", "context_length": 30, "activation_checkpointing": "sqrt"},
     "context compiled": {**CONTEXT, "compile": True, "n_layer": 1, "attention": "sdpa"},
     "pipeline": {**PIPELINE, **PARTS, "data": "documents", "sample_interval": 6, "lazy_metrics": True},
-    "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "checkpointing": "sqrt"},
+    "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "activation_checkpointing": "sqrt"},
     "pipeline odd": {**PIPELINE, "n_layer": 3, "batch_size": 6, "micro_batch_size": 2, "pad_vocab_to": 48},
     "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
     "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
     "recipe muon": {**RECIPE, "eval_interval": 3},
-    "recipe muon full": {**RECIPE, "shard": "full", "checkpointing": "every:1", "pad_vocab_to": 64, "loss_chunks": 2},
+    "recipe muon full": {
+        **RECIPE,
+        "shard": "full",
+        "activation_checkpointing": "every:1",
+        "pad_vocab_to": 64,
+        "loss_chunks": 2,
+    },
     "recipe muon tensor": {**UNCUT, **TENSOR, "pad_vocab_to": 64},
     "recipe context": {**RECIPE, **SGD, **CONTEXT, "learning_rate": 3e-3, "attention": "sdpa"},
     "sgd": {**SGD, "shard": "full"},

@@ -20,7 +20,7 @@ from nanoladder.machine.memory import GLIBC
 
 pytestmark = pytest.mark.slow
 
-UNCUT = {**RECIPE, "embedding_skip": False, "value_embedding": False}
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False}
 PADDED = {"pad_vocab_to": 64, "bias": True, "position": "rotary"}
 LAYOUTS = {
     "shards": {**RECIPE, "shard": "full", "pad_vocab_to": 64},
@@ -39,13 +39,13 @@ def find_differences(layouts):
         model, alone = train.build_model(config, train.set_up(config)), GPT(config)
         weights, expected = checkpoint.gather_weights(model), alone.state_dict()
         if parallel.rank() == 0:
-            absent = {"head.weight"} if config.tied else set()
+            absent = {"head.weight"} if config.tie_embeddings else set()
             assert weights.keys() == expected.keys() - absent
         found[name] = [key for key, weight in weights.items() if weight is not None and not weight.equal(expected[key])]
         for part in getattr(model, "parts", [model]):
             buffers = {key: parallel.full_tensor(buffer) for key, buffer in part.named_buffers()}
             found[name] += [key for key, buffer in buffers.items() if not buffer.equal(alone.get_buffer(key))]
-            if config.tied and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
+            if config.tie_embeddings and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
                 assert part.head.weight is part.token_embedding.weight
     return found
 

@@ -134,7 +134,7 @@ def test_if_nothing_fits_the_program_says_so(config, predicted, run_main):
     result = run_main(train.main, *flags(**vars(config) | {"micro_batch_size": "auto", "memory_gb": 1e-3}))
     assert result.code == 3
     assert "error: out of memory: MemoryError: micro_batch_size=auto: not one sequence is predicted" in result.err
-    assert "--checkpointing=every:1" in result.err and not Path(config.out_dir).exists()
+    assert "--activation_checkpointing=every:1" in result.err and not Path(config.out_dir).exists()
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     assert "can't allocate memory" in result.stderr
     assert f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume" in result.stdout
     assert saved(config)["progress"]["step"] == 2
-    assert "expected a smaller step, by a smaller --micro_batch_size, --checkpointing=every:1" in result.stderr
+    assert f"expected a smaller step, by {memory.SMALLER}" in result.stderr
 
 
 def test_memory_that_runs_out_in_a_step_is_explained_in_one_line(config, run_main, monkeypatch):
@@ -247,7 +247,7 @@ def test_memory_that_runs_out_in_a_step_is_explained_in_one_line(config, run_mai
     result = run_main(train.main, *flags(**vars(config)))
     assert result.code == 3 and result.err.count("error: ") == 1 and result.err.count("\n") == 1
     assert result.err.startswith("error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00")
-    assert "GiB; expected a smaller step, by a smaller --micro_batch_size, --checkpointing=every:1" in result.err
+    assert f"GiB; expected a smaller step, by {memory.SMALLER}" in result.err
     assert result.err.endswith("docs/memory.md shows how to predict each\n")
 
 

@@ -14,7 +14,7 @@ import train
 
 @pytest.fixture
 def config(dense, tmp_path):
-    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), save_interval=2, track="wandb")
+    return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), save_interval=2, wandb=True)
 
 
 def fail(*_, **__):

@@ -7,4 +7,4 @@ Source:
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt
 """
 
-embedding_skip = True
+x0_skip = True
