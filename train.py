@@ -78,7 +78,7 @@ def build_optimizer(model, config):
         optimizer = torch.optim.AdamW(
             groups,
             lr=config.learning_rate,
-            betas=(0.9, config.beta2),
+            betas=(config.beta1, config.beta2),
             foreach=config.adamw_impl == "foreach",
             fused=config.adamw_impl == "fused",
         )

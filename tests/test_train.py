@@ -57,7 +57,9 @@ def test_the_loss_falls_on_what_repeats_itself(config):
 def test_equals_a_loop_written_out(kind, request, tmp_path):
     """Textbook code: the mean loss, clipping, AdamW with decay on matrices that are multiplied."""
     dataset = str(request.getfixturevalue(kind))
-    config = tiny(dataset=dataset, out_dir=str(tmp_path), bias=True, weight_decay=0.3, grad_clip=0.5, max_steps=5)
+    config = tiny(
+        dataset=dataset, out_dir=str(tmp_path), bias=True, weight_decay=0.3, grad_clip=0.5, beta1=0.8, max_steps=5
+    )
     train.train(config)
 
     model = initial_model(config)
@@ -73,12 +75,12 @@ def test_equals_a_loop_written_out(kind, request, tmp_path):
         lr, scale = row["lr"], min(1.0, 0.5 / norm.item())
         for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
             mean, square = moments[name]
-            mean.lerp_(gradient * scale, 1 - 0.9)
+            mean.lerp_(gradient * scale, 1 - config.beta1)
             square.lerp_((gradient * scale) ** 2, 1 - config.beta2)
             decayed = parameter.dim() == 2 and "position" not in name
             with torch.no_grad():
                 parameter *= 1 - lr * config.weight_decay * decayed
-                hat = mean / (1 - 0.9**step), square / (1 - config.beta2**step)
+                hat = mean / (1 - config.beta1**step), square / (1 - config.beta2**step)
                 parameter -= lr * hat[0] / (hat[1].sqrt() + 1e-8)
     for name, weight in weights(config).items():
         if not name.endswith("qkv.bias"):  # a key's bias has no gradient but noise, which AdamW blows up

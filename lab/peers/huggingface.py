@@ -25,6 +25,7 @@ def train(task):
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=config.weight_decay,
+        adam_beta1=config.beta1,
         adam_beta2=config.beta2,
         max_grad_norm=config.grad_clip,
         seed=config.seed,

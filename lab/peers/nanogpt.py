@@ -18,7 +18,7 @@ from nanoladder.checkpoint.nanogpt import COMPILED, GPT2_VOCABULARY
 from nanoladder.errors import BadInput
 
 SAME = ("batch_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # keys that have the same name there
-SAME += ("learning_rate", "weight_decay", "beta2", "grad_clip")
+SAME += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip")
 
 
 class Finished(Exception):

@@ -14,7 +14,7 @@ from nanoladder.errors import BadInput, nearest
 # Ranges of the numbers; every other number is at least 0.
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
-BELOW_1 = ("dropout", "beta2")
+BELOW_1 = ("dropout", "beta1", "beta2")
 # Values that an update in the backward needs.
 IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False, "ema": False}
 

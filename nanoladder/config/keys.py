@@ -39,7 +39,8 @@ class Config:
     warmup_steps: int = 200  # steps of linear learning rate warmup (nanoGPT: warmup_iters)
     lr_decay_steps: int = 0  # step at which the cosine decay reaches min_lr; 0: max_steps
     weight_decay: float = 0.1  # weight decay of matrices; norms, biases and positions have none
-    beta2: float = 0.95  # AdamW's decay rate of the mean squared gradient; the mean's is 0.9
+    beta1: float = 0.9  # AdamW's decay rate of the mean gradient
+    beta2: float = 0.95  # AdamW's decay rate of the mean squared gradient
     grad_clip: float = 1.0  # clip gradients to this global norm; 0: no clipping
 
     # -- ladder (`python ladder.py` explains its stages)
@@ -129,7 +130,6 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "decay_lr": "warmup_steps=0 and min_lr equal to learning_rate, for a constant rate",
     "warmup_iters": "warmup_steps",
     "lr_decay_iters": "lr_decay_steps",
-    "beta1": "beta2 alone; beta1 is 0.9",
     "backend": "no such key: nccl is chosen on GPUs, gloo on CPUs",
     "wandb_log": "wandb=True",
     "wandb_project": "WANDB_PROJECT in the environment",

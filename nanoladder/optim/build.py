@@ -4,8 +4,8 @@ import torch
 
 from nanoladder import machine
 from nanoladder.optim.galore import GaLore
-from nanoladder.optim.groups import BETA1, WithAdamW, hidden_and_rest
-from nanoladder.optim.lion import BETA2, Lion
+from nanoladder.optim.groups import WithAdamW, hidden_and_rest
+from nanoladder.optim.lion import BETAS, Lion
 
 # Good learning rate of an optimizer as a multiple of AdamW's: from its paper if stated there, else from
 # `profile.py --train`, whose table in results/ shows a lower and a higher one as well. Those of Muon (Liu et al. 2025)
@@ -15,6 +15,7 @@ RELATIVE_LR = {
     "adafactor": 30.0,  # Adafactor multiplies by a matrix's RMS, about 0.02
     "lion": 0.3,  # Chen et al. 2023 use 0.1 to 0.3
 }
+MOMENTUM = 0.9  # of SGD
 
 
 def build(groups, model, config):
@@ -23,16 +24,16 @@ def build(groups, model, config):
         return adamw8bit(groups, config)
     if config.optimizer == "galore":
         hidden, rest = hidden_and_rest(groups, model)
-        galore = GaLore(hidden, config.learning_rate, (BETA1, config.beta2))
+        galore = GaLore(hidden, config.learning_rate, (config.beta1, config.beta2))
         return WithAdamW(galore, rest, config)
     groups = scale_lr(groups, config)
     if config.optimizer == "lion":
-        return Lion(groups, config.learning_rate, (BETA1, BETA2))
+        return Lion(groups, config.learning_rate, BETAS)
     if config.optimizer == "adafactor":  # foreach=False, here and below, keeps only one update in memory at a time
         return torch.optim.Adafactor(groups, lr=config.learning_rate, foreach=False)
     for group in groups:
-        group["weight_decay"] *= 1 - BETA1  # momentum accumulates the decay too
-    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=BETA1, nesterov=True, foreach=False)
+        group["weight_decay"] *= 1 - MOMENTUM  # momentum accumulates the decay too
+    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=MOMENTUM, nesterov=True, foreach=False)
 
 
 def scale_lr(groups, config):
@@ -55,7 +56,7 @@ def adamw8bit(groups, config):
     machine.require_torchao()
     from torchao.optim import AdamW8bit
 
-    optimizer = AdamW8bit(groups, lr=config.learning_rate, betas=(BETA1, config.beta2))
+    optimizer = AdamW8bit(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
     optimizer.register_step_pre_hook(lr_to_tensor)
     if not config.compile:  # torchao compiles its update
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)

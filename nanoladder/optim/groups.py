@@ -2,8 +2,6 @@
 
 import torch
 
-BETA1 = 0.9  # decay rate of the mean gradient, as AdamW's in train.py
-
 
 def hidden_and_rest(groups, model):
     """Splits parameter groups, the decayed matrices first, into two lists: matrices inside the blocks, and the rest."""
@@ -19,7 +17,7 @@ class WithAdamW(torch.optim.Optimizer):
 
     def __init__(self, first, rest, config):
         implementation = {name: config.adamw_impl == name for name in ("foreach", "fused")}
-        betas = BETA1, config.beta2
+        betas = config.beta1, config.beta2
         self.optimizers = [first, torch.optim.AdamW(rest, lr=config.learning_rate, betas=betas, **implementation)]
         for number, optimizer in enumerate(self.optimizers):
             for group in optimizer.param_groups:

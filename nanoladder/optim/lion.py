@@ -4,7 +4,7 @@ import torch
 
 from nanoladder import parallel
 
-BETA2 = 0.99  # Chen et al. 2023, table 12
+BETAS = (0.9, 0.99)  # Chen et al. 2023, table 12
 
 
 class Lion(torch.optim.Optimizer):

@@ -90,6 +90,7 @@ BAD_INPUT = [
     # ranges
     (["--n_layer=0"], ["n_layer=0", "at least 1"]),
     (["--dropout=1"], ["dropout=1", "below 1"]),
+    (["--beta1=1"], ["beta1=1", "below 1"]),
     (["--dropout=-0.1"], ["dropout=-0.1", "at least 0"]),
     (["--seed=" + "9" * 30], ["seed=999", f"below {2**63}"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),

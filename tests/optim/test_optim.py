@@ -132,6 +132,12 @@ def test_the_parameters_of_adamw_beside_another_optimizer_have_the_configs_learn
     assert {group["lr"] for group in optimizer.param_groups} == {config.learning_rate}
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", "galore", "adamw8bit"])
+def test_beta1_is_that_of_adamw_and_of_what_copies_it(name):
+    _, optimizer, config = make(optimizer=name, beta1=0.8)
+    assert {group["betas"] for group in optimizer.param_groups if "betas" in group} == {(0.8, config.beta2)}
+
+
 def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
     model, optimizer, config = make(optimizer="muon", adamw_impl="fused", dtype="bfloat16")
     twin, *_ = make()
@@ -143,7 +149,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
         torch.optim.Muon(parts[0], lr=1e-3, weight_decay=decayed, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
             [{"params": [p], "weight_decay": d} for p, d in zip(parts[1], decay, strict=True)],
-            betas=(0.9, config.beta2),
+            betas=(config.beta1, config.beta2),
             fused=True,
         ),
     ]
