@@ -79,7 +79,7 @@ def build_optimizer(model, config):
             groups,
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
-            foreach=config.adamw_impl == "foreach",
+            foreach=False,
             fused=config.adamw_impl == "fused",
         )
     elif config.optimizer == "muon":

@@ -21,7 +21,6 @@ min_lr = learning_rate / 10
 warmup_steps = 2000
 loss_chunks = 64
 activation_checkpointing = "every:1"
-compile_scope = "block"  # compiled as a whole, the model would deliver all gradients at once
 optimizer = "adafactor"  # 0.01 bytes of state per parameter
 optimizer_in_backward = True  # each gradient is freed before the next arrives
 grad_clip = 0.0

@@ -57,7 +57,7 @@ def parts(nanogpt=None):
         "gpt2": f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32",
         "tune": f"{reference} {bytewise} --mode=tune",
         "peers": f"{reference} {bytewise} --mode=peers --repeats=3{beside}",
-        "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn,efficient",
+        "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
         "loss-chunks": f"{reference} {subwords} {finished} loss_chunks=0,2,8,32",
         "train-shakespeare": "train.py config/shakespeare_char.py --dataset=shakespeare_char --init_from=auto",

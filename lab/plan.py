@@ -28,7 +28,7 @@ from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-HOW = ("stage", "compile_scope", "compile_mode")  # keys of how a step is computed that are no stage's
+HOW = ("stage", "compile_mode")  # keys of how a step is computed that are no stage's
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
 
 

@@ -197,7 +197,7 @@ def can_hold_sum(tensor):
 
 
 @contextlib.contextmanager
-def cuda_kernels(attention, note):
+def cuda_kernels(note):
     """Lets the model allocate on CPU tensors as CUDA's kernels do, wherever the two differ.
 
     PyTorch 2.13 cannot run a backward on fake CUDA tensors unless it finds a GPU, so every step is traced on the CPU.
@@ -206,7 +206,7 @@ def cuda_kernels(attention, note):
     softmax, dropout, layer_norm = torch.Tensor.softmax, F.dropout, F.layer_norm
 
     def attend(q, k, v, mask=None, dropout_p=0.0, is_causal=True):  # the mask is causal too
-        if q.itemsize == 2 and attention != "efficient":  # cuDNN's kernel keeps the same tensors as flash
+        if q.itemsize == 2:  # cuDNN's kernel keeps the same tensors as flash
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
         return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
 
@@ -302,7 +302,7 @@ def without_numbers(config, device_type, world_size, rank, ledger):
         ledger.seeing_resizes(),
         FakeTensorMode(allow_non_fake_inputs=True),  # a random state is real
         ledger,
-        cuda_kernels(config.attention, ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
+        cuda_kernels(ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
         patched(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
         patched(optim, step_if_finite=lambda optimizer, _: optimizer.step()),
         patched(torch.Tensor, item=lambda _: 1.0),  # Adafactor reads some

@@ -175,14 +175,13 @@ def candidates(config, machine):
     padding = [n for n in (1, 8, 64, 128) if n * math.ceil(config.vocab_size / n) != config.padded_vocab_size]
     values = [
         # On a GPU the formula, which writes the (T, T) matrix to memory, hardly ever wins
-        ("attention", ("sdpa", "flash", "cudnn", "efficient", "matmul") if on_gpu else ("matmul", "sdpa", "blocks")),
+        ("attention", ("sdpa", "flash", "cudnn", "matmul") if on_gpu else ("matmul", "sdpa", "blocks")),
         ("compile", (False, True)),
-        ("compile_scope", ("model", "block")),
         ("micro_batch_size", sizes),
         ("activation_checkpointing", ("none",)),
         ("dtype", [name for name in dtypes if name != dtype]),
         ("keep_memory", (True, False)),
-        ("adamw_impl", ("forloop", "foreach", "fused") if config.optimizer == "adamw" else ()),
+        ("adamw_impl", ("forloop", "fused") if config.optimizer == "adamw" else ()),
         ("num_workers", [n for n in (0, 1, 2, 4, 8) if n <= max(2, machine["threads"])]),
         ("loss_chunks", (0, 2, 8, 32)),
         ("set_to_none", (True, False)),

@@ -352,7 +352,7 @@ def test_blocks_act_on_a_cpu_where_they_are_faster(tiny, keys, active):
         assert machine.attention_kernel(config, torch.device("cpu")).startswith("blocks") == expected
 
 
-ADAMW_KERNELS = [("forloop", "addcdiv_"), ("foreach", "_foreach_addcdiv_"), ("fused", "_fused_adamw_")]
+ADAMW_KERNELS = [("forloop", "addcdiv_"), ("fused", "_fused_adamw_")]
 
 
 @pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
@@ -398,9 +398,12 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
         checkpoint.resume(*build(plain), state, "a.safetensors")
 
 
-@pytest.mark.parametrize("scope, compiled", [("model", "GPT"), ("block", "Block")])
-def test_compile_compiles_its_scope_and_keeps_plain_names(tiny, scope, compiled):
-    gpt, *_ = build(tiny(compile_scope=scope))
+COMPILED = [({}, "GPT"), ({"shard": "full"}, "Block"), ({"optimizer_in_backward": True, "grad_clip": 0.0}, "Block")]
+
+
+@pytest.mark.parametrize("keys, compiled", COMPILED, ids=str)
+def test_the_model_or_its_blocks_are_compiled_and_keep_plain_names(tiny, keys, compiled):
+    gpt, *_ = build(tiny(**keys))
     seen = {type(module).__name__ for module in gpt.modules() if module._compiled_call_impl is not None}
     assert seen == {compiled}
     assert list(gpt.state_dict()) == list(model.GPT(tiny()).state_dict())
@@ -466,11 +469,11 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny, attention, kern
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scope, checkpointing", [("model", "every:1"), ("model", "sqrt"), ("model", "selective"), ("block", "every:1")]
+    "shard, checkpointing", [("none", "every:1"), ("none", "sqrt"), ("none", "selective"), ("full", "every:1")]
 )
-def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, traced, checkpointing, scope):
+def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, traced, checkpointing, shard):
     """The gradient must be that of the forward that ran: compared with a difference quotient under one seed."""
-    keys = {"compile": True, "compile_scope": scope, "activation_checkpointing": checkpointing}
+    keys = {"compile": True, "shard": shard, "activation_checkpointing": checkpointing}
     gpt, *_ = begin(tiny("naive", dropout=0.3, **keys))
     tokens = torch.randint(60, (8, 16))
 
@@ -521,7 +524,7 @@ SETTINGS = {
     "num_workers": st.sampled_from([0, 1]),
     "dtype": st.sampled_from(["float32", "bfloat16"]),
     "attention": st.sampled_from(["matmul", "sdpa", "blocks"]),
-    "adamw_impl": st.sampled_from(["forloop", "foreach", "fused"]),
+    "adamw_impl": st.sampled_from(["forloop", "fused"]),
     "pad_vocab_to": st.sampled_from([1, 8, 64]),
     "loss_chunks": st.integers(0, 9),
     "activation_checkpointing": st.sampled_from(["none", "every:1", "every:2", "sqrt", "selective"]),
@@ -658,7 +661,7 @@ def test_on_a_gpu_every_stage_trains_the_same_model(tiny, stage):
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("attention", ["flash", "cudnn", "efficient"])
+@pytest.mark.parametrize("attention", ["flash", "cudnn"])
 def test_on_a_gpu_every_attention_kernel_trains_the_same_model(tiny, attention, dtype):
     keys = {"attention": attention, "dtype": dtype, "device": "cuda", **GPU_SIZES}
     agree(climb(tiny("naive", **keys)), climbed(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])

@@ -1,7 +1,7 @@
 """One fused kernel computes attention tile by tile: the (T, T) matrix of weights is never stored.
 
 What: `F.scaled_dot_product_attention` with `is_causal`, which also skips the masked half. With sdpa PyTorch picks
-the kernel, and the header says which; flash, cudnn and efficient force one of them, for comparison.
+the kernel, and the header says which; flash and cudnn force one of them, for comparison.
 Why: scores, mask, softmax and dropout are five passes over B · nh · T² numbers, which are kept for the backward.
 The fused kernel holds a tile in fast memory and recomputes it: memory grows with T, not with T².
 Cost: sums are taken in another order. The fused kernel of a CPU has no dropout: with dropout the matrix is back.

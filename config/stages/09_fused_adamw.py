@@ -1,6 +1,6 @@
 """AdamW updates all parameters in one kernel, instead of a dozen small kernels for each.
 
-What: `AdamW(fused=True)`. Between the loop and this lies foreach: one kernel per operation, for all parameters.
+What: `AdamW(fused=True)`.
 Why: the loop launches about twelve kernels per tensor, and each reads and writes memory again. The fused kernel
 reads and writes weight, gradient and both moments once.
 Cost: none; results differ in the last bit.

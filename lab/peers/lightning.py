@@ -47,14 +47,16 @@ class Module(lightning.LightningModule):
         self.clock = task.clock
         self.gpt = task.model(attention="sdpa") if task.best else task.model()
         self.forward_loss = torch.compile(self.gpt) if task.best else self.gpt
-        self.adamw_impl = "foreach" if task.device.type == "cuda" else "forloop"
 
     def training_step(self, batch, _):
         inputs, targets = batch
         return self.forward_loss(inputs, targets) / (targets != IGNORE).sum()
 
     def configure_optimizers(self):
-        return build_optimizer(self.gpt, dataclasses.replace(self.gpt.config, adamw_impl=self.adamw_impl))
+        optimizer = build_optimizer(self.gpt, dataclasses.replace(self.gpt.config, adamw_impl="forloop"))
+        for group in optimizer.param_groups:
+            group.update(foreach=None, fused=None)  # PyTorch chooses by the device
+        return optimizer
 
     def on_train_batch_end(self, outputs, *_):
         self.trainer.should_stop = self.clock.step(outputs["loss"])

@@ -91,7 +91,7 @@ def impossible(c):
     if not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.activation_checkpointing):
         yield "activation_checkpointing", "expected none, sqrt, selective or every:K, such as every:1"
     if c.activation_checkpointing == "selective" and c.compiles_blocks:
-        keys = "activation_checkpointing compile_scope shard tensor_parallel pipeline_parallel"
+        keys = "activation_checkpointing optimizer_in_backward shard tensor_parallel pipeline_parallel"
         why = "it chooses among operators, which blocks that are compiled one by one hide"
         yield keys, f"{why}; expected --activation_checkpointing=every:1, or --compile=False"
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):

@@ -53,12 +53,10 @@ class Config:
     # autocast dtype; auto: bfloat16 if native, else float16 or float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa
-    attention: Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn", "efficient"] = "auto"
-    # AdamW: a loop over parameters, a kernel per operation, or one kernel
-    adamw_impl: Literal["forloop", "foreach", "fused"] = "fused"
+    attention: Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn"] = "auto"
+    adamw_impl: Literal["forloop", "fused"] = "fused"  # AdamW: a loop over parameters, or one kernel
     pad_vocab_to: int = 64  # pad the vocabulary to a multiple of this; 1: no padding
     compile: bool = True  # compile the model with torch.compile
-    compile_scope: Literal["model", "block"] = "model"  # compile the whole model, or one block for all (starts sooner)
     # torch.compile's; the second searches minutes for faster kernels
     compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
@@ -110,9 +108,9 @@ class Config:
 
     @property
     def compiles_blocks(self):
-        """True if the blocks are compiled one by one: between them, weights or activations are exchanged."""
+        """True if blocks are compiled one by one: between them, something is exchanged, or weights are updated."""
         is_cut = self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
-        return self.compile and (self.compile_scope == "block" or is_cut)
+        return self.compile and (is_cut or self.optimizer_in_backward)
 
     @property
     def scales_lr(self):

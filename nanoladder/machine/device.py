@@ -104,7 +104,7 @@ def configure(config, device):
         compile_tanh_by_exp()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if config.attention in ("flash", "cudnn", "efficient"):
+    if config.attention in ("flash", "cudnn"):
         for name, enable in ATTENTION_KERNELS.items():
             enable(name == config.attention)
 

@@ -16,7 +16,7 @@ class WithAdamW(torch.optim.Optimizer):
     """An optimizer for some parameter groups and AdamW for the rest, as one optimizer."""
 
     def __init__(self, first, rest, config):
-        implementation = {name: config.adamw_impl == name for name in ("foreach", "fused")}
+        implementation = {"foreach": False, "fused": config.adamw_impl == "fused"}
         betas = config.beta1, config.beta2
         self.optimizers = [first, torch.optim.AdamW(rest, lr=config.learning_rate, betas=betas, **implementation)]
         for number, optimizer in enumerate(self.optimizers):

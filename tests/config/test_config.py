@@ -132,7 +132,7 @@ IMPOSSIBLE = [
     ({"position": "rotary", "n_embd": 36, "n_head": 4}, ["position=rotary", "n_embd=36", "to be even"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
     ({"activation_checkpointing": "every:0"}, ["activation_checkpointing=every:0", "every:1"]),
-    (SELECTIVE | {"compile_scope": "block"}, ["selective", "compile_scope=block", "every:1"]),
+    (SELECTIVE | IN_BACKWARD, ["selective", "optimizer_in_backward=True", "every:1"]),
     (SELECTIVE | {"shard": "full"}, ["selective", "shard=full", "--compile=False"]),
     (SELECTIVE | {"pipeline_parallel": 2}, ["selective", "pipeline_parallel=2", "every:1"]),
     ({"tensor_parallel": 5}, ["n_head=12", "tensor_parallel=5", "divisor"]),

@@ -79,7 +79,7 @@ def test_a_fork_is_as_good_as_a_new_process(planted):
 
 def test_processes_train_side_by_side_answer_and_end(dense):
     config = tiny(dataset=str(dense))
-    first, second = (launch.Child(measure.take_turns, each) for each in (config, replace(config, adamw_impl="foreach")))
+    first, second = (launch.Child(measure.take_turns, each) for each in (config, replace(config, adamw_impl="fused")))
     losses = first.receive(120)
     assert losses == pytest.approx(second.receive(120), abs=1e-3) and len(losses) == 5
     assert first.ask(60) > 0 and second.ask(60) > 0

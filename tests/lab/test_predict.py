@@ -101,7 +101,7 @@ STEPS = [
         "set_to_none": False,
     },
     {"attention": "matmul", "activation_checkpointing": "every:2", "n_layer": 4, "optimizer": "lion", **INSIDE},
-    {"set_to_none": False, "micro_batch_size": 1, "vocab_size": 30011, "loss_chunks": 4, "adamw_impl": "foreach"},
+    {"set_to_none": False, "micro_batch_size": 1, "vocab_size": 30011, "loss_chunks": 4, "adamw_impl": "forloop"},
     {"adamw_impl": "forloop", **SHORT, **INSIDE},
     {"optimizer": "adafactor", "loss_chunks": 0, "n_layer": 3, **INSIDE},
     {"optimizer": "galore", "n_embd": 128},
@@ -143,7 +143,7 @@ LONG = pytest.mark.nightly
     [
         {"dtype": "float32", "vocab_size": 50257, "loss_chunks": 0},
         {"loss_chunks": 3, "vocab_size": 30011, "micro_batch_size": 2},
-        {"activation_checkpointing": "every:1", "compile_scope": "block", "n_layer": 2},
+        {"activation_checkpointing": "every:1", "shard": "full", "n_layer": 2},
         {"loss_chunks": 0, "vocab_size": 256, "n_layer": 2, "batch_size": 8},
         {"optimizer": "adafactor", "vocab_size": 256, "loss_chunks": 2, "n_layer": 2, **INSIDE},
         pytest.param(
@@ -165,7 +165,7 @@ def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
     trace.cache_clear()
-    config = small(shape=THIN, compile=True, compile_scope="block")
+    config = small(shape=THIN, compile=True, shard="full")  # one block for all
     assert predict.predict_memory(config).peak < predict.predict_memory(replace(config, compile=False)).peak
 
 

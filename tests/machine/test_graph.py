@@ -105,7 +105,7 @@ def test_a_recorded_run_resumes_bit_for_bit(emulated, dense, tmp_path):
         ({}, ""),
         ({"activation_checkpointing": "every:1", "compile": True}, ""),
         ({"activation_checkpointing": "every:1", "compile": False}, "recomputation"),
-        ({"activation_checkpointing": "every:1", "compile": True, "compile_scope": "block"}, "recomputation"),
+        ({"activation_checkpointing": "every:1", "compile": True, "shard": "full"}, "recomputation"),
         ({"optimizer_in_backward": True, "grad_clip": 0.0}, "optimizer_in_backward"),
     ],
     ids=str,
