@@ -20,6 +20,7 @@ from lab import devices, judge, measure, plan, predict, race, recipe, tables, tu
 from lab.launch import run_alone, run_together
 from lab.peers import task
 from lab.results import code_hash, default_folder, open_results, write, write_results
+from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -67,8 +68,9 @@ def predict_all(options, config_words):
         raise BadInput(f"{error}; or, to predict without the data, --vocab_size=NUMBER") from None
     config = load_config(words)
     n, price, memory_gb = options.world_size, options.price_per_hour, options.memory_gb
-    rows = plan.stage_rows([] if config.stage else options.stages or plan.stages_of(n), words)
-    rows |= {config.stage or plan.AS_CONFIGURED: config}
+    stage = parse_arguments(words)[1].get("stage")
+    rows = plan.stage_rows([] if stage else options.stages or plan.stages_of(n), words)
+    rows |= {stage or plan.AS_CONFIGURED: config}
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
     cost = predict.costs(config, options.mfu, max(device.flops.values()), n)

@@ -78,9 +78,9 @@ def judge(options, config_words):
     config = load_config(config_words)
     if config.dropout and options.metric != "loss":
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
-    paths, given = parse_arguments(config_words)
+    paths, climbed, given = parse_arguments(config_words)
     given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
-    keys = [f"--{key}={value}" for key, value in given.items()]
+    keys = [f"--{key}={value}" for key, value in (climbed | given).items()]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the copies, as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()

@@ -19,7 +19,7 @@ from lab.peers import task
 from lab.stages import fields, needs_several
 from lab.summary import row_below
 from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_names
-from nanoladder.config.stages import files, stage_below, stage_path
+from nanoladder.config.stages import LADDERS, files, stage_below, stage_path
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine import can_record, choose_device, choose_dtype
@@ -28,7 +28,12 @@ from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-HOW = ("stage", "compile_mode")  # keys of how a step is computed that are no stage's
+HOW = ("compile_mode",)  # keys of how a step is computed that are no stage's
+CLIMBS = {  # {(mode, option of the config): why the mode does not take it, and what to do}
+    ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
+    ("tune", "stage"): "--mode=tune begins with the finished loop; expected no --stage",
+    ("recipe", "recipe"): "--mode=recipe measures every rung; expected no --recipe",
+}
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
 
 
@@ -84,9 +89,9 @@ def varied(text):
     key, equals, values = text.partition("=")
     if text == "stages":
         return text
-    if not (equals and values):
+    if not (equals and values) or key in LADDERS:
         raise argparse.ArgumentTypeError(f"{text}: expected stages, or KEY=a,b,c (config files come before --vary)")
-    return [parse_arguments([f"--{key}={value}"])[1] for value in values.split(",")]
+    return [parse_arguments([f"--{key}={value}"])[-1] for value in values.split(",")]
 
 
 # -- modes and options
@@ -173,8 +178,9 @@ def parse(argv):
         raise BadInput(
             "micro_batch_size=auto is found when training starts; expected a number, or --vary micro_batch_size=8,16"
         )
-    if config.stage and options.mode == "ladder":
-        raise BadInput(f"stage={config.stage}: --mode=ladder sets it; choose rows with --stages=a,b,c")
+    for option, name in parse_arguments(words)[1].items():
+        if why := CLIMBS.get((options.mode, option)):
+            raise BadInput(f"{option}={name}: {why}")
     whole = options.mode in ("predict", "judge", "tune", "recipe", "race") or options.dimension == "pipeline"
     whole = whole or options.train or any(word.startswith("--batch_size") for word in words)
     if config.micro_batch_size and not whole:
@@ -332,7 +338,7 @@ def here(config):
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
     same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
     same["cuda_graph"] = config.cuda_graph and can_record(config, device)
-    return dataclasses.replace(config, stage="", **same, **ALONE)
+    return dataclasses.replace(config, **same, **ALONE)
 
 
 def not_applicable(rows, options):

@@ -24,7 +24,7 @@ from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # more only compete
-OF_A_RUN = ("out_dir", "init_from", "stage", "recipe", "log_interval", "sample_interval", "wandb")
+OF_A_RUN = ("out_dir", "init_from", "log_interval", "sample_interval", "wandb")
 DIVERGED = "stopped at step"  # in the last line of train.py
 PAUSE = 0.2  # seconds between two looks at the processes
 

@@ -36,8 +36,6 @@ def tune(options, config, conditions):
 
     config: with its vocab_size. conditions: function that returns those of the results.
     """
-    if config.stage:
-        raise BadInput(f"stage={config.stage}: --mode=tune begins with the finished loop; expected no --stage")
     if config.dropout:  # its random numbers depend on the kernels
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
     start, results = monotonic(), {**conditions(), "commit": commit(), "races": []}

@@ -8,6 +8,7 @@ from conftest import ROOT
 
 from lab import climb, pages
 from nanoladder.config import Config
+from nanoladder.config.stages import LADDERS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -57,7 +58,7 @@ def test_every_command_exists(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_key_given_to_train_py_exists(page):
-    keys = {field.name for field in dataclasses.fields(Config)} | {"help", "key"}  # --key=value
+    keys = {field.name for field in dataclasses.fields(Config)} | {*LADDERS, "help", "key"}  # --key=value
     for words in re.findall(r"\btrain\.py(?: [^`#\n]*)?", code(page.read_text(encoding="utf-8"))):
         assert keys.issuperset(re.findall(r"--(\w+)", words)), words
 
@@ -66,7 +67,9 @@ def test_every_option_given_to_profile_py_exists(run_main):
     listed = run_main(climb.main, "--help").out.partition("\nmodes:\n")[2].partition("\noptions:")[0]
     modes = set(re.findall(r"^  (\w+) ", listed, flags=re.MULTILINE))
     helps = [run_main(climb.main, f"--mode={mode}", "--help").out for mode in modes]
-    known = {field.name for field in dataclasses.fields(Config)} | set(re.findall(r"--(\w+)", "".join(helps)))
+    known = (
+        {field.name for field in dataclasses.fields(Config)} | {*LADDERS} | set(re.findall(r"--(\w+)", "".join(helps)))
+    )
     for page in PAGES:
         for words in re.findall(r"\bprofile\.py(?: [^`#\n]*)?", code(page.read_text(encoding="utf-8"))):
             assert known.issuperset(re.findall(r"--(\w+)", words)), words

@@ -161,7 +161,7 @@ def test_the_list_draws_every_stage_on_its_branch(capsys):
 
 def test_the_trunk_is_the_defaults():
     trunk = load_config(["--stage=cuda_graph"])
-    assert replace(trunk, stage="", ddp=True) == Config()
+    assert replace(trunk, ddp=True) == Config()
 
 
 def spy(monkeypatch, owner, name, record):

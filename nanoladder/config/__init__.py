@@ -1,7 +1,7 @@
 """Configuration: the keys, config files and the command line.
 
-Config files are Python, and set keys. They apply from left to right, then the stages up to `--stage`, then
-`--key=value`.
+Config files are Python, and set keys. They apply from left to right, then the stages up to `--stage` and
+`--recipe`, then `--key=value`.
 
 - keys: the dataclass Config, each key with its type, default and meaning
 - load: the command line, config files, `--help`
@@ -15,4 +15,4 @@ need a dataset, a device or a checkpoint.
 from nanoladder.config.check import check, gathers_keys, known, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, TYPES, Config, differences
 from nanoladder.config.load import apply, help_text, parse_arguments, read_file
-from nanoladder.config.stages import RECIPE_DIR, STAGES_DIR, stage_files, stage_names, stage_path
+from nanoladder.config.stages import RECIPE_DIR, STAGES_DIR, climbed_files, stage_files, stage_names, stage_path

@@ -18,8 +18,6 @@ class Config:
     seed: int = 1337  # random seed of initial weights, batches and dropout
     device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:N | mps
     memory_gb: float = 0.0  # memory budget of each process, in 1e9 bytes; 0: all that is free
-    stage: str = ""  # climb the ladder up to this stage only; `python ladder.py` lists them
-    recipe: str = ""  # climb the second ladder, config/recipe/, up to this rung
     deterministic: bool = False  # deterministic algorithms only: runs repeat bit for bit, slower
 
     # -- model

@@ -1,4 +1,4 @@
-"""Loading: config files, then a stage of the ladder, then the command line set the values of keys."""
+"""Loading: config files, then the stages of the ladders, then the command line set the values of keys."""
 
 import inspect
 import traceback
@@ -6,37 +6,44 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config import stages
 from nanoladder.config.check import expected, known, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
+from nanoladder.config.stages import LADDERS
 from nanoladder.errors import BadInput, nearest
 
 USAGE = """\
-usage: python train.py [config/x.py ...] [--stage=NAME] [--key=value | --key value ...]
+usage: python train.py [config/x.py ...] [--stage=NAME] [--recipe=NAME] [--key=value ...]
+  --stage=NAME                  climb the ladder up to this stage; `python ladder.py` lists them
+  --recipe=NAME                 climb the second ladder, config/recipe/, up to this rung
 
-Config files are applied from left to right, then the stages up to --stage, then the keys:
+Config files are applied from left to right, then the stages, then the keys:
   python train.py config/quickstart.py --max_steps=100 --device=cpu
 Without config files, a resumed run continues as it was configured; keys change it:
   python train.py --out_dir=out/quickstart --init_from=resume --max_steps=2000"""
 
 
 def parse_arguments(argv, options=()):
-    """Splits ["x.py", "--key=value", "--key", "value"] into the paths of files and {key: typed value}.
+    """Splits ["x.py", "--stage=NAME", "--key=value", "--key", "value"] into paths, {"stage": NAME}, {key: typed value}.
 
     options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
     """
-    paths, given = [], {}
+    paths, climbed, given = [], {}, {}
     rest = iter(argv)
     for word in rest:
         if not word.startswith("-"):
             paths.append(word)
             continue
         key, equals, text = word.lstrip("-").partition("=")
-        known(key, "command line", options)
+        if key not in LADDERS:
+            known(key, "command line", (*options, *LADDERS))
         if not equals and (text := next(rest, "--")).startswith("--"):
-            raise BadInput(f"--{key}: no value given; expected {expected(key)}, such as --{key}={DEFAULTS[key]}")
-        given[key] = typed(key, from_text(key, text), "command line")
-    return paths, given
+            needed = f"a {key}" if key in LADDERS else f"{expected(key)}, such as --{key}={DEFAULTS[key]}"
+            raise BadInput(f"--{key}: no value given; expected {needed}")
+        if key in LADDERS:
+            climbed[key] = text
+        else:
+            given[key] = typed(key, from_text(key, text), "command line")
+    return paths, climbed, given
 
 
 def from_text(key, text):
@@ -53,14 +60,10 @@ def from_text(key, text):
 
 
 def apply(paths, given, base):
-    """Returns base, a dict of all keys, changed by config files, then by the stages, then by the given keys."""
+    """Returns base, a dict of all keys, changed by config files, then by the given keys."""
     values = dict(base)
     for path in paths:
         read_file(Path(path), values, given)
-    for key, folder in {"stage": stages.STAGES_DIR, "recipe": stages.RECIPE_DIR}.items():
-        if (stage := given.get(key, values[key])) != base[key]:
-            for file in stages.stage_files(stage, folder):
-                read_file(file, values, given)
     return values | given
 
 

@@ -14,6 +14,7 @@ from nanoladder.errors import BadInput, nearest
 
 STAGES_DIR = Path(__file__).parents[2] / "config" / "stages"
 RECIPE_DIR = STAGES_DIR.with_name("recipe")
+LADDERS = {"stage": STAGES_DIR, "recipe": RECIPE_DIR}  # by the option that climbs them
 
 
 def files(folder=None):
@@ -58,3 +59,8 @@ def stage_files(name, folder=None):
     """Paths of the files of all stages of a ladder up to and including `name`; raises BadInput if there is none."""
     ladder_of(name, folder or STAGES_DIR)
     return [files(folder)[stage] for stage in stage_path(name)]
+
+
+def climbed_files(climbed):
+    """Paths of the files of all stages that {"stage": name, "recipe": name} climb; raises BadInput as stage_files."""
+    return [path for key, folder in LADDERS.items() if key in climbed for path in stage_files(climbed[key], folder)]

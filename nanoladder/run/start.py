@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from nanoladder import checkpoint, files
-from nanoladder.config import DEFAULTS, Config, apply, check, help_text, known, parse_arguments, typed
+from nanoladder.config import DEFAULTS, Config, apply, check, climbed_files, help_text, known, parse_arguments, typed
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput
 
@@ -31,10 +31,11 @@ def load_config(argv, options=()):
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
-    paths, given = parse_arguments(argv, options)
-    values = apply(paths, given, DEFAULTS)
+    paths, climbed, given = parse_arguments(argv, options)
+    files = [*paths, *climbed_files(climbed)]
+    values = apply(files, given, DEFAULTS)
     if base := keys_of_start(values, alone=not paths):
-        values = apply(paths, given, DEFAULTS | base)
+        values = apply(files, given, DEFAULTS | base)
     config = Config(**values)
     check(config)
     return config

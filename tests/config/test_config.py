@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lab import predict
 from model import GPT
 from nanoladder import checkpoint, config
-from nanoladder.config import DEFAULTS, Config
+from nanoladder.config import DEFAULTS, Config, stages
 from nanoladder.config.keys import INSTEAD
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -94,6 +94,8 @@ BAD_INPUT = [
     (["--dropout=-0.1"], ["dropout=-0.1", "at least 0"]),
     (["--seed=" + "9" * 30], ["seed=999", f"below {2**63}"]),
     (["--stage=nowhere"], ["stage=nowhere", "ladder.py"]),
+    (["--stage"], ["--stage: no value given", "a stage"]),
+    (["--stages=amp"], ["unknown key 'stages'", "'stage'"]),
     # files
     (["nowhere/x.py"], ["nowhere/x.py cannot be read in", str(Path.cwd()), "config/gpt2.py"]),
     ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
@@ -174,6 +176,7 @@ def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
     file("seed = batch_size + 1", "01_first.py")
     file("seed = 2", "02_second.py")
     monkeypatch.setattr("nanoladder.config.stages.STAGES_DIR", tmp_path)
+    monkeypatch.setitem(stages.LADDERS, "stage", tmp_path)
     assert config.stage_names() == ["naive", "first", "second"]
     preset = file("seed = 9\nbatch_size = 3", "preset.py")
     assert load_config([preset, "--stage=naive"]).seed == 0

@@ -45,7 +45,7 @@ def run(dense, tmp_path, run_main, monkeypatch):
         monkeypatch.setattr(Player, name, value)
 
     def run(**changes):
-        other = tiny(**{"dataset": str(dense), "attention": "sdpa", "stage": "", **changes})
+        other = tiny(**{"dataset": str(dense), "attention": "sdpa", **changes})
         file = tmp_path / "other.py"
         file.write_text("\n".join(f"{key} = {value!r}" for key, value in vars(other).items()))
         options = "--mode=race", f"--against={file}", "--seeds=3", f"--out_dir={tmp_path}"

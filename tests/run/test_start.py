@@ -1,5 +1,6 @@
 """Start of a run: what it takes from a run that it continues or a model that it begins from, and what it refuses."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -110,6 +111,16 @@ def test_a_run_alone_continues_as_it_was_configured(init_from, whole, half, run_
         assert same(saved(half)[part], saved(whole)[part]), part
     assert rows(half, "step", "train_loss", "lr") == rows(whole, "step", "train_loss", "lr")
     assert f"step 6, as it was configured\n{path} is at step 6" in run_main(train.main, *given).out
+
+
+def test_a_stage_changes_the_run_that_continues_and_is_not_kept(half, run_main):
+    words = f"--out_dir={half.out_dir}", "--init_from=resume"
+    result = run_main(train.main, *words, "--stage=flash", "--adamw_impl=fused", "--max_steps=4")
+    assert result.code == 0 and "but max_steps=4 (before 3), " in result.out
+    assert "attention=sdpa (before matmul)" in result.out and "adamw_impl=fused (before forloop)" in result.out
+    config = load_config([*words])
+    assert (config.attention, config.adamw_impl, config.dropout) == ("sdpa", "fused", half.dropout)
+    assert not {"stage", "recipe"} & set(json.loads(Path(half.out_dir, "config.json").read_text()))
 
 
 def test_config_files_take_the_place_of_the_runs_own_but_for_its_shape(half, tmp_path):
