@@ -9,7 +9,7 @@ from nanoladder.checkpoint import format
 from nanoladder.checkpoint.check import SHAPE, Damaged, config_of, reading
 from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS
+from nanoladder.config import DEFAULTS, known
 from nanoladder.errors import BadInput
 
 
@@ -32,11 +32,18 @@ def newest(folder):
 
 
 def load(path):
-    """Returns a checkpoint's dict, whose tensors are memory-mapped. Raises Damaged unless the file is a whole one."""
+    """Returns a checkpoint's dict, whose tensors are memory-mapped.
+
+    Raises Damaged unless the file is a whole one, and BadInput if its config has keys that there are no more.
+    """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
-        return format.read(path)
+        state = format.read(path)
+        keys = [*state["config"]]
+    for key in keys:
+        known(key, path)
+    return state
 
 
 def load_weights(model, state, path):

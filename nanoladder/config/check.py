@@ -8,7 +8,7 @@ import math
 import re
 from typing import Literal, get_args, get_origin
 
-from nanoladder.config.keys import DEFAULTS, INSTEAD, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, INSTEAD, RENAMED, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of the numbers; every other number is at least 0.
@@ -23,9 +23,14 @@ IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False,
 
 
 def known(key, where, options=()):
-    """Raises BadInput if there is no such key; names the nearest among the keys and `options`, a script's own."""
+    """Raises BadInput if there is no such key; names what took its place, or the nearest of the keys and `options`.
+
+    options: a script's own.
+    """
     if key in INSTEAD:
         raise BadInput(f"{where}: {key} is no key here; expected {INSTEAD[key]} (docs/from-nanogpt.md)")
+    if key in RENAMED:
+        raise BadInput(f"{where}: {key} is no key any more; expected {RENAMED[key]}")
     if key not in DEFAULTS:
         raise BadInput(f"{where}: unknown key {key!r}{nearest(key, [*DEFAULTS, *options])}; --help lists every key")
 

@@ -116,7 +116,7 @@ class Config:
         return not self.tie_embeddings or self.optimizer in ("sgd", "adafactor", "lion")
 
 
-INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to write instead
+INSTEAD = {  # names of nanoGPT's that are no keys here: what to write instead
     "max_iters": "max_steps",
     "block_size": "context_length",
     "gradient_accumulation_steps": "batch_size, of a whole step (480), and micro_batch_size, of one forward (12)",
@@ -130,6 +130,17 @@ INSTEAD = {  # names of nanoGPT's and others that are no keys here: what to writ
     "wandb_log": "wandb=True",
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, whose name the run has",
+}
+RENAMED = {  # keys that were: what to write instead
+    "average": "ema=True or False",
+    "decay": "cautious_decay=True or False",
+    "tied": "tie_embeddings",
+    "track": "wandb=True or False",
+    "embedding_skip": "x0_skip",
+    "checkpointing": "activation_checkpointing",
+    "compile_scope": "no such key: blocks are compiled one by one where that is needed",
+    "stage": "--stage=NAME on the command line, and no such key",
+    "recipe": "--recipe=NAME on the command line, and no such key",
 }
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; that of a group is the heading above its first key.

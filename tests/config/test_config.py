@@ -12,7 +12,7 @@ from lab import predict
 from model import GPT
 from nanoladder import checkpoint, config
 from nanoladder.config import DEFAULTS, Config, stages
-from nanoladder.config.keys import INSTEAD
+from nanoladder.config.keys import INSTEAD, RENAMED
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
@@ -119,6 +119,16 @@ def test_a_config_file_is_python(file):
 def test_the_page_for_users_of_nanogpt_has_every_name_that_is_refused_for_another():
     page = (ROOT / "docs" / "from-nanogpt.md").read_text(encoding="utf-8")
     assert all(f"`{name}" in page for name in INSTEAD)
+
+
+@pytest.mark.parametrize("key", RENAMED)
+def test_a_key_that_was_is_refused_in_one_line_that_says_what_to_write(key, file, refused):
+    assert key not in DEFAULTS
+    line = refused(load_config, file(f"seed = 1\n{key} = 'none'"))
+    assert f"x.py line 2: {key} is no key any more; expected {RENAMED[key]}" in line
+    if key not in stages.LADDERS:
+        line = refused(load_config, f"--{key}=none")
+        assert f"command line: {key} is no key any more; expected {RENAMED[key]}" in line
 
 
 SELECTIVE = {"activation_checkpointing": "selective"}

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import LINE, contents, flags, replace, rows, same, saved, tiny, write_folder
 
+import sample
 import train
 from nanoladder import checkpoint
+from nanoladder.config.keys import RENAMED
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
 from nanoladder.run import load_config
 
@@ -151,6 +153,25 @@ def test_a_config_of_a_run_that_is_not_valid_is_refused(init_from, half, refused
     for text, fragment in INVALID.items():
         path.write_bytes(text)
         assert f"{path}{fragment}" in refused(train.main, *words)
+
+
+@pytest.mark.parametrize("key", RENAMED)
+def test_a_run_with_a_key_that_was_is_refused_in_one_line(key, half, tmp_path, refused):
+    """By its config.json, and by a checkpoint: to continue, or to begin from."""
+    said = f"{key} is no key any more; expected {RENAMED[key]}\n"
+    file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
+    words, text = (f"--out_dir={half.out_dir}", "--init_from=resume"), file.read_text()
+    file.write_text(json.dumps({**json.loads(text), key: "none"}))
+    assert refused(train.main, *words) == f"error: {file}: {said}"
+
+    file.write_text(text)
+    state = checkpoint.load(path)
+    checkpoint.write_file(tmp_path / "old.safetensors", {**state, "config": {**state["config"], key: "none"}})
+    shutil.copy(tmp_path / "old.safetensors", path)
+    assert refused(train.main, *words) == f"error: {path}: {said}"
+    begins = f"--out_dir={tmp_path}/new", f"--init_from={path}", f"--dataset={half.dataset}"
+    assert refused(train.main, *begins) == f"error: {path}: {said}"
+    assert f"{path}: {said}" in refused(sample.main, f"--out_dir={half.out_dir}", "--checkpoint=last")
 
 
 def test_without_its_config_a_run_continues_by_config_files(half, tmp_path, run_main):
