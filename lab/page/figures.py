@@ -120,7 +120,7 @@ def verdict(chart, row, other):
         gain = row.get("gains", {}).get(other["name"])
         text = times(gain) if gain else ""
     if "×" not in text:
-        words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "measured once, not compared with"
+        words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "too few rounds to compare with"
         return tag("p", f"{words} {other['name']}", class_="verdict")
     ratio, _, interval = text.partition(" ")
     kind = "same" if ratio == "1.00×" else "good" if float(ratio[:-1]) > 1 else "bad"

@@ -184,10 +184,10 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
 
     monkeypatch.setattr(climb, "run_alone", run_alone)
     keys = [word for word in flags(dataset=dense) if not word.startswith("--adamw_impl=")]  # a key goes before a stage
-    climb.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=2"])
+    climb.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=3"])
     turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
     failing = [(peer, best) for peer in ("huggingface", "lightning") for best in (False, True)]
-    assert asked == [*turn, *failing, *turn[::-1]]
+    assert asked == [*turn, *failing, *turn[::-1], *turn]
     text = (tmp_path / "table.md").read_text()
     rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
     by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
