@@ -117,7 +117,7 @@ MODES = {
     "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir")),
     "recipe": Mode(
         "what each rung of the recipe, the second ladder, is worth in tokens, by whole training runs",
-        ("minutes", "kept", "out_dir"),
+        ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
     "race": Mode("how much sooner whole runs end with the loss of another config's", ("against", "seeds", "out_dir")),
     "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
@@ -145,6 +145,8 @@ OPTIONS = {  # {name: the parser of its text (None: a switch), its default, and 
     "rounds": (at_least(6), 24, "most rounds of a process of each version; fewer if one is clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
     "minutes": (positive, 10, "of the search; of a recipe, until its last run begins (the same command continues)"),
+    "on": (rungs, None, "comma-separated rungs that the base of a recipe has already"),
+    "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base has not)"),
     "kept": (rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
     "nanogpt": (str, None, "a checkout of nanoGPT, whose train.py is run"),
     "memory_gb": (positive, None, "in GB: names the largest micro-batch that fits"),

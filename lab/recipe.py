@@ -16,6 +16,8 @@ What to run next is a function of the finished trials. So any time is used in th
 
 --kept=a,b,c: the rungs that another scale has kept are not screened, but measured together, tuned at half the length,
 and then without each. Rates are chosen on one seed; the base's curve spans a quarter of the length to twice it.
+
+--on=a,b,c: the base has these rungs already. --rungs=d,e: of the others, these are measured.
 """
 
 import dataclasses
@@ -254,7 +256,8 @@ def measure(options, words):
     """Runs the trials that are missing, for --minutes, and writes what all of them say."""
     config = plan.load_config(words)
     dataset = open_dataset(config)
-    protocol = functools.partial(Protocol, config, rungs_of(config), kept=options.kept or ())
+    rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())
+    protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())
     protocol(lambda trial: None).require_valid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
@@ -271,7 +274,7 @@ def measure(options, words):
             trials.run(lambda: protocol(trials.loss).wanted, parameters, end, at_once)
             time_steps(protocol(trials.loss), folder / STEPS, end)
         finally:
-            report(protocol(trials.loss), trials, read_steps(folder / STEPS), words, parameters)
+            report(protocol(trials.loss), trials, read_steps(folder / STEPS), words, options.on, parameters)
 
 
 def time_steps(protocol, path, end):
@@ -307,3 +310,15 @@ def rungs_of(config):
         rungs[name] = {key: after[key] for key in after if after[key] != values[key]}
         values = after
     return rungs
+
+
+def chosen(rungs, on, names):
+    """The rungs to measure: the base, with the rungs that it has already, then those of these names, or all others.
+
+    rungs: {name: changes of the config}, first the base's. Raises BadInput if none is left.
+    """
+    first, *others = rungs
+    base = {key: value for name in (first, *on) for key, value in rungs[name].items()}
+    if not (wanted := [name for name in others if name in (names or others) and name not in on]):
+        raise BadInput("--on, --rungs: the base has every rung that is to be measured; expected others for --rungs")
+    return {first: base} | {name: rungs[name] for name in wanted}

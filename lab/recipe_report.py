@@ -21,8 +21,10 @@ screening, and the rows after stand on it. ms ×: time of a step beside the base
 gain: tokens × / ms ×."""
 
 
-def report(protocol, trials, steps, words, parameters):
+def report(protocol, trials, steps, words, on, parameters):
     """Prints and writes what a Protocol found. steps: {row: seconds and peak bytes}. words: of the config.
+
+    on: the rungs that the base has, or None.
 
     parameters: function of a config.
     """
@@ -34,13 +36,13 @@ def report(protocol, trials, steps, words, parameters):
     text = [
         f"## recipe: `{' '.join(words)}`",
         f"{len(trials.rows)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
-        f"Length 1 is {protocol.config.max_steps} steps of {protocol.config.batch_size} × "
-        f"{protocol.config.context_length} tokens. {in_words(protocol.curve)}",
+        f"The base has {', '.join(on or ['no rung'])}. Length 1 is {protocol.config.max_steps} steps of "
+        f"{protocol.config.batch_size} × {protocol.config.context_length} tokens. {in_words(protocol.curve)}",
         tables.markdown(COLUMNS, rows),
         HOW_TO_READ,
     ]
-    results = {"config": words, "data": trials.data, "commits": commits, "machines": machines, "rows": rows}
-    results["curve"] = protocol.curve and vars(protocol.curve)
+    results = {"config": words, "on": on or [], "data": trials.data, "commits": commits, "machines": machines}
+    results |= {"rows": rows, "curve": protocol.curve and vars(protocol.curve)}
     write(folder, {"recipe.json": results, "recipe.md": "\n\n".join(text)})
     if protocol.curve:
         draw(protocol.curve, rows, folder / "recipe.png")

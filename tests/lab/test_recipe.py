@@ -147,6 +147,14 @@ def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(wo
     assert run("--kept=fine")[0].err.startswith("error: argument --kept: unknown 'fine'")
 
 
+def test_the_base_may_have_rungs_already(world, run, tmp_path):
+    _, rows, found = run("--on=good", "--rungs=nothing,late")
+    assert [*rows] == ["base", "nothing", "late"] and rows["late"]["tokens"]["times"] == pytest.approx(1.2, rel=0.01)
+    assert all(row["config"]["optimizer"] == "muon" for row in found)
+    assert "The base has good." in (tmp_path / "recipe.md").read_text()
+    assert run("--on=good", "--rungs=good")[0].err.startswith("error: --on, --rungs: the base has every rung")
+
+
 @pytest.mark.parametrize("most", [3, 20, 100])
 def test_it_goes_on_after_ctrl_c_and_says_what_is_known(world, run, most):
     world.most = most
