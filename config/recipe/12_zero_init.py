@@ -1,5 +1,7 @@
 """Projections into the residual stream begin as zeros, so that every block begins as the identity.
 
+Stands on: value_embedding
+
 What: zeros for the projections of attention and the MLP, and for an untied head.
 Why: the first steps then do not have to undo random blocks.
 Cost: none.

@@ -1,5 +1,7 @@
 """Weight decay acts only on weights that the update shrinks too.
 
+Stands on: value_embedding
+
 What: the decay of a weight is dropped at each step whose update moves it away from zero.
 Why: decay then never works against the gradient.
 Cost: a copy of the decayed weights during the update.

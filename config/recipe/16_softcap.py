@@ -1,5 +1,7 @@
 """Logits are limited to ±15 by a tanh.
 
+Stands on: value_embedding
+
 What: `15 · tanh(logits / 15)`, in the loss's operator too.
 Why: the loss cannot be lowered by ever larger logits.
 Cost: a tanh in the passes of the loss's operator; without chunks, passes over the logits.

@@ -1,5 +1,7 @@
 """RMSNorm for LayerNorm: the mean is not subtracted.
 
+Stands on: value_embedding
+
 What: `nn.RMSNorm` with a gain.
 Why: as good in most reports, and cheaper.
 Cost: none.

@@ -1,5 +1,7 @@
 """The MLP's activation is the square of ReLU.
 
+Stands on: value_embedding
+
 What: `F.relu(x).square()` for GELU.
 Why: found by a search over programs; most of its outputs are zeros.
 Cost: none; cheaper than GELU.

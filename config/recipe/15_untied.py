@@ -1,7 +1,9 @@
 """The head has a weight of its own; it and the embedding have their learning rates, and no decay.
 
-What: `tie_embeddings=False`, with embedding_lr and head_lr as multiples of the learning rate. The head begins as zeros,
-zero_init; without it, as the embedding does.
+Stands on: value_embedding
+
+What: `tie_embeddings=False`, with embedding_lr and head_lr as multiples of the learning rate. The head begins as the
+embedding does, or with zero_init as zeros.
 Why: a row of the embedding gets a gradient only if its token occurs, one of the head at every token.
 Cost: vocabulary × width more parameters, with their optimizer state. Not for Hugging Face's GPT-2, nor for pipelines.
 Source:
