@@ -43,6 +43,13 @@ class Rotary(nn.Module):
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=3).type_as(x)
 
 
+class Previous(nn.Module):
+    """The vectors of the position before, (..., T, C) -> the same; zeros before the first position."""
+
+    def forward(self, x):
+        return F.pad(x, (0, 0, 1, -1))
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention (Vaswani et al. 2017), (B, T, C) -> (B, T, C)."""
 
@@ -57,6 +64,8 @@ class Attention(nn.Module):
             self.register_buffer("future", torch.ones(T, T, dtype=torch.bool).triu(1), persistent=False)
         if config.position == "rotary":
             self.rotary = Rotary(config)
+        if config.key_offset:
+            self.previous = Previous()
 
     def forward(self, x, own_value=None):
         B, T, C = x.shape
@@ -68,6 +77,8 @@ class Attention(nn.Module):
             q, k = ((1.2 * F.rms_norm(part, part.shape[-1:])).type_as(v) for part in (q, k))
         if self.config.position == "rotary":
             q, k = self.rotary(q), self.rotary(k)
+        if self.config.key_offset:  # a query that matches a token gets the value of what followed it
+            k = self.previous(k)
         y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)
         return self.dropout(self.proj(y))
 
@@ -144,6 +155,9 @@ class GPT(nn.Module):
                 nn.ModuleList(tables),
                 nn.Parameter(torch.full([len(tables)], 0.5)),
             )
+        if config.smear:
+            self.smear = nn.Parameter(torch.full([config.n_embd], 0.2))
+            self.previous = Previous()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = NORMS[config.norm](config.n_embd, bias=config.bias)
@@ -183,11 +197,13 @@ class GPT(nn.Module):
 
     def hidden(self, tokens):
         """Token ids (B, T) -> normalized final hidden states (B, T, C)."""
+        x = self.token_embedding(tokens)
+        if self.config.smear:
+            x = x + self.smear * self.previous(x)
         if self.config.position == "learned":
             positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-            x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
-        else:
-            x = self.dropout(self.token_embedding(tokens))
+            x = x + self.position_embedding(positions)
+        x = self.dropout(x)
         blocks = self.blocks
         if self.config.x0_skip or self.config.value_embedding:
             values = self.embed_values(tokens)

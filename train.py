@@ -73,7 +73,8 @@ def build_optimizer(model, config):
         multiplied = parameter.dim() == 2 and not name.endswith("position_embedding.weight")
         (decayed if multiplied else others).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = optim.with_rates(groups, model, config)
+    if config.has_rates:
+        groups = optim.with_rates(groups, model, config)
     if config.optimizer == "adamw":
         optimizer = torch.optim.AdamW(
             groups,

@@ -25,24 +25,24 @@ def batch(config, seed=0):
     return torch.randint(config.vocab_size, (2, 4, config.context_length), generator=generator).unbind()
 
 
-def of_rung(name, alone=False, **keys):
-    """The tiny config with the rungs up to this one, or with it alone."""
-    path = [name] if alone else stages.stage_path(name)
-    fields = {field: value for rung in path for field, value in lab.stages.fields(rung).items()}
+def of_rung(name, **keys):
+    """The tiny config with the rungs up to this one."""
+    fields = {field: value for rung in stages.stage_path(name) for field, value in lab.stages.fields(rung).items()}
     return tiny(vocab_size=40, **{field: eval(value) for field, value in fields.items()}, **keys)
 
 
-def test_the_base_is_the_default_and_the_last_rung_has_them_all():
-    fields = lab.stages.fields_up_to(RUNGS[-1])
-    assert {field: eval(fields[field]) for field in RECIPE}.keys() == RECIPE.keys()
-    base = of_rung("base")
-    assert all(getattr(base, field) == getattr(Config(), field) for field in RECIPE)
-    assert all(eval(fields[field]) != getattr(Config(), field) for field in RECIPE if field != "head_lr")
+def test_the_base_is_the_default_and_the_rungs_change_each_field_of_the_recipe():
+    base, fields = lab.stages.fields("base"), {}
+    for name in RUNGS[1:]:
+        fields |= lab.stages.fields(name)
+    assert base.keys() == fields.keys() == RECIPE.keys()
+    assert all(eval(value) == getattr(Config(), field) for field, value in base.items())
+    assert all(eval(value) != getattr(Config(), field) for field, value in fields.items() if field != "head_lr")
 
 
 @pytest.mark.parametrize("name", RUNGS[1:])
-def test_a_rung_alone_changes_the_model_its_update_or_its_schedule_and_shares_all_common_weights(name):
-    base, config = of_rung("base"), of_rung(name, alone=True)
+def test_a_rung_changes_the_model_its_update_or_its_schedule_and_shares_all_common_weights(name):
+    base, config = of_rung(stages.stage_below(name)), of_rung(name)
     losses, ours, theirs = [], GPT(base).state_dict(), GPT(config).state_dict()
     begun_as_zero = {key for key in ours if name == "zero_init" and key.endswith("proj.weight")}
     if not config.tie_embeddings:

@@ -1,6 +1,6 @@
 """The MLP's activation is the square of ReLU.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: `F.relu(x).square()` for GELU.
 Why: found by a search over programs; most of its outputs are zeros.

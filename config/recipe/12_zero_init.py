@@ -1,6 +1,6 @@
 """Projections into the residual stream begin as zeros, so that every block begins as the identity.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: zeros for the projections of attention and the MLP, and for an untied head.
 Why: the first steps then do not have to undo random blocks.

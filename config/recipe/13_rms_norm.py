@@ -1,6 +1,6 @@
 """RMSNorm for LayerNorm: the mean is not subtracted.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: `nn.RMSNorm` with a gain.
 Why: as good in most reports, and cheaper.

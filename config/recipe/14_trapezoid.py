@@ -1,6 +1,6 @@
 """The learning rate stays at its peak for half of the run, then falls linearly.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: warmup, constant, and over the second half linear to min_lr.
 Why: the mean rate is higher, and how long to train can be decided late.

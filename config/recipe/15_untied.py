@@ -1,6 +1,6 @@
 """The head has a weight of its own; it and the embedding have their learning rates, and no decay.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: `tie_embeddings=False`, with embedding_lr and head_lr as multiples of the learning rate. The head begins as the
 embedding does, or with zero_init as zeros.

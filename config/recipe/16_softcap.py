@@ -1,6 +1,6 @@
 """Logits are limited to ±15 by a tanh.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: `15 · tanh(logits / 15)`, in the loss's operator too.
 Why: the loss cannot be lowered by ever larger logits.

@@ -1,6 +1,6 @@
 """Weight decay acts only on weights that the update shrinks too.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: the decay of a weight is dropped at each step whose update moves it away from zero.
 Why: decay then never works against the gradient.

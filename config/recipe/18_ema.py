@@ -1,6 +1,6 @@
 """An average of the last fifty steps' weights is evaluated.
 
-Stands on: value_embedding
+Stands on: smear
 
 What: an exponential moving average in the optimizer's state, of which a step keeps 0.98.
 Why: averaging removes noise of the last updates, as the decay of the learning rate does.

@@ -76,6 +76,7 @@ class Config:
     # -- recipe (what a step is worth: the rungs of config/recipe/)
     position: Literal["learned", "rotary"] = "learned"  # position embedding, or rotation of queries and keys
     qk_norm: bool = False  # RMS norm of each head's queries and keys
+    key_offset: bool = False  # the key of a position is that of the token before
     activation: Literal["gelu", "relu2"] = "gelu"  # of the MLP; relu2: the square of ReLU
     zero_init: bool = False  # zeros in projections into the residual stream and in an untied head
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm, or RMSNorm
@@ -84,9 +85,12 @@ class Config:
     tie_embeddings: bool = True  # the output head's weight is the token embedding's
     embedding_lr: float = 1.0  # learning rate of token and value embeddings, as a multiple
     head_lr: float = 1.0  # learning rate of an untied head, as a multiple
+    scalar_lr: float = 1.0  # learning rate of learned shares, as a multiple
     logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
     x0_skip: bool = False  # mix the token embedding into the input of each block
     value_embedding: bool = False  # token embeddings in the values of every second block
+    smear: bool = False  # add a learned share of the token before to each embedding
+    split_qkv: bool = False  # Muon takes the matrices of queries, keys and values apart
     cautious_decay: bool = False  # decay only weights that the update shrinks too
     ema: bool = False  # evaluate a moving average of the weights, not the last ones
 
@@ -111,9 +115,14 @@ class Config:
         return self.compile and (is_cut or self.optimizer_in_backward)
 
     @property
+    def has_rates(self):
+        """True if embeddings, an untied head and learned shares have learning rates of their own."""
+        return not self.tie_embeddings or self.embedding_lr != 1 or self.scalar_lr != 1
+
+    @property
     def scales_lr(self):
         """True if parameter groups may have learning rates of their own, multiples (lr_factor) of the schedule's."""
-        return not self.tie_embeddings or self.optimizer in ("sgd", "adafactor", "lion")
+        return self.has_rates or self.optimizer in ("sgd", "adafactor", "lion")
 
 
 INSTEAD = {  # names of nanoGPT's that are no keys here: what to write instead

@@ -22,7 +22,8 @@ FEW = 3  # rows at most, that MKL multiplies faster by weights stored by columns
 class CachedGPT:
     """A GPT with a cache for n_rows texts of up to n_tokens tokens each; for inference alone.
 
-    It takes over the model's attention and position embedding from outside. compile: compile the step of one token.
+    It takes over the model's attention, positions and previous vectors from outside. compile: compile the step of one
+    token.
     """
 
     def __init__(self, gpt, n_rows, n_tokens, compile=False):
@@ -31,7 +32,10 @@ class CachedGPT:
         self.device = like.device
         shape = (n_rows, config.n_head, n_tokens, config.n_embd // config.n_head)
         self.layers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in gpt.blocks]  # keys, values
-        self.rows = self.positions = self.visible = None  # of the call that runs
+        self.kept = []  # vectors of each text's last token
+        self.rows = self.positions = self.visible = self.ends = None  # of the call that runs
+        if config.smear:
+            self.keep(gpt.previous, like.new_zeros(n_rows, 1, config.n_embd))
         if config.position == "learned":
             positions = gpt.position_embedding.weight
             gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
@@ -40,6 +44,8 @@ class CachedGPT:
             block.attention.future = None  # the mask of attention=matmul is not needed
             if config.position == "rotary":
                 block.attention.rotary.forward = partial(self.rotate, block.attention.rotary)
+            if config.key_offset:
+                self.keep(block.attention.previous, like.new_zeros(shape)[:, :, :1])
         if compile:
             self.compile()
         elif self.device.type == "cpu" and like.dtype == torch.float32 and n_rows <= FEW:
@@ -50,7 +56,7 @@ class CachedGPT:
         """Compiles the step, on a GPU into CUDA graphs, and runs it often enough to have them recorded."""
         machine.keep_cache_sound()
         multiply_single_rows(self.gpt)
-        for tensor in sum(self.layers, ()):
+        for tensor in sum(self.layers, ()) + tuple(self.kept):
             keep_address(tensor)
         mode = "reduce-overhead" if self.device.type == "cuda" else "default"
         self.next_logits = torch.compile(self.next_logits, mode=mode, dynamic=False, fullgraph=True)
@@ -74,6 +80,21 @@ class CachedGPT:
         """Rotary's forward, at the positions of the call that runs: (B, nh, T, hs) -> the same."""
         return rotary.turn(x, *rotary.turns[:, self.positions][:, :, None])
 
+    def keep(self, previous, last):
+        """Lets a Previous return the vectors of the step before, as a step has one position. last: (n_rows, ..., C)."""
+        self.kept.append(last)
+        previous.forward = partial(self.previous, last)
+
+    def previous(self, last, x):
+        """Previous's forward, (B, ..., T, C) -> the same, which keeps the vectors of each text's last token."""
+        if self.visible is None:  # the text begins
+            ends = self.ends.view(-1, *[1] * (x.dim() - 1)).expand_as(x[..., :1, :])
+            last[self.rows[:, 0]] = x.gather(-2, ends)
+            return F.pad(x, (0, 0, 1, -1))
+        before = last.clone()
+        last.copy_(x)
+        return before
+
     def prefill(self, windows, rows):
         """Runs windows, lists of 1 to n_tokens token ids, as new texts of those rows, a list of the same length.
 
@@ -83,8 +104,9 @@ class CachedGPT:
         self.rows = torch.tensor(rows, device=self.device)[:, None]
         self.positions = torch.arange(tokens.shape[1], device=self.device)[None]
         self.visible = None
+        self.ends = torch.tensor([len(window) - 1 for window in windows], device=self.device)
         hidden = self.gpt.hidden(tokens.to(self.device))  # (B, T, C)
-        last = hidden[torch.arange(len(rows)), [len(window) - 1 for window in windows]]
+        last = hidden[torch.arange(len(rows)), self.ends]
         logits = self.gpt.capped(self.gpt.head(last))
         if not logits[:, : self.gpt.config.vocab_size].isfinite().all():
             dtype = str(logits.dtype).removeprefix("torch.")

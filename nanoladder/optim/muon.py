@@ -7,6 +7,7 @@ import torch
 
 from nanoladder import machine, parallel
 from nanoladder.optim.groups import WithAdamW, hidden_and_rest
+from nanoladder.parallel.mesh import mesh
 
 # Momentum at first, and after so many steps, as modded-nanogpt's. A shorter run ends below, and at a lower loss for it.
 FIRST_MOMENTUM, MOMENTUM, WARMUP = 0.85, 0.95, 300
@@ -24,18 +25,19 @@ def build_muon(groups, model, config):
     hidden, rest = hidden_and_rest(groups, model)
     own = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
     dtype = own if own == torch.bfloat16 else torch.float32  # float16 lacks the range
-    return WithAdamW(Muon(hidden, config.learning_rate, dtype), rest, config)
+    split = {block.attention.qkv.weight for block in model.blocks.children()} if config.split_qkv else set()
+    return WithAdamW(Muon(hidden, config.learning_rate, dtype, split), rest, config)
 
 
 class Muon(torch.optim.Optimizer):
     """Moves matrices by their momentum, orthogonalized (Jordan et al. 2024). State: one average per weight.
 
-    dtype: that of the matrix products.
+    dtype: that of the matrix products. split: the set of weights that hold the matrices of queries, keys and values.
     """
 
-    def __init__(self, groups, lr, dtype):
+    def __init__(self, groups, lr, dtype, split=()):
         super().__init__(groups, {"lr": lr})
-        self.dtype = dtype
+        self.dtype, self.split = dtype, split
 
     @torch.no_grad()
     def step(self):
@@ -43,8 +45,8 @@ class Muon(torch.optim.Optimizer):
             alike, first = defaultdict(list), 0
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike[parameter.shape].append(parameter)
-            for shape, parameters in alike.items():
+                    alike[parameter.shape, parameter in self.split].append(parameter)
+            for (shape, _), parameters in alike.items():
                 n = parallel.n_owners() * max(1, AT_ONCE // shape.numel())
                 for start in range(0, len(parameters), n):
                     self.update(parameters[start : start + n], group, first + start)
@@ -53,8 +55,12 @@ class Muon(torch.optim.Optimizer):
     def update(self, parameters, group, first):
         """Updates matrices of one shape together; `first` of the group's were updated before them."""
         directions = [self.momentum(parameter) for parameter in parameters]
-        directions = parallel.on_owners(orthogonalize, directions, parameters[0], first)
-        lr, size = group["lr"], SIZE * math.sqrt(max(parameters[0].shape))  # singular values of 1: an RMS of 1 / √max
+        rows, columns = parameters[0].shape
+        if parameters[0] in self.split:
+            directions, rows = parallel.on_owners(orthogonalize_thirds, directions, parameters[0], first), rows // 3
+        else:
+            directions = parallel.on_owners(orthogonalize, directions, parameters[0], first)
+        lr, size = group["lr"], SIZE * math.sqrt(max(rows, columns))  # singular values of 1: an RMS of 1 / √max
         for parameter, direction in zip(parameters, directions, strict=True):
             parallel.local(parameter).mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-(lr * size))
 
@@ -87,3 +93,11 @@ def orthogonalize(matrices):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
     return x.mT if tall else x
+
+
+def orthogonalize_thirds(matrices):
+    """Orthogonalizes the matrices of queries, keys and values each by itself. (n, 3C, C)."""
+    n_tensor = mesh().sizes.tensor  # processes whose heads' rows follow each other: q k v of each
+    thirds = matrices.unflatten(1, (n_tensor, 3, -1)).transpose(1, 2).flatten(2, 3)  # (n, 3, C, C)
+    thirds = orthogonalize(thirds.flatten(0, 1)).unflatten(0, (-1, 3))
+    return thirds.unflatten(2, (n_tensor, -1)).transpose(1, 2).flatten(1, 3)

@@ -49,16 +49,16 @@ def check_batch(config, grid):
 
 
 def check_whole(config, grid):
-    """Raises BadInput if the optimizer or a rung takes weights that a process would not have, or only in part."""
+    """Raises BadInput if the optimizer or a rung takes what a process would not have, or only in part."""
     optimizers = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
     if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages, of DTensors
         optimizers += ["adafactor", "galore"]
-    rungs = ["x0_skip", "value_embedding"] if grid.tensor > 1 or grid.pipeline > 1 else []
+    rungs = ["x0_skip", "value_embedding", "smear"] if grid.tensor > 1 or grid.pipeline > 1 else []
     rungs += ["tie_embeddings", "position"] if grid.pipeline > 1 else []
     refused = [key for key in rungs if getattr(config, key) != DEFAULTS[key]]
     for key in [*refused, "optimizer"] if config.optimizer in optimizers else refused:
         raise BadInput(
-            f"{key}={getattr(config, key)} does not work in {grid} processes, which lack weights that it takes; "
+            f"{key}={getattr(config, key)} does not work in {grid} processes, which lack part of what it takes; "
             f"expected --{key}={DEFAULTS[key]}, or fewer processes"
         )
 

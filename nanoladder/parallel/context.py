@@ -41,24 +41,46 @@ def apply_context_parallel(model):
         from torch.nn.attention.bias import causal_lower_right  # here, because it loads the compiler: a second
 
         masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
-        attend = partial(attend_to_gathered, group, masks)
+        attend, n_pieces = partial(attend_to_gathered, group, masks), 2
     else:
-        attend = partial(attend_by_heads, group)
+        attend, n_pieces = partial(attend_by_heads, group), 1
     own = own.to(mesh().device_type)
     for part in getattr(model, "parts", [model]):  # of a pipeline
         if model.config.position == "learned":
             # Before the hook of tensor parallelism, which takes a part of these positions
             part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
+        if model.config.smear:
+            part.previous.forward = partial(previous, group, n_pieces)
         for attention in (module for module in part.modules() if hasattr(module, "attend")):
             attention.attend = partial(attend, attention)
             if model.config.position == "rotary":
                 attention.rotary.turns = attention.rotary.turns[:, own]
+            if model.config.key_offset:
+                attention.previous.forward = partial(previous, group, n_pieces)
 
 
 def attend_by_heads(group, attention, q, k, v):
     """The module's own attend over whole sequences, with a part of the heads: (B, nh, T / n, hs) -> the same."""
     q, k, v = exchange(torch.stack([q, k, v]), group, cut=2, joined=3)  # (B, nh / n, T, hs)
     return exchange(type(attention).attend(attention, q, k, v), group, cut=2, joined=1)
+
+
+def previous(group, n_pieces, x):
+    """Previous's forward: each piece begins with the end of the one before, (B, ..., T / n, C) -> the same."""
+    own, index = x.chunk(n_pieces, dim=-2), mesh().place.context
+    ends = torch.cat([piece[..., -1:, :] for piece in own], dim=-2)
+    ends = in_order(all_gather_autograd(ends, x.dim() - 2, group), n_pieces)  # (B, ..., pieces, C)
+    begins = F.pad(ends, (0, 0, 1, -1)).unbind(-2)
+    pieces = zip(own, (begins[index], begins[-1 - index]), strict=False)  # as in positions
+    return torch.cat([part for piece, begin in pieces for part in (begin.unsqueeze(-2), piece[..., :-1, :])], dim=-2)
+
+
+def in_order(gathered, n_pieces):
+    """Pieces of sequences (..., T, C), of every process in turn, in the order of the positions."""
+    if n_pieces == 1:
+        return gathered
+    pieces = gathered.chunk(2 * mesh().sizes.context, dim=-2)  # front, back, front, ...
+    return torch.cat([*pieces[::2], *pieces[::-2]], dim=-2)
 
 
 def exchange(x, group, cut, joined):
@@ -70,9 +92,7 @@ def exchange(x, group, cut, joined):
 
 def attend_to_gathered(group, masks, attention, q, k, v):
     """Causal attention of the queries of this process to all keys: (B, nh, T / n, hs) -> the same."""
-    pieces = all_gather_autograd(torch.stack([k, v]), 3, group)
-    pieces = pieces.chunk(2 * mesh().sizes.context, dim=3)  # front, back, front, ...
-    k, v = torch.cat([*pieces[::2], *pieces[::-2]], dim=3)  # (B, nh, T, hs), in order
+    k, v = in_order(all_gather_autograd(torch.stack([k, v]), 3, group), 2)  # (B, nh, T, hs)
     dropout = attention.config.dropout if attention.training else 0.0
     y = []
     for queries, mask in zip(q.chunk(2, dim=2), masks, strict=True):

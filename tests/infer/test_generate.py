@@ -61,6 +61,7 @@ def test_each_text_of_a_batch_is_what_it_is_alone(data):
         "bias": data.draw(st.booleans()),
         "pad_vocab_to": data.draw(st.sampled_from([1, 64])),
         "attention": data.draw(st.sampled_from(["matmul", "sdpa"])),
+        **dict.fromkeys(["key_offset", "smear"], data.draw(st.booleans())),
     }
     sampling = data.draw(st.sampled_from([GREEDY, SAMPLED, Sampling(0.9, top_k=5)]))
     token = st.integers(0, END - 1)

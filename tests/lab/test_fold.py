@@ -152,7 +152,6 @@ MADE = {
     "machine.unscale_gradients": lambda: unscaled() == 2.0,
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
-    "optim.with_rates": lambda: optim.with_rates("groups", model, tiny()) == "groups",
     "optim.averaged": lambda: isinstance(optim.averaged(None, tiny()), nullcontext),
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
     "NORMS[config.norm]": lambda: NORMS["layer"] is torch.nn.LayerNorm,

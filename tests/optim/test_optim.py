@@ -114,6 +114,20 @@ def test_muon_takes_the_steps_of_pytorchs(dtype, monkeypatch):
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
+def test_muon_takes_the_matrices_of_queries_keys_and_values_apart():
+    (whole,), thirds = matrices((24, 8)), matrices((24, 8))[0].detach().chunk(3)
+    thirds = [torch.nn.Parameter(third.clone()) for third in thirds]
+    apart = muon.Muon([{"params": thirds, "weight_decay": 0.3}], 0.01, torch.float32)
+    together = muon.Muon([{"params": [whole], "weight_decay": 0.3}], 0.01, torch.float32, split={whole})
+    for step in range(3):
+        with_gradients([whole], step)
+        for third, gradient in zip(thirds, whole.grad.chunk(3), strict=True):
+            third.grad = gradient.clone()
+        together.step()
+        apart.step()
+    torch.testing.assert_close(whole, torch.cat(thirds))
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 40), (3, 40, 16)])
 def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_near_1(shape):
     given = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -21,7 +21,7 @@ TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"p
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
-UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False}
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 
 # What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.
@@ -72,6 +72,7 @@ TWO = {
     },
     "recipe muon tensor": {**UNCUT, **TENSOR, "pad_vocab_to": 64},
     "recipe context": {**RECIPE, **SGD, **CONTEXT, "learning_rate": 3e-3, "attention": "sdpa"},
+    "recipe gathered": {**RECIPE, **SGD, **CONTEXT, "learning_rate": 3e-3, "attention": "sdpa", "n_head": 1},
     "sgd": {**SGD, "shard": "full"},
     "adafactor": {"optimizer": "adafactor"},
     "galore": {"optimizer": "galore"},

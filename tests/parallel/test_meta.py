@@ -20,7 +20,7 @@ from nanoladder.machine.memory import GLIBC
 
 pytestmark = pytest.mark.slow
 
-UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False}
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}
 PADDED = {"pad_vocab_to": 64, "bias": True, "position": "rotary"}
 LAYOUTS = {
     "shards": {**RECIPE, "shard": "full", "pad_vocab_to": 64},

@@ -1,0 +1,10 @@
+"""Learned shares learn at four times the rate.
+
+What: the shares of x0_skip, value_embedding and smear take a multiple of the learning rate.
+Why: they begin near 1, and AdamW moves each by about the learning rate a step: in a short run they hardly move.
+Cost: none.
+Source:
+- Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt
+"""
+
+scalar_lr = 4.0

@@ -1,0 +1,12 @@
+"""Each embedding has a share of the one before.
+
+What: a learned share for each channel, which begins as 0.2, of the previous token's embedding is added.
+Why: pairs of tokens tell more than one; without this the first block has to put them together by attention.
+Cost: an elementwise pass. A cache keeps the last embedding; processes that share a sequence exchange one. Not for
+tensor parallelism or pipelines.
+Source:
+- Jordan et al. 2024, modded-nanogpt, "smear": https://github.com/KellerJordan/modded-nanogpt
+- So et al. 2021, "Primer", whose convolutions do this to queries, keys and values: https://arxiv.org/abs/2109.08668
+"""
+
+smear = True
