@@ -198,6 +198,8 @@ class GPT(nn.Module):
     def hidden(self, tokens):
         """Token ids (B, T) -> normalized final hidden states (B, T, C)."""
         x = self.token_embedding(tokens)
+        if self.config.embedding_norm:
+            x = F.rms_norm(x, x.shape[-1:])
         if self.config.smear:
             x = x + self.smear * self.previous(x)
         if self.config.position == "learned":

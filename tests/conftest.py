@@ -68,6 +68,7 @@ RECIPE = {  # every rung of the second ladder
     "logit_softcap": 15.0,
     "scalar_lr": 2.0,
     "x0_skip": True,
+    "embedding_norm": True,
     "smear": True,
     "split_qkv": True,
     "value_embedding": True,

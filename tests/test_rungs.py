@@ -160,7 +160,7 @@ def test_the_trapezoid_is_flat_for_half_the_run():
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
 
 
-@pytest.mark.parametrize("key, value", [("tie_embeddings", False), ("position", "rotary"), ("x0_skip", True)])
+@pytest.mark.parametrize("key, value", [("tie_embeddings", False), ("embedding_norm", True), ("x0_skip", True)])
 def test_a_pipeline_refuses_what_its_stages_do_not_hand_on(key, value):
     grid = check.Grid(pipeline=2)
     with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 pipeline processes"):

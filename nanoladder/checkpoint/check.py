@@ -7,7 +7,7 @@ from nanoladder.errors import BadInput
 
 # Config keys that fix what a model computes, and its tensors' shapes. A GPT-2 has the defaults of those of the recipe.
 RECIPE = ("position", "qk_norm", "activation", "norm", "tie_embeddings", "logit_softcap", "x0_skip", "value_embedding")
-RECIPE += ("key_offset", "smear")
+RECIPE += ("key_offset", "embedding_norm", "smear")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)
 MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
 

@@ -89,6 +89,7 @@ class Config:
     logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
     x0_skip: bool = False  # mix the token embedding into the input of each block
     value_embedding: bool = False  # token embeddings in the values of every second block
+    embedding_norm: bool = False  # RMS norm of each token's embedding
     smear: bool = False  # add a learned share of the token before to each embedding
     split_qkv: bool = False  # Muon takes the matrices of queries, keys and values apart
     cautious_decay: bool = False  # decay only weights that the update shrinks too
