@@ -338,7 +338,7 @@ class Prune(Edits):
                 names = {alias.asname or alias.name.partition(".")[0]: alias for alias in node.names}
                 needed = not self.names.isdisjoint(names)
                 self.drop(alias for name, alias in names.items() if needed and name not in self.names)
-            case ast.Assign(targets=[ast.Name(id=name)]):
+            case ast.Assign(targets=[ast.Name(id=name)]) if not isinstance(scope, ast.ClassDef):
                 pure = isinstance(scope, ast.Module) or "(" not in self.code(node)
                 needed = name in self.reads(scope) or not pure
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr="config")], value=ast.Name()):
