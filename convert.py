@@ -3,6 +3,7 @@
 from pathlib import Path
 from nanoladder.entry import Parser, run_script
 
+from lab import export
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import DESCRIPTION
 
@@ -15,22 +16,25 @@ def main(argv):
     tokenizer = None
     if Path(options.out_dir, DESCRIPTION).exists():
         tokenizer = checkpoint.tokenizer_of(source, config.vocab_size)
-    paths = checkpoint.huggingface.write(options.output, state, tokenizer)
+    code = None if checkpoint.huggingface.is_gpt2(config) else export.modeling(config)
+    paths = checkpoint.huggingface.write(options.output, state, tokenizer, code)
     print(f"wrote {options.output} from {source}, step {state['progress']['step']}:")
     for path in paths:
         print(f"  {path.name:<25}{path.stat().st_size:>14,} bytes")
-    if not config.bias:
+    if not config.bias and not code:
         print("The model has no biases and GPT-2 always has them, so they are there, and zero.")
     if not tokenizer:
         print(f"{options.out_dir} has no tokenizer, so there is none.")
-    print(f'transformers loads it: AutoModelForCausalLM.from_pretrained("{options.output}")')
+    trust = ", trust_remote_code=True" if code else ""
+    print(f'transformers loads it: AutoModelForCausalLM.from_pretrained("{options.output}"{trust})')
 
 
 def parse(argv):
     parser = Parser(prog="convert.py", description="Converts a run's model for other programs.", allow_abbrev=False)
     parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of the run (default: best)")
-    parser.add_argument("--to", choices=["hf"], default="hf", help="hf: a GPT-2 that Hugging Face's transformers loads")
+    to = "hf: for Hugging Face's transformers: a GPT-2, or any other model with its code beside it"
+    parser.add_argument("--to", choices=["hf"], default="hf", help=to)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder to write")
     return parser.parse_args(argv)
 

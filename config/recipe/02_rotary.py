@@ -2,7 +2,7 @@
 
 What: pairs of channels turn by an angle that grows with the position, in each block.
 Why: the score of a query and a key depends on their distance alone: it need not be learned for each pair of positions.
-Cost: an elementwise pass over queries and keys; fewer parameters. Not for Hugging Face's GPT-2, nor for pipelines.
+Cost: an elementwise pass over queries and keys; fewer parameters. Not for pipelines.
 Source:
 - Su et al. 2021, "RoFormer": https://arxiv.org/abs/2104.09864
 """

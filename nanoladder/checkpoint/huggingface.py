@@ -1,6 +1,7 @@
 """GPT-2 in Hugging Face's format: a folder of config.json, model.safetensors or its shards, and the tokenizer's files.
 
-Their model is ours with other names, all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D.
+Their model is ours with other names, all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D. Any
+other model is written with its code, under our names; it is not read.
 """
 
 import dataclasses
@@ -23,12 +24,15 @@ from nanoladder.errors import BadInput
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model-*.safetensors"
 KIND = f"a GPT-2 as Hugging Face's: a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
+CODE = "modeling_nanoladder"  # the module beside any other model, and its classes
+CLASSES = {"AutoConfig": "NanoladderConfig", "AutoModelForCausalLM": "NanoladderForCausalLM"}
 HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
 
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
 SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size"}
 SIZES |= {"context_length": "n_positions"}  # our key: theirs
+OWN = [*SIZES, "dropout", "seed", "zero_init"]  # keys of ours that the code reads from config.json
 ALIKE = {  # their key: its default, then the values with which their model computes what ours does
     "model_type": (None, "gpt2"),
     "activation_function": ("gelu_new", "gelu_new", "gelu_pytorch_tanh"),
@@ -101,27 +105,31 @@ def read_tensors(folder):
 # -- writing
 
 
-def write(folder, state, encoding=None):
+def is_gpt2(config):
+    """True if the model of a config is a GPT-2, which transformers knows."""
+    return all(getattr(config, key) == DEFAULTS[key] for key in RECIPE)
+
+
+def write(folder, state, encoding=None, code=None):
     """Writes a model and its tokenizer into a folder that transformers loads. Returns the paths of its files.
 
-    state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. A model without biases
-    gets biases of zero. Raises BadInput if the folder holds anything, or cannot be written.
+    state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. code: the source of the
+    model's code, unless it is a GPT-2. A GPT-2 without biases gets biases of zero. Raises BadInput if the folder holds
+    anything, or cannot be written.
     """
     folder, config = Path(folder), config_of(state)
-    for key in RECIPE:
-        if getattr(config, key) != DEFAULTS[key]:
-            raise BadInput(
-                f"a model with {key}={getattr(config, key)} is not a GPT-2, the only model that can be exported; "
-                f"expected one trained with {key}={DEFAULTS[key]}"
-            )
-    eot = encoding and end_of_text(encoding)
+    eot, values = encoding and end_of_text(encoding), DEFAULTS | state["config"]
     contents = {}
     if encoding:
         contents[TOKENIZER] = to_json(to_huggingface(encoding))
         contents[TOKENIZER_CONFIG] = to_json(tokenizer_config(config, eot))
-    tensors = their_tensors(config, state["model"])
+    if code:
+        tensors, fields = own_tensors(config, state["model"]), own_config(config, values, eot)
+        contents[f"{CODE}.py"] = code
+    else:
+        tensors, fields = their_tensors(config, state["model"]), their_config(config, values, eot)
     contents[WEIGHTS] = partial(write_tensors, shapes=tensors, tensors=tensors.items(), metadata={"format": "pt"})
-    contents[CONFIG] = to_json(their_config(config, state["config"].get("dropout", 0.0), eot))  # without it, no model
+    contents[CONFIG] = to_json(fields)  # last: without it, no model
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if held := sorted(path.name for path in folder.iterdir()):
@@ -137,16 +145,29 @@ def to_json(content):
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def their_config(config, dropout, eot):
-    """The contents of config.json. eot: id of `<|endoftext|>`, or None."""
+def their_config(config, values, eot):
+    """The contents of a GPT-2's config.json. values: {key: value} of the run. eot: id of `<|endoftext|>`, or None."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, (_, *values) in ALIKE.items()},
         **{key: getattr(config, ours) for ours, key in SIZES.items()},
-        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], dropout),
+        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], values["dropout"]),
         **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
         "bias": config.bias,  # read() reads it, transformers does not: its biases are there, all zero
         "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+
+
+def own_config(config, values, eot):
+    """The contents of another model's config.json; the code has all else that the config says. Arguments as above."""
+    return {
+        "architectures": ["NanoladderForCausalLM"],
+        "model_type": "nanoladder",
+        "auto_map": {name: f"{CODE}.{own}" for name, own in CLASSES.items()},
+        **{key: values[key] for key in OWN},
+        **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
+        "tie_word_embeddings": config.tie_embeddings,
         "dtype": "float32",
     }
 
@@ -169,3 +190,9 @@ def their_tensors(config, weights):
         weight = weights[name][: shape[0]] if name in weights else torch.zeros(shape)
         tensors[PREFIX + gpt2_name(name)] = weight.t() if name.endswith(TRANSPOSED) else weight
     return tensors
+
+
+def own_tensors(config, weights):
+    """Our weights as the code beside them names them, padded rows left out. A tied head is not written."""
+    sizes = shapes(dataclasses.replace(config, pad_vocab_to=1)).items()
+    return {f"model.{name}": weights[name][: shape[0]] for name, shape in sizes}

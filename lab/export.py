@@ -1,0 +1,21 @@
+"""The code of a trained model for transformers: model.py, folded by the model's config, and lab/modeling.py."""
+
+import dataclasses
+
+from lab.fold import fold, merge, split
+from lab.link import read
+from nanoladder.checkpoint.huggingface import OWN
+
+TITLE = "A model of nanoladder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)"
+PLAIN = {"attention": "sdpa", "activation_checkpointing": "none", "loss_chunks": 0, "pad_vocab_to": 1}
+
+
+CALLED = "model.get_input_embeddings, model.get_output_embeddings"  # by transformers
+
+
+def modeling(config):
+    """Returns the source of a model's code, on torch and transformers alone, but for what config.json says."""
+    values = dataclasses.asdict(dataclasses.replace(config, **PLAIN))
+    program = merge({"model": read("model.py"), "modeling": read("lab/modeling.py")}, TITLE) + CALLED
+    *statements, _ = split(fold(program, {key: repr(value) for key, value in values.items() if key not in OWN}))
+    return "".join(statements)
