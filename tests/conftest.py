@@ -71,6 +71,7 @@ RECIPE = {  # every rung of the second ladder
     "embedding_norm": True,
     "smear": True,
     "split_qkv": True,
+    "polar_express": True,
     "value_embedding": True,
     "cautious_decay": True,
     "ema": True,

@@ -13,6 +13,7 @@ x0_skip = False
 value_embedding = False
 key_offset = False
 split_qkv = False
+polar_express = False
 embedding_norm = False
 embedding_lr = 1.0
 scalar_lr = 1.0

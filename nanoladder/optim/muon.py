@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from functools import partial
 
 import torch
 
@@ -12,8 +13,15 @@ from nanoladder.parallel.mesh import mesh
 # Momentum at first, and after so many steps, as modded-nanogpt's. A shorter run ends below, and at a lower loss for it.
 FIRST_MOMENTUM, MOMENTUM, WARMUP = 0.85, 0.95, 300
 SIZE = 0.2  # RMS of an update, as AdamW's usually is (Liu et al. 2025)
-A, B, C = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024: small singular values grow fast, all end near 1
-ITERATIONS = 5
+# Coefficients of each iteration. Jordan et al. 2024: small singular values grow fast, all end near 1
+NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)] * 5
+# Amsel et al. 2025, "The Polar Express": each the best for what those before have left, from 1e-3 to 1.02
+POLAR_EXPRESS = [
+    (7.99662, -21.18651, 14.38189),
+    (4.04293, -2.80892, 0.50002),
+    (3.89167, -2.77248, 0.50606),
+    (3.28575, -2.36813, 0.46449),
+]
 AT_ONCE = 2**25  # numbers of one batched product; a larger matrix keeps a GPU busy by itself
 
 
@@ -26,18 +34,20 @@ def build_muon(groups, model, config):
     own = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
     dtype = own if own == torch.bfloat16 else torch.float32  # float16 lacks the range
     split = {block.attention.qkv.weight for block in model.blocks.children()} if config.split_qkv else set()
-    return WithAdamW(Muon(hidden, config.learning_rate, dtype, split), rest, config)
+    coefficients = POLAR_EXPRESS if config.polar_express else NEWTON_SCHULZ
+    return WithAdamW(Muon(hidden, config.learning_rate, dtype, coefficients, split), rest, config)
 
 
 class Muon(torch.optim.Optimizer):
     """Moves matrices by their momentum, orthogonalized (Jordan et al. 2024). State: one average per weight.
 
-    dtype: that of the matrix products. split: the set of weights that hold the matrices of queries, keys and values.
+    dtype: that of the matrix products. coefficients: of each iteration. split: the set of weights that hold the
+    matrices of queries, keys and values.
     """
 
-    def __init__(self, groups, lr, dtype, split=()):
+    def __init__(self, groups, lr, dtype, coefficients, split=()):
         super().__init__(groups, {"lr": lr})
-        self.dtype, self.split = dtype, split
+        self.dtype, self.coefficients, self.split = dtype, coefficients, split
 
     @torch.no_grad()
     def step(self):
@@ -57,9 +67,10 @@ class Muon(torch.optim.Optimizer):
         directions = [self.momentum(parameter) for parameter in parameters]
         rows, columns = parameters[0].shape
         if parameters[0] in self.split:
-            directions, rows = parallel.on_owners(orthogonalize_thirds, directions, parameters[0], first), rows // 3
+            function, rows = partial(orthogonalize_thirds, self.coefficients), rows // 3
         else:
-            directions = parallel.on_owners(orthogonalize, directions, parameters[0], first)
+            function = partial(orthogonalize, self.coefficients)
+        directions = parallel.on_owners(function, directions, parameters[0], first)
         lr, size = group["lr"], SIZE * math.sqrt(max(rows, columns))  # singular values of 1: an RMS of 1 / √max
         for parameter, direction in zip(parameters, directions, strict=True):
             parallel.local(parameter).mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-(lr * size))
@@ -81,23 +92,23 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(average, momentum).to(self.dtype)
 
 
-def orthogonalize(matrices):
-    """Newton-Schulz (Jordan et al. 2024): the same singular vectors, all singular values near 1. (n, rows, columns).
+def orthogonalize(coefficients, matrices):
+    """Newton-Schulz (Jordan et al. 2024): the same singular vectors, all singular values about 1. (n, rows, columns).
 
-    Each iteration maps a singular value s to A s + B s³ + C s⁵.
+    Each iteration, with its coefficients (a, b, c), maps a singular value s to a s + b s³ + c s⁵.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices  # wide, so that x xᵀ is the smaller product
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)  # singular values of at most 1
-    for _ in range(ITERATIONS):
+    for a, b, c in coefficients:
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
-def orthogonalize_thirds(matrices):
+def orthogonalize_thirds(coefficients, matrices):
     """Orthogonalizes the matrices of queries, keys and values each by itself. (n, 3C, C)."""
     n_tensor = mesh().sizes.tensor  # processes whose heads' rows follow each other: q k v of each
     thirds = matrices.unflatten(1, (n_tensor, 3, -1)).transpose(1, 2).flatten(2, 3)  # (n, 3, C, C)
-    thirds = orthogonalize(thirds.flatten(0, 1)).unflatten(0, (-1, 3))
+    thirds = orthogonalize(coefficients, thirds.flatten(0, 1)).unflatten(0, (-1, 3))
     return thirds.unflatten(2, (n_tensor, -1)).transpose(1, 2).flatten(1, 3)

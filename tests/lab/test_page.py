@@ -133,7 +133,7 @@ def test_the_first_stage_has_a_bar_of_each_and_says_what_all_gain():
 
 def planted(**row):
     """Figures of amp beside naive's."""
-    naive = {"name": "naive", "note": None, "seconds": 2.0, "shares": dict.fromkeys(KINDS, 0.1), "rounds": [2.0, 2.0, 2.0]}
+    naive = {"name": "naive", "note": None, "seconds": 2.0, "rounds": [2.0] * 3, "shares": dict.fromkeys(KINDS, 0.1)}
     rows = {"naive": naive, "amp": naive | {"name": "amp"} | row}
     summary.add_gains(list(rows.values()), "ladder")
     return figures.stage_card("a/b", RESULTS[FILES[0]], rows, "amp")

@@ -104,7 +104,7 @@ def test_muon_takes_the_steps_of_pytorchs(dtype, monkeypatch):
     monkeypatch.setattr(muon, "AT_ONCE", 2 * 8 * 20)  # the three of a shape in two products
     shapes = [(8, 20), (20, 8), (8, 20), (8, 8), (8, 20)]
     ours, theirs = matrices(*shapes), matrices(*shapes)
-    optimizer = muon.Muon([{"params": ours, "weight_decay": 0.3}], 0.01, dtype)
+    optimizer = muon.Muon([{"params": ours, "weight_decay": 0.3}], 0.01, dtype, muon.NEWTON_SCHULZ)
     torchs = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
     for step in range(4):
         for parameters, each in ((ours, optimizer), (theirs, torchs)):
@@ -117,8 +117,8 @@ def test_muon_takes_the_steps_of_pytorchs(dtype, monkeypatch):
 def test_muon_takes_the_matrices_of_queries_keys_and_values_apart():
     (whole,), thirds = matrices((24, 8)), matrices((24, 8))[0].detach().chunk(3)
     thirds = [torch.nn.Parameter(third.clone()) for third in thirds]
-    apart = muon.Muon([{"params": thirds, "weight_decay": 0.3}], 0.01, torch.float32)
-    together = muon.Muon([{"params": [whole], "weight_decay": 0.3}], 0.01, torch.float32, split={whole})
+    apart = muon.Muon([{"params": thirds, "weight_decay": 0.3}], 0.01, torch.float32, muon.POLAR_EXPRESS)
+    together = muon.Muon([{"params": [whole], "weight_decay": 0.3}], 0.01, torch.float32, muon.POLAR_EXPRESS, {whole})
     for step in range(3):
         with_gradients([whole], step)
         for third, gradient in zip(thirds, whole.grad.chunk(3), strict=True):
@@ -128,14 +128,17 @@ def test_muon_takes_the_matrices_of_queries_keys_and_values_apart():
     torch.testing.assert_close(whole, torch.cat(thirds))
 
 
+@pytest.mark.parametrize(
+    "coefficients, low, high", [(muon.NEWTON_SCHULZ, 0.6, 1.3), (muon.POLAR_EXPRESS, 0.4, 1.6)], ids=["five", "four"]
+)
 @pytest.mark.parametrize("shape", [(3, 16, 40), (3, 40, 16)])
-def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_near_1(shape):
+def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_about_1(shape, coefficients, low, high):
     given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     left, _, right = torch.linalg.svd(given, full_matrices=False)
-    values = left.mT @ muon.orthogonalize(given) @ right.mT
+    values = left.mT @ muon.orthogonalize(coefficients, given) @ right.mT
     diagonal = values.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(values, torch.diag_embed(diagonal), rtol=0, atol=1e-4)
-    assert diagonal.min() > 0.6 and diagonal.max() < 1.3
+    assert diagonal.min() > low and diagonal.max() < high
 
 
 @pytest.mark.parametrize("name", ["muon", "galore"])
