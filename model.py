@@ -150,11 +150,10 @@ class GPT(nn.Module):
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.context_length, config.n_embd)
         if config.value_embedding:
-            tables = [nn.Embedding(config.vocab_size, config.n_embd) for _ in range(0, config.n_layer, 2)]
-            self.value_embeddings, self.value_shares = (
-                nn.ModuleList(tables),
-                nn.Parameter(torch.full([len(tables)], 0.5)),
-            )
+            self.value_blocks = range(config.n_layer)[::-2]  # the last block, and every second one before it
+            tables = [nn.Embedding(config.vocab_size, config.n_embd) for _ in self.value_blocks]
+            self.value_embeddings = nn.ModuleList(tables)
+            self.value_shares = nn.Parameter(torch.full([len(tables)], 0.5))
         if config.smear:
             self.smear = nn.Parameter(torch.full([config.n_embd], 0.2))
             self.previous = Previous()
@@ -234,10 +233,11 @@ class GPT(nn.Module):
         return self.capped(self.head(self.hidden(tokens)))
 
     def embed_values(self, tokens):
-        """Terms of attention's values (Zhou et al. 2024): (B, T, C) in every second block and the last, else 0."""
+        """A term of each block's values (Zhou et al. 2024): (B, T, C) in value_blocks, 0 in the others."""
         values = [0.0] * len(self.blocks)
-        for i, embedding in enumerate(self.value_embeddings if self.config.value_embedding else []):
-            values[-1 - 2 * i] = self.value_shares[i] * embedding(tokens)
+        if self.config.value_embedding:
+            for i, block in enumerate(self.value_blocks):
+                values[block] = self.value_shares[i] * self.value_embeddings[i](tokens)
         return values
 
     def capped(self, logits):

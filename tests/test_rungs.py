@@ -41,6 +41,16 @@ def test_the_base_is_the_default_and_the_rungs_change_each_field_of_the_recipe()
     assert all(eval(value) != getattr(Config(), field) for field, value in fields.items() if field != "head_lr")
 
 
+@pytest.mark.parametrize("n_layer, in_order", [(3, [2, 0]), (4, [3, 1])])
+def test_the_last_block_and_every_second_one_before_it_have_a_value_embedding(n_layer, in_order):
+    model = GPT(of_rung("value_embedding", n_layer=n_layer))
+    tokens, _ = batch(model.config)
+    values = model.embed_values(tokens)
+    for block, table in zip(in_order, model.value_embeddings, strict=True):
+        assert torch.equal(values[block], 0.5 * table(tokens))
+    assert [value for n, value in enumerate(values) if n not in in_order] == [0.0] * (n_layer - 2)
+
+
 @pytest.mark.parametrize("name", RUNGS[1:])
 def test_a_rung_changes_the_model_its_update_or_its_schedule_and_shares_all_common_weights(name):
     base, config = of_rung(stages.stage_below(name)), of_rung(name)
