@@ -1,6 +1,7 @@
-"""GPT-2's recipe: AdamW, learned positions, LayerNorm, GELU, a tied head, cosine decay.
+"""GPT-2's recipe: AdamW, learned positions, LayerNorm, GELU, tied head.
 
-The learning rate, its decay and beta2 are the config's: they are tuned before anything is compared with this rung.
+The learning rate falls by a cosine. It, its decay and beta2 are the config's: they are tuned before anything is
+compared with this rung.
 Source:
 - Radford et al. 2019:
   https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf

@@ -1,7 +1,7 @@
-"""Muon updates the matrices of the blocks: momentum, orthogonalized; AdamW keeps the rest.
+"""Muon updates the blocks' matrices by their orthogonalized momentum.
 
-What: updates of AdamW's usual size, so that both share a learning rate. The momentum rises from 0.85 to 0.95 over the
-first 300 steps.
+What: AdamW keeps all other weights. Updates have its usual size, so that both share a learning rate. The momentum
+rises from 0.85 to 0.95 over the first 300 steps.
 Why: a matrix's momentum has nearly a low rank, so that few directions are learned; orthogonalized, all are alike.
 Cost: five products of matrices of each weight's size a step; one moment instead of two.
 Source:

@@ -1,4 +1,4 @@
-"""Queries and keys are rotated by their position; there is no position embedding.
+"""Queries and keys are rotated by position; positions are not embedded.
 
 What: pairs of channels turn by an angle that grows with the position, in each block.
 Why: the score of a query and a key depends on their distance alone: it need not be learned for each pair of positions.

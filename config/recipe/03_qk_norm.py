@@ -1,6 +1,6 @@
-"""Each head's queries and keys are normalized, so that attention cannot saturate.
+"""Queries and keys are normalized, so that attention cannot saturate.
 
-What: an RMS norm without a gain, times 1.2, before the rotation.
+What: an RMS norm of each head's vectors without a gain, times 1.2, before the rotation.
 Why: scores have a bound, and higher learning rates stay stable.
 Cost: an elementwise pass over queries and keys.
 Source:

@@ -1,4 +1,4 @@
-"""Every second block adds an embedding of the token to attention's values.
+"""Every second block adds a token embedding to attention's values.
 
 What: a table of vocabulary × width for each, times a learned share that begins as 0.5.
 Why: more parameters without a matrix product; attention can pass on the token itself, not only what blocks computed.

@@ -1,4 +1,4 @@
-"""Projections into the residual stream begin as zeros, so that every block begins as the identity.
+"""Every block begins as the identity: its projections are zeros.
 
 Stands on: smear
 

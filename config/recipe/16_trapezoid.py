@@ -1,4 +1,4 @@
-"""The learning rate stays at its peak for half of the run, then falls linearly.
+"""The learning rate stays at its peak, then falls in a straight line.
 
 Stands on: smear
 

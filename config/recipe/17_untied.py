@@ -1,4 +1,4 @@
-"""The head has a weight of its own; it and the embedding have their learning rates, and no decay.
+"""The head has a weight of its own; it and the embedding do not decay.
 
 Stands on: smear
 

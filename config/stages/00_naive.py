@@ -1,4 +1,4 @@
-"""The loop that a beginner writes after a good tutorial: correct, plain, and nothing slowed down on purpose.
+"""A beginner's loop: correct, plain, and not slowed down on purpose.
 
 Everything runs in float32 and eagerly. Attention is the formula of the paper, AdamW a loop over the parameters.
 Gradients are zeroed between steps, the loss is read at every step, and each batch is cut when it is needed.

@@ -1,4 +1,4 @@
-"""Gradients are freed between steps, not zeroed: one pass over memory fewer, and less memory in the forward.
+"""Gradients are freed between steps, not zeroed.
 
 What: `zero_grad(set_to_none=True)`. The backward then stores each gradient instead of adding it to zeros.
 Why: zeroing writes, and adding reads, as many bytes as the model has gradients. A freed gradient takes no memory

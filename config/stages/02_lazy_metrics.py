@@ -1,4 +1,4 @@
-"""The loss stays on the device until it is logged: one synchronization every log_interval steps, not one a step.
+"""The loss stays on the device until it is logged.
 
 What: losses are summed on the device, and the host reads the sum when it logs a row.
 Why: `.item()` makes the host wait for the device. Meanwhile the host cannot queue the next step, and the device

@@ -1,4 +1,4 @@
-"""Worker processes prepare the batches, which are copied to the device before they are needed.
+"""Batches are prepared and on the device before they are needed.
 
 What: `DataLoader` workers, pinned memory, and non-blocking copies, always one batch ahead.
 Why: a batch that is cut in the loop adds its time to every step. A copy from pinned memory is only queued; for a

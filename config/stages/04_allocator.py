@@ -1,4 +1,4 @@
-"""Freed memory is kept for the next step, instead of being returned to the system and requested again.
+"""Freed memory is kept for the next step, not returned to the system.
 
 What: on a CPU, glibc's `mallopt`: no mmap for large blocks, and no trimming of the heap. On CUDA, where PyTorch
 keeps freed memory anyway, expandable segments, which lose less memory to fragmentation.

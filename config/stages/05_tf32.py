@@ -1,4 +1,4 @@
-"""Matrix products of float32 run on tensor cores, with their inputs rounded to TF32.
+"""Float32 matrix products run on tensor cores, with inputs in TF32.
 
 What: `torch.set_float32_matmul_precision("high")`: the inputs of a product keep 10 bits of mantissa out of 23; sums
 stay in float32.

@@ -1,4 +1,4 @@
-"""Matrix products and stored activations are in half precision; weights and sums stay in float32.
+"""Matrix products run in half precision; weights and sums in float32.
 
 What: `torch.autocast` around the forward. auto means bfloat16 if the hardware multiplies it natively, else float16
 with a `GradScaler` on CUDA, and elsewhere float32, which changes nothing.

@@ -1,4 +1,4 @@
-"""One fused kernel computes attention tile by tile: the (T, T) matrix of weights is never stored.
+"""One fused kernel computes attention; no (T, T) matrix is stored.
 
 What: `F.scaled_dot_product_attention` with `is_causal`, which also skips the masked half. With sdpa PyTorch picks
 the kernel, and the header says which; flash and cudnn force one of them, for comparison.

@@ -1,4 +1,4 @@
-"""On a CPU attention multiplies blocks of queries by the keys that they may see, where that is the faster way.
+"""On a CPU, blocks of queries meet only the keys that they may see.
 
 What: a few heads at a time, each block of queries is multiplied only by the keys before its end, with PyTorch's own
 matrix products; the scores stay in the cache, and the probabilities are kept for the backward. `auto` takes blocks on

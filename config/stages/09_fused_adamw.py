@@ -1,4 +1,4 @@
-"""AdamW updates all parameters in one kernel, instead of a dozen small kernels for each.
+"""AdamW updates all parameters in one kernel, not in a dozen for each.
 
 What: `AdamW(fused=True)`.
 Why: the loop launches about twelve kernels per tensor, and each reads and writes memory again. The fused kernel

@@ -1,4 +1,4 @@
-"""The vocabulary is padded to a multiple of 64, so that the largest matrix product has aligned rows.
+"""The vocabulary is padded to a multiple of 64, so that rows align.
 
 What: 50257 tokens become 50304 rows of the embedding and the head. A bias of -∞ keeps the probability of the padded
 rows at zero: they get no gradient, stay zero, and are never sampled.

@@ -1,4 +1,4 @@
-"""The model is compiled: chains of elementwise operations become one kernel each.
+"""Chains of elementwise operations are compiled to one kernel each.
 
 What: `torch.compile` on the whole model, or on one block that all others reuse where something happens between blocks:
 weights or activations are exchanged, or weights updated. `compile_mode` selects a search for faster kernels.

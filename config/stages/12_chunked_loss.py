@@ -1,4 +1,4 @@
-"""Head and loss become one operator that works in chunks of tokens: the logits of a large batch never exist at once.
+"""Head and loss run in chunks: the logits never exist all at once.
 
 What: for each chunk the logits, the loss, and at once its gradient, written over the logits; then the next chunk takes
 their place. `auto`: chunks of eight tokens for each channel, and no operator for 256 MB of logits or less.

@@ -1,4 +1,4 @@
-"""The kernels of a forward and backward are recorded once, as a CUDA graph, and launched by one call in each step.
+"""Forward and backward are one CUDA graph, launched by one call.
 
 What: the first step runs as usual, and compiles; the second is recorded; from then on a step copies its batch to where
 the graph reads it, and replays the graph. All micro-batches are in it. Clipping and the update follow as before.

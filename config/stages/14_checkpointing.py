@@ -1,4 +1,4 @@
-"""Activations inside a block are dropped after the forward, and computed again in the backward.
+"""A block's activations are dropped, and recomputed in the backward.
 
 What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1 all of them), sqrt recomputes segments
 of √n blocks, and selective everything but the outputs of matrix products and attention.

@@ -1,4 +1,4 @@
-"""A batch runs as micro-batches whose gradients add up: its size no longer depends on the memory.
+"""A batch runs as micro-batches, whose gradients add up.
 
 What: forward and backward for one part of the batch at a time, then one update for all of it. The summed loss of
 each part is divided by the number of valid tokens in the whole batch, so that padding and cuts change nothing.

@@ -1,4 +1,4 @@
-"""AdamW keeps its two moments in 8 bits: the optimizer's state takes 2 bytes a parameter, not 8.
+"""AdamW's moments have 8 bits: its state is 2 bytes a parameter, not 8.
 
 What: torchao's `AdamW8bit`. A moment is stored in blocks of 256 numbers, each as one of 256 fractions of the largest in
 its block; the update is computed in float32. Tensors of fewer than 4096 numbers are not quantized.

@@ -1,4 +1,4 @@
-"""One process runs on each device; all hold the model, and each trains on its share of the batch.
+"""Each device holds the model, and trains on its share of the batch.
 
 Stands on: cuda_graph
 What: `torchrun --standalone --nproc_per_node=N train.py ...` starts N processes. `DistributedDataParallel` averages

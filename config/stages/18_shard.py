@@ -1,4 +1,4 @@
-"""Each process holds only its shard of the weights, the gradients and the optimizer state.
+"""Weights, gradients and optimizer state are divided among processes.
 
 What: FSDP2, `fully_shard` on every block. full: the weights of a block are gathered before its forward and again
 before its backward, and freed after each. optimizer: weights are gathered once a step, and only gradients and

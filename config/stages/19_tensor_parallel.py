@@ -1,4 +1,4 @@
-"""Two processes share every matrix and every sequence, so that each does half of a layer's work.
+"""Two processes share every matrix: each does half of a layer's work.
 
 Stands on: ddp
 What: the first matrix of attention and of the MLP is cut by columns (attention's by heads), the second by rows; the

@@ -1,4 +1,4 @@
-"""Two processes share every sequence, so that each keeps the activations of half of its tokens.
+"""Two processes share every sequence: each has half of its tokens.
 
 Stands on: ddp
 What: every process has all weights and a part of each sequence; gradients are averaged over all, as ddp does. Around

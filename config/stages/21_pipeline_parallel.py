@@ -1,4 +1,4 @@
-"""Each of two processes has a part of the blocks, and micro-batches pass through them in turn.
+"""Two processes share the blocks; micro-batches pass through in turn.
 
 Stands on: ddp
 What: `torch.distributed.pipelining`. The first stage embeds, the last has the norm, the head and the loss, and fewer
