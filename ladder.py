@@ -1,4 +1,4 @@
-"""Prints the ladder, its programs and diffs: python ladder.py [list | show NAME | diff NAME | docs | html]"""
+"""Prints the ladder, its programs and diffs: python ladder.py [list | show NAME | diff NAME | docs | html] [--help]"""
 
 from nanoladder.entry import run_script
 

@@ -1,22 +1,13 @@
-"""Stages of the ladder, their programs and the diffs between them.
+"""Stages of the ladder, their programs and the diffs between them: the commands of ladder.py.
 
-    python ladder.py [list]       draws both ladders, the first with its branches; NAME is a stage of either
-    python ladder.py show NAME    prints the training program with the stages from naive up to NAME and no others
-    python ladder.py show NAME --standalone
-                                  the same as one file that imports nothing but torch and numpy (torchao at
-                                  low_memory_optimizer): python FILE.py TOKENS.bin, or with torchrun, prints the losses
-    python ladder.py diff NAME    prints the lines that a stage changes, and the definitions that they newly call;
-                                  diff A B: between two stages; --program: the lines alone
-    python ladder.py docs         writes docs/ladder.md, the ladder as a tutorial, and the README's table
-    python ladder.py html         writes docs/ladder.html, the ladder as a page to climb in a browser;
-                                  html FILE...: with your own results.json, to ladder.html beside the first
-
-A shown program runs from this folder; --stage=NAME (--recipe=NAME) sets the config in its header and checkpoints:
-python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
+The docstring of a command's function is its --help.
 """
 
+import argparse
+import inspect
 import sys
 from pathlib import Path
+from nanoladder.entry import Parser
 
 from lab import pages
 from lab.link import standalone
@@ -30,53 +21,96 @@ COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 
 
 def main(argv):
-    match argv:
-        case [] | ["list"]:
-            print_list()
-        case ["-h" | "--help"]:
-            print(__doc__, end="")
-        case ["show", name]:
-            print(pages.script(name), end="")
-        case ["show", name, "--standalone"]:
-            print(standalone(name), end="")
-        case ["diff", *names]:
-            print_diff(*stages([name for name in names if name != "--program"]), "--program" in names)
-        case ["docs"]:
-            files.write(pages.PAGE, pages.page())
-            files.write(pages.README, pages.readme())
-        case ["html", *own]:
-            print(f"wrote {build.write(tuple(map(Path, own)))}: open it in a browser")
-        case _:
-            raise BadInput(
-                f"ladder.py {' '.join(argv)}: expected list, show NAME, diff NAME, diff A B, docs or html [FILE...]"
-            )
+    options, surplus = command_line().parse_known_args(argv)
+    if surplus:
+        options.parser.error(f"unrecognized arguments: {' '.join(surplus)}")
+    options.run(options)
 
 
-def stages(names):
-    """Returns the two stages of a diff, of [NAME] or [A, B]. Raises BadInput."""
-    match names:
-        case [name]:
-            if not (below := stage_below(name)):
-                raise BadInput(f"{name} is the first stage; expected `python ladder.py show {name}`, or a later stage")
-            return below, name
-        case [a, b]:
-            return a, b
-    raise BadInput(f"ladder.py diff {' '.join(names)}: expected diff NAME or diff A B, and --program or nothing")
+def command_line():
+    """Returns the parser. Its options have `run`, the function of a command, and `parser`, the command's own."""
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    program, text = "python ladder.py", "Prints the ladder, its programs and their diffs."
+    parser = Parser(program, f"{program} [-h] [COMMAND ...]", text, **raw)
+    parser.set_defaults(run=print_list, parser=parser)
+    commands = parser.add_subparsers(title="commands (without one: list)", prog=program, metavar="COMMAND")
+
+    def add(name, run, **settings):
+        text = inspect.getdoc(run)
+        command = commands.add_parser(name, description=text, help=text.splitlines()[0], **raw, **settings)
+        command.set_defaults(run=run, parser=command)
+        return command
+
+    add("list", print_list)
+    show = add("show", print_program)
+    show.add_argument("name", metavar="NAME", help="a stage of either ladder")
+    show.add_argument("--standalone", action="store_true", help="one file that imports nothing of nanoladder")
+    diff = add("diff", print_diff, usage="%(prog)s [-h] [--program] NAME | A B")
+    diff.add_argument("name", metavar="NAME | A", help="a stage, beside the one that it stands on")
+    diff.add_argument("other", nargs="?", metavar="B", help="a stage, beside A instead")
+    diff.add_argument("--program", action="store_true", help="the changed lines alone, without definitions")
+    add("docs", write_docs)
+    html = add("html", write_html)
+    html.add_argument("results", nargs="*", type=Path, metavar="FILE", help="a results.json that profile.py wrote")
+    return parser
 
 
-def print_list():
+def print_list(options):
+    """Lists the stages of both ladders: the name of each in its tree, and what it does."""
     stages, recipe = "stages: what a step costs (--stage=NAME)", "\nrecipe: what a step is worth (--recipe=NAME)"
     for title, ladder in ((stages, tree()), (recipe, tree(RECIPE_DIR))):
         print(title)
-        rows = [(lines + name, pages.change(name), reason(name)) for lines, name in ladder]
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        for name, text, why in rows:
-            print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {why}")
+        rows = [(lines + name, reason(name)) for lines, name in ladder]
+        width = max(len(name) for name, _ in rows)
+        for name, text in rows:
+            print(f"{name:<{width}}  {text}")
 
 
-def print_diff(a, b, program_alone):
+def print_program(options):
+    """Prints the training program of a stage.
+
+    It has the stages from the first up to NAME and no others, and runs from this folder. --stage=NAME
+    (or --recipe=NAME) sets the config in its header and checkpoints:
+
+        python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
+
+    With --standalone it is one file that imports nothing but torch and numpy (and torchao at
+    low_memory_optimizer), reads a file of tokens and prints the losses, also under torchrun:
+
+        python ladder.py show amp --standalone > amp.py && python amp.py TOKENS.bin
+    """
+    print(standalone(options.name) if options.standalone else pages.script(options.name), end="")
+
+
+def print_diff(options):
+    """Prints the lines that a stage changes in the program.
+
+    They are compared with the program of the stage that NAME stands on; of A and B, with that of A.
+    Then come the definitions in nanoladder/ that the changed lines newly call.
+    """
+    a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
+    if not a:
+        raise BadInput(f"{b} is the first stage; expected `python ladder.py show {b}`, or a later stage")
     for line in pages.diff(a, b):
         color = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{color}{line}\033[0m" if color else line)
-    for path, source in [] if program_alone else pages.definitions(a, b):
+    for path, source in [] if options.program else pages.definitions(a, b):
         print(f"\n# {path}\n\n{source}")
+
+
+def write_docs(options):
+    """Writes docs/ladder.md, the ladder as a tutorial, and the README's table.
+
+    Run it after a change of train.py, model.py, the stages or the results.
+    """
+    files.write(pages.PAGE, pages.page())
+    files.write(pages.README, pages.readme())
+
+
+def write_html(options):
+    """Writes docs/ladder.html, the ladder as a page to climb in a browser.
+
+    With files of your own results, such as results/MACHINE/CONFIG/results.json, it goes to
+    ladder.html beside the first of them and shows your figures as well.
+    """
+    print(f"wrote {build.write(tuple(options.results))}: open it in a browser")

@@ -41,11 +41,13 @@ def end_one_of_several():
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse.ArgumentParser that raises BadInput for an invalid option."""
+    """argparse.ArgumentParser that raises BadInput for an invalid option or choice."""
 
     def error(self, message):
-        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        question = nearest(unknown[1], self._option_string_actions, key=lambda name: name.strip("-")) if unknown else ""
+        unknown = re.search(r"^unrecognized arguments: (--[^\s=]+)|invalid choice: '(.*?)'", message)
+        choices = (str(name) for action in self._actions for name in action.choices or ())
+        names = [*self._option_string_actions, *choices]
+        question = nearest(unknown[1] or unknown[2], names, key=lambda name: name.strip("-")) if unknown else ""
         raise BadInput(f"{message}{question}; --help lists every option")
 
 

@@ -18,7 +18,7 @@ import model
 import train
 from lab import pages, show
 from lab.link import OPTIONS, standalone
-from lab.stages import needs_several
+from lab.stages import needs_several, reason
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR, stage_below
 from nanoladder.run import load_config
@@ -260,7 +260,6 @@ def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):
-    assert run_main(show.main, "--help").out == show.__doc__
     assert run_main(show.main, "show", "amp").out == pages.script("amp")
     printed = run_main(show.main, "diff", "tf32").out
     assert printed == run_main(show.main, "diff", "allocator", "tf32").out
@@ -277,11 +276,30 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
         (["show", "fused_adam"], "did you mean 'fused_adamw'?"),
         (["diff", "amp", "flsh"], "did you mean 'flash'?"),
         (["diff", "naive"], "ladder.py show naive"),
-        (["sho", "amp"], "show NAME"),
+        (["diff", "amp", "flash", "tf32"], "unrecognized arguments: tf32"),
+        (["show"], "required: NAME"),
+        (["show", "amp", "--standalon"], "did you mean '--standalone'?"),
+        (["sho", "amp"], "did you mean 'show'?"),
+        (["amp"], "invalid choice: 'amp' (choose from"),
     ],
 )
-def test_what_is_no_stage_is_refused(refused, words, answer):
+def test_what_is_no_command_or_no_stage_is_refused(refused, words, answer):
     assert answer in refused(show.main, *words)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "diff", "docs", "html"])
+def test_every_command_says_what_it_does(run_main, command):
+    done = run_main(show.main, command, "--help")
+    assert done.code == 0 and done.out.startswith(f"usage: python ladder.py {command} ")
+    assert done.out.split("\n\n")[1].endswith(".") and f"\n    {command}  " in run_main(show.main, "--help").out
+
+
+def test_the_list_has_both_ladders_within_100_columns(run_main):
+    lines = run_main(show.main).out.splitlines()
+    assert lines == run_main(show.main, "list").out.splitlines() and max(map(len, lines)) <= 100
+    said = {line.strip("├└│ ").partition(" ")[0]: line for line in lines}
+    for stage in pages.BOTH:
+        assert said[stage].endswith(f"  {reason(stage)}") and len(reason(stage)) <= 70
 
 
 @pytest.mark.parametrize("stage", STAGES)
