@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from lab import pages, tables
-from lab.page import figures, programs
+from lab.page import figures, programs, rungs
 from lab.page.markup import join, tag
 from lab.results import read_results
 from lab.stages import reason, tree
@@ -75,9 +75,10 @@ def article(stage, own):
     """Returns the article on a stage: its reason, measurements, explanation and what it newly calls."""
     title = f"<h2>{stage}</h2>\n<p class=reason>{inline(reason(stage))}</p>"
     more = tag("p", pages.change(stage), class_="change") if stage_below(stage) else opening(stage)
+    measured = rungs.section(stage) if pages.group(stage) == "recipe" else figures.section(stage, own)
     return (
         f"<article id={stage} class=stage aria-label={stage}>\n<header>\n{title}\n{more}\n</header>\n"
-        f"{figures.section(stage, own)}\n"
+        f"{measured}\n"
         f"<div class=text>\n{text(pages.explanation(stage))}\n</div>\n"
         f'<div class="code mechanism">\n{programs.mechanism(stage)}\n</div>\n</article>'
     )

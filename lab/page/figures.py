@@ -1,4 +1,4 @@
-"""The figures beside the program: for each stage and machine a card with the time and memory of a step, as HTML.
+"""The figures of the first ladder: for each stage and machine a card with the time and memory of a step, as HTML.
 
 A machine's figures at the stages are those of --mode=ladder in a results.json.
 """
@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from lab import pages, tables
 from lab.page.markup import Markup, join, tag
-from lab.recipe_report import COLUMNS
-from lab.results import read
 from lab.stats import times
 from lab.summary import row_below
 
@@ -57,11 +55,7 @@ def options(own=()):
 def section(stage, own=()):
     """The section on a stage's figures: its scaling on each machine if it needs several processes, then its cards."""
     cards = [stage_card(key, results, rows, stage) for key, (results, rows) in pages.summaries("ladder", own).items()]
-    if pages.group(stage) == "recipe":
-        paths = sorted(pages.RESULTS.glob("*/*/recipe.json"))
-        reports = {path: {row["name"]: row for row in read(path, ["rows"])["rows"]} for path in paths}
-        cards = [worth_card(path, rows, stage) for path, rows in reports.items()]
-    elif mode := pages.SCALING.get(stage):
+    if mode := pages.SCALING.get(stage):
         cards = [scaling_card(results, mode, rows) for results, rows in pages.summaries(mode, own).values()] + cards
     return tag("section", *cards, class_="cards", aria_label="Measured")
 
@@ -183,23 +177,4 @@ def scaling_card(results, mode, rows):
         ),
         bars_table("Tokens per second", bars, None, max(*linear.values(), *rates.values())),
         tag("p", f"The marks: linear scaling. {tables.conditions(results, mode, rows.values())}", class_="fine"),
-    )
-
-
-def worth_card(path, rows, stage):
-    """The tokens to a loss that the recipe saves up to each rung, as bars, and a rung's figures. rows: {rung: row}."""
-    row, (machine, name) = rows.get(stage, {"name": stage, "note": "not measured here"}), path.parts[-3:-1]
-    if row["note"]:
-        return card(machine, name, tag("p", f"{stage}: {row['note']}.", class_="note"), figures_table(COLUMNS, row))
-    times = {other: row["tokens"]["times"] for other, row in rows.items() if "tokens" in row}
-    bars = [(f"{value:.2f}×", other, {"gemm": value}, 1.0) for other, value in times.items()]
-    kind = {"holds": "good", "costs": "bad"}.get(row["verdict"], "same")
-    return card(
-        machine,
-        name,
-        tag("h4", "Tokens to the same loss"),
-        tag("p", row["verdict"], class_="verdict", data_kind=kind),
-        bars_table("Times fewer tokens than the base", bars, stage, max(times.values(), default=1.0)),
-        tag("p", "Bars: times fewer tokens than the base, up to this rung. The mark: the base.", class_="fine"),
-        figures_table(COLUMNS, row),
     )

@@ -10,10 +10,11 @@ import pytest
 from conftest import ROOT
 
 from lab import pages, show, summary
-from lab.page import build, figures, programs
+from lab.page import build, figures, programs, rungs
 from lab.page.markup import Markup, tag
 from lab.tables import KINDS
 from nanoladder.config import stage_names
+from nanoladder.config.stages import RECIPE_DIR
 from nanoladder.errors import BadInput
 
 STAGES = stage_names()
@@ -171,18 +172,62 @@ def test_memory_has_its_verdict_too():
 
 
 def test_a_rung_of_the_recipe_shows_what_it_is_worth():
-    estimate = {"times": 1.5, "low": 1.4, "high": 1.6, "n": 5, "bound": ""}
-    rung = {"note": None, "verdict": "holds", "kept": True, "bpb": 1.7, "tokens": estimate}
-    rows = {"base": {"note": None, "verdict": "the base"}, "muon": rung, "rotary": {"note": "not screened yet"}}
-    rows["qk_norm"] = {"note": "kept at another scale: holds", "without": estimate}
-    path = ROOT / "results" / "a" / "b" / "recipe.json"
-    shown = figures.worth_card(path, rows, "muon")
-    assert 'data-kind="good">holds' in shown and "1.50 (1.40–1.60)" in words(shown) and "1.7000" in words(shown)
-    assert 'data-kind="same">the base' in (first := figures.worth_card(path, rows, "base")) and 'href="#muon"' in first
-    assert "rotary: not screened yet." in words(figures.worth_card(path, rows, "rotary"))
-    assert "softcap: not measured here." in words(figures.worth_card(path, rows, "softcap"))
-    for text in ("qk_norm: kept at another scale: holds.", "without × 1.50"):
-        assert text in words(figures.worth_card(path, rows, "qk_norm"))
+    step = {"times": 1.5, "low": 1.4, "high": 1.6, "n": 5}
+    row = {
+        "note": None,
+        "verdict": "holds",
+        "tokens": step,
+        "step": step,
+        "without": step | {"bound": "≥ "},
+        "ms": 1.25,
+        "gain": 1.2,
+    }
+    left_out = {"note": "kept at another scale: holds", "verdict": "holds", "without": step | {"times": 3.47}}
+    small = rungs.Scale("small", 1_300_000, [], {"muon": row})
+    scales = [small, rungs.Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
+    shown = words(rungs.worth_card("amd-epyc-2-threads-bf16", "muon", scales))
+    assert shown.startswith("AMD EPYC, 2 threads, native bfloat16 ") and "kept at another scale" not in shown
+    assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) beside the row before 1.50 (1.40–1.60) without" in shown
+    assert "≥ 1.50 (1.40–1.60) 3.47 (1.40–1.60) time of a step × 1.25 gain 1.20" in shown and " alone 1" not in shown
+    assert (
+        "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 7.4 million "
+        "parameters the finished recipe without muon needs 3.47 times the tokens."
+    ) in shown
+    assert shown.endswith("The base of medium has rotary.")
+    assert words(rungs.worth_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"verdict": "costs", "step": {"times": 0.9}}, "x costs tokens: the recipe before it needs 0.90 times as many"),
+        ({"verdict": "not seen (± 3%)", "step": {"times": 1.0}}, "x makes no difference that can be seen (±\u00a03%)"),
+        ({"verdict": "kept, not confirmed"}, "x lowers the loss, which fresh seeds have yet to confirm"),
+        ({"verdict": "diverges on 2 seeds", "step": {"times": 0.5}}, "x diverges on 2 seeds"),
+        (
+            {"verdict": "not seen (± 3%)", "without": {"times": 1.0}},
+            "the finished recipe without x is as good, as far as can be seen (±\u00a03%)",
+        ),
+        (
+            {"verdict": "holds", "without": {"times": 1.77, "bound": "≥ "}},
+            "the finished recipe without x needs at least 1.77 times the tokens",
+        ),
+    ],
+)
+def test_every_verdict_on_a_rung_is_said_in_words(row, said):
+    note = "kept at another scale" if "without" in row else None
+    assert rungs.outcome("x", row | {"note": note}) == said
+
+
+def test_every_rung_has_a_card_in_words(monkeypatch):
+    """Every measured one a sentence, and one that no run has measured says so."""
+    for rung in stage_names(RECIPE_DIR)[1:]:
+        shown = words(rungs.section(rung))
+        assert f"No run has measured {rung} yet." == shown or re.search(r"At [\d.]+ million parameters .*\.", shown)
+        assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
+    assert {"muon", "ema"} <= set(re.findall(r'href="#(\w+)"', rungs.section("base")))
+    monkeypatch.setattr(pages, "RESULTS", pages.RESULTS / "nowhere")
+    assert words(rungs.section("muon")) == "No run has measured muon yet."
 
 
 # -- a reader's own results

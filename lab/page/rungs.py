@@ -1,0 +1,130 @@
+"""The cards of the second ladder: what came of a rung, on each machine at every scale, as HTML.
+
+A scale is a recipe.json of --mode=recipe.
+"""
+
+import itertools
+from typing import NamedTuple
+
+from lab import pages, tables
+from lab.page.figures import bars_table, card, table
+from lab.page.markup import join, tag
+from lab.results import read, read_results
+from lab.stats import LEVEL
+from nanoladder.config.stages import stage_below
+
+FIGURES = {"tokens": "tokens ×", "step": "beside the row before", "alone": "alone", "without": "without"}
+FACTORS = {"ms": "time of a step ×", "gain": "gain"}
+HOW_TO_READ = (
+    "How many times fewer tokens reach the same loss. tokens ×: up to this rung, beside the base; the row before: the "
+    "rungs that were kept before this one was measured; alone: on the base; without: the finished recipe, beside "
+    "itself without the rung (≥, ≤: bounds). Time of a step: beside the base's; gain: tokens × divided by it. In "
+    f"brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
+)
+BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
+BESIDE = {  # {verdict on the step from the row before: in words}
+    "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
+    "costs": "{rung} costs tokens: the recipe before it needs {times} times as many",
+    "not seen": "{rung} makes no difference that can be seen{doubt}",
+    "beyond the curve": "{rung} ends beyond the base's curve, so that its gain is only bounded",
+    "kept, not confirmed": "{rung} lowers the loss, which fresh seeds have yet to confirm",
+    "left out, not confirmed": "{rung} does not lower the loss, which fresh seeds have yet to confirm",
+}
+WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: in words}
+    "holds": "the finished recipe without {rung} needs {times} times the tokens",
+    "costs": "the finished recipe without {rung} needs only {times} times the tokens",
+    "not seen": "the finished recipe without {rung} is as good, as far as can be seen{doubt}",
+}
+
+
+class Scale(NamedTuple):
+    name: str
+    parameters: int  # of the base
+    on: list  # rungs that the base has already
+    rows: dict  # {row: its figures}
+
+
+def section(rung):
+    """Returns the section on a rung: a card for each machine that measured it, or one that says that none has."""
+    measured = {}
+    for machine, every in scales().items():
+        if some := [scale for scale in every if "verdict" in scale.rows.get(rung, ())]:
+            measured[machine] = some
+    draw = worth_card if stage_below(rung) else base_card
+    cards = [draw(machine, rung, some) for machine, some in measured.items()]
+    unmeasured = tag("article", tag("p", f"No run has measured {rung} yet."), class_="card")
+    return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
+
+
+def scales():
+    """Returns {machine: its Scales, the smallest model first}."""
+    found = {}
+    for path in sorted(pages.RESULTS.glob("*/*/recipe.json")):
+        results, (machine, name) = read(path, ["rows"]), path.parts[-3:-1]
+        base, name = results["rows"][0], name.removeprefix("recipe_").replace("_", " ")
+        rows = {row["name"]: row for row in results["rows"]}
+        found.setdefault(machine, []).append(Scale(name, base["parameters"], results.get("on") or [], rows))
+    return {machine: sorted(each, key=lambda scale: scale.parameters) for machine, each in found.items()}
+
+
+def worth_card(machine, rung, scales):
+    """A card with a sentence on what came of a rung at these scales, and a table with a column for each."""
+    rows = [scale.rows[rung] for scale in scales]
+    lines = [(label, *(times(row.get(key)) for row in rows)) for key, label in FIGURES.items()]
+    lines += [(label, *(f"{row[key]:.2f}" if key in row else "" for row in rows)) for key, label in FACTORS.items()]
+    bases = [f" The base of {scale.name} has {', '.join(scale.on)}." for scale in scales if scale.on]
+    return card(
+        machine_in_words(machine),
+        "",
+        tag("h4", "Tokens to the same loss"),
+        tag("p", sentence(rung, scales)),
+        table("parts worth", "Worth at each scale", filter(lambda line: any(line[1:]), lines), headings(scales)),
+        tag("p", HOW_TO_READ, *bases, class_="fine"),
+    )
+
+
+def base_card(machine, base, scales):
+    """A card with the tokens that the recipe saves up to each rung, as bars."""
+    content = []
+    for scale in scales:
+        saved = {name: row["tokens"]["times"] for name, row in scale.rows.items() if "tokens" in row}
+        bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in saved.items()]
+        size = tag("b", f"{scale.parameters / 1e6:.1f} M parameters")
+        content += [tag("h4", scale.name, size), bars_table(scale.name, bars, None, max(saved.values(), default=1.0))]
+    fine = "Bars: how many times fewer tokens than the base reach its loss, up to each rung. The mark: the base."
+    return card(machine_in_words(machine), "tokens to the same loss", *content, tag("p", fine, class_="fine"))
+
+
+def machine_in_words(name):
+    """The machine of a folder in results/, by the facts in a results.json there; the folder's name if it has none."""
+    paths = sorted(pages.RESULTS.glob(f"{name}/*/results.json"))
+    return tables.machine_in_words(read_results(paths[0])["machine"]) if paths else name
+
+
+def headings(scales):
+    return ["", *(join(scale.name, " ", tag("small", f"{scale.parameters / 1e6:.1f} M")) for scale in scales)]
+
+
+def times(factor):
+    """A factor of tokens with its interval; empty if it was not measured."""
+    if factor is None:
+        return ""
+    interval = tag("small", f"({factor['low']:.2f}–{factor['high']:.2f})")
+    return join(f"{factor.get('bound', '')}{factor['times']:.2f} ", interval)
+
+
+def sentence(rung, scales):
+    """Says what came of a rung at these scales: those of models of one size together."""
+    said = []
+    for size, some in itertools.groupby(scales, key=lambda scale: f"{scale.parameters / 1e6:.1f}"):
+        said.append(f"{size} million parameters {', and '.join(outcome(rung, scale.rows[rung]) for scale in some)}")
+    return f"At {'; at '.join(said)}."
+
+
+def outcome(rung, row):
+    """Says what came of a rung at a scale, of its row."""
+    verdict, opening, doubt = row["verdict"].partition(" (")
+    factor = row.get("step") or row.get("without") or {"times": 1.0}
+    words = (WITHOUT if row["note"] else BESIDE).get(verdict, f"{{rung}} {verdict}")
+    times = f"{BOUNDS[factor.get('bound', '')]}{factor['times']:.2f}"
+    return words.format(rung=rung, times=times, doubt=(opening + doubt).replace("± ", "±\u00a0"))
