@@ -27,6 +27,7 @@ TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
+SAME = "The program is the same; what it calls reads the key."  # of a stage without a diff
 PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
 KINDS = ("speed", "memory")  # of a stage's figures
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
@@ -182,8 +183,8 @@ def section(name):
         code = f"```python\n{ast.get_source_segment(program, step)}\n```"
         text = [explanation(name), code, f"`python ladder.py show {name}`"]
     else:
-        lines = (re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(below, name))
-        text = [f"`{change(name)}`", explanation(name), "```diff\n" + "\n".join(lines).rstrip() + "\n```"]
+        lines = "\n".join(re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(below, name)).rstrip()
+        text = [f"`{change(name)}`", explanation(name), f"```diff\n{lines}\n```" if lines else SAME]
         text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in definitions(below, name)]
         for machine in MEASURED:
             speed, memory = measured(name, machine)

@@ -91,7 +91,10 @@ def print_diff(options):
     a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
     if not a:
         raise BadInput(f"{b} is the first stage; expected `python ladder.py show {b}`, or a later stage")
-    for line in pages.diff(a, b):
+    lines = list(pages.diff(a, b))
+    if not (lines or options.other):
+        print(f"{pages.change(b)}. {pages.SAME}")
+    for line in lines:
         color = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{color}{line}\033[0m" if color else line)
     for path, source in [] if options.program else pages.definitions(a, b):

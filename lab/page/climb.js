@@ -116,7 +116,8 @@ function draw() {
   program.replaceChildren(...(view.plain ? hunks(rows) : nested(rows)));
   program.classList.toggle("quiet", view.quiet);
   if (view.plain && !changed.length) {
-    const text = view.base === null ? "The ladder starts here: climb to see a diff." : "Both programs are the same.";
+    const first = (view.base ?? stages[view.stage].on) === null;
+    const text = first ? "The ladder starts here: climb to see a diff." : "Both programs are the same.";
     program.append(make("p", { textContent: text }));
   }
   const mechanism = find(stages[view.stage].name).querySelector(".mechanism");

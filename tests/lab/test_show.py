@@ -266,6 +266,7 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
     assert printed.splitlines()[0].endswith("@@ set_up")
     assert '-    torch.set_float32_matmul_precision("highest")\n+    torch.set_float32' in printed
     assert run_main(show.main, "diff", "tf32", "tf32").out == ""
+    assert run_main(show.main, "diff", "scalar_lr").out == f"scalar_lr: 1.0 → 4.0. {pages.SAME}\n"
     program = run_main(show.main, "diff", "amp", "--program").out
     assert run_main(show.main, "diff", "amp").out.startswith(f"{program}\n# nanoladder/machine/precision.py\n\ndef ")
 
