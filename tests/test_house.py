@@ -1,4 +1,7 @@
-"""Structure of the code: imports point downwards and form no cycle; functions are short."""
+"""Structure of the code: imports point downwards and form no cycle; functions are short.
+
+lab → scripts → nanoladder → model.py → nanoladder.kernels and .private, on which model.py stands.
+"""
 
 import ast
 import graphlib
@@ -20,9 +23,11 @@ LAYERS = [
     ("nanoladder.parallel",),
     ("nanoladder.machine",),
     ("nanoladder.config",),
-    ("model", "nanoladder.errors", "nanoladder.files", "nanoladder", "config"),
-    ("nanoladder.kernels",),
+    ("nanoladder.errors", "nanoladder.files", "config"),
+    ("model",),
+    ("nanoladder.kernels",),  # operators, of tensors and numbers alone: what model.py is made of, beside torch
     ("nanoladder.private",),
+    ("nanoladder",),  # its docstring: every import of a room in nanoladder/ runs it, also model.py's
 ]
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 # The files in the root, and no others.
