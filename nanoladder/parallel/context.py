@@ -41,22 +41,22 @@ def apply_context_parallel(model):
         from torch.nn.attention.bias import causal_lower_right  # here, because it loads the compiler: a second
 
         masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
-        attend, n_pieces = partial(attend_to_gathered, group, masks), 2
+        attend = partial(attend_to_gathered, group, masks)
     else:
-        attend, n_pieces = partial(attend_by_heads, group), 1
+        attend = partial(attend_by_heads, group)
     own = own.to(mesh().device_type)
     for part in getattr(model, "parts", [model]):  # of a pipeline
         if model.config.position == "learned":
             # Before the hook of tensor parallelism, which takes a part of these positions
             part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
         if model.config.smear:
-            part.previous.forward = partial(previous, group, n_pieces)
+            part.previous.forward = partial(previous, group, model.config)
         for attention in (module for module in part.modules() if hasattr(module, "attend")):
             attention.attend = partial(attend, attention)
             if model.config.position == "rotary":
                 attention.rotary.turns = attention.rotary.turns[:, own]
             if model.config.key_offset:
-                attention.previous.forward = partial(previous, group, n_pieces)
+                attention.previous.forward = partial(previous, group, model.config)
 
 
 def attend_by_heads(group, attention, q, k, v):
@@ -65,13 +65,14 @@ def attend_by_heads(group, attention, q, k, v):
     return exchange(type(attention).attend(attention, q, k, v), group, cut=2, joined=1)
 
 
-def previous(group, n_pieces, x):
+def previous(group, config, x):
     """Previous's forward: each piece begins with the end of the one before, (B, ..., T / n, C) -> the same."""
+    n_pieces = 2 if gathers_keys(config) else 1  # as in positions
     own, index = x.chunk(n_pieces, dim=-2), mesh().place.context
     ends = torch.cat([piece[..., -1:, :] for piece in own], dim=-2)
     ends = in_order(all_gather_autograd(ends, x.dim() - 2, group), n_pieces)  # (B, ..., pieces, C)
     begins = F.pad(ends, (0, 0, 1, -1)).unbind(-2)
-    pieces = zip(own, (begins[index], begins[-1 - index]), strict=False)  # as in positions
+    pieces = zip(own, (begins[index], begins[-1 - index]), strict=False)
     return torch.cat([part for piece, begin in pieces for part in (begin.unsqueeze(-2), piece[..., :-1, :])], dim=-2)
 
 
