@@ -44,7 +44,7 @@ def parts(nanogpt=None):
     ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # the fewest with intervals of any use
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
     speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
-    small = "profile.py config/quickstart.py --dataset=python_stdlib --n_embd=192 --n_head=4"
+    small = "profile.py config/recipe_small.py --dataset=python_stdlib --n_embd=192 --n_head=4"
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
     batch_64 = "--batch_size=64 --micro_batch_size=64"
     beside = f" --nanogpt={nanogpt}" if nanogpt else ""
