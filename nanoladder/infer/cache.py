@@ -83,14 +83,14 @@ class CachedGPT:
     def keep(self, previous, last):
         """Lets a Previous return the vectors of the step before, as a step has one position. last: (n_rows, ..., C)."""
         self.kept.append(last)
-        previous.forward = partial(self.previous, last)
+        previous.forward = partial(self.previous, previous.forward, last)
 
-    def previous(self, last, x):
+    def previous(self, forward, last, x):
         """Previous's forward, (B, ..., T, C) -> the same, which keeps the vectors of each text's last token."""
         if self.visible is None:  # the text begins
             ends = self.ends.view(-1, *[1] * (x.dim() - 1)).expand_as(x[..., :1, :])
             last[self.rows[:, 0]] = x.gather(-2, ends)
-            return F.pad(x, (0, 0, 1, -1))
+            return forward(x)
         before = last.clone()
         last.copy_(x)
         return before

@@ -50,13 +50,13 @@ def apply_context_parallel(model):
             # Before the hook of tensor parallelism, which takes a part of these positions
             part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
         if model.config.smear:
-            part.previous.forward = partial(previous, group, model.config)
+            part.previous.forward = partial(previous, part.previous.forward, group, model.config)
         for attention in (module for module in part.modules() if hasattr(module, "attend")):
             attention.attend = partial(attend, attention)
             if model.config.position == "rotary":
                 attention.rotary.turns = attention.rotary.turns[:, own]
             if model.config.key_offset:
-                attention.previous.forward = partial(previous, group, model.config)
+                attention.previous.forward = partial(previous, attention.previous.forward, group, model.config)
 
 
 def attend_by_heads(group, attention, q, k, v):
@@ -65,13 +65,13 @@ def attend_by_heads(group, attention, q, k, v):
     return exchange(type(attention).attend(attention, q, k, v), group, cut=2, joined=1)
 
 
-def previous(group, config, x):
+def previous(forward, group, config, x):
     """Previous's forward: each piece begins with the end of the one before, (B, ..., T / n, C) -> the same."""
     n_pieces = 2 if gathers_keys(config) else 1  # as in positions
     own, index = x.chunk(n_pieces, dim=-2), mesh().place.context
     ends = torch.cat([piece[..., -1:, :] for piece in own], dim=-2)
     ends = in_order(all_gather_autograd(ends, x.dim() - 2, group), n_pieces)  # (B, ..., pieces, C)
-    begins = F.pad(ends, (0, 0, 1, -1)).unbind(-2)
+    begins = forward(ends).unbind(-2)
     pieces = zip(own, (begins[index], begins[-1 - index]), strict=False)
     return torch.cat([part for piece, begin in pieces for part in (begin.unsqueeze(-2), piece[..., :-1, :])], dim=-2)
 
