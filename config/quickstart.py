@@ -16,7 +16,7 @@ min_lr = 2e-3
 weight_decay = 0.05  # a step multiplies it by the rate
 warmup_steps = 24
 beta2 = 0.99
-# The second ladder's rungs (docs/recipe.md): without them three times as many steps end at a higher loss
+# The second ladder's rungs (docs/recipe.md): with Muon alone 700 steps ended at 1.64 bits per byte
 optimizer = "muon"
 position = "rotary"
 qk_norm = True

@@ -158,8 +158,8 @@ def take(measurement, config, name, options, threads):
 def add_predictions(part, rows, machine, scaling):
     """Adds to each measured row its predicted memory and, of one process, the least time of its step on this machine.
 
-    That is by the limits that were measured with the rows. Several processes of a CPU have no prediction: gloo's
-    threads free what they sent now sooner, now later.
+    That is by the limits that were measured with the rows. Several processes on a CPU have no prediction: their
+    peaks differ from run to run, probably because gloo's threads keep messages for a while.
     """
     device_type = "cuda" if machine["gpu"] else "cpu"
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])

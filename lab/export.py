@@ -8,8 +8,6 @@ from nanoladder.checkpoint.huggingface import OWN
 
 TITLE = "A model of nanoladder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)"
 PLAIN = {"attention": "sdpa", "activation_checkpointing": "none", "loss_chunks": 0, "pad_vocab_to": 1}
-
-
 CALLED = "model.get_input_embeddings, model.get_output_embeddings"  # by transformers
 
 

@@ -31,7 +31,7 @@ def predict_memory(config, device_type="cpu", world_size=1):
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
     that the allocator caches. Without a GPU to ask, it counts as Hopper or Blackwell. A compiled step has the buffers
     that the compiler plans for such a device; autotuned products are left out, and so are messages that gloo's threads
-    keep on a CPU. Raises BadInput if the config leaves the step open, does not divide among the processes, or the
+    may keep on a CPU. Raises BadInput if the config leaves the step open, does not divide among the processes, or the
     optimizer's package is missing.
     """
     config, traced, found = traces(config, device_type, world_size)

@@ -1,6 +1,6 @@
-"""Muon takes the matrices of queries, keys and values apart.
+"""Muon orthogonalizes query, key and value matrices separately.
 
-What: one weight holds the three; each is orthogonalized by itself, and its update has AdamW's usual size.
+What: one weight holds the three; the update of each by itself has AdamW's usual size.
 Why: orthogonalized together, the three share their directions, though each has a task of its own.
 Cost: none; three square matrices instead of a tall one.
 Source:

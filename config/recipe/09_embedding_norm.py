@@ -1,8 +1,8 @@
 """Each token's embedding is normalized before the first block.
 
 What: `F.rms_norm`, without a gain.
-Why: embeddings begin at 0.02, a fiftieth of what the blocks add, and a tied one cannot begin larger, as the head would.
-Normalized, the token itself is there from the first step on.
+Why: embeddings begin with an RMS of 0.02, and a tied one cannot begin larger, because it is the head too. What the
+blocks add soon outweighs it; normalized, the token itself stays.
 Cost: an elementwise pass. Not for pipelines.
 Source:
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt

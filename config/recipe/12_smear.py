@@ -1,7 +1,7 @@
-"""Each embedding has a share of the one before.
+"""A share of the previous token's embedding is added to each embedding.
 
 What: a learned share for each channel, which begins as 0.2, of the previous token's embedding is added.
-Why: pairs of tokens tell more than one; without this the first block has to put them together by attention.
+Why: a pair of tokens says more than one; without this the first block has to combine them by attention.
 Cost: an elementwise pass. A cache keeps the last embedding; processes that share a sequence exchange one. Not for
 tensor parallelism or pipelines.
 Source:

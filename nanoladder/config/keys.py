@@ -92,7 +92,7 @@ class Config:
     embedding_norm: bool = False  # RMS norm of each token's embedding
     smear: bool = False  # add a learned share of the token before to each embedding
     polar_express: bool = False  # Muon takes four iterations, with the coefficients of Polar Express
-    split_qkv: bool = False  # Muon takes the matrices of queries, keys and values apart
+    split_qkv: bool = False  # Muon orthogonalizes queries, keys and values separately
     cautious_decay: bool = False  # decay only weights that the update shrinks too
     ema: bool = False  # evaluate a moving average of the weights, not the last ones
 
