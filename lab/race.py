@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from lab import stats, tables
+from lab import plan, stats, tables
 from lab.launch import run_alone
 from lab.measure import machine_facts
 from lab.results import code_hash, default_folder, resume, write
@@ -62,7 +62,8 @@ def race(options, words):
         for done, (seed, name) in enumerate(bar):
             bar.set_postfix_str(f"{name}, seed {seed}")
             if done == len(runs):
-                runs.append({"name": name, "seed": seed, **run(configs[name], seed)})
+                config = dataclasses.replace(configs[name], seed=seed, save_interval=0)
+                runs.append({"name": name, "seed": seed, **run(plan.command_line(differences(config)))})
                 write(folder, {"race.json": results})
     commands = [*other, "--stage=naive"], other, words
     text = report(results, {name: " ".join(command) for name, command in zip(configs, commands, strict=True)})
@@ -71,11 +72,14 @@ def race(options, words):
     print(f"{text}\n\nwritten: {folder}/race.md, beside race.json and race.png")
 
 
-def run(config, seed):
-    """A run: its seconds, bits per byte, and training losses in that unit, with their seconds. Raises BadInput."""
+def run(words, **settings):
+    """A run: its seconds, tokens, bits per byte, and training losses in that unit, with their seconds.
+
+    words: of its command line. settings: of its Child. Raises BadInput if it fails.
+    """
     curve = {}
     with tempfile.TemporaryDirectory() as cache:
-        child = Child(dataclasses.replace(config, seed=seed, save_interval=0), {"TORCHINDUCTOR_CACHE_DIR": cache})
+        child = Child(words, {"TORCHINDUCTOR_CACHE_DIR": cache}, **settings)
         try:
             while not (outcome := child.outcome()):
                 time.sleep(PAUSE)
@@ -85,10 +89,10 @@ def run(config, seed):
         finally:
             child.end()
     if outcome["note"]:
-        raise BadInput(f"a run with seed {seed} {outcome['note']}")
+        raise BadInput(f"`train.py {' '.join(words)}` {outcome['note']}")
     bpb, seconds = outcome["val_bpb"], outcome["seconds"]
     points = [[round(at, 1), loss * bpb / outcome["val_loss"]] for at, loss in curve.values()]
-    return {"seconds": seconds, "bpb": bpb, "curve": [*points, [seconds, bpb]]}
+    return {"seconds": seconds, "tokens": outcome["tokens"], "bpb": bpb, "curve": [*points, [seconds, bpb]]}
 
 
 def figures(runs, name, key):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from nanoladder.entry import Parser
 
-from lab import pages
+from lab import pages, plan, records, referee
 from lab.link import standalone
 from lab.page import build
 from lab.stages import reason, tree
@@ -49,6 +49,11 @@ def command_line():
     diff.add_argument("name", metavar="NAME | A", help="a stage, beside the one that it stands on")
     diff.add_argument("other", nargs="?", metavar="B", help="a stage, beside A instead")
     diff.add_argument("--program", action="store_true", help="the changed lines alone, without definitions")
+    add("records", print_records)
+    check = add("check", check_entry)
+    check.add_argument("entry", metavar="FOLDER", help="an entry of the race, such as records/004_key_offset")
+    check.add_argument("--seeds", type=plan.at_least(1), default=records.SEEDS, help="(default: %(default)s)")
+    check.add_argument("--quick", action="store_true", help="the rules alone, by runs of a few steps, in minutes")
     add("docs", write_docs)
     html = add("html", write_html)
     html.add_argument("results", nargs="*", type=Path, metavar="FILE", help="a results.json that profile.py wrote")
@@ -101,13 +106,30 @@ def print_diff(options):
         print(f"\n# {path}\n\n{source}")
 
 
-def write_docs(options):
-    """Writes docs/ladder.md, the ladder as a tutorial, and the README's table.
+def print_records(options):
+    """Prints the entries of the race that anyone can enter, which records/README.md explains."""
+    print(records.table())
 
-    Run it after a change of train.py, model.py, the stages or the results.
+
+def check_entry(options):
+    """Checks an entry of the race: the rules, then whether it holds.
+
+    It runs beside the record before it and the naive loop, on seeds that follow from its files, and writes
+    MACHINE.json to its folder. The same command continues. Exit code: 0 if it holds, 1 if not, 2 if it
+    breaks a rule.
+    """
+    sys.exit(referee.check(options))
+
+
+def write_docs(options):
+    """Writes docs/ladder.md, the ladder as a tutorial, and the tables of README.md and records/README.md.
+
+    Run it after a change of train.py, model.py, the stages, the results or the records.
     """
     files.write(pages.PAGE, pages.page())
     files.write(pages.README, pages.readme())
+    files.write(records.PAGE, records.page())
+    records.draw(records.PICTURE)
 
 
 def write_html(options):

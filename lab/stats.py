@@ -55,6 +55,15 @@ def intervals(samples, level=LEVEL):
     return found
 
 
+def p_value(differences):
+    """The chance that rounds which gain nothing look as good as these, LEAST or more: one-sided, of one row alone."""
+    row = np.array(differences)
+    null = simulated((len(row),))
+    error = (spread(row) / null.spreads[len(row)] + TINY) * null.errors[len(row)]
+    tail = float((null.gains / null.own >= abs(trimmed_mean(row)) / error).mean()) / 2
+    return tail if trimmed_mean(row) > 0 else 1 - tail
+
+
 def trimmed_mean(x):
     """The mean along the last axis without the values at both ends."""
     n = np.shape(x)[-1]

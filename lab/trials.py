@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from lab.plan import command_line
 from lab.results import ROOT, commit, write
 from nanoladder import files
 from nanoladder.config import DEFAULTS, Config, differences
@@ -48,6 +49,10 @@ class Trial(NamedTuple):
         if config.lr_decay_steps:
             values["lr_decay_steps"] = round(self.length * config.lr_decay_steps)
         return dataclasses.replace(config, **values)
+
+    def words(self):
+        """Its command line."""
+        return command_line(differences(self.resolved()))
 
     def __str__(self):
         return f"{self.name}, rate × {self.factor:g}, length {self.length:.3g}, seed {self.seed}"
@@ -93,8 +98,7 @@ class Trials:
         """Writes what a process found."""
         config, key = trial.resolved(), self.key(trial)
         row = {"name": trial.name, "seed": trial.seed, "lr_factor": trial.factor, "length": trial.length}
-        row |= {"steps": config.max_steps, "tokens": config.max_steps * config.batch_size * config.context_length}
-        row |= {**outcome, "parameters": parameters, **self.origin}
+        row |= {"steps": config.max_steps, **outcome, "parameters": parameters, **self.origin}
         self.finished[key] = row | {"config": differences(config), "data": self.data}
         self.rows.append(self.finished[key])
         write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
@@ -111,7 +115,7 @@ class Trials:
                 while running or (todo and time.monotonic() < end):
                     for trial in todo:
                         if len(running) < at_once and time.monotonic() < end and self.key(trial) not in running:
-                            running[self.key(trial)] = trial, Child(trial.resolved(), ONE_THREAD)
+                            running[self.key(trial)] = trial, Child(trial.words(), ONE_THREAD)
                             bar.set_postfix_str(" | ".join(str(trial) for trial, _ in running.values()))
                     over = {key: outcome for key, (_, child) in running.items() if (outcome := child.outcome())}
                     for key, outcome in over.items():
@@ -135,15 +139,16 @@ def key_of(config, data):
 
 
 class Child:
-    """A process that trains a config from scratch in a temporary folder. environment: variables that it adds."""
+    """A process that trains from scratch in a temporary folder, by train.py or another script with these words.
 
-    def __init__(self, config, environment):
+    environment: variables that it adds.
+    """
+
+    def __init__(self, words, environment, script=ROOT / "train.py"):
         self.folder, self.start = tempfile.TemporaryDirectory(prefix="trial-"), time.monotonic()
-        words = [f"--{key}={value}" for key, value in differences(config).items()]
-        words.append(f"--out_dir={self.folder.name}/run")
         self.log = open(Path(self.folder.name, "log"), "w+")  # noqa: SIM115 end() closes it
         streams = {"stdout": self.log, "stderr": self.log, "stdin": subprocess.DEVNULL}
-        command = [sys.executable, ROOT / "train.py", *words]
+        command = [sys.executable, script, *words, f"--out_dir={self.folder.name}/run"]
         self.process = subprocess.Popen(command, env=os.environ | environment, **streams)
 
     def metrics(self):
@@ -159,7 +164,7 @@ class Child:
         lines = [line for line in self.log.read().splitlines() if line.strip()] or [""]
         last = next((line for line in lines if line.startswith("error: ")), lines[-1])
         row = (self.metrics() or [{}])[-1]
-        outcome |= {key: row.get(key) for key in ("val_loss", "val_bpb")}
+        outcome |= {key: row.get(key) for key in ("val_loss", "val_bpb", "tokens")}
         if self.process.returncode:
             outcome["failed"] = DIVERGED not in last
             outcome["note"] = f"{'failed' if outcome['failed'] else 'diverged'}: {last.removeprefix('error: ')}"

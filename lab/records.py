@@ -1,0 +1,223 @@
+"""The entries of the race, a folder each in records/: what they are, what they gained, and whether it holds.
+
+An entry has a README.md (a title; By NAME, YYYY-MM-DD.), config files, at most one patch, and a MACHINE.json of each
+machine that has run it, which referee.py writes. The rules are in records/README.md.
+"""
+
+import dataclasses
+import hashlib
+import math
+import re
+import statistics
+from pathlib import Path
+
+from lab import stats, tables
+from lab.results import ROOT, read
+from nanoladder import files
+from nanoladder.errors import BadInput
+
+RECORDS = ROOT / "records"
+PAGE, PICTURE = RECORDS / "README.md", RECORDS / "records.png"
+SEEDS = 5  # that a verdict needs
+P = 0.01  # a gain is one if chance alone gives it less often
+MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone moves a loss by 0.002
+SUFFIXES = (".py", ".patch", ".json", ".png")  # of an entry's files, beside README.md
+HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
+REFUSED = re.compile(r"^Refused: (.+)", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A folder of records/. refused: the reason that its README.md gives, or none."""
+
+    folder: Path
+    title: str
+    by: str
+    date: str
+    refused: str | None
+
+    @property
+    def name(self):
+        return self.folder.name
+
+    @property
+    def configs(self):
+        return sorted(self.folder.glob("*.py"))
+
+    @property
+    def patch(self):
+        return next(self.folder.glob("*.patch"), None)
+
+    @property
+    def digest(self):
+        """SHA-256 of what runs: the config files and the patch."""
+        digest = hashlib.sha256()
+        for path in [*self.configs, *filter(None, [self.patch])]:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+    def seeds(self, n):
+        """The seeds of a check, which follow from what runs: nobody chooses them."""
+        return [int(hashlib.sha256(f"{self.digest} {i}".encode()).hexdigest(), 16) % 10**6 for i in range(n)]
+
+    def races(self):
+        """The results of every machine that has run it."""
+        return [read(path, ("machine", "entries", "runs")) for path in sorted(self.folder.glob("*.json"))]
+
+
+def read_entry(folder):
+    """The Entry in a folder. Raises BadInput if it is not one."""
+    folder = Path(folder).resolve()
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder; expected an entry, such as records/004_key_offset")
+    page = folder / "README.md"
+    if not page.is_file():
+        raise BadInput(f"{folder} has no README.md; expected one that says what is new, why, by whom and when")
+    text = page.read_text(encoding="utf-8")
+    if not (head := HEAD.match(text)):
+        raise BadInput(f"{page}: expected a title, # what is new, and below it By NAME, YYYY-MM-DD.")
+    strange = [path.name for path in folder.iterdir() if path.suffix not in SUFFIXES and path != page]
+    if strange:
+        raise BadInput(f"{folder} holds {min(strange)}; expected README.md, config files, a .patch, .json and .png")
+    refused = REFUSED.search(text)
+    entry = Entry(folder, **head.groupdict(), refused=refused and refused[1])
+    if not entry.configs or len(list(folder.glob("*.patch"))) > 1:
+        raise BadInput(f"{folder}: expected at least one config file and at most one .patch")
+    return entry
+
+
+def entries():
+    """All entries, in order; the first is the naive loop."""
+    return [read_entry(path.parent) for path in sorted(RECORDS.glob("*/README.md"))]
+
+
+def before(entry):
+    """The record that an entry has to beat: the last one before it, by name, that was not refused.
+
+    Raises BadInput for the naive loop, which has none.
+    """
+    earlier = [each for each in entries() if each.name < entry.name and not each.refused]
+    if not earlier:
+        raise BadInput(f"{entry.name} is the naive loop, with which all are compared; expected another entry")
+    return earlier[-1]
+
+
+# -- what the runs say
+
+
+def of(runs, name, key):
+    """{seed: a figure} of an entry's runs."""
+    return {run["seed"]: run[key] for run in runs if run["name"] == name}
+
+
+def paired(runs, a, b, key, change):
+    """Changes from a's figure to b's, seed by seed, of those that both have run."""
+    first, second = of(runs, a, key), of(runs, b, key)
+    return [change(first[seed], second[seed]) for seed in second if seed in first]
+
+
+def log_ratio(first, second):
+    return math.log(first / second)
+
+
+def verdict(results):
+    """(in words, True if the entry holds) of a check's results.
+
+    It holds if it ends sooner than the record before it, and not more than MARGIN above the naive loop's loss: each on
+    SEEDS seeds with a chance below P that nothing does as well.
+    """
+    runs, (naive, record, name) = results["runs"], ends(results)
+    sooner = paired(runs, record, name, "seconds", log_ratio)
+    below = paired(runs, naive, name, "bpb", lambda first, second: first + MARGIN - second)
+    if len(sooner) < SEEDS or len(below) < SEEDS:
+        return f"no verdict: {min(len(sooner), len(below))} of {SEEDS} seeds", False
+    of_loss, of_time = stats.p_value(below), stats.p_value(sooner)
+    if of_loss >= P:
+        return f"misses the loss (p = {of_loss:.2g})", False
+    if of_time >= P:
+        return f"no gain on {record} (p = {of_time:.2g})", False
+    return f"holds (p = {max(of_loss, of_time):.2g})", True
+
+
+def ends(results):
+    """The names of the naive loop, of the record to beat and of the entry."""
+    names = [*results["entries"]]
+    return names[0], names[-2], names[-1]
+
+
+def figures(entry, results):
+    """The texts of an entry's row on one machine."""
+    runs, (naive, _, name) = results["runs"], ends(results)
+    ratios = paired(runs, naive, name, "seconds", log_ratio)
+    sooner = f"{math.exp(statistics.fmean(ratios)):.2f}×"  # of few seeds, which have no interval
+    if len(ratios) >= stats.LEAST:
+        sooner = stats.times(stats.intervals({name: ratios})[name])
+    said, _ = verdict(results)
+    if len(ratios) >= SEEDS and set(of(runs, name, "seconds")) != set(entry.seeds(len(ratios))):
+        said += ", on its author's seeds"
+    middle = {key: statistics.median(of(runs, key, "seconds").values()) / 60 for key in (name, naive)}
+    loss = {key: statistics.fmean(of(runs, key, "bpb").values()) for key in (name, naive)}
+    return {
+        "minutes (naive)": f"{middle[name]:.2f} ({middle[naive]:.2f})",
+        "times sooner": sooner,
+        "tokens ×": f"{statistics.median(paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
+        "bits/byte (naive)": f"{loss[name]:.4f} ({loss[naive]:.4f})",
+        "verdict": said,
+    }
+
+
+def table(link=""):
+    """What is new in each entry, then a table of those that each machine has run. link: to the entries' folders."""
+    news, machines = [], {}
+    for entry in entries():
+        news.append(f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
+        for results in entry.races():
+            refused = {"verdict": f"refused: {entry.refused}"} if entry.refused else {}
+            machine = tables.machine_in_words(results["machine"])
+            machines.setdefault(machine, {})[entry.name] = figures(entry, results) | refused
+    parts = [f"{machine}:\n\n{tables.texts(rows)}" for machine, rows in machines.items()]
+    return "\n\n".join(["\n".join(news), *parts])
+
+
+def page():
+    """Returns records/README.md with its tables written anew."""
+    return with_table(PAGE.read_text(encoding="utf-8"))
+
+
+def with_table(text, link=""):
+    """Returns a page with the part between its <!-- records --> marks written anew."""
+    return re.sub(
+        r"(<!-- records -->\n).*?(\n<!-- records -->)",
+        lambda marks: f"{marks[1]}{table(link)}{marks[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def draw(path):
+    """Draws times sooner over the entries, a line for each machine, to a PNG."""
+    from matplotlib.figure import Figure  # loads slowly
+
+    lines, names = {}, [entry.name for entry in entries()]
+    for x, entry in enumerate(entries()):
+        for results in entry.races():
+            naive, _, name = ends(results)
+            ratios = [math.exp(log) for log in paired(results["runs"], naive, name, "seconds", log_ratio)]
+            line = lines.setdefault(tables.machine_in_words(results["machine"]), [(0, 1.0, 1.0, 1.0)])
+            line.append((x, statistics.median(ratios), min(ratios), max(ratios)))
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for machine, spots in lines.items():
+        x, middle, low, high = zip(*spots, strict=True)
+        bars = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
+        axis.errorbar(x, middle, bars, marker="o", capsize=3, label=machine)
+        for spot, value in zip(x, middle, strict=True):
+            axis.annotate(f"{value:.1f}×", (spot, value), (6, 6), textcoords="offset points")
+    axis.set(yscale="log", ylabel="times sooner than the naive loop: median and range", xlim=(-0.3, len(names) - 0.5))
+    ticks = 1, 2, 5, 10, 20
+    axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xticks(range(len(names)), names)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

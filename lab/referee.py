@@ -1,0 +1,248 @@
+"""Checks an entry of the race: python ladder.py check records/NAME [--seeds=5] [--quick]
+
+Each contestant runs in a copy of the commit that is checked out, the entry with its patch. First come the rules that a
+machine can check: files, keys and functions that an entry may not change, and weights that ignore the seed. Then the
+entry, the record before it and the naive loop train in turns, on seeds that follow from the entry's files. The entry's
+first run is repeated, watched, with the validation tokens in random order: it must train as before, end worse, and
+read nothing else.
+"""
+
+import ast
+import json
+import os
+import re
+import resource
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lab import race, records, tables
+from lab.judge import git
+from lab.launch import run_alone
+from lab.measure import machine_facts
+from lab.results import code_hash, machine_name, resume, write
+from nanoladder.checkpoint import format
+from nanoladder.config import DEFAULTS
+from nanoladder.data import open_dataset
+from nanoladder.data.meta import sample_digest
+from nanoladder.errors import BadInput
+from nanoladder.run import load_config
+
+PARTS = [":(glob)*.py", "config", "data", "lab", "nanoladder"]  # of the repository, that a copy has
+OPEN = re.compile(r"(train|model)\.py|config/\w+\.py|nanoladder/(?!data/)[\w/]+\.py")  # to a patch
+SAME = ("dataset", "context_length", "eval_windows")  # keys on which a validation loss depends
+OURS = ("seed", "init_from")  # keys that the check sets, or that bring weights from before
+QUICK = {"max_steps": 12, "eval_interval": 12, "warmup_steps": 2, "lr_decay_steps": 0}
+FEW = 2  # seeds of a quick check
+STILL = {"max_steps": 1, "learning_rate": 1e-30, "min_lr": 1e-30, "warmup_steps": 0}
+STILL |= {"lr_decay_steps": 0, "eval_interval": 0, "save_interval": 1, "compile": False}
+KEYS = "import json, sys; from nanoladder.run import load_config; print(json.dumps(vars(load_config(sys.argv[1:]))))"
+SYSTEM = ("/dev", "/etc", "/lib", "/proc", "/sys", "/usr")
+CLOSE = 0.005  # bits per byte between training losses that are the same
+SPARE = 0.5  # cores beyond the naive loop's threads, for the loader
+
+
+def check(options):
+    """Checks an entry, prints the verdict and writes MACHINE.json to its folder. Returns the exit code: 0 if it holds.
+
+    Raises BadInput for what is no entry, or breaks a rule.
+    """
+    entry = records.read_entry(options.entry)
+    record, naive = records.before(entry), records.entries()[0]
+    contestants = {each.name: each for each in (naive, record, entry)}
+    config = load_config([str(path) for path in naive.configs])
+    machine = run_alone(machine_facts, config)
+    seeds = entry.seeds(FEW if options.quick else options.seeds)
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        folder = tempfile.tempdir = str(Path(folder).resolve())  # of the runs, too
+        try:
+            data = open_dataset(config)
+            copies = {name: copy(each, Path(folder, name), data.folder) for name, each in contestants.items()}
+            require_same_task(entry, copies[entry.name], config)
+            more = [f"--{key}={value}" for key, value in QUICK.items()] if options.quick else []
+            words = {name: [*map(str, each.configs), *more] for name, each in contestants.items()}
+            conditions = {"machine": machine, "data": data.fingerprint(), "code": code_hash(copies[naive.name])}
+            conditions["entries"] = {name: each.digest for name, each in contestants.items()}
+            path = Path(folder if options.quick else entry.folder, f"{machine_name(machine)}.json")
+            results = resume(path, conditions, {"runs": []})
+            require_seeded(entry, copies[entry.name], words[entry.name])
+            run_in_turns(entry, copies, words, seeds, data, results, path)
+            said, holds = records.verdict(results)
+            print(tables.texts({entry.name: records.figures(entry, results)}))
+            if options.quick:
+                said = "keeps the rules, as far as a machine can see; so short runs give no verdict"
+            print(f"\n{entry.name} {said}")
+            return int(not (holds or options.quick))
+        finally:
+            tempfile.tempdir = None
+
+
+# -- copies
+
+
+def copy(entry, folder, data):
+    """A copy of the commit that is checked out, with the entry's patch and links to the data. Returns its folder."""
+    failed = "a check copies a commit of a git checkout"
+    archive = f"{folder}.zip"
+    git("archive", f"--output={archive}", "HEAD", "--", *PARTS, failed=failed)
+    shutil.unpack_archive(archive, folder)
+    os.remove(archive)
+    if entry.patch:
+        require_allowed(entry, folder)
+        evaluate = function(folder / "train.py", "evaluate")
+        apply_patch(entry, folder)
+        if function(folder / "train.py", "evaluate") != evaluate:
+            raise BadInput(f"{entry.patch}: it changes evaluate() of train.py; expected the same validation")
+    for path in data.iterdir():
+        if path.suffix != ".py" and path.is_file():
+            (folder / "data" / data.name / path.name).symlink_to(path.resolve())
+    return folder
+
+
+def require_allowed(entry, folder):
+    """Raises BadInput if the patch changes a file that an entry may not change, or cannot be read."""
+    for line in apply_patch(entry, folder, "--numstat").splitlines():
+        if not OPEN.fullmatch(path := line.split("\t")[-1]):
+            where = "train.py, model.py, config/ or nanoladder/ without nanoladder/data/"
+            raise BadInput(f"{entry.patch}: it changes {path}; expected Python files in {where}")
+
+
+def apply_patch(entry, folder, *words):
+    """Runs git apply in a folder that is no repository. Returns what it prints. Raises BadInput if it fails."""
+    settings = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = ["git", "apply", *words, str(entry.patch)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | settings)
+    if done.returncode:
+        raise BadInput(f"{entry.patch} does not apply to this commit ({done.stderr.strip().partition(chr(10))[0]})")
+    return done.stdout
+
+
+def function(path, name):
+    """The syntax tree of a function of a file, as text."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [ast.dump(node) for node in tree.body if getattr(node, "name", "") == name]
+
+
+# -- what the rules forbid
+
+
+def require_same_task(entry, folder, task):
+    """Raises BadInput unless the entry's config, read by its own code, has the task's data and the check's seed."""
+    command = [sys.executable, "-c", KEYS, *map(str, entry.configs)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1].removeprefix("nanoladder.errors.BadInput: ")
+        raise BadInput(f"{entry.name}: its config cannot be read: {reason}")
+    keys = json.loads(done.stdout)
+    for key in SAME:
+        if keys[key] != getattr(task, key):
+            raise BadInput(f"{entry.name}: its config has {key}={keys[key]}; expected the task's {getattr(task, key)}")
+    for key in OURS:
+        if keys[key] != DEFAULTS[key]:
+            raise BadInput(f"{entry.name}: its config sets {key}={keys[key]}; expected none: the check sets the seed")
+
+
+def require_seeded(entry, folder, words):
+    """Raises BadInput if the entry's first weights do not depend on the seed."""
+    first, second = (first_weights(entry, folder, words, seed) for seed in entry.seeds(2))
+    drawn = [name for name, weight in first.items() if weight.is_floating_point() and weight.std() > 0]
+    if drawn and all(torch.equal(first[name], second[name]) for name in drawn):
+        raise BadInput(f"{entry.name}: its weights are the same for each seed; expected that they depend on it")
+
+
+def first_weights(entry, folder, words, seed):
+    """{name: weight} with which a run begins: those of a checkpoint after one step that changes nothing."""
+    with tempfile.TemporaryDirectory() as out_dir:
+        more = [f"--{key}={value}" for key, value in STILL.items()] + [f"--seed={seed}"]
+        command = [sys.executable, folder / "train.py", *words, *more, f"--out_dir={out_dir}/run"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise BadInput(f"{entry.name}: its first step fails: {done.stderr.strip().splitlines()[-1]}")
+        weights = format.read(Path(out_dir, "run", "last.safetensors"))["model"]
+        return {name: weight.clone() for name, weight in weights.items()}
+
+
+def inspect(entry, folder, words, data):
+    """Runs the entry in its copy, with the validation tokens in random order, watched. Returns what race.run does.
+
+    Raises BadInput if it reads files from outside, or the network.
+    """
+    shuffle_validation(folder / "data" / data.folder.name, data)
+    with tempfile.TemporaryDirectory() as notes:
+        notes = Path(notes, "notes.txt")
+        outcome = race.run([str(notes), *words], script=folder / "lab" / "witness.py")
+        for path in notes.read_text(errors="replace").splitlines():
+            if path.startswith("the network"):
+                raise BadInput(f"{entry.name} connects to {path}; expected a run that needs none")
+            if not is_inside(path, entry):
+                raise BadInput(f"{entry.name} reads {path}; expected no file but the data, PyTorch's and its own")
+    for name in ("val.bin", "meta.json"):
+        path = folder / "data" / data.folder.name / name
+        path.unlink()
+        path.symlink_to((data.folder / name).resolve())
+    return outcome
+
+
+def shuffle_validation(folder, data):
+    """Replaces the links to val.bin and meta.json by files with the same tokens in random order."""
+    for name in ("val.bin", "meta.json"):
+        (folder / name).unlink()
+    np.random.default_rng(0).permutation(data.val.tokens).tofile(folder / "val.bin")
+    meta = json.loads((data.folder / "meta.json").read_text())
+    meta["digests"]["val.bin"] = sample_digest(folder / "val.bin")
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def is_inside(path, entry):
+    """True for a file of the check's folder, of the entry, of Python and its packages, or of the system."""
+    python = [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
+    roots = [tempfile.gettempdir(), str(entry.folder), *python, *SYSTEM]
+    return any(Path(path).is_relative_to(root) for root in roots)
+
+
+def require_honest(entry, inspected, run):
+    """Raises BadInput if a run trains otherwise, or ends no better, than with shuffled validation tokens."""
+    losses = [[loss for _, loss in each["curve"][:-1]] for each in (inspected, run)]
+    if len(losses[0]) != len(losses[1]) or any(abs(a - b) > CLOSE for a, b in zip(*losses, strict=True)):
+        raise BadInput(f"{entry.name}: its training losses depend on the validation tokens; expected none in training")
+    if not run["bpb"] < inspected["bpb"]:
+        raise BadInput(f"{entry.name}: its validation loss is the same for shuffled tokens; expected a true one")
+
+
+# -- the race
+
+
+def run_in_turns(entry, copies, words, seeds, data, results, path):
+    """Runs what has not run yet, seed by seed, the entry first; writes the results after each run.
+
+    The entry's first run is also repeated by inspect. Raises BadInput if it breaks a rule.
+    """
+    threads, done = results["machine"]["threads"], {(run["seed"], run["name"]) for run in results["runs"]}
+    with tqdm([(seed, name) for seed in seeds for name in reversed(copies)], unit="run") as bar:
+        for seed, name in bar:
+            bar.set_postfix_str(f"{name}, seed {seed}")
+            if (seed, name) in done:
+                continue
+            before, words_of_run = cpu_seconds(), [*words[name], f"--seed={seed}"]
+            run = race.run(words_of_run, script=copies[name] / "train.py")
+            cores = (cpu_seconds() - before) / run["seconds"]
+            if cores > threads + SPARE:
+                raise BadInput(f"{name} keeps {cores:.1f} cores busy; expected the naive loop's {threads}")
+            if not results["runs"]:
+                require_honest(entry, inspect(entry, copies[name], words_of_run, data), run)
+            del run["curve"]
+            results["runs"].append({"name": name, "seed": seed, **run})
+            write(path.parent, {path.name: results})
+
+
+def cpu_seconds():
+    """Time that the processors have spent on ended children of this process."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

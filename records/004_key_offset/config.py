@@ -1,0 +1,32 @@
+"""The second half of the recipe: 6.3M parameters, 0.20 million tokens."""
+
+dataset = "python_stdlib"
+n_layer = 4
+n_head = 4
+n_embd = 256
+context_length = 512
+batch_size = 4
+max_steps = 96
+warmup_steps = 14
+learning_rate = 7e-3
+min_lr = 1.4e-3
+weight_decay = 0.05  # a step multiplies it by the rate
+beta2 = 0.99
+optimizer = "muon"
+position = "rotary"
+qk_norm = True
+x0_skip = True
+value_embedding = True
+key_offset = True
+split_qkv = True
+polar_express = True
+embedding_norm = True
+embedding_lr = 4.0
+scalar_lr = 4.0
+smear = True
+zero_init = True
+loss_chunks = 1  # head and loss as one operator are faster without compiling
+compile = False  # compiling takes longer than it saves in so short a run
+eval_interval = 96  # at the end alone
+eval_windows = 64
+save_interval = 0
