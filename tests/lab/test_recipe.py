@@ -11,6 +11,7 @@ from conftest import flags, replace, tiny
 
 import train
 from lab import climb, plan, recipe, trials
+from nanoladder.run import load_config
 from nanoladder.run.metrics import read_metrics
 
 STEPS, RATE = 1000, 0.01
@@ -31,7 +32,7 @@ class World:
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
         self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
         self.running = self.most_running = 0
-        monkeypatch.setattr(trials, "Child", lambda config, environment: Player(self, config))
+        monkeypatch.setattr(trials, "Child", lambda words, environment: Player(self, load_config(words)))
         monkeypatch.setattr(trials, "PAUSE", 0.0)
         monkeypatch.setattr("nanoladder.files.write", write)
         monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
@@ -68,7 +69,7 @@ class Player:
         self.end()
         loss = None if self.world.diverges(self.config) else self.world.loss(self.config)
         note = "diverged: stopped at step 3" if loss is None else None
-        return {"seconds": 1.0, "note": note, "failed": False, "val_loss": loss, "val_bpb": loss and 0.5 * loss}
+        return {"seconds": 1.0, "note": note, "failed": False, "val_loss": loss, "val_bpb": loss and 0.5 * loss, "tokens": 384}
 
     def end(self):
         self.world.running -= 1
@@ -213,7 +214,8 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
     train.train(config)
     expected = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["val_loss"]
     for changes, note in ({}, ""), ({"learning_rate": 1e18}, "diverged: stopped at step"), ({"n_head": 5}, "failed: "):
-        child = trials.Child(replace(config, **changes), trials.ONE_THREAD)
+        words = trials.Trial("", replace(config, **changes), config.seed).words()
+        child = trials.Child(words, trials.ONE_THREAD)
         while not (outcome := child.outcome()):
             time.sleep(0.1)
         assert outcome["val_loss"] == (None if note else expected)
