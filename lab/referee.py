@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def check(options):
     config = load_config([str(path) for path in naive.configs])
     machine = run_alone(machine_facts, config)
     seeds = entry.seeds(FEW if options.quick else options.seeds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the run and removes the copies, as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         folder = tempfile.tempdir = str(Path(folder).resolve())  # of the runs, too
         try:
