@@ -6,7 +6,7 @@ import re
 import textwrap
 from functools import cache
 
-from lab import link, summary, tables
+from lab import link, records, summary, tables
 from lab.fold import fold, merge
 from lab.link import FOLDER
 from lab.results import read_results
@@ -194,8 +194,8 @@ def section(name):
 
 
 def readme():
-    """Returns the README with its table, and what all stages gain, written anew; the table's words on a stage stay."""
-    text = README.read_text(encoding="utf-8")
+    """Returns the README with its tables, and what all stages gain, written anew; a table's words on a stage stay."""
+    text = records.with_table(README.read_text(encoding="utf-8"), "records/")
     said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
     heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in MEASURED for kind in KINDS)]
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]

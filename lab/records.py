@@ -11,6 +11,8 @@ import re
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from lab import stats, tables
 from lab.results import ROOT, read
 from nanoladder import files
@@ -145,38 +147,56 @@ def ends(results):
     return names[0], names[-2], names[-1]
 
 
+def times_sooner(results):
+    """Logarithms of how many times sooner than the naive loop the entry ends, by seed."""
+    naive, _, name = ends(results)
+    return paired(results["runs"], naive, name, "seconds", log_ratio)
+
+
+def middle(logs):
+    """The factor in the middle of logarithms."""
+    return math.exp(statistics.fmean(logs))
+
+
+def measured():
+    """{machine in words: {Entry: results}} of all that has run."""
+    machines = {}
+    for entry in entries():
+        for results in entry.races():
+            machines.setdefault(tables.machine_in_words(results["machine"]), {})[entry] = results
+    return machines
+
+
 def figures(entry, results):
     """The texts of an entry's row on one machine."""
-    runs, (naive, _, name) = results["runs"], ends(results)
-    ratios = paired(runs, naive, name, "seconds", log_ratio)
-    sooner = f"{math.exp(statistics.fmean(ratios)):.2f}×"  # of few seeds, which have no interval
-    if len(ratios) >= stats.LEAST:
-        sooner = stats.times(stats.intervals({name: ratios})[name])
+    runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
+    sooner = f"{middle(logs):.2f}×"  # of few seeds, which have no interval
+    if len(logs) >= stats.LEAST:
+        sooner = stats.times(stats.intervals({name: logs})[name])
     said, _ = verdict(results)
-    if len(ratios) >= SEEDS and set(of(runs, name, "seconds")) != set(entry.seeds(len(ratios))):
+    if len(logs) >= SEEDS and set(of(runs, name, "seconds")) != set(entry.seeds(len(logs))):
         said += ", on its author's seeds"
-    middle = {key: statistics.median(of(runs, key, "seconds").values()) / 60 for key in (name, naive)}
+    minutes = {key: statistics.median(of(runs, key, "seconds").values()) / 60 for key in (name, naive)}
     loss = {key: statistics.fmean(of(runs, key, "bpb").values()) for key in (name, naive)}
     return {
-        "minutes (naive)": f"{middle[name]:.2f} ({middle[naive]:.2f})",
+        "minutes (naive)": f"{minutes[name]:.2f} ({minutes[naive]:.2f})",
         "times sooner": sooner,
         "tokens ×": f"{statistics.median(paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
         "bits/byte (naive)": f"{loss[name]:.4f} ({loss[naive]:.4f})",
-        "verdict": said,
+        "verdict": f"refused: {entry.refused}" if entry.refused else said,
     }
 
 
 def table(link=""):
     """What is new in each entry, then a table of those that each machine has run. link: to the entries' folders."""
-    news, machines = [], {}
-    for entry in entries():
-        news.append(f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
-        for results in entry.races():
-            refused = {"verdict": f"refused: {entry.refused}"} if entry.refused else {}
-            machine = tables.machine_in_words(results["machine"])
-            machines.setdefault(machine, {})[entry.name] = figures(entry, results) | refused
-    parts = [f"{machine}:\n\n{tables.texts(rows)}" for machine, rows in machines.items()]
-    return "\n\n".join(["\n".join(news), *parts])
+    news = [
+        f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})"
+        for entry in entries()
+    ]
+    parts = ["\n".join(news)]
+    for machine, runs in measured().items():
+        parts.append(f"{machine}:\n\n{tables.texts({entry.name: figures(entry, runs[entry]) for entry in runs})}")
+    return "\n\n".join(parts)
 
 
 def page():
@@ -198,22 +218,20 @@ def draw(path):
     """Draws times sooner over the entries, a line for each machine, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
-    lines, names = {}, [entry.name for entry in entries()]
-    for x, entry in enumerate(entries()):
-        for results in entry.races():
-            naive, _, name = ends(results)
-            ratios = [math.exp(log) for log in paired(results["runs"], naive, name, "seconds", log_ratio)]
-            line = lines.setdefault(tables.machine_in_words(results["machine"]), [(0, 1.0, 1.0, 1.0)])
-            line.append((x, statistics.median(ratios), min(ratios), max(ratios)))
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    names, figure = [entry.name for entry in entries()], Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
-    for machine, spots in lines.items():
-        x, middle, low, high = zip(*spots, strict=True)
-        bars = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
-        axis.errorbar(x, middle, bars, marker="o", capsize=3, label=machine)
-        for spot, value in zip(x, middle, strict=True):
-            axis.annotate(f"{value:.1f}×", (spot, value), (6, 6), textcoords="offset points")
-    axis.set(yscale="log", ylabel="times sooner than the naive loop: median and range", xlim=(-0.3, len(names) - 0.5))
+    for machine, runs in measured().items():
+        logs = {names[0]: [0.0]} | {entry.name: times_sooner(results) for entry, results in runs.items()}
+        x, y = [names.index(name) for name in logs], np.array([middle(each) for each in logs.values()])
+        low, high = (np.exp([end(each) for each in logs.values()]) for end in (min, max))
+        axis.errorbar(x, y, [y - low, high - y], marker="o", capsize=3, label=machine)
+        for spot in zip(x, y, strict=True):
+            axis.annotate(f"{spot[1]:.1f}×", spot, (6, 6), textcoords="offset points")
+    axis.set(
+        yscale="log",
+        ylabel="times sooner than the naive loop: mean and range of the seeds",
+        xlim=(-0.3, len(names) - 0.5),
+    )
     ticks = 1, 2, 5, 10, 20
     axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
     axis.minorticks_off()

@@ -6,7 +6,7 @@ A scale is a recipe.json of --mode=recipe.
 import itertools
 from typing import NamedTuple
 
-from lab import pages, tables
+from lab import pages, records, tables
 from lab.page.figures import bars_table, card, table
 from lab.page.markup import join, tag
 from lab.results import read, read_results
@@ -52,6 +52,7 @@ def section(rung):
             measured[machine] = some
     draw = worth_card if stage_below(rung) else base_card
     cards = [draw(machine, rung, some) for machine, some in measured.items()]
+    cards += [] if stage_below(rung) else [race_card(*each) for each in records.measured().items()]
     unmeasured = tag("article", tag("p", f"No run has measured {rung} yet."), class_="card")
     return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
 
@@ -93,6 +94,18 @@ def base_card(machine, base, scales):
         content += [tag("h4", scale.name, size), bars_table(scale.name, bars, None, max(saved.values(), default=1.0))]
     fine = "Bars: how many times fewer tokens than the base reach its loss, up to each rung. The mark: the base."
     return card(machine_in_words(machine), "tokens to the same loss", *content, tag("p", fine, class_="fine"))
+
+
+def race_card(machine, runs):
+    """A card with how many times sooner than the naive loop each entry of the race ends, as bars."""
+    sooner = {entry.name: records.middle(records.times_sooner(results)) for entry, results in runs.items()}
+    bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in sooner.items()]
+    verdicts = [f"{entry.name}: {records.figures(entry, results)['verdict']}. " for entry, results in runs.items()]
+    fine = (
+        "Bars: how many times sooner than the naive loop a whole command ends with its loss. The mark: the naive loop. "
+    )
+    content = bars_table("records", bars, None, max(sooner.values())), tag("p", fine, *verdicts, class_="fine")
+    return card(machine, "the race that anyone can enter", *content)
 
 
 def machine_in_words(name):
