@@ -1,11 +1,11 @@
 """Converts a run's model for other programs: python convert.py --out_dir=out/x --to=hf --output=FOLDER"""
 
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 from lab import export
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import DESCRIPTION
+from nanoladder.entry import Parser, run_script
 
 
 def main(argv):

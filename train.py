@@ -5,13 +5,13 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 """
 
 import math
-from nanoladder.entry import run_script
 
 import torch
 from torch.utils.data import DataLoader
 
 from model import GPT
 from nanoladder import data, machine, optim, parallel
+from nanoladder.entry import run_script
 from nanoladder.run import Run, fit_micro_batch, load_config
 
 # -- 1. The machine

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 from typing import NamedTuple
-from nanoladder.entry import Parser, run_script
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -18,6 +17,7 @@ from lab.layouts import SCHEDULES, describe, grids, on_grid
 from lab.plan import at_least
 from lab.tables import texts
 from model import GPT
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.machine.device import PEAK_TFLOPS
 from nanoladder.parallel.mesh import count_sharing, divide

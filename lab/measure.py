@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import sys
-from nanoladder.entry import run_script
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -23,6 +22,7 @@ from lab.launch import reason
 from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
+from nanoladder.entry import run_script
 from nanoladder.parallel.pipeline import predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time

@@ -12,7 +12,6 @@ import math
 import os
 import textwrap
 from typing import NamedTuple
-from nanoladder.entry import Parser
 
 from lab.devices import DATASHEETS
 from lab.peers import task
@@ -20,6 +19,7 @@ from lab.stages import fields, needs_several
 from lab.summary import row_below
 from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_names
 from nanoladder.config.stages import LADDERS, files, stage_below, stage_path
+from nanoladder.entry import Parser
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine import can_record, choose_device, choose_dtype

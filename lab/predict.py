@@ -7,7 +7,6 @@ prints that micro-batch. Training asks in a child process (nanoladder/run/memory
 
 import bisect
 import dataclasses
-from nanoladder.entry import Parser, run_script
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,6 +17,7 @@ from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.config import check
 from nanoladder.data import find_folder, read_meta
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run import load_config

@@ -9,12 +9,12 @@ writes nothing.
 import dataclasses
 import math
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 import torch
 
 import train
 from nanoladder import checkpoint, data, parallel
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config, memory
 from nanoladder.run.start import begin_new

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 from pathlib import Path
-from nanoladder.entry import Parser
 
 import numpy as np
 from tqdm import tqdm
@@ -26,6 +25,7 @@ from nanoladder.data.encode import encoded
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, load_tokenizer, save_tokenizer
 from nanoladder.data.unfinished import JOURNAL, LOCK, SplitFiles, Unfinished
+from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
 SAMPLE = 2**30  # bytes of train that bpe learns from, the first ones

@@ -6,11 +6,11 @@ import json
 import math
 import sys
 from pathlib import Path
-from nanoladder.entry import outlast_output
 
 import torch
 
 from nanoladder import checkpoint, files, machine, parallel
+from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
 from nanoladder.run import memory
 from nanoladder.run.clock import StepClock
