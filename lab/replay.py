@@ -40,7 +40,7 @@ def replay(config, step):
     split = (dataset := data.open_dataset(config)).train
     decay_end = config.lr_decay_steps or config.max_steps
     config = dataclasses.replace(config, vocab_size=dataset.vocab_size, lr_decay_steps=decay_end, max_steps=step)
-    config = memory.resolve_micro_batch(config, device)
+    config = memory.resolve_micro_batch(config)
     model = train.build_model(config, device)
     optimizer = train.build_optimizer(model, config)
     start = resume_before(step, config, dataset, model, optimizer)

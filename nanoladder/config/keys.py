@@ -17,7 +17,6 @@ class Config:
     init_from: str = "scratch"  # scratch | resume | auto (resume if there is a run) | PATH | hf:NAME
     seed: int = 1337  # random seed of initial weights, batches and dropout
     device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:N | mps
-    memory_gb: float = 0.0  # memory budget of each process, in 1e9 bytes; 0: all that is free
     deterministic: bool = False  # deterministic algorithms only: runs repeat bit for bit, slower
 
     # -- model
@@ -152,6 +151,7 @@ RENAMED = {  # keys that were: what to write instead
     "compile_scope": "no such key: blocks are compiled one by one where that is needed",
     "stage": "--stage=NAME on the command line, and no such key",
     "recipe": "--recipe=NAME on the command line, and no such key",
+    "memory_gb": "no such key: micro_batch_size=auto takes what is free",
 }
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; that of a group is the heading above its first key.

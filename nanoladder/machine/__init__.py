@@ -16,9 +16,9 @@ from nanoladder.machine.memory import (
     free_memory,
     is_out_of_memory,
     keep_freed_memory,
-    limit_memory,
     peak_memory_gb,
     proc_bytes,
     reset_peak_memory,
+    within_free_memory,
 )
 from nanoladder.machine.precision import autocast, choose_dtype, double, require_torchao, scaler_of, unscale_gradients

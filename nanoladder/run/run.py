@@ -52,7 +52,7 @@ class Run:
         self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
         if config.sample_interval and self.tokenizer is None:
             raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
-        self.config = memory.resolve_micro_batch(config, device)
+        self.config = memory.resolve_micro_batch(config)
         return self.config
 
     def begin(self, model, optimizer):
