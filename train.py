@@ -51,9 +51,9 @@ def build_model(config, device):
     model = machine.autocast(model, config.dtype, device)
     if config.compiles_blocks:
         for block in model.blocks:  # between blocks, weights or activations are exchanged
-            block.compile(mode=config.compile_mode, dynamic=False)
+            block.compile(dynamic=False)
     elif config.compile:
-        model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
+        model.compile(dynamic=False)  # in place: parameters keep their names
     if config.shard == "none":
         model = parallel.distributed_data_parallel(parallel.init_shards(model, device))
     else:

@@ -28,7 +28,6 @@ from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-HOW = ("compile_mode",)  # keys of how a step is computed that are no stage's
 CLIMBS = {  # {(mode, option of the config): why the mode does not take it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
     ("tune", "stage"): "--mode=tune begins with the finished loop; expected no --stage",
@@ -307,7 +306,7 @@ def changes(config, base):
 def trains_otherwise(config, base):
     """True if a config changes more of another one than how a step is computed. AdamW in 8 bits counts as AdamW."""
     another_optimizer = config.optimizer.removesuffix("8bit") != base.optimizer.removesuffix("8bit")
-    return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), *HOW, "optimizer"}
+    return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), "optimizer"}
 
 
 def in_words(changes):

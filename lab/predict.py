@@ -73,7 +73,7 @@ def traces(config, device_type, world_size):
         set_to_none=config.set_to_none and not keeps_gradients,
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        **{"compile_mode": "default", "ddp": False},
+        ddp=False,
         # Of a step that is recorded at once; the peak of several micro-batches is in a later one
         cuda_graph=config.cuda_graph
         and world_size * config.batch_size == config.micro_batch_size

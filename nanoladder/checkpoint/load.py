@@ -9,7 +9,7 @@ from nanoladder.checkpoint import format
 from nanoladder.checkpoint.check import SHAPE, Damaged, config_of, reading
 from nanoladder.checkpoint.folder import LAST, found
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, known
+from nanoladder.config import DEFAULTS, saved
 from nanoladder.errors import BadInput
 
 
@@ -39,11 +39,9 @@ def load(path):
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
-        state = format.read(path)
-        keys = [*state["config"]]
-    for key in keys:
-        known(key, path)
-    return state
+        state = {**format.read(path)}
+        config = {**state["config"]}
+    return {**state, "config": saved(config, path)}
 
 
 def load_weights(model, state, path):

@@ -43,8 +43,7 @@ def choices(config, device):
         "compile": "off",
     }
     if config.compile:
-        scope = "block" if config.compiles_blocks else "model"
-        chosen["compile"] = f"the {scope}, mode {config.compile_mode}"
+        chosen["compile"] = "each block" if config.compiles_blocks else "the model"
     if config.cuda_graph:
         reason = machine.why_not_recorded(config, device)
         chosen["graph"] = f"none: {reason}" if reason else "a CUDA graph of each step's forward and backward"
