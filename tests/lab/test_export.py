@@ -18,8 +18,8 @@ import train
 from lab.export import modeling
 from model import GPT
 from nanoladder import checkpoint
-from nanoladder.checkpoint.check import RECIPE as KEYS
-from nanoladder.checkpoint.huggingface import OWN, write
+from nanoladder.checkpoint.interop import OWN, write_huggingface
+from nanoladder.checkpoint.shape import RECIPE as KEYS
 from nanoladder.config import DEFAULTS
 from nanoladder.data.tokenizer import encode, load_tokenizer
 
@@ -47,7 +47,7 @@ def pair(folder, **keys):
     for parameter in gpt.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
     state = {"config": vars(config), "model": dict(gpt.named_parameters())}
-    write(folder, state, code=modeling(checkpoint.config_of(state)))
+    write_huggingface(folder, state, code=modeling(checkpoint.config_of(state)))
     return gpt, load(folder)
 
 

@@ -61,7 +61,7 @@ def converted(whole, tmp_path):
     """converted(encoding) -> init_from of the run's model in Hugging Face's format, with that tokenizer."""
 
     def convert(encoding):
-        checkpoint.huggingface.write(tmp_path / "hf", saved(whole), encoding)
+        checkpoint.interop.write_huggingface(tmp_path / "hf", saved(whole), encoding)
         return f"hf:{tmp_path}/hf"
 
     return convert
