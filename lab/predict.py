@@ -13,8 +13,8 @@ from nanoladder import machine, parallel
 from nanoladder.config import check
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
-from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
+from nanoladder.run.micro_batch import share_of_process
 
 
 def predict_memory(config, device_type="cpu", world_size=1):

@@ -15,7 +15,7 @@ from model import GPT
 from nanoladder import checkpoint, optim
 from nanoladder.config import Config, stages
 from nanoladder.errors import BadInput
-from nanoladder.parallel import check
+from nanoladder.parallel import refusals
 
 RUNGS = stages.stage_names(stages.RECIPE_DIR)
 CPU = torch.device("cpu")
@@ -174,6 +174,6 @@ def test_the_trapezoid_is_flat_for_half_the_run():
 
 @pytest.mark.parametrize("key, value", [("tie_embeddings", False), ("embedding_norm", True), ("x0_skip", True)])
 def test_a_pipeline_refuses_what_its_stages_do_not_hand_on(key, value):
-    grid = check.Grid(pipeline=2)
+    grid = refusals.Grid(pipeline=2)
     with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 pipeline processes"):
-        check.check_grid(dataclasses.replace(tiny(), **{key: value}), grid, CPU)
+        refusals.check_grid(dataclasses.replace(tiny(), **{key: value}), grid, CPU)

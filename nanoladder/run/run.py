@@ -12,7 +12,7 @@ import torch
 from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
-from nanoladder.run import memory
+from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock
 from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import print_header
@@ -52,7 +52,7 @@ class Run:
         self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
         if config.sample_interval and self.tokenizer is None:
             raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
-        self.config = memory.resolve_micro_batch(config)
+        self.config = micro_batch.resolve_micro_batch(config)
         return self.config
 
     def begin(self, model, optimizer):
@@ -173,7 +173,7 @@ class Run:
     def explain(self, error):
         """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed."""
         if machine.is_out_of_memory(error):
-            raise memory.OutOfMemory(error, self.config, self.device) from None
+            raise micro_batch.OutOfMemory(error, self.config, self.device) from None
         if not (self.watch and self.signals.number):  # which may have ended the compiler
             explain_compiler_failure(error, self.config)
 

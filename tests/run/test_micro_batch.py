@@ -14,7 +14,7 @@ from processes import torchrun
 
 import train
 from nanoladder import machine
-from nanoladder.run import memory
+from nanoladder.run import micro_batch
 
 CPU = torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -93,7 +93,7 @@ def test_on_cuda_too_an_attempt_begins_with_a_peak_of_its_own(monkeypatch):
     calls, device = [], torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(device))
-    memory.release_memory(device)
+    micro_batch.release_memory(device)
     assert calls == ["empty", device]
 
 
@@ -103,7 +103,7 @@ def test_auto_begins_with_the_size_before_or_the_largest(before, expected, confi
     config = replace(config, micro_batch_size="auto", init_from="auto")
     if before:
         train.train(replace(config, batch_size=2 * before, micro_batch_size=before))
-    size, reason = memory.first_micro_batch(config)
+    size, reason = micro_batch.first_micro_batch(config)
     assert size == expected[0] and reason.startswith(expected[1])
 
 
@@ -176,9 +176,9 @@ def test_a_size_is_recorded_only_for_a_run_that_has_begun(config):
     path = Path(config.out_dir, "config.json")
     keys = json.loads(path.read_text())
     began = replace(config, **keys)
-    assert memory.record(replace(began, n_layer=3), 2) == 0 and json.loads(path.read_text()) == keys
+    assert micro_batch.record(replace(began, n_layer=3), 2) == 0 and json.loads(path.read_text()) == keys
     for _ in range(2):  # in two processes
-        assert memory.record(began, 2) == 2
+        assert micro_batch.record(began, 2) == 2
         assert json.loads(path.read_text()) == vars(replace(began, micro_batch_size=2))
 
 
@@ -218,7 +218,7 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     assert "can't allocate memory" in result.stderr
     assert f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume" in result.stdout
     assert saved(config)["progress"]["step"] == 2
-    assert f"expected a smaller step, by {memory.SMALLER}" in result.stderr
+    assert f"expected a smaller step, by {micro_batch.SMALLER}" in result.stderr
 
 
 def test_memory_that_runs_out_in_a_step_is_explained_in_one_line(config, run_main, monkeypatch):
@@ -229,7 +229,7 @@ def test_memory_that_runs_out_in_a_step_is_explained_in_one_line(config, run_mai
     result = run_main(train.main, *flags(**vars(config)))
     assert result.code == 3 and result.err.count("error: ") == 1 and result.err.count("\n") == 1
     assert result.err.startswith("error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00")
-    assert f"GiB; expected a smaller step, by {memory.SMALLER}" in result.err
+    assert f"GiB; expected a smaller step, by {micro_batch.SMALLER}" in result.err
     assert result.err.endswith("docs/memory.md shows how to predict each\n")
 
 
