@@ -84,14 +84,9 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
     job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]
     try:
         with Unfinished(folder, job) as work:
-            if "meta" not in (work.journal or {}):
-                encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
-                counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
-                meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
-                if work.journal:
-                    work.save({"meta": meta})
-            else:
-                meta = work.journal["meta"]
+            encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
+            counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
+            meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
             work.move_into_place(meta)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None
