@@ -13,7 +13,7 @@ Its metadata, all entries but the last in JSON, is the rest of the same tree:
     tokenizer                     sha256 of its tokens and ids; empty if the data have no tokenizer
     progress                      step, best_val_loss, interval_loss, interval_steps
     scaler                        state of float16's gradient scaler; else empty
-    optimizer, generators         what is no tensor
+    optimizer, generators         non-tensor state
     sha256                        digest of everything else in the file, by format.digest
 
 Tensors are stored whole, so any number of processes, sharded or not, can resume from a file. A run's folder holds

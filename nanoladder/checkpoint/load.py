@@ -45,7 +45,7 @@ def newest(folder):
 def load(path):
     """Returns a checkpoint's dict, whose tensors are memory-mapped.
 
-    Raises Damaged unless the file is a whole one, and BadInput if its config has keys that there are no more.
+    Raises Damaged unless the file is a whole one, and BadInput if its config has keys that have since been removed.
     """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")

@@ -121,7 +121,7 @@ def impossible(c):
 
 
 def unlike(config, needed):
-    """The part of needed, {key: value}, that a config has not. A micro-batch of the whole batch is none."""
+    """Entries of needed, {key: value}, whose values differ in the config. A whole batch counts as no micro-batches."""
     if config.micro_batch_size == config.batch_size:
         config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}

@@ -1,7 +1,7 @@
 """The folder in which a dataset grows until it is whole, and the files of its splits meanwhile.
 
-Now and then a journal says how far the work is. After a kill at any instant the files are cut back to what the journal
-says, and the work goes on from there: the result is the same, bit for bit.
+A journal records progress periodically. After a kill at any instant the files are cut back to what it records, and the
+work goes on from there: the result is the same, bit for bit.
 """
 
 import json

@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
-OF_A_COMMAND = ("out_dir", "init_from")  # keys that say nothing about the training
+OF_A_COMMAND = ("out_dir", "init_from")  # keys that do not affect training
 
 
 # -- the config
