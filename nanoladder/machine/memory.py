@@ -51,17 +51,18 @@ def free_memory(device):
 
 
 @contextlib.contextmanager
-def within_free_memory():
-    """Makes allocations in the CPU's memory fail once none is free: Linux would kill the process without a word.
+def within_free_memory(device):
+    """Makes allocations on a CPU fail once no memory is free: Linux would kill the process without a word.
 
-    A context manager; on other systems it does nothing.
+    A context manager; on other devices and systems it does nothing.
     """
-    if sys.platform != "linux":
+    if device.type != "cpu" or sys.platform != "linux":
         yield
         return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = proc_bytes("/proc/self/status", "VmData") + free_memory(torch.device("cpu"))
-    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    before = _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = proc_bytes("/proc/self/status", "VmData") + free_memory(device)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
     finally:

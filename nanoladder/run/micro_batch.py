@@ -67,9 +67,10 @@ def fit_micro_batch(train):
     @functools.wraps(train)
     def fitting(config):
         auto = config.micro_batch_size == "auto"
+        device = machine.choose_device(config.device)
         while True:
             try:
-                with machine.within_free_memory() if auto else contextlib.nullcontext():
+                with machine.within_free_memory(device) if auto else contextlib.nullcontext():
                     return train(config)
             except OutOfMemory as error:
                 reason, tried, device = str(error), error.config, error.device
