@@ -1,11 +1,11 @@
 """Converts a run's model for other programs: python convert.py --out_dir=out/x --to=hf --output=FOLDER"""
 
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 from lab import export
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import DESCRIPTION
+from nanoladder.entry import Parser, run_script
 
 
 def main(argv):
@@ -16,8 +16,8 @@ def main(argv):
     tokenizer = None
     if Path(options.out_dir, DESCRIPTION).exists():
         tokenizer = checkpoint.tokenizer_of(source, config.vocab_size)
-    code = None if checkpoint.huggingface.is_gpt2(config) else export.modeling(config)
-    paths = checkpoint.huggingface.write(options.output, state, tokenizer, code)
+    code = None if checkpoint.interop.is_gpt2(config) else export.modeling(config)
+    paths = checkpoint.interop.write_huggingface(options.output, state, tokenizer, code)
     print(f"wrote {options.output} from {source}, step {state['progress']['step']}:")
     for path in paths:
         print(f"  {path.name:<25}{path.stat().st_size:>14,} bytes")

@@ -10,10 +10,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 
 FIGURES = {  # in the table: label and format

@@ -1,8 +1,7 @@
 """Prints the ladder, its programs and diffs: python ladder.py [list | show NAME | diff NAME | docs | html] [--help]"""
 
-from nanoladder.entry import run_script
-
 from lab.show import main
+from nanoladder.entry import run_script
 
 if __name__ == "__main__":
     run_script(main)

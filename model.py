@@ -33,12 +33,14 @@ class Rotary(nn.Module):
         super().__init__()
         hs = config.n_embd // config.n_head
         angles = torch.outer(torch.arange(config.context_length), 10_000.0 ** (-torch.arange(0, hs, 2) / hs))
-        self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]), persistent=False)  # (2, T, hs / 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)  # (T, hs / 2)
+        self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):
-        return self.turn(x, *self.turns[:, : x.shape[2]])
+        T = x.shape[2]
+        return self.rotate(x, self.cos[:T], self.sin[:T])
 
-    def turn(self, x, cos, sin):
+    def rotate(self, x, cos, sin):
         a, b = x.chunk(2, dim=3)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=3).type_as(x)
 

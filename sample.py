@@ -4,12 +4,12 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 import torch
 
 from nanoladder import checkpoint, machine
 from nanoladder.data.tokenizer import encode, first_token
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, generate, quantize, require_gain
 from nanoladder.run.faults import explain_compiler_failure

@@ -5,13 +5,13 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 """
 
 import math
-from nanoladder.entry import run_script
 
 import torch
 from torch.utils.data import DataLoader
 
 from model import GPT
 from nanoladder import data, machine, optim, parallel
+from nanoladder.entry import run_script
 from nanoladder.run import Run, fit_micro_batch, load_config
 
 # -- 1. The machine
@@ -51,9 +51,9 @@ def build_model(config, device):
     model = machine.autocast(model, config.dtype, device)
     if config.compiles_blocks:
         for block in model.blocks:  # between blocks, weights or activations are exchanged
-            block.compile(mode=config.compile_mode, dynamic=False)
+            block.compile(dynamic=False)
     elif config.compile:
-        model.compile(mode=config.compile_mode, dynamic=False)  # in place: parameters keep their names
+        model.compile(dynamic=False)  # in place: parameters keep their names
     if config.shard == "none":
         model = parallel.distributed_data_parallel(parallel.init_shards(model, device))
     else:

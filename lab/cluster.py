@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 from typing import NamedTuple
-from nanoladder.entry import Parser, run_script
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -18,13 +17,14 @@ from lab.layouts import SCHEDULES, describe, grids, on_grid
 from lab.plan import at_least
 from lab.tables import texts
 from model import GPT
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.machine.device import PEAK_TFLOPS
 from nanoladder.parallel.mesh import count_sharing, divide
 from nanoladder.parallel.pipeline import STAGES, block_flops, can_schedule, predict_bubble
 from nanoladder.run import load_config
-from nanoladder.run.memory import count_tokens
 from nanoladder.run.metrics import flops_per_token
+from nanoladder.run.micro_batch import count_tokens
 
 PEAK = PEAK_TFLOPS["H100"] * 1e12  # FLOP/s in bfloat16
 RATE = 0.41 * PEAK  # while it computes: Megatron-Core's 1.7B, which is not cut (docs/parallelism.md)

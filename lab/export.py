@@ -4,7 +4,7 @@ import dataclasses
 
 from lab.fold import fold, merge, split
 from lab.link import read
-from nanoladder.checkpoint.huggingface import OWN
+from nanoladder.checkpoint.interop import OWN
 
 TITLE = "A model of nanoladder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)"
 PLAIN = {"attention": "sdpa", "activation_checkpointing": "none", "loss_chunks": 0, "pad_vocab_to": 1}

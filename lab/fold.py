@@ -83,9 +83,8 @@ def import_order(line):
     """Sort key of an import line: standard library, torch, then this project; `import x` before `from x`."""
     kind, name = line.split()[:2]
     package = name.partition(".")[0]
-    entry = name == "nanoladder.entry"  # before torch loads, so that Ctrl-C is one line
-    section = 0 if entry or package in sys.stdlib_module_names else 1 if package in ("numpy", "torch") else 2
-    return section, entry, kind == "from", name, line
+    section = 0 if package in sys.stdlib_module_names else 1 if package in ("numpy", "torch") else 2
+    return section, kind == "from", name, line
 
 
 def fold(source, values):

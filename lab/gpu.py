@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 import torch
 
 from lab.plan import positive
 from lab.results import ROOT, code_hash
 from nanoladder import files
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 
 BAD_INPUT = 2  # exit code of nanoladder.entry

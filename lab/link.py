@@ -18,7 +18,7 @@ from nanoladder.config.stages import ladder_of, stage_files, stage_names
 from nanoladder.parallel import CUTS
 
 FOLDER = Path(__file__).parents[1]
-OPTIONS = ("compile_mode", "optimizer_in_backward")  # shown programs use their defaults
+OPTIONS = ("optimizer_in_backward",)  # shown programs use their defaults
 PLAIN, BATCHES = Path("lab/plain.py"), Path("nanoladder/data/batches.py")
 REPLACED = {(BATCHES, name): (PLAIN, name) for name in ("TrainingBatches", "WORKERS")}
 OURS = ("nanoladder", "model", "train")

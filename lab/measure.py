@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import sys
-from nanoladder.entry import run_script
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -23,11 +22,12 @@ from lab.launch import reason
 from lab.traffic import Counter
 from model import IGNORE
 from nanoladder import data, machine, parallel
+from nanoladder.entry import run_script
 from nanoladder.parallel.pipeline import predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
-from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
+from nanoladder.run.micro_batch import share_of_process
 
 WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
 COMPARED = 5  # steps whose losses are compared with naive's

@@ -57,7 +57,8 @@ class NanoladderForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module):
         """Fills in angles, which no file holds. The GPT has initialized the weights."""
         if self.config.position == "rotary" and isinstance(module, Rotary):
-            module.turns = Rotary(self.config).turns.to(module.turns.device)
+            fresh = Rotary(self.config)
+            module.cos, module.sin = fresh.cos.to(module.cos.device), fresh.sin.to(module.sin.device)
 
     def get_input_embeddings(self):
         return self.model.token_embedding
@@ -130,7 +131,8 @@ class NanoladderForCausalLM(PreTrainedModel, GenerationMixin):
 
     def rotate(self, rotary, x):
         """Rotary's forward, at the positions of the call that runs: (B, nh, T, hs) -> the same."""
-        return rotary.turn(x, *rotary.turns[:, self.positions][:, :, None])
+        cos, sin = (part[self.positions][:, None] for part in (rotary.cos, rotary.sin))  # (B, 1, T, hs / 2)
+        return rotary.rotate(x, cos, sin)
 
 
 NanoladderForCausalLM.register_for_auto_class("AutoModelForCausalLM")  # save_pretrained writes this file too

@@ -12,7 +12,6 @@ import math
 import os
 import textwrap
 from typing import NamedTuple
-from nanoladder.entry import Parser
 
 from lab.devices import DATASHEETS
 from lab.peers import task
@@ -20,6 +19,7 @@ from lab.stages import fields, needs_several
 from lab.summary import row_below
 from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_names
 from nanoladder.config.stages import LADDERS, files, stage_below, stage_path
+from nanoladder.entry import Parser
 from nanoladder.errors import BadInput, nearest
 from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine import can_record, choose_device, choose_dtype
@@ -28,7 +28,6 @@ from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-HOW = ("compile_mode",)  # keys of how a step is computed that are no stage's
 CLIMBS = {  # {(mode, option of the config): why the mode does not take it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
     ("tune", "stage"): "--mode=tune begins with the finished loop; expected no --stage",
@@ -307,7 +306,7 @@ def changes(config, base):
 def trains_otherwise(config, base):
     """True if a config changes more of another one than how a step is computed. AdamW in 8 bits counts as AdamW."""
     another_optimizer = config.optimizer.removesuffix("8bit") != base.optimizer.removesuffix("8bit")
-    return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), *HOW, "optimizer"}
+    return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), "optimizer"}
 
 
 def in_words(changes):

@@ -1,13 +1,7 @@
-"""Predicts the memory and the least time of a step (trace.py), the largest micro-batch that fits, and a run's cost.
-
-    python -m lab.predict --available_bytes=N config/x.py [--key=value ...]
-
-prints that micro-batch. Training asks in a child process (nanoladder/run/memory.py), as it cannot import the lab.
-"""
+"""Predicts the memory and the least time of a step (trace.py), the largest micro-batch that fits, and a run's cost."""
 
 import bisect
 import dataclasses
-from nanoladder.entry import Parser, run_script
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,12 +11,10 @@ from lab.trace import trace
 from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.config import check
-from nanoladder.data import find_folder, read_meta
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
-from nanoladder.run import load_config
-from nanoladder.run.memory import share_of_process
 from nanoladder.run.metrics import flops_per_token
+from nanoladder.run.micro_batch import share_of_process
 
 
 def predict_memory(config, device_type="cpu", world_size=1):
@@ -81,7 +73,7 @@ def traces(config, device_type, world_size):
         set_to_none=config.set_to_none and not keeps_gradients,
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
-        **{"compile_mode": "default", "ddp": False},
+        ddp=False,
         # Of a step that is recorded at once; the peak of several micro-batches is in a later one
         cuda_graph=config.cuda_graph
         and world_size * config.batch_size == config.micro_batch_size
@@ -173,20 +165,3 @@ def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb
     except BadInput as error:
         row["note"] = str(error)
     return row
-
-
-def main(argv):
-    parser = Parser(prog="python -m lab.predict", allow_abbrev=False)
-    parser.add_argument("--available_bytes", type=int, required=True, help="that the step of one process may take")
-    parser.add_argument("--world_size", type=int, default=1, help="processes that share the batch")
-    options, config_argv = parser.parse_known_args(argv)
-    config = load_config(config_argv)
-    vocab_size = config.vocab_size or read_meta(find_folder(config.dataset), 0)["vocab_size"]
-    # As if it were not compiled: that takes a dozen predictions a second instead of a minute each.
-    config = dataclasses.replace(config, vocab_size=vocab_size, compile=False)
-    device_type = machine.choose_device(config.device).type
-    print(largest_micro_batch(config, options.available_bytes, device_type, options.world_size))
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -9,14 +9,14 @@ writes nothing.
 import dataclasses
 import math
 from pathlib import Path
-from nanoladder.entry import Parser, run_script
 
 import torch
 
 import train
 from nanoladder import checkpoint, data, parallel
+from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.run import load_config, memory
+from nanoladder.run import load_config, micro_batch
 from nanoladder.run.start import begin_new
 
 SHOWN_SEQUENCES, SHOWN_NAMES = 8, 4  # at most
@@ -40,7 +40,7 @@ def replay(config, step):
     split = (dataset := data.open_dataset(config)).train
     decay_end = config.lr_decay_steps or config.max_steps
     config = dataclasses.replace(config, vocab_size=dataset.vocab_size, lr_decay_steps=decay_end, max_steps=step)
-    config = memory.resolve_micro_batch(config, device)
+    config = micro_batch.resolve_micro_batch(config)
     model = train.build_model(config, device)
     optimizer = train.build_optimizer(model, config)
     start = resume_before(step, config, dataset, model, optimizer)

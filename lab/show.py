@@ -7,7 +7,6 @@ import argparse
 import inspect
 import sys
 from pathlib import Path
-from nanoladder.entry import Parser
 
 from lab import pages, plan, records, referee
 from lab.link import standalone
@@ -15,6 +14,7 @@ from lab.page import build
 from lab.stages import reason, tree
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, stage_below
+from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
 COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}

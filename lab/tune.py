@@ -186,10 +186,9 @@ def candidates(config, machine):
         ("lazy_metrics", (True, False)),
         ("matmul_precision", ("highest", "high", "medium")),
         ("pad_vocab_to", padding),
-        ("compile_mode", ("default", "max-autotune-no-cudagraphs")),  # minutes, so last
     ]
     pairs = [(key, value) for key, each in values for value in each]
-    return [{"compile": True, key: value} if key.startswith("compile_") else {key: value} for key, value in pairs]
+    return [{key: value} for key, value in pairs]
 
 
 # -- races

@@ -1,7 +1,4 @@
-"""Entry point of a script: its command line, and one-line errors.
-
-A script imports it before all that takes long to load: from then on Ctrl-C ends it with one line, too.
-"""
+"""Entry point of a script: its command line, and one-line errors."""
 
 import argparse
 import atexit
@@ -9,35 +6,9 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
 
 from nanoladder.errors import BadInput, nearest
-
-
-def end_at_once(number, frame):
-    """Handler of Ctrl-C while a script imports: that of torch takes seconds and swallows some KeyboardInterrupts."""
-    os.write(2, b"interrupted\n")
-    os._exit(130)  # as shells report Ctrl-C
-
-
-importer = sys._getframe(1)
-while importer.f_code.co_filename.startswith("<frozen importlib"):
-    importer = importer.f_back
-if importer.f_globals["__name__"] == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, end_at_once)  # until run_script
-
-
-exit_codes = []  # of this process, once it has ended as one of several
-
-
-@atexit.register  # before all others, so that it is called after them
-def end_one_of_several():
-    """Ends the process before Python frees its objects: a thread of gloo that frees one of them then aborts it."""
-    for code in exit_codes:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        os._exit(code)
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,8 +37,6 @@ def run_script(main):
 
         main = errors.record(main)  # lets torchrun report which process failed first
     prepare_output()
-    if signal.getsignal(signal.SIGINT) is end_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main(sys.argv[1:])
     except BadInput as error:
@@ -88,13 +57,21 @@ def run_script(main):
         if not stop.code:
             end_if_stdout_fails()  # argparse ignores it
         if several and not isinstance(stop.code, str):
-            exit_codes.append(stop.code or 0)
+            end_one_of_several(stop.code or 0)
         raise
     except OSError:
         end_if_stdout_fails("\n")  # an empty line above the traceback of any other failure
         raise
     if several:
-        exit_codes.append(0)
+        end_one_of_several(0)
+
+
+def end_one_of_several(code):
+    """Ends the process before Python frees its objects: a thread of gloo that frees one of them then aborts it."""
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def prepare_output():

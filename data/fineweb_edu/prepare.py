@@ -11,9 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.entry import run_script
-
 from data.openwebtext.prepare import prepare
+from nanoladder.entry import run_script
 
 SOURCE = {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.entry import run_script
-
 from nanoladder.data.corpus import Texts, split_documents
 from nanoladder.data.writer import PrepareParser, summary, write_corpus
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 # Tests are 19 of 31 MB, much of it data. pydoc_data is the text of help(), 0.8 MB that is not code. site-packages

@@ -13,10 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.entry import run_script
-
 from nanoladder.data.corpus import Texts
 from nanoladder.data.writer import PrepareParser, summary, write_corpus
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.entry import run_script
-
 from data.shakespeare.prepare import prepare
+from nanoladder.entry import run_script
 
 
 def main(argv):

@@ -15,10 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.entry import run_script
-
 from nanoladder.data.sources import Files, Records, find_text
 from nanoladder.data.writer import PrepareParser, fraction, summary, write_corpus
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
 KINDS = {".jsonl": "json", ".parquet": "parquet"}  # of records, as load_dataset calls them

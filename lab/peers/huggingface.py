@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from nanoladder.checkpoint.huggingface import their_config, their_tensors
+from nanoladder.checkpoint.interop import their_config, their_tensors
 
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nanoladder.checkpoint.gpt2 import HEAD, PREFIX, gpt2_name
-from nanoladder.checkpoint.nanogpt import COMPILED, GPT2_VOCABULARY
+from nanoladder.checkpoint.interop import COMPILED, GPT2_VOCABULARY, HEAD, PREFIX, gpt2_name
 from nanoladder.errors import BadInput
 
 SAME = ("batch_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # keys that have the same name there

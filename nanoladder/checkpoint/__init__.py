@@ -13,32 +13,35 @@ Its metadata, all entries but the last in JSON, is the rest of the same tree:
     tokenizer                     sha256 of its tokens and ids; empty if the data have no tokenizer
     progress                      step, best_val_loss, interval_loss, interval_steps
     scaler                        state of float16's gradient scaler; else empty
-    optimizer, generators         what is no tensor
+    optimizer, generators         non-tensor state
     sha256                        digest of everything else in the file, by format.digest
 
 Tensors are stored whole, so any number of processes, sharded or not, can resume from a file. A run's folder holds
 last.safetensors (the newest), best.safetensors (the lowest validation loss) and the most recent checkpoints as
 step_00000250.safetensors and so on. These are hard links: one file may have up to three names.
 
-Files: save.py writes, load.py reads, format.py defines the layout, check.py validates, folder.py lists a run's files,
-state.py converts optimizer and generators to plain tensors and back. formats.py reads models in other formats too, of
-huggingface.py and nanogpt.py, which share gpt2.py. Not here: atomic writes (nanoladder/files.py) and gathering shards
+Files: format.py defines the layout, save.py writes it, load.py reads it and models from elsewhere, which interop.py
+translates. shape.py has the keys that fix a model's shape, folder.py lists a run's files, state.py converts optimizer
+and generators to plain tensors and back. Not here: atomic writes (nanoladder/files.py) and gathering shards
 (nanoladder/parallel).
 """
 
-from nanoladder.checkpoint.check import SHAPE, Damaged, config_of
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, found, history
-from nanoladder.checkpoint.format import write_file
-from nanoladder.checkpoint.formats import (
+from nanoladder.checkpoint.format import Damaged, write_file
+from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,
     check_tokenizer,
+    load,
     load_gpt,
     load_model,
+    load_weights,
+    newest,
+    resume,
     shape_of,
     source_of,
     tokenizer_of,
 )
-from nanoladder.checkpoint.load import load, load_weights, newest, resume
 from nanoladder.checkpoint.save import Writer, gather_weights, snapshot
+from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import generator_states, set_generator_states

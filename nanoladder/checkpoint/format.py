@@ -5,6 +5,7 @@ it, so that a power cut can leave an empty one; when killed, it leaves a tempora
 owner can read what it writes; and it reports a full disk without an errno.
 """
 
+import contextlib
 import hashlib
 import json
 
@@ -12,8 +13,23 @@ import torch
 from safetensors import safe_open
 
 from nanoladder import files
+from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 4
+
+
+class Damaged(BadInput):
+    """Raised for a file that is not a complete nanoladder checkpoint, or not a complete model of another format."""
+
+
+@contextlib.contextmanager
+def reading(path, kind="a checkpoint of nanoladder"):
+    """Turns whatever fails while a file is read, as a damaged one does in many ways, into Damaged, of one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise Damaged(f"{path} is damaged or not {kind} ({reason.splitlines()[0]:.300})") from None
 
 
 def write_file(path, state):

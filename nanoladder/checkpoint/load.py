@@ -1,16 +1,27 @@
-"""Loading: the newest intact checkpoint of a run, its weights alone, or its full state."""
+"""Loading: a run's newest intact checkpoint, its weights alone or its full state; models from any source.
 
+A source names a model: hf:NAME or hf:FOLDER, the path of a ckpt.pt of nanoGPT, or that of a checkpoint.
+"""
+
+import contextlib
+import dataclasses
 from pathlib import Path
 
 import torch
 
+from model import GPT
 from nanoladder import machine, parallel
-from nanoladder.checkpoint import format
-from nanoladder.checkpoint.check import SHAPE, Damaged, config_of, reading
-from nanoladder.checkpoint.folder import LAST, found
+from nanoladder.checkpoint import format, interop
+from nanoladder.checkpoint.folder import LAST, best_or_last, found
+from nanoladder.checkpoint.format import Damaged, reading
+from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, known
+from nanoladder.config import DEFAULTS, saved
+from nanoladder.data.huggingface_tokenizer import from_huggingface
+from nanoladder.data.tokenizer import identify, load_tokenizer
 from nanoladder.errors import BadInput
+
+HUB = "hf:"
 
 
 def newest(folder):
@@ -34,16 +45,14 @@ def newest(folder):
 def load(path):
     """Returns a checkpoint's dict, whose tensors are memory-mapped.
 
-    Raises Damaged unless the file is a whole one, and BadInput if its config has keys that there are no more.
+    Raises Damaged unless the file is a whole one, and BadInput if its config has keys that have since been removed.
     """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
-        state = format.read(path)
-        keys = [*state["config"]]
-    for key in keys:
-        known(key, path)
-    return state
+        state = {**format.read(path)}
+        config = {**state["config"]}
+    return {**state, "config": saved(config, path)}
 
 
 def load_weights(model, state, path):
@@ -89,3 +98,102 @@ def resume(model, optimizer, state, path):
         scaler.load_state_dict(state["scaler"])
     set_generator_states(state["generators"], next(model.parameters()).device)
     return state["progress"]
+
+
+# -- models from any source
+
+
+def add_source(parser):
+    """Adds the options that name a script's model: --out_dir and --checkpoint, or --model."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
+    group.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
+    parser.add_argument("--checkpoint", choices=["best", "last"], help="of the run (default: best)")
+
+
+def source_of(options):
+    """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
+    if options.model and options.checkpoint:
+        raise BadInput(f"--checkpoint={options.checkpoint} is of a run; expected --out_dir beside it, not --model")
+    return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
+
+
+def load_model(source):
+    """Returns a dict with the "config" of a model, as config_of takes it, and its weights, "model", on the CPU.
+
+    The weights are averaged ones, if the run keeps an average. Raises BadInput.
+    """
+    source = str(source)
+    if source.startswith(HUB):
+        return interop.read_huggingface(source.removeprefix(HUB))
+    if source.endswith(".pt") and Path(source).is_file():
+        return interop.read_nanogpt(source)
+    state = load(source)
+    state["model"] |= {name: own["average"] for name, own in state["optimizer"].items() if "average" in own}
+    return state
+
+
+def shape_of(source):
+    """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
+    if source.startswith(HUB):
+        config = interop.read_config(interop.find_folder(source.removeprefix(HUB)))
+    else:
+        config = load_model(source)["config"]  # the weights stay in the mapped file
+    return {key: config[key] for key in SHAPE if key in config}
+
+
+def load_gpt(source):
+    """Returns a source's GPT, on the CPU. Raises BadInput."""
+    return build_gpt(load_model(source), source)
+
+
+def build_gpt(state, source, context_length=0):
+    """Returns the GPT of what load_model() returned for the source, with another context_length if that is not 0."""
+    config = config_of(state)
+    model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
+    load_weights(model, state, source)
+    return model
+
+
+# -- their tokenizers
+
+
+def check_tokenizer(dataset, name, state, source):
+    """Returns what is known of the tokenizer of a source's model and of a dataset, as snapshot() takes it.
+
+    name: the dataset's. state: what load_model() returned. Raises BadInput if the tokenizers differ; where only that
+    of the dataset is known, if their numbers of tokens do.
+    """
+    ours, theirs, n_tokens = dataset.find_tokenizer(), state.get("tokenizer", {}), state["config"]["vocab_size"]
+    if "tokenizer" not in state:
+        with contextlib.suppress(BadInput):  # there is none, or one that tiktoken cannot be
+            theirs = identify(tokenizer_of(source, n_tokens))
+    if ours is None:
+        return theirs
+    if identify(ours) != theirs if theirs else ours.n_vocab != n_tokens:
+        other = state["config"].get("dataset", name)
+        advice = f"--dataset={other}, or " if other != name else ""
+        raise BadInput(
+            f"dataset={name} has another tokenizer ({ours.name}, {ours.n_vocab} tokens) than the model of {source} "
+            f"was trained with; expected {advice}data prepared with that model's tokenizer"
+        )
+    return identify(ours)
+
+
+def tokenizer_of(source, vocab_size):
+    """Returns the tokenizer, a tiktoken.Encoding, of a source whose model has vocab_size token ids.
+
+    It lies beside the weights. Raises BadInput if there is none, or it has more tokens than the model.
+    """
+    if str(source).startswith(HUB):
+        folder = interop.find_folder(str(source).removeprefix(HUB))
+        tokenizer = from_huggingface(folder)
+    else:
+        folder = Path(source).parent
+        tokenizer = load_tokenizer(folder)
+    if tokenizer.n_vocab > vocab_size:
+        raise BadInput(
+            f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size={vocab_size}; "
+            "expected the tokenizer that the model was trained with"
+        )
+    return tokenizer

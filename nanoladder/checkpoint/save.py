@@ -12,6 +12,8 @@ from nanoladder.checkpoint.folder import BEST, LAST, history
 from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
 from nanoladder.checkpoint.state import generator_states, names, plain_state
 
+RECENT = 2  # checkpoints that are kept, besides the best
+
 
 class Writer:
     """Saves a run's checkpoints in the background. A context manager, which waits for pending writes on exit.
@@ -78,7 +80,7 @@ class Writer:
             if best:
                 files.link(last, self.folder / BEST)
                 del self.missing[BEST]
-            for path in list(history(self.folder).values())[self.config.keep_checkpoints :]:
+            for path in list(history(self.folder).values())[RECENT:]:
                 path.unlink()
         except OSError as error:
             print(f"warning: the checkpoint of step {step} is not saved: {error}", file=sys.stderr)

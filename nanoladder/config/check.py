@@ -8,11 +8,11 @@ import math
 import re
 from typing import Literal, get_args, get_origin
 
-from nanoladder.config.keys import DEFAULTS, INSTEAD, RENAMED, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, RENAMED, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of the numbers; every other number is at least 0.
-AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to", "keep_checkpoints")
+AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta1", "beta2")
 # Values that an update in the backward needs.
@@ -33,6 +33,14 @@ def known(key, where, options=()):
         raise BadInput(f"{where}: {key} is no key any more; expected {RENAMED[key]}")
     if key not in DEFAULTS:
         raise BadInput(f"{where}: unknown key {key!r}{nearest(key, [*DEFAULTS, *options])}; --help lists every key")
+
+
+def saved(values, where):
+    """The keys that a run saved, {key: value}, without former ones at their defaults. Raises BadInput as known()."""
+    values = {key: value for key, value in values.items() if not (key in GONE and value == GONE[key])}
+    for key in values:
+        known(key, where)
+    return values
 
 
 def typed(key, value, where):
@@ -108,14 +116,12 @@ def impossible(c):
         yield "optimizer_in_backward dtype", f"{why}; expected --dtype=float32, or --optimizer_in_backward=False"
     if c.optimizer in ("adafactor", "galore") and c.shard != "none":
         yield "optimizer shard", "it needs whole matrices; expected --shard=none, or --optimizer=adamw8bit"
-    if c.tie_embeddings and c.head_lr != 1:
-        yield "tie_embeddings head_lr", "the head's weight is the embedding's; expected --embedding_lr for both"
     if c.position == "rotary" and c.n_embd // c.n_head % 2:
         yield "position n_embd n_head", "it rotates pairs of channels; expected n_embd / n_head to be even"
 
 
 def unlike(config, needed):
-    """The part of needed, {key: value}, that a config has not. A micro-batch of the whole batch is none."""
+    """Entries of needed, {key: value}, whose values differ in the config. A whole batch counts as no micro-batches."""
     if config.micro_batch_size == config.batch_size:
         config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}

@@ -17,7 +17,6 @@ class Config:
     init_from: str = "scratch"  # scratch | resume | auto (resume if there is a run) | PATH | hf:NAME
     seed: int = 1337  # random seed of initial weights, batches and dropout
     device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:N | mps
-    memory_gb: float = 0.0  # memory budget of each process, in 1e9 bytes; 0: all that is free
     deterministic: bool = False  # deterministic algorithms only: runs repeat bit for bit, slower
 
     # -- model
@@ -55,8 +54,6 @@ class Config:
     adamw_impl: Literal["forloop", "fused"] = "fused"  # AdamW: a loop over parameters, or one kernel
     pad_vocab_to: int = 64  # pad the vocabulary to a multiple of this; 1: no padding
     compile: bool = True  # compile the model with torch.compile
-    # torch.compile's; the second searches minutes for faster kernels
-    compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
     cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
     activation_checkpointing: str = "none"  # recompute them: none | every:K blocks | sqrt | selective
@@ -84,7 +81,6 @@ class Config:
     schedule: Literal["cosine", "trapezoid"] = "cosine"
     tie_embeddings: bool = True  # the output head's weight is the token embedding's
     embedding_lr: float = 1.0  # learning rate of token and value embeddings, as a multiple
-    head_lr: float = 1.0  # learning rate of an untied head, as a multiple
     scalar_lr: float = 1.0  # learning rate of learned shares, as a multiple
     logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
     x0_skip: bool = False  # mix the token embedding into the input of each block
@@ -102,7 +98,6 @@ class Config:
     eval_windows: int = 256  # validation sequences per evaluation, always the same ones; 0: all
     sample_interval: int = 0  # steps between lines of text that the model writes; 0: none
     save_interval: int = 250  # steps between checkpoints, and one at the end; 0: no checkpoints
-    keep_checkpoints: int = 2  # number of recent checkpoints to keep, besides the best
     wandb: bool = False  # send the metrics to Weights & Biases
 
     @property
@@ -118,7 +113,7 @@ class Config:
 
     @property
     def has_rates(self):
-        """True if embeddings, an untied head and learned shares have learning rates of their own."""
+        """True if embeddings, an untied head and learned shares form groups of their own, without decay."""
         return not self.tie_embeddings or self.embedding_lr != 1 or self.scalar_lr != 1
 
     @property
@@ -152,7 +147,12 @@ RENAMED = {  # keys that were: what to write instead
     "compile_scope": "no such key: blocks are compiled one by one where that is needed",
     "stage": "--stage=NAME on the command line, and no such key",
     "recipe": "--recipe=NAME on the command line, and no such key",
+    "memory_gb": "no such key: micro_batch_size=auto takes what is free",
+    "compile_mode": "no such key: TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment searches for faster kernels",
+    "keep_checkpoints": "no such key: the two most recent checkpoints are kept, and the best",
+    "head_lr": "no such key: an untied head has the learning rate itself",
 }
+GONE = {"memory_gb": 0.0, "compile_mode": "default", "keep_checkpoints": 2, "head_lr": 1.0}  # with their defaults
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; that of a group is the heading above its first key.
 ENTRY = r"^    (?:# -- (.+)\n    )?(?:# (.+)\n    )?(\w+): .+? = .+?(?:  # (.+))?$"

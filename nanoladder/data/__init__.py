@@ -3,7 +3,7 @@
 writer.py writes a prepared folder and is called by every data/*/prepare.py. A corpus.py of documents, which sources.py
 reads from files or the Hugging Face hub, passes through encode.py into the token files of unfinished.py. tokenizer.py
 handles the tokenizer, huggingface_tokenizer.py that of others. meta.py reads meta.json and checks a folder against it,
-nanogpt.py reads a meta.pkl of nanoGPT's, datasets.py opens the folder, batches.py cuts batches. Not here: which texts
+meta_pkl.py reads a meta.pkl of nanoGPT's, datasets.py opens the folder, batches.py cuts batches. Not here: which texts
 (data/*/prepare.py) and moving batches to a device (train.py).
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
-from nanoladder.data import nanogpt
+from nanoladder.data import meta_pkl
 from nanoladder.data.meta import SPLITS, check, read_meta, sample_digest
 from nanoladder.data.tokenizer import DESCRIPTION, load_tokenizer, save_tokenizer
 from nanoladder.errors import BadInput, nearest
@@ -109,8 +109,8 @@ class Dataset:
 
     def find_tokenizer(self):
         """Returns the tokenizer, a tiktoken.Encoding, or None if there is none. Raises BadInput for a damaged one."""
-        if nanogpt.has_vocabulary(self.folder):
-            return nanogpt.read_tokenizer(self.folder)
+        if meta_pkl.has_vocabulary(self.folder):
+            return meta_pkl.read_tokenizer(self.folder)
         return load_tokenizer(self.folder) if os.path.lexists(self.folder / DESCRIPTION) else None
 
     def save_tokenizer(self, out_dir):

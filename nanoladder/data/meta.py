@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 from nanoladder import files
-from nanoladder.data import nanogpt
+from nanoladder.data import meta_pkl
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 3  # of a prepared folder
@@ -42,8 +42,8 @@ def read_meta(folder, vocab_size):
     foreign = {"dtype": "uint16", "documents": False}
     if os.path.lexists(folder / "meta.json"):
         meta = read_own(folder / "meta.json")
-    elif nanogpt.has_vocabulary(folder):
-        meta = {**foreign, "vocab_size": nanogpt.read_tokenizer(folder).n_vocab, "tokenizer": "char"}
+    elif meta_pkl.has_vocabulary(folder):
+        meta = {**foreign, "vocab_size": meta_pkl.read_tokenizer(folder).n_vocab, "tokenizer": "char"}
     elif vocab_size:
         return {**foreign, "vocab_size": vocab_size}
     else:

@@ -1,7 +1,7 @@
 """The folder in which a dataset grows until it is whole, and the files of its splits meanwhile.
 
-Now and then a journal says how far the work is. After a kill at any instant the files are cut back to what the journal
-says, and the work goes on from there: the result is the same, bit for bit.
+A journal records progress periodically. After a kill at any instant the files are cut back to what it records, and the
+work goes on from there: the result is the same, bit for bit.
 """
 
 import json
@@ -114,14 +114,14 @@ class Unfinished:
 
     def move_into_place(self, meta):
         """Replaces the dataset in the target folder. Interrupted at any point, it leaves no meta.json beside files of
-        another, and can be called again."""
-        new = {path.name for path in self.path.iterdir()} - {JOURNAL, LOCK}
-        if new:
-            (self.target / "meta.json").unlink(missing_ok=True)
+        another, and the work starts over."""
+        (self.path / JOURNAL).unlink(missing_ok=True)
+        files.sync_folder(self.path)
+        new = {path.name for path in self.path.iterdir()} - {LOCK}
+        (self.target / "meta.json").unlink(missing_ok=True)
         if not meta["documents"]:  # the older dataset may have had an index
             for split in SPLITS:
                 (self.target / f"{split}.idx").unlink(missing_ok=True)
         for name in sorted(new, key=lambda name: name == "meta.json"):  # meta.json last
             os.replace(self.path / name, self.target / name)
         files.sync_folder(self.target)
-        (self.path / JOURNAL).unlink(missing_ok=True)

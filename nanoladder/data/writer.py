@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 from pathlib import Path
-from nanoladder.entry import Parser
 
 import numpy as np
 from tqdm import tqdm
@@ -26,6 +25,7 @@ from nanoladder.data.encode import encoded
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, load_tokenizer, save_tokenizer
 from nanoladder.data.unfinished import JOURNAL, LOCK, SplitFiles, Unfinished
+from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
 SAMPLE = 2**30  # bytes of train that bpe learns from, the first ones
@@ -84,14 +84,9 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
     job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]
     try:
         with Unfinished(folder, job) as work:
-            if "meta" not in (work.journal or {}):
-                encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
-                counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
-                meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
-                if work.journal:
-                    work.save({"meta": meta})
-            else:
-                meta = work.journal["meta"]
+            encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
+            counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
+            meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
             work.move_into_place(meta)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None

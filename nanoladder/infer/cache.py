@@ -78,7 +78,8 @@ class CachedGPT:
 
     def rotate(self, rotary, x):
         """Rotary's forward, at the positions of the call that runs: (B, nh, T, hs) -> the same."""
-        return rotary.turn(x, *rotary.turns[:, self.positions][:, :, None])
+        cos, sin = (part[self.positions][:, None] for part in (rotary.cos, rotary.sin))  # (B, 1, T, hs / 2)
+        return rotary.rotate(x, cos, sin)
 
     def keep(self, previous, last):
         """Lets a Previous return the vectors of the step before, as a step has one position. last: (n_rows, ..., C)."""

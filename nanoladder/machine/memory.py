@@ -50,13 +50,23 @@ def free_memory(device):
     return max(0, free // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def limit_memory(device, size):
-    """Limits this process to `size` bytes of the memory of a GPU."""
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
-    else:
-        torch.mps.set_per_process_memory_fraction(min(1.0, size / torch.mps.recommended_max_memory()))
+@contextlib.contextmanager
+def within_free_memory(device):
+    """Makes allocations on a CPU fail once no memory is free: Linux would kill the process without a word.
+
+    A context manager; on other devices and systems it does nothing.
+    """
+    if device.type != "cpu" or sys.platform != "linux":
+        yield
+        return
+    before = _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = proc_bytes("/proc/self/status", "VmData") + free_memory(device)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def proc_bytes(path, field):

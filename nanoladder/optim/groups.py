@@ -1,6 +1,27 @@
-"""AdamW beside an optimizer that is for the matrices of the blocks alone."""
+"""Parameter groups: learning rates of their own; AdamW beside an optimizer for the matrices of the blocks alone."""
 
 import torch
+
+
+def with_rates(groups, model, config):
+    """Moves tables of token embeddings, an untied head and scalars into groups of their own, with their learning rates.
+
+    groups: the decayed matrices, then the rest. Every parameter stays in exactly one group; these three have no decay.
+    """
+    rates = {}
+    for name, parameter in model.named_parameters():
+        if "token_embedding" in name or "value_embeddings" in name:
+            rates[parameter] = config.embedding_lr
+        elif name.endswith("head.weight"):
+            rates[parameter] = 1.0
+        elif name.endswith(("shares", "smear")):
+            rates[parameter] = config.scalar_lr
+    rest = [{**group, "params": [p for p in group["params"] if p not in rates]} for group in groups]
+    own = [
+        {"params": [p for p in rates if rates[p] == rate], "weight_decay": 0.0, "lr_factor": rate}
+        for rate in sorted(set(rates.values()))
+    ]
+    return [*rest, *own]
 
 
 def hidden_and_rest(groups, model):

@@ -7,15 +7,24 @@
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
 - owners: work on whole matrices, each in one of the processes that hold its shards
-- whole: whole tensors from the parts of them that each process holds, and back; clipping by the whole norm
-- check: refusals
+- full_state: whole tensors from the parts of them that each process holds, and back; clipping by the whole norm
+- refusals: what a config cannot do in several processes
 
 Gradients are averaged over the processes that train on different tokens, losses over all.
 """
 
-from nanoladder.parallel.check import check_grid
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
+from nanoladder.parallel.full_state import (
+    WholeTensors,
+    as_shards,
+    clip_grad_norm_,
+    full_tensor,
+    local_part,
+    local_rows,
+    local_shard,
+    merge_stages,
+)
 from nanoladder.parallel.group import (
     LaggedMax,
     add,
@@ -32,15 +41,6 @@ from nanoladder.parallel.mesh import CUTS, divide, local, mesh
 from nanoladder.parallel.meta import build, init_shards
 from nanoladder.parallel.owners import n_owners, on_owners
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
+from nanoladder.parallel.refusals import check_grid
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel
-from nanoladder.parallel.whole import (
-    WholeTensors,
-    as_shards,
-    clip_grad_norm_,
-    full_tensor,
-    local_part,
-    local_rows,
-    local_shard,
-    merge_stages,
-)

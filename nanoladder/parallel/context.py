@@ -54,7 +54,8 @@ def apply_context_parallel(model):
         for attention in (module for module in part.modules() if hasattr(module, "attend")):
             attention.attend = partial(attend, attention)
             if model.config.position == "rotary":
-                attention.rotary.turns = attention.rotary.turns[:, own]
+                rotary = attention.rotary
+                rotary.cos, rotary.sin = rotary.cos[own], rotary.sin[own]
             if model.config.key_offset:
                 attention.previous.forward = partial(previous, attention.previous.forward, group, model.config)
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
-from nanoladder.parallel.check import check_grid, check_processes
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
+from nanoladder.parallel.refusals import check_grid, check_processes
 
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
@@ -107,7 +107,7 @@ class LaggedMax:
         if world_size() == 1:
             return numbers
         previous, tensor = self.in_flight, torch.tensor(numbers)
-        self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=mesh().hosts, async_op=True)
+        self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=mesh().cpu_group, async_op=True)
         if previous is None:
             return (0,) * len(numbers)
         previous[1].wait()

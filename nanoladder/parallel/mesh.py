@@ -74,7 +74,7 @@ class Mesh:
         return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)["holders"]
 
     @cached_property
-    def hosts(self):
+    def cpu_group(self):
         """Group of all processes for what lies on the host. It waits for an hour. Collective at first use."""
         return dist.new_group(backend="gloo", timeout=timedelta(hours=1))
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook as on_buffer
 from torch.nn.modules.module import register_module_parameter_registration_hook as on_parameter
 
+from nanoladder.parallel.full_state import local_part
 from nanoladder.parallel.mesh import local, mesh
 from nanoladder.parallel.pipeline import COPY, TIED
 from nanoladder.parallel.tensor import place_gradients
-from nanoladder.parallel.whole import local_part
 
 
 def build(kind, config, device):

@@ -6,13 +6,13 @@ import json
 import math
 import sys
 from pathlib import Path
-from nanoladder.entry import outlast_output
 
 import torch
 
 from nanoladder import checkpoint, files, machine, parallel
+from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
-from nanoladder.run import memory
+from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock
 from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import print_header
@@ -33,7 +33,6 @@ class Run:
 
     def __init__(self, config):
         self.config, self.device = config, machine.choose_device(config.device)
-        self.began = machine.cpu_times()
         self.contexts = contextlib.ExitStack()  # opened by begin
         self.watch = None
 
@@ -52,7 +51,7 @@ class Run:
         self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
         if config.sample_interval and self.tokenizer is None:
             raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
-        self.config = memory.resolve_micro_batch(config, device)
+        self.config = micro_batch.resolve_micro_batch(config)
         return self.config
 
     def begin(self, model, optimizer):
@@ -67,7 +66,7 @@ class Run:
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
         self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
         print(said, end="")
-        print_header(config, model, self.dataset, self.device, self.began)
+        print_header(config, model, self.dataset, self.device)
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
@@ -173,7 +172,7 @@ class Run:
     def explain(self, error):
         """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed."""
         if machine.is_out_of_memory(error):
-            raise memory.OutOfMemory(error, self.config, self.device) from None
+            raise micro_batch.OutOfMemory(error, self.config, self.device) from None
         if not (self.watch and self.signals.number):  # which may have ended the compiler
             explain_compiler_failure(error, self.config)
 

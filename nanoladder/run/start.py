@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from nanoladder import checkpoint, files
-from nanoladder.config import DEFAULTS, Config, apply, check, climbed_files, help_text, known, parse_arguments, typed
+from nanoladder.config import DEFAULTS, Config, apply, check, climbed_files, help_text, parse_arguments, saved, typed
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
-OF_A_COMMAND = ("out_dir", "init_from")  # keys that say nothing about the training
+OF_A_COMMAND = ("out_dir", "init_from")  # keys that do not affect training
 
 
 # -- the config
@@ -60,9 +60,7 @@ def read_config(path):
     if not path.exists():
         return {}
     try:
-        values = {**json.loads(files.read(path))}
-        for key in values:
-            known(key, path)
+        values = saved({**json.loads(files.read(path))}, path)
         return {key: typed(key, value, path) for key, value in values.items()}
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:  # not BadInput, which says it all
         advice = "expected a JSON object of keys: mend it, or remove it and name the run's config files"
@@ -79,8 +77,8 @@ def begin(config, dataset, model, optimizer):
     it. Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if the
     dataset has another tokenizer than the model.
     """
-    saved = checkpoint.found(Path(config.out_dir))
-    if config.init_from == "resume" or (config.init_from == "auto" and saved):
+    found = checkpoint.found(Path(config.out_dir))
+    if config.init_from == "resume" or (config.init_from == "auto" and found):
         path, state = checkpoint.newest(config.out_dir)
         tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, path)
         progress = checkpoint.resume(model, optimizer, state, path)
@@ -88,7 +86,7 @@ def begin(config, dataset, model, optimizer):
         if progress["step"] >= config.max_steps:
             said += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
         return progress, tokenizer, said
-    if saved:
+    if found:
         raise BadInput(
             f"{config.out_dir} holds a run: --init_from=resume continues it; for a new one delete the folder, or "
             "choose another --out_dir"

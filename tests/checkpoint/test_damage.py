@@ -105,6 +105,17 @@ def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_
     assert outcomes.total() >= CASES and min(outcomes.values()) >= 2 and len(outcomes) == 3
 
 
+@pytest.mark.parametrize("where", [-1, -2000, 600])
+def test_a_flipped_bit_in_a_tensor_or_in_the_metadata_is_found(where, runs, tmp_path, run_main):
+    """The library of safetensors reads such a file without an error."""
+    _, six, _ = runs
+    folder = shutil.copytree(six.out_dir, tmp_path / "run")
+    path = folder / "last.safetensors"
+    path.write_bytes(flipped(path.read_bytes(), where, 0))
+    result = run_main(train.main, f"--out_dir={folder}", "--init_from=resume", "--max_steps=6")
+    assert result.code == 0 and f"{path} is damaged" in result.out and "step_00000006" in result.out
+
+
 @pytest.mark.parametrize("name", ["last.safetensors", "x.pt"])
 def test_a_pickle_is_refused_and_not_executed(name, runs, tmp_path, refused):
     _, six, _ = runs

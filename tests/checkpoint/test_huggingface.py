@@ -12,7 +12,7 @@ import sample
 import train
 from model import GPT
 from nanoladder import checkpoint
-from nanoladder.checkpoint import huggingface
+from nanoladder.checkpoint.interop import read_huggingface, write_huggingface
 from nanoladder.data.tokenizer import build_tokenizer
 
 
@@ -74,7 +74,7 @@ def test_reading_and_writing_keep_logits(n_layer, n_head, n_embd, vocab_size, po
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     assert_equal_logits(ours, theirs)
-    huggingface.write(tmp_path / "ours", checkpoint.load_model(f"hf:{tmp_path}/theirs"))
+    write_huggingface(tmp_path / "ours", checkpoint.load_model(f"hf:{tmp_path}/theirs"))
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert type(back) is type(theirs) and back.dtype == torch.float32
     assert_equal_logits(ours, back)
@@ -90,12 +90,12 @@ def test_a_model_of_ours_is_written(pad_vocab_to, bias, tmp_path):
         parameter.data += torch.randn_like(parameter) * 0.2
     model.head.weight.data[57:] = 0  # the padded rows
     state = {"config": vars(config), "model": dict(model.named_parameters())}
-    huggingface.write(tmp_path, state)
+    write_huggingface(tmp_path, state)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert_equal_logits(model, theirs)
     assert theirs.lm_head.weight is theirs.transformer.wte.weight and len(theirs.lm_head.weight) == 57
     assert set(load_file(tmp_path / "model.safetensors")) == set(theirs.state_dict()) - {"lm_head.weight"}
-    again = huggingface.read(str(tmp_path))
+    again = read_huggingface(str(tmp_path))
     assert again["config"]["bias"] == bias and again["model"].keys() == state["model"].keys()
     for name, weight in again["model"].items():
         assert torch.equal(weight, state["model"][name][: len(weight)]), name
@@ -110,15 +110,15 @@ def test_shards_and_other_float_dtypes(saved, tmp_path):
     assert_equal_logits(load(tmp_path), saved[1])
     for path in tmp_path.glob("*.safetensors"):
         save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}, path)
-    read = huggingface.read(str(tmp_path))["model"]
+    read = read_huggingface(str(tmp_path))["model"]
     assert torch.equal(read["token_embedding.weight"], saved[1].transformer.wte.weight.to(torch.bfloat16).float())
     path.unlink()
-    assert "it has no " in refusal(huggingface.read, str(tmp_path))
+    assert "it has no " in refusal(read_huggingface, str(tmp_path))
 
 
 def test_reading_copies_no_weight(saved):
     """All lie in the mapped file, of which a process then reads no more than its shards."""
-    weights = huggingface.read(str(saved[0]))["model"].values()
+    weights = read_huggingface(str(saved[0]))["model"].values()
     addresses = [weight.data_ptr() for weight in weights]
     assert max(addresses) - min(addresses) < (saved[0] / "model.safetensors").stat().st_size
 
@@ -204,7 +204,7 @@ def state_of(config):
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    assert "holds notes.txt; delete it" in refusal(huggingface.write, tmp_path, state_of(tiny(vocab_size=57)))
+    assert "holds notes.txt; delete it" in refusal(write_huggingface, tmp_path, state_of(tiny(vocab_size=57)))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -220,5 +220,5 @@ def test_half_of_an_export_does_not_look_like_a_model(n_written, tmp_path, monke
 
     monkeypatch.setattr(os, "replace", replace_until)
     state = state_of(tiny(vocab_size=256))
-    assert "No space left" in refusal(huggingface.write, tmp_path / "out", state, build_tokenizer("byte"))
-    assert "config.json" in refusal(huggingface.read, str(tmp_path / "out"))
+    assert "No space left" in refusal(write_huggingface, tmp_path / "out", state, build_tokenizer("byte"))
+    assert "config.json" in refusal(read_huggingface, str(tmp_path / "out"))

@@ -10,7 +10,7 @@ from conftest import LINE, Call, flags, tiny
 import sample
 import train
 from nanoladder.data import open_dataset
-from nanoladder.data.nanogpt import read_tokenizer
+from nanoladder.data.meta_pkl import read_tokenizer
 from nanoladder.data.tokenizer import encode, load_tokenizer
 from nanoladder.errors import BadInput
 

@@ -18,8 +18,8 @@ import train
 from lab.export import modeling
 from model import GPT
 from nanoladder import checkpoint
-from nanoladder.checkpoint.check import RECIPE as KEYS
-from nanoladder.checkpoint.huggingface import OWN, write
+from nanoladder.checkpoint.interop import OWN, write_huggingface
+from nanoladder.checkpoint.shape import RECIPE as KEYS
 from nanoladder.config import DEFAULTS
 from nanoladder.data.tokenizer import encode, load_tokenizer
 
@@ -47,7 +47,7 @@ def pair(folder, **keys):
     for parameter in gpt.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
     state = {"config": vars(config), "model": dict(gpt.named_parameters())}
-    write(folder, state, code=modeling(checkpoint.config_of(state)))
+    write_huggingface(folder, state, code=modeling(checkpoint.config_of(state)))
     return gpt, load(folder)
 
 
@@ -118,7 +118,8 @@ def test_a_model_that_transformers_begins_has_our_first_weights(tmp_path):
 def test_bfloat16_keeps_angles_in_float32(tmp_path):
     gpt, _ = pair(tmp_path, **ALL)
     theirs = load(tmp_path, dtype=torch.bfloat16).model
-    assert torch.equal(theirs.blocks[1].attention.rotary.turns, gpt.blocks[1].attention.rotary.turns)
+    ours, theirs_rotary = (part.blocks[1].attention.rotary for part in (gpt, theirs))
+    assert torch.equal(theirs_rotary.cos, ours.cos) and torch.equal(theirs_rotary.sin, ours.sin)
     assert theirs.smear.dtype == torch.bfloat16
 
 

@@ -267,17 +267,6 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
     assert predict.largest_micro_batch(config, 1000, device_type) == 0
 
 
-def test_the_command_prints_the_micro_batch_that_fits(dense, run_main):
-    """vocab_size=0 stands for the dataset's vocabulary; a step counts as if it were not compiled."""
-    n_tokens = json.loads((dense / "meta.json").read_text())["vocab_size"]
-    peak = predict.predict_memory(small(shape=THIN, vocab_size=n_tokens, micro_batch_size=2)).peak
-    given = THIN | {"dataset": str(dense), "vocab_size": 0, "compile": True, "device": "cpu", "dtype": "bfloat16"}
-    words = [f"--{key}={value}" for key, value in given.items()]
-    for available, fitting in ((peak, "2\n"), (peak - 1, "1\n")):
-        result = run_main(predict.main, f"--available_bytes={available}", *words)
-        assert (result.code, result.out, result.err) == (0, fitting, "")
-
-
 def test_costs_are_those_of_the_whole_run():
     config = small("config/gpt2.py", shape={}, vocab_size=50257, max_steps=1000)
     costs = predict.costs(config, mfu=0.5, peak_flops=1e15, world_size=4)

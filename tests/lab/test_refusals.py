@@ -4,13 +4,10 @@ import pytest
 import torch
 from conftest import MACHINE, flags
 
-from lab import climb, cluster, predict, replay
+from lab import climb, cluster, replay
 
 JUDGE, PEERS = "--mode=judge", "--mode=peers"
 REFUSED = [
-    (predict.main, "", "required: --available_bytes"),
-    (predict.main, "--available_bytes=9 --world_size=3", "does not divide among 3 processes"),
-    (predict.main, "--available_bytes=9 --device=mps", "device=mps"),
     (cluster.main, "", "vocab_size=0"),
     (cluster.main, "--vocab_size=257 --memory_gb=1e-6", "no layout of batch_size=4 fits 1e-06 GB"),
     (cluster.main, "--vocab_size=257 --gpu=8", "unknown key 'gpu', did you mean 'gpus'"),

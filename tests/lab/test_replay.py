@@ -77,7 +77,7 @@ def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(config, run_main):
 @pytest.mark.parametrize("start", ["scratch", "hf"])
 def test_a_step_before_the_first_checkpoint_is_replayed_from_the_beginning(start, config, trained, tmp_path, run_main):
     if start == "hf":
-        checkpoint.huggingface.write(tmp_path / "hf", saved(trained))
+        checkpoint.interop.write_huggingface(tmp_path / "hf", saved(trained))
         start = f"hf:{tmp_path}/hf"
     given = words(config, save_interval=10, log_interval=1, init_from=start)
     assert run_main(train.main, *given).code == 0

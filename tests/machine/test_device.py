@@ -215,7 +215,7 @@ def test_training_needs_nothing_that_windows_lacks(dense, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(LIKE_WINDOWS, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     given = {"dataset": str(dense), "num_workers": 1, "eval_interval": 3, "keep_memory": True, "max_steps": 4}
-    command = [sys.executable, "train.py", *flags(**given, memory_gb=8, out_dir=tmp_path / "windows")]
+    command = [sys.executable, "train.py", *flags(**given, out_dir=tmp_path / "windows")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     train.train(tiny(**given, out_dir=str(tmp_path / "linux")))

@@ -91,16 +91,16 @@ def tolerance(name):
     return next((value for word, value in LOOSE.items() if word in name), 1e-4)
 
 
-def agree(ours, theirs, tolerance=1e-4, run=""):
-    """Asserts that two runs logged the same curve and ended with the same weights. run: its name, for the message."""
+def agree(ours, theirs, tolerance=1e-4):
+    """Asserts that two runs logged the same curve and ended with the same weights."""
     ours, theirs = ((rows(of, *CURVE), rows(of, "grad_norm"), weights(of)) for of in (ours, theirs))
     for one, other in zip(ours[0], theirs[0], strict=True):
-        assert one == pytest.approx(other, rel=tolerance), run
+        assert one == pytest.approx(other, rel=tolerance)
     for one, other in zip(ours[1], theirs[1], strict=True):
-        assert one == pytest.approx(other, rel=20 * tolerance), run
+        assert one == pytest.approx(other, rel=20 * tolerance)
     assert ours[2].keys() == theirs[2].keys()
     for name, weight in ours[2].items():
-        torch.testing.assert_close(weight, theirs[2][name], rtol=0, atol=10 * tolerance, msg=f"{run} {name}")
+        torch.testing.assert_close(weight, theirs[2][name], rtol=0, atol=10 * tolerance, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +140,11 @@ def two(dense, documents, folder):
     return runs, *together(folder / "of two", runs, 2)
 
 
-def test_two_processes_train_what_one_does(two, alone):
+def test_two_processes_train_what_one_does(two, alone, subtests):
     """In one test, as the others below: spread over pytest's processes, each of them would train all of it."""
     for name, keys in TWO.items():
-        agree(two[0][name], alone(keys), tolerance(name), name)
+        with subtests.test(name):
+            agree(two[0][name], alone(keys), tolerance(name))
 
 
 def test_another_curve_does_not_agree(alone):
@@ -152,12 +153,13 @@ def test_another_curve_does_not_agree(alone):
         agree(alone(TWO["ddp"]), alone(TWO["float16"]))
 
 
-def test_gradients_are_reduced_once_a_step(two):
+def test_gradients_are_reduced_once_a_step(two, subtests):
     runs, _, seen = two
     for name, config in runs.items():
         if "tensor" not in name and "pipeline" not in name and name != "lion":
             groups = config.n_layer + 1 if config.shard != "none" else 1  # the model fits one bucket
-            assert {process[name]["reductions"] for process in seen} == {6 * groups}, name
+            with subtests.test(name):
+                assert {process[name]["reductions"] for process in seen} == {6 * groups}
 
 
 def test_only_the_first_process_writes_and_prints(two):
@@ -246,25 +248,27 @@ def test_a_checkpoint_of_one_process_continues_in_several_and_a_damaged_one_is_p
     agree(runs["damaged"], runs["alone"])
 
 
-def test_a_checkpoint_is_whole_and_has_plain_names(resumed):
+def test_a_checkpoint_is_whole_and_has_plain_names(resumed, subtests):
     runs, _ = resumed
     for name in LAYOUTS:
-        states = [saved(runs[run]) for run in (f"dropping_{name}_first", "alone_first")]
-        assert states[0].keys() == states[1].keys()
-        for part in ("model", "optimizer"):
-            shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in states]
-            assert shapes[0] == shapes[1], name
+        with subtests.test(name):
+            states = [saved(runs[run]) for run in (f"dropping_{name}_first", "alone_first")]
+            assert states[0].keys() == states[1].keys()
+            for part in ("model", "optimizer"):
+                shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in states]
+                assert shapes[0] == shapes[1]
 
 
-def test_several_processes_resume_bit_for_bit_with_their_own_dropout(resumed):
+def test_several_processes_resume_bit_for_bit_with_their_own_dropout(resumed, subtests):
     runs, _ = resumed
     for name in EXACT:
-        one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
-        assert rows(one, *CURVE) == rows(parts, *CURVE), name
-        for part in ("model", "optimizer", "generators", "progress"):
-            assert same(saved(one)[part], saved(parts)[part]), (name, part)
-        states = saved(one)["generators"]["cpu"]
-        assert len(states) == 2 and not torch.equal(*states), name
+        with subtests.test(name):
+            one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
+            assert rows(one, *CURVE) == rows(parts, *CURVE)
+            for part in ("model", "optimizer", "generators", "progress"):
+                assert same(saved(one)[part], saved(parts)[part]), part
+            states = saved(one)["generators"]["cpu"]
+            assert len(states) == 2 and not torch.equal(*states)
 
 
 def test_four_processes_resume_bit_for_bit(dense, documents, folder):
@@ -288,7 +292,7 @@ ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_siz
 ODD |= {"lr_decay_steps": 4, "data": "documents", "vocab_size": 257}  # padded, with heads of 9
 
 
-def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(dense, documents, folder):
+def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(dense, documents, folder, subtests):
     """Each trains the first half by itself, and the second from the checkpoint of the layout before it.
 
     tests/parallel/worker.py also compares what it has resumed with the file.
@@ -307,12 +311,14 @@ def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(de
     together(folder / "second halves", {name: runs[name] for name in FOUR}, 4)
     train.train(runs["alone again"])
     for name in FOUR:
-        agree(halves[name], halves["alone"], 1e-5, f"{name}, half")
+        with subtests.test(f"{name}, half"):
+            agree(halves[name], halves["alone"], 1e-5)
     for name in runs:
-        agree(runs[name], runs["alone"], 1e-5, name)
+        with subtests.test(name):
+            agree(runs[name], runs["alone"], 1e-5)
 
 
-def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense, documents, folder):
+def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense, documents, folder, subtests):
     """In uneven shards, and in empty ones."""
     base = {"optimizer": "muon", "n_head": 2, "n_embd": 18, "n_layer": 3}
     layouts = {"full": {"shard": "full"}, "shared by 2": {"shard": "optimizer", "shard_within": 2}}
@@ -325,7 +331,8 @@ def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense,
     for name, run in runs.items():
         one = replace(run, out_dir=f"{run.out_dir}, alone", **LAYOUT)
         train.train(one)
-        agree(run, one, tolerance(name), name)
+        with subtests.test(name):
+            agree(run, one, tolerance(name))
 
 
 def test_the_weights_of_a_checkpoint_start_a_pipeline(resumed):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model import GPT
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
-from nanoladder.parallel import check, context, pipeline
+from nanoladder.parallel import context, pipeline, refusals
 from nanoladder.parallel.mesh import Grid, Mesh, count_sharing, divide
 
 CPU, PIPELINE = torch.device("cpu"), {"pipeline_parallel": 2, "batch_size": 8, "micro_batch_size": 2}
@@ -51,8 +51,8 @@ def refuse(keys, sizes, device=CPU):
     """Everything that is checked before several processes train."""
     config = tiny(**{"ddp": True, **keys})
     check_config(config)
-    check.check_processes(config, device, 2, 2)
-    check.check_grid(config, sizes, device)
+    refusals.check_processes(config, device, 2, 2)
+    refusals.check_grid(config, sizes, device)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_what_cannot_be_divided_is_refused(monkeypatch):
         divide(tiny(tensor_parallel=4), 6)
     with pytest.raises(BadInput, match="shard_within=4 does not divide the 6 processes"):
         count_sharing(tiny(shard="full", shard_within=4), Grid(data=6), 6)
-    monkeypatch.setattr(check, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
+    monkeypatch.setattr(refusals, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
     with pytest.raises(BadInput, match=r"position_embedding\.weight has 15"):
-        check.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))
+        refusals.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))
 
 
 def test_what_divides_is_taken():

@@ -18,7 +18,6 @@ import runpy
 import shutil
 import signal
 from pathlib import Path
-from nanoladder.entry import run_script
 
 import torch
 import torch.distributed as dist
@@ -27,6 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import train
 from nanoladder import checkpoint, parallel
+from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 from nanoladder.parallel import data_parallel
 from nanoladder.run import load_config, metrics

@@ -10,7 +10,7 @@ from conftest import LINE, contents, flags, replace, rows, same, saved, tiny, wr
 import sample
 import train
 from nanoladder import checkpoint
-from nanoladder.config.keys import RENAMED
+from nanoladder.config.keys import GONE, RENAMED
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
 from nanoladder.run import load_config
 
@@ -61,7 +61,7 @@ def converted(whole, tmp_path):
     """converted(encoding) -> init_from of the run's model in Hugging Face's format, with that tokenizer."""
 
     def convert(encoding):
-        checkpoint.huggingface.write(tmp_path / "hf", saved(whole), encoding)
+        checkpoint.interop.write_huggingface(tmp_path / "hf", saved(whole), encoding)
         return f"hf:{tmp_path}/hf"
 
     return convert
@@ -172,6 +172,15 @@ def test_a_run_with_a_key_that_was_is_refused_in_one_line(key, half, tmp_path, r
     begins = f"--out_dir={tmp_path}/new", f"--init_from={path}", f"--dataset={half.dataset}"
     assert refused(train.main, *begins) == f"error: {path}: {said}"
     assert f"{path}: {said}" in refused(sample.main, f"--out_dir={half.out_dir}", "--checkpoint=last")
+
+
+def test_a_run_with_former_keys_at_their_defaults_continues(half, run_main):
+    file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **GONE}))
+    state = saved(half)
+    checkpoint.write_file(path, {**state, "config": {**state["config"], **GONE}})
+    assert run_main(train.main, f"--out_dir={half.out_dir}", "--init_from=resume", "--max_steps=4").code == 0
+    assert not GONE.keys() & json.loads(file.read_text()).keys() and saved(half)["progress"]["step"] == 4
 
 
 def test_without_its_config_a_run_continues_by_config_files(half, tmp_path, run_main):

@@ -1,4 +1,4 @@
-"""The recipe's changes to an optimizer, whichever it is: learning rates of groups, cautious decay, averaged weights."""
+"""Hooks around the update of any optimizer: cautious decay, averaged weights."""
 
 from contextlib import contextmanager, nullcontext
 
@@ -6,27 +6,6 @@ import torch
 
 from nanoladder import parallel
 from nanoladder.private import lerp_all
-
-
-def with_rates(groups, model, config):
-    """Moves tables of token embeddings, an untied head and scalars into groups of their own, with their learning rates.
-
-    groups: the decayed matrices, then the rest. Every parameter stays in exactly one group; these three have no decay.
-    """
-    rates = {}
-    for name, parameter in model.named_parameters():
-        if "token_embedding" in name or "value_embeddings" in name:
-            rates[parameter] = config.embedding_lr
-        elif name.endswith("head.weight"):
-            rates[parameter] = config.head_lr
-        elif name.endswith(("shares", "smear")):
-            rates[parameter] = config.scalar_lr
-    rest = [{**group, "params": [p for p in group["params"] if p not in rates]} for group in groups]
-    own = [
-        {"params": [p for p in rates if rates[p] == rate], "weight_decay": 0.0, "lr_factor": rate}
-        for rate in sorted(set(rates.values()))
-    ]
-    return [*rest, *own]
 
 
 def decay_cautiously(optimizer):

@@ -1,15 +1,10 @@
-"""Memory of a run: chooses the micro-batch that fits, explains out-of-memory errors.
-
-lab/predict.py predicts the memory of a step, in a child process: this module must not import the training step.
-"""
+"""Memory of a run: halves micro_batch_size=auto until a step fits, explains out-of-memory errors."""
 
 import contextlib
 import dataclasses
 import functools
 import gc
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,8 +14,6 @@ from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.private import loaded_compiler
 from nanoladder.run.start import CONFIG, changes, read_config
 
-ROOT = Path(__file__).parents[2]
-MARGIN = 0.1  # share of the memory left free for kernel workspaces, fragmentation and prediction error
 # The cheapest first
 SMALLER = "a smaller --micro_batch_size, --activation_checkpointing=every:1 or --optimizer=adamw8bit"
 
@@ -28,28 +21,20 @@ SMALLER = "a smaller --micro_batch_size, --activation_checkpointing=every:1 or -
 # -- before training
 
 
-def resolve_micro_batch(config, device):
-    """Returns the config with a numeric micro_batch_size, the same in every process. vocab_size must be known.
-
-    "auto" is the size of the run that is resumed, else the largest that is predicted to fit. Raises MemoryError if not
-    even one sequence fits.
-    """
-    if config.memory_gb and device.type != "cpu":
-        machine.limit_memory(device, config.memory_gb * 1e9)
+def resolve_micro_batch(config):
+    """Returns the config with a numeric micro_batch_size, the same in every process, in place of auto. Collective."""
     if config.micro_batch_size != "auto":
         return config
-    available = config.memory_gb * 1e9 or min(parallel.gather_objects(machine.free_memory(device)))
-    chosen = choose_micro_batch(config, device, available) if parallel.rank() == 0 else None
-    size, reason = parallel.gather_objects(chosen)[0]
+    size, reason = parallel.gather_objects(first_micro_batch(config))[0]  # as rank 0 finds config.json
     print(f"micro_batch_size={size}: {reason}", flush=True)
     return dataclasses.replace(config, micro_batch_size=size)
 
 
-def choose_micro_batch(config, device, available):
-    """Returns the micro_batch_size to begin with, and the reason as text. Raises MemoryError if none fits.
+def first_micro_batch(config):
+    """Returns the micro_batch_size to begin with, and the reason as text.
 
-    available: bytes, in the process that has the fewest. A resumed run keeps its size: another one would add up
-    gradients in another order. So does one that begins anew with the same keys, whose size may be halved by record.
+    A resumed run keeps its size: another one would add up gradients in another order. So does one that begins anew with
+    the same keys, whose size may be halved by record. Any other begins with the largest.
     """
     sizes = parallel.micro_batch_sizes(config, parallel.mesh().sizes)
     folder = Path(config.out_dir)
@@ -58,31 +43,7 @@ def choose_micro_batch(config, device, available):
     resumes = config.init_from in ("resume", "auto") and checkpoint.found(folder)
     if size in sizes and (resumes or not changes(dataclasses.replace(config, micro_batch_size=size), before)):
         return size, "as before"
-    print("micro_batch_size=auto: predicting", flush=True)  # takes a minute for GPT-2
-    predicted = predict_micro_batch(config, device, (1 - MARGIN) * available)
-    if predicted == 0:
-        raise MemoryError(f"micro_batch_size=auto: not one sequence is predicted to fit into {gb(available)}")
-    if predicted is None:
-        return sizes[0 if parallel.world_size() > 1 else -1], "there is no prediction"
-    return predicted, f"the most predicted to fit into {gb(available)}, of which {MARGIN:.0%} stay free"
-
-
-def predict_micro_batch(config, device, available):
-    """The largest micro-batch whose step is predicted to take no more than the available bytes; 0: not even 1 fits.
-
-    None if it cannot be predicted, which any failure means. The child process uses one thread and no GPU.
-    """
-    config = dataclasses.replace(config, device=str(device), init_from="scratch")  # its shape is known
-    options = [f"--available_bytes={int(available)}", f"--world_size={parallel.world_size()}"]
-    keys = [f"--{key}={value}" for key, value in vars(config).items()]
-    command = [sys.executable, "-m", "lab.predict", *options, *keys]
-    folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # PYTHONSAFEPATH leaves out the one it starts in
-    environment = os.environ | {"WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
-    with contextlib.suppress(OSError, MemoryError):  # too little memory even to start a process
-        process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-        if process.returncode == 0:
-            return int(process.stdout.split()[-1])
-    return None
+    return sizes[-1], "to be halved whenever memory runs out"
 
 
 # -- out of memory
@@ -106,9 +67,11 @@ def fit_micro_batch(train):
     @functools.wraps(train)
     def fitting(config):
         auto = config.micro_batch_size == "auto"
+        device = machine.choose_device(config.device)
         while True:
             try:
-                return train(config)
+                with machine.within_free_memory(device) if auto else contextlib.nullcontext():
+                    return train(config)
             except OutOfMemory as error:
                 reason, tried, device = str(error), error.config, error.device
             release_memory(device)  # here, where no traceback refers to the model
@@ -181,7 +144,3 @@ def share_of_process(config, world_size):
     grid = parallel.divide(config, world_size)
     micro_batch_size = parallel.micro_batch_size(config, grid)
     return dataclasses.replace(config, batch_size=config.batch_size // grid.data, micro_batch_size=micro_batch_size)
-
-
-def gb(size):
-    return f"{size / 1e9:.3f} GB"

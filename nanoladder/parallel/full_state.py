@@ -66,11 +66,11 @@ class WholeTensors:
 
 def send_to_first(tensor, sender, like):
     """Returns the sender's CPU tensor on rank 0, None elsewhere. like: of its shape and dtype. Collective."""
-    hosts = mesh().hosts
+    cpu_group = mesh().cpu_group
     if rank() == sender:
-        dist.send(tensor.contiguous(), 0, hosts)
+        dist.send(tensor.contiguous(), 0, cpu_group)
     elif rank() == 0:
-        dist.recv(received := torch.empty_like(like, device="cpu"), sender, hosts)
+        dist.recv(received := torch.empty_like(like, device="cpu"), sender, cpu_group)
         return received
     return None
 

@@ -1,25 +1,103 @@
-"""GPT-2 in Hugging Face's format: a folder of config.json, model.safetensors or its shards, and the tokenizer's files.
+"""Models of other programs: GPT-2 in Hugging Face's format and in nanoGPT's, read; any model written for Hugging Face.
 
-Their model is ours with other names, all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D. Any
+A GPT-2 is ours with other names: a folder of config.json, model.safetensors or its shards, and the tokenizer's files;
+or nanoGPT's ckpt.pt. Hugging Face's has all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D. Any
 other model is written with its code, under our names; it is not read.
 """
 
 import dataclasses
 import json
+import pickle
 from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+from model import GPT
 from nanoladder import files
-from nanoladder.checkpoint.check import RECIPE, config_of, reading
-from nanoladder.checkpoint.format import write_tensors
-from nanoladder.checkpoint.gpt2 import PREFIX, gpt2_name, our_weights, shapes
+from nanoladder.checkpoint.format import reading, write_tensors
+from nanoladder.checkpoint.shape import RECIPE, config_of
 from nanoladder.config import DEFAULTS
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
 from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
+
+PARTS = {  # of a weight's name
+    "token_embedding": "wte",
+    "position_embedding": "wpe",
+    "blocks": "h",
+    "attention_norm": "ln_1",
+    "attention": "attn",
+    "qkv": "c_attn",
+    "mlp_norm": "ln_2",
+    "fc": "c_fc",
+    "proj": "c_proj",
+    "norm": "ln_f",
+}
+PREFIX, HEAD = "transformer.", "lm_head.weight"
+MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks, in older files
+
+
+def gpt2_name(name):
+    """Returns GPT-2's name of a weight, without prefix: blocks.3.mlp.fc.bias -> h.3.mlp.c_fc.bias."""
+    return ".".join(PARTS.get(part, part) for part in name.split("."))
+
+
+def shapes(config):
+    """Returns {name: shape} of a model's weights, a tied one once."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
+
+
+def our_weights(tensors, config, transposed=()):
+    """Returns {our name: tensor} of {GPT-2's name without prefix: tensor}, which it empties. Copies nothing.
+
+    config: the dict of the model's config. transposed: ends of our names of the weights that the file has as (in, out).
+    Raises KeyError if a tensor is missing, ValueError if one is unknown, of another shape, or if the head is not tied.
+    """
+    weights = {}
+    for name, shape in shapes(config_of({"config": config})).items():
+        tensor = tensors.pop(gpt2_name(name))
+        tensor = tensor.t() if name.endswith(transposed) else tensor
+        if tensor.shape != shape:
+            raise ValueError(f"its {gpt2_name(name)} is {tuple(tensor.shape)}, unlike what its config says")
+        weights[name] = tensor
+    head, tokens = tensors.pop(HEAD, None), weights["token_embedding.weight"]
+    if head is not None and not torch.equal(head.float(), tokens.float()):
+        raise ValueError(f"its {HEAD} differs from the token embedding; here the two are tied")
+    if unknown := [name for name in tensors if not name.endswith(MASKS)]:
+        raise ValueError(f"it has tensors that GPT-2 does not have, such as {min(unknown)}")
+    return weights
+
+
+# -- nanoGPT's ckpt.pt: a dict that torch.save wrote, with the shape in model_args
+
+COMPILED = "_orig_mod."  # torch.compile's prefix of every name
+GPT2_VOCABULARY, PADDED = 50257, 50304  # nanoGPT counts the rows of its padding as tokens
+
+
+def read_nanogpt(path):
+    """Returns a dict with the "config" and the weights, "model", of nanoGPT's checkpoint. Its tensors are mapped.
+
+    Executes nothing: raises Damaged if the file holds more than tensors and plain values, or is not whole. The
+    optimizer's state is not used.
+    """
+    with reading(path, "a ckpt.pt of nanoGPT"):
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError:
+            raise ValueError("it holds more than tensors and plain values, which may run code") from None
+        arguments = saved["model_args"]
+        config = {key: arguments[key] for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
+        config |= {"context_length": arguments["block_size"], "pad_vocab_to": 1}
+        if config["vocab_size"] == PADDED:
+            config |= {"vocab_size": GPT2_VOCABULARY, "pad_vocab_to": 64}
+        tensors = {name.removeprefix(COMPILED).removeprefix(PREFIX): value for name, value in saved["model"].items()}
+        return {"config": config, "model": our_weights(tensors, config)}
+
+
+# -- Hugging Face's, read
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model-*.safetensors"
@@ -42,9 +120,6 @@ ALIKE = {  # their key: its default, then the values with which their model comp
 }
 
 
-# -- reading
-
-
 def find_folder(name):
     """Returns the folder of a model: a local one, or a snapshot of the hub's, downloaded unless it is cached.
 
@@ -64,7 +139,7 @@ def find_folder(name):
         ) from None
 
 
-def read(name):
+def read_huggingface(name):
     """Reads a GPT-2 from the hub or a folder. Returns the dict of checkpoint.load_model: mapped, in the file's dtype.
 
     Raises BadInput: no such model, another architecture, tensors that are missing, unknown or of another shape.
@@ -75,7 +150,7 @@ def read(name):
         weights = our_weights(read_tensors(folder), config | {"bias": True}, TRANSPOSED)
     biases = [ours for ours in weights if ours.endswith("bias")]
     config["bias"] |= any(weights[ours].any() for ours in biases)
-    if not config["bias"]:  # write() added them
+    if not config["bias"]:  # write_huggingface() added them
         weights = {ours: weight for ours, weight in weights.items() if ours not in biases}
     return {"config": config, "model": weights}
 
@@ -102,7 +177,7 @@ def read_tensors(folder):
     return {name.removeprefix(PREFIX): tensor for path in paths for name, tensor in load_file(path).items()}
 
 
-# -- writing
+# -- Hugging Face's, written
 
 
 def is_gpt2(config):
@@ -110,7 +185,7 @@ def is_gpt2(config):
     return all(getattr(config, key) == DEFAULTS[key] for key in RECIPE)
 
 
-def write(folder, state, encoding=None, code=None):
+def write_huggingface(folder, state, encoding=None, code=None):
     """Writes a model and its tokenizer into a folder that transformers loads. Returns the paths of its files.
 
     state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. code: the source of the
@@ -153,7 +228,7 @@ def their_config(config, values, eot):
         **{key: getattr(config, ours) for ours, key in SIZES.items()},
         **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], values["dropout"]),
         **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
-        "bias": config.bias,  # read() reads it, transformers does not: its biases are there, all zero
+        "bias": config.bias,  # read_huggingface() reads it, transformers does not: its biases are there, all zero
         "tie_word_embeddings": True,
         "dtype": "float32",
     }

@@ -1,0 +1,17 @@
+"""Config keys that fix a model's shape and what it computes."""
+
+from nanoladder.config import DEFAULTS, Config, check, typed
+
+# Keys of the second ladder, of which a GPT-2 has the defaults
+RECIPE = ("position", "qk_norm", "activation", "norm", "tie_embeddings", "logit_softcap", "x0_skip", "value_embedding")
+RECIPE += ("key_offset", "embedding_norm", "smear")
+SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)
+MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
+
+
+def config_of(state):
+    """Returns the config of a model, with defaults for other keys, of a dict with its "config". Raises BadInput."""
+    values = DEFAULTS | state["config"]
+    config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})
+    check(config)
+    return config
