@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, precision, memory, graphs. Not here: anything of a model or a run."""
+"""Hardware and its settings: device, load, precision, memory, graphs. Not here: anything of a model or a run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,
@@ -11,6 +11,7 @@ from nanoladder.machine.device import (
     peak_flops,
 )
 from nanoladder.machine.graph import can_record, replay, why_not_recorded
+from nanoladder.machine.load import cpu_times, free_cpus
 from nanoladder.machine.memory import (
     free_memory,
     is_out_of_memory,

@@ -1,6 +1,7 @@
 """Header of a run: the model, the data, the config's differences from the defaults, and each choice with its reason."""
 
 import math
+import os
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,8 @@ from nanoladder.run.metrics import flops_per_token
 from nanoladder.run.micro_batch import count_tokens
 
 
-def print_header(config, model, dataset, device):
-    """Prints the header. model: a GPT; dataset: a Dataset."""
+def print_header(config, model, dataset, device, began):
+    """Prints the header. model: a GPT; dataset: a Dataset; began: machine.cpu_times() at the start."""
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(model) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -25,6 +26,7 @@ def print_header(config, model, dataset, device):
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
         **choices(config, device),
+        **busy(device, began),
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
@@ -54,6 +56,21 @@ def processes(config):
         return {"processes": f"{n} by {dist.get_backend()} = {parallel.mesh().sizes}, shard={config.shard}"}
     idle = [key for key in (*parallel.CUTS, "shard") if getattr(config, key) not in (1, "none")]
     return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
+
+
+def busy(device, began):
+    """Returns {name: a faster setting} if other programs leave fewer CPUs than this one, alone, has threads; else {}.
+
+    The threads wait for each other at the end of every operation, each on a CPU that another program could use.
+    """
+    free, n_threads = machine.free_cpus(began), torch.get_num_threads()
+    n = max(1, round(min(free, n_threads)))
+    if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or n == n_threads:
+        return {}
+    return {
+        "busy": f"other programs leave {free:.1f} CPUs to {n_threads} threads: faster now with OMP_WAIT_POLICY=passive "
+        f"python train.py ..., bit for bit the same, or with OMP_NUM_THREADS={n}"
+    }
 
 
 def dtype(config, device):

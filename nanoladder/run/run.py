@@ -33,6 +33,7 @@ class Run:
 
     def __init__(self, config):
         self.config, self.device = config, machine.choose_device(config.device)
+        self.began = machine.cpu_times()
         self.contexts = contextlib.ExitStack()  # opened by begin
         self.watch = None
 
@@ -66,7 +67,7 @@ class Run:
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
         self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
         print(said, end="")
-        print_header(config, model, self.dataset, self.device)
+        print_header(config, model, self.dataset, self.device, self.began)
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))

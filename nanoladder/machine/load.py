@@ -1,0 +1,31 @@
+"""CPU time that other programs take from this one."""
+
+import contextlib
+import math
+import os
+import time
+from pathlib import Path
+
+
+def free_cpus(since):
+    """Number of CPUs that other programs have left to this process since then; infinite where the system does not say.
+
+    since: what cpu_times() returned.
+    """
+    if not (since and (now := cpu_times())):
+        return math.inf
+    idle, own, clock = (after - before for before, after in zip(since, now, strict=True))
+    return (idle + own) / clock
+
+
+def cpu_times():
+    """Seconds so far: of CPUs that are idle, or run niced programs, which give way; of this process; of the clock.
+
+    A process has those of its ended children. Returns None without Linux's /proc.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        lines = Path("/proc/stat").read_text().splitlines()
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        fields = [line.split() for line in lines if line.partition(" ")[0] in usable]
+        idle = sum(int(nice) + int(idle) + int(iowait) for _, _, nice, _, idle, iowait, *_ in fields)
+        return idle / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]), time.monotonic()
