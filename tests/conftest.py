@@ -64,6 +64,7 @@ RECIPE = {  # every rung of the second ladder
     "schedule": "trapezoid",
     "tie_embeddings": False,
     "embedding_lr": 4.0,
+    "head_lr": 0.5,
     "logit_softcap": 15.0,
     "scalar_lr": 2.0,
     "x0_skip": True,

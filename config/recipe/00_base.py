@@ -24,6 +24,7 @@ zero_init = False
 norm = "layer"
 schedule = "cosine"
 tie_embeddings = True
+head_lr = 1.0
 logit_softcap = 0.0
 cautious_decay = False
 ema = False

@@ -2,8 +2,8 @@
 
 Stands on: smear
 
-What: `tie_embeddings=False`, with embedding_lr as a multiple of the learning rate, which the head has itself. The head
-begins as the embedding does, or with zero_init as zeros.
+What: `tie_embeddings=False`, with embedding_lr and head_lr as multiples of the learning rate. The head begins as the
+embedding does, or with zero_init as zeros.
 Why: a row of the embedding gets a gradient only if its token occurs, one of the head at every token.
 Cost: vocabulary × width more parameters, with their optimizer state. Not for pipelines.
 Source:
@@ -13,3 +13,4 @@ Source:
 
 tie_embeddings = False
 embedding_lr = 4.0
+head_lr = 1.0

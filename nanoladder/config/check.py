@@ -116,6 +116,8 @@ def impossible(c):
         yield "optimizer_in_backward dtype", f"{why}; expected --dtype=float32, or --optimizer_in_backward=False"
     if c.optimizer in ("adafactor", "galore") and c.shard != "none":
         yield "optimizer shard", "it needs whole matrices; expected --shard=none, or --optimizer=adamw8bit"
+    if c.tie_embeddings and c.head_lr != 1:
+        yield "tie_embeddings head_lr", "the head's weight is the embedding's; expected --embedding_lr for both"
     if c.position == "rotary" and c.n_embd // c.n_head % 2:
         yield "position n_embd n_head", "it rotates pairs of channels; expected n_embd / n_head to be even"
 

@@ -81,6 +81,7 @@ class Config:
     schedule: Literal["cosine", "trapezoid"] = "cosine"
     tie_embeddings: bool = True  # the output head's weight is the token embedding's
     embedding_lr: float = 1.0  # learning rate of token and value embeddings, as a multiple
+    head_lr: float = 1.0  # learning rate of an untied head, as a multiple
     scalar_lr: float = 1.0  # learning rate of learned shares, as a multiple
     logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
     x0_skip: bool = False  # mix the token embedding into the input of each block
@@ -113,7 +114,7 @@ class Config:
 
     @property
     def has_rates(self):
-        """True if embeddings, an untied head and learned shares form groups of their own, without decay."""
+        """True if embeddings, an untied head and learned shares have learning rates of their own."""
         return not self.tie_embeddings or self.embedding_lr != 1 or self.scalar_lr != 1
 
     @property
@@ -150,9 +151,8 @@ RENAMED = {  # keys that were: what to write instead
     "memory_gb": "no such key: micro_batch_size=auto takes what is free",
     "compile_mode": "no such key: TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment searches for faster kernels",
     "keep_checkpoints": "no such key: the two most recent checkpoints are kept, and the best",
-    "head_lr": "no such key: an untied head has the learning rate itself",
 }
-GONE = {"memory_gb": 0.0, "compile_mode": "default", "keep_checkpoints": 2, "head_lr": 1.0}  # with their defaults
+GONE = {"memory_gb": 0.0, "compile_mode": "default", "keep_checkpoints": 2}  # with their defaults
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; that of a group is the heading above its first key.
 ENTRY = r"^    (?:# -- (.+)\n    )?(?:# (.+)\n    )?(\w+): .+? = .+?(?:  # (.+))?$"

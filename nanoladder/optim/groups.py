@@ -13,7 +13,7 @@ def with_rates(groups, model, config):
         if "token_embedding" in name or "value_embeddings" in name:
             rates[parameter] = config.embedding_lr
         elif name.endswith("head.weight"):
-            rates[parameter] = 1.0
+            rates[parameter] = config.head_lr
         elif name.endswith(("shares", "smear")):
             rates[parameter] = config.scalar_lr
     rest = [{**group, "params": [p for p in group["params"] if p not in rates]} for group in groups]
