@@ -63,6 +63,7 @@ data/python_stdlib/meta.json: nanoladder/data/writer.py | .venv/.train
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is too old; expected Python 3.11 or later: make PYTHON=python3.12"; exit 2; }
 	test -x $(PY) || $(PYTHON) -m venv .venv
+	@$(PY) -m pip --version > /dev/null 2>&1 || $(PY) -m ensurepip  # a .venv of uv's has no pip
 	$(PY) -m pip install --quiet --disable-pip-version-check torch==$(shell sed -n 's/^torch==//p' requirements.txt)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@

@@ -3,8 +3,8 @@
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 
 Predicted by `python profile.py config/gpt2_low_memory.py --mode=predict --stages=naive`: 1.03 GB of tensors, without
-CUDA's context; of these the weights take 0.50, the largest gradient 0.15 and the optimizer state 0.001. Measured on a
-CPU with products in bfloat16: 1.18 GB of tensors, and 1.96 GB of resident memory.
+CUDA's context; the weights take 0.50 of it, the largest gradient 0.15 and the optimizer state 0.001. Measured on a CPU
+with products in bfloat16: 1.18 GB of tensors and 1.96 GB of resident memory.
 """
 
 out_dir = "out/gpt2_low_memory"

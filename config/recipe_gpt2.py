@@ -1,6 +1,6 @@
-"""GPT-2 124M for `profile.py --mode=recipe` on one GPU, a run of 0.5 billion tokens: nobody has run it here yet.
+"""GPT-2 124M for `profile.py --mode=recipe` on one GPU, a run of 0.5 billion tokens. It has not been run here yet.
 
-Expected of it: Muon takes 1.35 (modded-nanogpt) to 1.4 times fewer tokens than tuned AdamW at this size, and 1.1 times
+Expected: Muon takes 1.35 (modded-nanogpt) to 1.4 times fewer tokens than tuned AdamW at this size, and 1.1 times
 at 1.2 billion parameters (Wen et al. 2025, "Fantastic Pretraining Optimizers": https://arxiv.org/abs/2509.02046).
 """
 
@@ -17,6 +17,6 @@ max_steps = 3800
 warmup_steps = 200
 learning_rate = 1.8e-3
 min_lr = 1.8e-4
-eval_interval = 3800  # at the end alone
+eval_interval = 3800  # only at the end
 eval_windows = 1024
 save_interval = 0

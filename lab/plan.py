@@ -1,6 +1,6 @@
 """The command line of profile.py: its modes, the options of each, and the rows that a mode measures.
 
-Rows are a dict {name: Config, or the BadInput that says why there is no such config}.
+Rows are a dict {name: Config, or the BadInput that explains why there is none}.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
 
 AS_CONFIGURED = "as configured"  # the row of the config as it is
-ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that do nothing in one process
-CLIMBS = {  # {(mode, option of the config): why the mode does not take it, and what to do}
+ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that have no effect in one process
+CLIMBS = {  # {(mode, option of the config): why the mode refuses it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
-    ("tune", "stage"): "--mode=tune begins with the finished loop; expected no --stage",
+    ("tune", "stage"): "--mode=tune starts from the finished loop; expected no --stage",
     ("recipe", "recipe"): "--mode=recipe measures every rung; expected no --recipe",
 }
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
@@ -40,7 +40,7 @@ DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=sca
 
 
 def number(kind, accepts, expected):
-    """A parser of numbers of a kind that a function accepts. expected: in words."""
+    """Makes a parser of numbers of a kind that `accepts` is true for. expected: these numbers, in words."""
 
     def parse(text):
         with contextlib.suppress(ValueError):
@@ -60,7 +60,7 @@ fraction = number(float, lambda n: 0 < n <= 1, "a fraction above 0, up to 1, suc
 
 
 def one_of(*names):
-    """A parser of one of these names."""
+    """Makes a parser of one of these names."""
 
     def name(text):
         if text not in names:
@@ -103,56 +103,54 @@ class Mode(NamedTuple):
 
 TIMING = ("steps", "repeats", "out_dir")
 MODES = {
-    "ladder": Mode("each stage on top of those that it stands on (the default)", ("stages", *TIMING)),
-    "vary": Mode(
-        "the config as it is, beside other values of its keys (implied by --vary)", ("vary", "train", *TIMING)
-    ),
-    "scaling": Mode("1, 2, 4, ... processes of this machine along a dimension", ("processes", "dimension", *TIMING)),
+    "ladder": Mode("each stage, on top of the stages below it (the default)", ("stages", *TIMING)),
+    "vary": Mode("the config with other values of its keys (implied by --vary)", ("vary", "train", *TIMING)),
+    "scaling": Mode("1, 2, 4, ... processes on this machine, along a dimension", ("processes", "dimension", *TIMING)),
     "judge": Mode(
-        "the working tree beside another version: a gain, or noise? Exit code 0: better, or no change that can be "
-        "seen; 1: worse or wrong; 2: bad input",
+        "the working tree against another version: a gain, or noise? Exit code 0: better, or no visible change; "
+        "1: worse or wrong; 2: bad input",
         ("against", "metric", "rounds", "out_dir"),
     ),
-    "tune": Mode("a search for the fastest config of this machine", ("minutes", "out_dir")),
+    "tune": Mode("a search for the fastest config on this machine", ("minutes", "out_dir")),
     "recipe": Mode(
-        "what each rung of the recipe, the second ladder, is worth in tokens, by whole training runs",
+        "how many tokens each rung of the second ladder saves, by whole training runs",
         ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
-    "race": Mode("how much sooner whole runs end with the loss of another config's", ("against", "seeds", "out_dir")),
-    "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
+    "race": Mode("how much sooner whole runs reach the final loss of another config", ("against", "seeds", "out_dir")),
+    "peers": Mode("the loop against Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
-        "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
+        "what a run will cost: memory and least time of each stage, on a GPU or with --device=cpu",
         ("stages", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
     ),
 }
-OPTIONS = {  # {name: the parser of its text (None: a switch), its default, and its meaning}
+OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meaning)}
     "vary": (
         varied,
         None,
-        "KEY=a,b,c ...: a row for each combination of these values; stages: a row for each stage, taken out of the "
-        "config or, if the config is without it, put in",
+        "KEY=a,b,c ...: a row for each combination of these values; stages: a row for each stage, removed from the "
+        "config or, if the config lacks it, added",
     ),
-    "stages": (stages, None, "comma-separated names (default: all that do something here)"),
-    "steps": (at_least(1), 2, "least number of steps that a process times"),
-    "repeats": (at_least(1), 5, "processes that time each row, one a round"),
-    "out_dir": (str, None, "folder of the results (default: results/<machine>/<config>; of predict none)"),
-    "train": (None, False, "train every row for all of its max_steps, and compare losses instead of steps"),
+    "stages": (stages, None, "comma-separated stages (default: all that have an effect here)"),
+    "steps": (at_least(1), 2, "minimum number of steps that each process times"),
+    "repeats": (at_least(1), 5, "rounds; each times every row once, in a process of its own"),
+    "out_dir": (str, None, "folder for the results (default: results/<machine>/<config>; predict writes none)"),
+    "train": (None, False, "train every row for its max_steps and compare losses, not step times"),
     "processes": (at_least(2), None, "largest number of processes"),
-    "dimension": (one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two have a batch each"),
-    "against": (str, None, "of judge: a commit, branch or tag; HEAD: before your changes; of race: the other config"),
-    "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): which decides"),
-    "rounds": (at_least(6), 24, "most rounds of a process of each version; fewer if one is clear"),
+    "dimension": (one_of(*DIMENSIONS), "data", "|".join(DIMENSIONS) + ": the first two add a batch per process"),
+    "against": (str, None, "judge: a commit, branch or tag; HEAD: before your changes; race: the other config"),
+    "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): what to compare"),
+    "rounds": (at_least(6), 24, "maximum number of rounds, one process of each version; stops early if clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
-    "minutes": (positive, 10, "of the search; of a recipe, until its last run begins (the same command continues)"),
-    "on": (rungs, None, "comma-separated rungs that the base of a recipe has already"),
-    "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base has not)"),
-    "kept": (rungs, None, "rungs that another scale has kept: these together, and without each, are measured"),
-    "nanogpt": (str, None, "a checkout of nanoGPT, whose train.py is run"),
-    "memory_gb": (positive, None, "in GB: names the largest micro-batch that fits"),
-    "world_size": (at_least(1), 1, "processes of the predicted run"),
+    "minutes": (positive, 10, "time for the search; recipe: time to start runs in (repeat the command to continue)"),
+    "on": (rungs, None, "comma-separated rungs that the base already has"),
+    "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
+    "kept": (rungs, None, "rungs kept at another scale: measured together, then without each in turn"),
+    "nanogpt": (str, None, "path of a nanoGPT checkout, whose train.py is run"),
+    "memory_gb": (positive, None, "memory in GB: names the largest micro-batch that fits"),
+    "world_size": (at_least(1), 1, "number of processes of the predicted run"),
     "mfu": (fraction, 0.4, "fraction of the device's peak that a real run is assumed to reach"),
-    "gpu": (str, None, f"by its datasheet: {', '.join(DATASHEETS)} (default: one here, or H100)"),
-    "price_per_hour": (positive, None, "of one device, in any currency: adds what the run costs"),
+    "gpu": (str, None, f"datasheet to use: {', '.join(DATASHEETS)} (default: the GPU here, or H100)"),
+    "price_per_hour": (positive, None, "price of one device, in any currency: adds the cost of the run"),
 }
 
 
@@ -160,13 +158,13 @@ OPTIONS = {  # {name: the parser of its text (None: a switch), its default, and 
 
 
 def parse(argv):
-    """Splits a command line into the options of profile.py and the config's words, with what measuring adds to them.
+    """Splits a command line into the options of profile.py and the words of the config, with those that measuring adds.
 
-    Raises BadInput for options that are wrong or that the mode does not use, and for a config that it cannot take.
+    Raises BadInput for options that are wrong or unused by the mode, and for a config that the mode cannot measure.
     """
     if "WORLD_SIZE" in os.environ:
         raise BadInput(
-            "profile.py starts its processes itself, and torchrun (which sets WORLD_SIZE) started this one; expected "
+            "profile.py starts its processes itself, but torchrun (which sets WORLD_SIZE) started this one; expected "
             "`python profile.py config/x.py --mode=scaling --processes=N`"
         )
     options, words = split(argv)
@@ -177,7 +175,7 @@ def parse(argv):
     config = load_config(words, vars(options))
     if config.micro_batch_size == "auto":
         raise BadInput(
-            "micro_batch_size=auto is found when training starts; expected a number, or --vary micro_batch_size=8,16"
+            "micro_batch_size=auto is resolved when training starts; expected a number, or --vary micro_batch_size=8,16"
         )
     for option, name in parse_arguments(words)[1].items():
         if why := CLIMBS.get((options.mode, option)):
@@ -192,7 +190,7 @@ def parse(argv):
 
 
 def split(argv):
-    """The options, and the words that are none. Prints --help. Raises BadInput if the mode does not use an option."""
+    """Returns the options and the other words. Prints --help. Raises BadInput for an option that the mode ignores."""
     options, words = parser_of("ladder", add_help=False).parse_known_args(argv)
     mode = options.mode = options.mode or ("vary" if options.vary else "ladder")
     if not {"-h", "--help"}.isdisjoint(words):
@@ -205,7 +203,7 @@ def split(argv):
 
 
 def parser_of(mode, **settings):
-    """The parser of all options, whose help shows those of a mode."""
+    """Makes the parser of all options; its help shows those of a mode."""
     lines = [textwrap.fill(mode.meaning, 100, subsequent_indent=" " * 14) for mode in MODES.values()]
     head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
     parser = Parser(
@@ -227,7 +225,7 @@ def parser_of(mode, **settings):
 
 
 def part_of_results(options):
-    """The name under which results keep a mode: scaling-tensor, vary-attention and the like."""
+    """Returns the name of a mode in results.json, such as scaling-tensor or vary-attention."""
     match options.mode:
         case "scaling" if options.dimension != "data":
             return f"scaling-{options.dimension}"
@@ -241,7 +239,7 @@ def part_of_results(options):
 
 
 def rows(options, words):
-    """The rows of a mode. The others are compared with the first."""
+    """Returns the rows of a mode. All are compared with the first."""
     config = load_config(words)
     match options.mode:
         case "ladder":
@@ -262,14 +260,14 @@ def rows(options, words):
 
 
 def divided(config, dimension, n):
-    """The keys that divide a config among n processes along a dimension of --mode=scaling."""
+    """Returns the keys that divide a config among n processes along a dimension of --mode=scaling."""
     if dimension in ("data", "shard"):  # a batch for each process
         return {"batch_size": n * config.batch_size, "shard": "full" if dimension == "shard" else config.shard}
     return {f"{dimension}_parallel": n}
 
 
 def stage_rows(names, words):
-    """The rows of some stages: what the words configure at each."""
+    """Returns the rows of these stages: the config at each."""
     configs = {}
     for name in names:
         try:
@@ -280,7 +278,7 @@ def stage_rows(names, words):
 
 
 def toggled(config, stage):
-    """The row of a config without a stage that it has, or with one that it has not."""
+    """Returns the row of a config without one of its stages, or with one that it lacks."""
     (field,), path = fields(stage), stage_path(stage_below(stage))
     below = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
     if getattr(config, field) in below:
@@ -289,7 +287,7 @@ def toggled(config, stage):
 
 
 def changed(config, changes):
-    """The config with these changes, or the BadInput that says why there is none."""
+    """Returns the config with these changes, or the BadInput that explains why they are impossible."""
     config = dataclasses.replace(config, **changes)
     try:
         check(config)
@@ -299,12 +297,12 @@ def changed(config, changes):
 
 
 def changes(config, base):
-    """{key: value} of what a config changes in another one."""
+    """Returns {key: value} of the config where it differs from another one."""
     return {key: value for key, value in vars(config).items() if value != getattr(base, key)}
 
 
 def trains_otherwise(config, base):
-    """True if a config changes more of another one than how a step is computed. AdamW in 8 bits counts as AdamW."""
+    """True if the configs differ in more than how a step is computed. AdamW in 8 bits counts as AdamW."""
     another_optimizer = config.optimizer.removesuffix("8bit") != base.optimizer.removesuffix("8bit")
     return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), "optimizer"}
 
@@ -315,19 +313,19 @@ def in_words(changes):
 
 
 def command_line(keys):
-    """Words of a command line that set these keys."""
+    """Returns the words of a command line that set these keys."""
     return [f"--{key}={value}" for key, value in keys.items()]
 
 
 def stages_of(n):
-    """The stages that can do something in n processes."""
+    """Returns the stages that can have an effect in n processes."""
     return [stage for stage in stage_names() if n > 1 or not needs_several(stage)]
 
 
 def here(config):
-    """The config in a normal form: two that train alike in one process of this machine have the same.
+    """Returns the config in a normal form: two that train alike in one process on this machine have the same.
 
-    A BadInput stays as it is.
+    A BadInput is returned as it is.
     """
     if isinstance(config, BadInput):
         return config
@@ -343,7 +341,7 @@ def here(config):
 
 
 def not_applicable(rows, options):
-    """{row: reason} of the rows not to be measured: no valid config, or that of the row they are compared with."""
+    """Returns {row: reason} of the rows not to measure: no valid config, or the same one as the row compared with."""
     mode, reasons, configs = options.mode, {}, {}
     for name, config in rows.items():
         if isinstance(config, BadInput):
@@ -352,6 +350,6 @@ def not_applicable(rows, options):
         config = here(config)
         compared = row_below(name, configs) if mode == "ladder" else next(iter(configs), None)
         if mode not in ("scaling", "peers") and compared and config == configs[compared]:
-            reasons[name] = "not applicable: in one process here the same as the row that it is compared with"
+            reasons[name] = "not applicable: here it is the same as the row that it is compared with"
         configs[name] = config
     return reasons

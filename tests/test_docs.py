@@ -10,9 +10,10 @@ from lab import climb, pages
 from nanoladder.config import Config
 from nanoladder.config.stages import LADDERS
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-PLACEHOLDERS = {"data/DATASET/prepare.py", "config/x.py", "amp.py"}  # the last is what `ladder.py show amp` prints
+# The last is what `ladder.py show amp` prints.
+PLACEHOLDERS = {"data/DATASET/prepare.py", "config/x.py", "config/recipe/NN_NAME.py", "amp.py"}
 
 
 def without_fences(text):

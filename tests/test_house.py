@@ -7,6 +7,7 @@ import ast
 import graphlib
 import re
 import subprocess
+import tomllib
 
 import pytest
 from conftest import ROOT
@@ -106,6 +107,11 @@ def test_no_function_is_longer_than_60_lines():
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     found = [place for _, place, node in nodes() if isinstance(node, functions) and node.end_lineno - node.lineno >= 60]
     assert not found
+
+
+def test_uv_installs_the_versions_of_make_train():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"]
+    assert settings["constraint-dependencies"] == (ROOT / "requirements.txt").read_text(encoding="utf-8").split()
 
 
 def test_private_names_of_torch_stand_in_one_file():

@@ -1,6 +1,6 @@
 """GPT-2's recipe: AdamW, learned positions, LayerNorm, GELU, tied head.
 
-The learning rate falls by a cosine. It, its decay and beta2 are the config's: they are tuned before anything is
+The learning rate follows a cosine. Its peak, its end and beta2 come from the config: they are tuned before anything is
 compared with this rung.
 Source:
 - Radford et al. 2019:

@@ -1,7 +1,7 @@
 """Queries and keys are normalized, so that attention cannot saturate.
 
-What: an RMS norm of each head's vectors without a gain, times 1.2, before the rotation.
-Why: scores have a bound, and higher learning rates stay stable.
+What: RMSNorm without a gain on each head's queries and keys, times 1.2, before the rotation.
+Why: scores are bounded, so training is stable at higher learning rates.
 Cost: an elementwise pass over queries and keys.
 Source:
 - Henry et al. 2020, "Query-Key Normalization": https://arxiv.org/abs/2010.04245

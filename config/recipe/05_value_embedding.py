@@ -1,8 +1,8 @@
 """Every second block adds a token embedding to attention's values.
 
-What: a table of vocabulary × width for each, times a learned share that begins as 0.5.
+What: each of these blocks has a table of vocabulary × width, scaled by a learned weight initialized to 0.5.
 Why: more parameters without a matrix product; attention can pass on the token itself, not only what blocks computed.
-Cost: those parameters, with their optimizer state. Not for tensor parallelism or pipelines.
+Cost: these parameters and their optimizer state. Not for tensor parallelism or pipelines.
 Source:
 - Zhou et al. 2024, "Value Residual Learning": https://arxiv.org/abs/2410.17897
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt

@@ -1,8 +1,8 @@
-"""The key at a position is that of the token before.
+"""Each position uses the key of the previous token.
 
-What: after their rotation, keys move on by one position; values stay.
-Why: a query that matches a token finds the value of the token that followed it. So one layer looks for the last
-occurrence of a token and copies what came next; without the offset that takes two (Olsson et al. 2022).
+What: after the rotation, keys shift by one position; values stay in place.
+Why: a query that matches a token finds the value of the token that followed it. So a single layer can find the last
+occurrence of a token and copy what came next; without the offset that takes two (Olsson et al. 2022).
 Cost: a copy of the keys. A cache keeps the last key; processes that share a sequence exchange one.
 Source:
 - Jordan et al. 2024, modded-nanogpt, "partial key offset": https://github.com/KellerJordan/modded-nanogpt

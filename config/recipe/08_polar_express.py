@@ -1,8 +1,8 @@
 """Muon takes four iterations, with the coefficients of Polar Express.
 
-What: each iteration has a polynomial of its own, the best for the singular values that those before have left.
-Why: a fifth of Muon's products less. Singular values end between 0.4 and 1.6, not between 0.7 and 1.2 as after five
-iterations of one polynomial, and the loss is no worse for it.
+What: each iteration has its own polynomial, the best one for the singular values that the previous ones left.
+Why: a fifth fewer of Muon's products. Singular values end between 0.4 and 1.6, instead of between 0.7 and 1.2 after
+five iterations of one polynomial, and the loss is no worse.
 Cost: none.
 Source:
 - Amsel et al. 2025, "The Polar Express": https://arxiv.org/abs/2505.16932

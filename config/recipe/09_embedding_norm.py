@@ -1,8 +1,8 @@
 """Each token's embedding is normalized before the first block.
 
 What: `F.rms_norm`, without a gain.
-Why: embeddings begin with an RMS of 0.02, and a tied one cannot begin larger, because it is the head too. What the
-blocks add soon outweighs it; normalized, the token itself stays.
+Why: embeddings start with an RMS of 0.02, and a tied one cannot start larger, because it is also the head. What the
+blocks add soon outweighs it; normalized, the token itself remains visible.
 Cost: an elementwise pass. Not for pipelines.
 Source:
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt

@@ -1,7 +1,7 @@
-"""Tables of embeddings learn at four times the rate, without decay.
+"""Embeddings learn at four times the rate, without weight decay.
 
-What: token and value embeddings, and with them the head that is tied to them, take a multiple of the learning rate.
-Why: Muon's matrices set the rate, but a row of a table gets a gradient only if its token occurs.
+What: token and value embeddings, and a head tied to them, take a multiple of the learning rate.
+Why: the rate is chosen for Muon's matrices, but a row of an embedding gets a gradient only if its token occurs.
 Cost: none.
 Source:
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt

@@ -1,7 +1,7 @@
-"""Learned shares learn at four times the rate.
+"""Learned mixing weights learn at four times the rate.
 
-What: the shares of x0_skip, value_embedding and smear take a multiple of the learning rate.
-Why: they begin between 0 and 1, and AdamW moves each by about the learning rate a step: hardly at all in a short run.
+What: the mixing weights of x0_skip, value_embedding and smear take a multiple of the learning rate.
+Why: they start between 0 and 1, and AdamW moves each by about the learning rate per step: hardly at all in a short run.
 Cost: none.
 Source:
 - Jordan et al. 2024, modded-nanogpt: https://github.com/KellerJordan/modded-nanogpt

@@ -1,7 +1,7 @@
-"""A share of the previous token's embedding is added to each embedding.
+"""A fraction of the previous token's embedding is added to each one.
 
-What: a learned share for each channel, which begins as 0.2, of the previous token's embedding is added.
-Why: a pair of tokens says more than one; without this the first block has to combine them by attention.
+What: the fraction is learned per channel and initialized to 0.2.
+Why: a pair of tokens says more than one; without this, the first block has to combine them by attention.
 Cost: an elementwise pass. A cache keeps the last embedding; processes that share a sequence exchange one. Not for
 tensor parallelism or pipelines.
 Source:

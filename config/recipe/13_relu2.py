@@ -2,8 +2,8 @@
 
 Stands on: smear
 
-What: `F.relu(x).square()` for GELU.
-Why: found by a search over programs; most of its outputs are zeros.
+What: `F.relu(x).square()` instead of GELU.
+Why: found by a search over programs; most of its outputs are zero.
 Cost: none; cheaper than GELU.
 Source:
 - So et al. 2021, "Primer": https://arxiv.org/abs/2109.08668

@@ -1,9 +1,9 @@
-"""Every block begins as the identity: its projections are zeros.
+"""Every block starts as the identity: its projections are zero.
 
 Stands on: smear
 
-What: zeros for the projections of attention and the MLP, and for an untied head.
-Why: the first steps then do not have to undo random blocks.
+What: the output projections of attention and the MLP, and an untied head, are initialized to zero.
+Why: the first steps do not have to undo random blocks.
 Cost: none.
 Source:
 - Zhang et al. 2019, "Fixup": https://arxiv.org/abs/1901.09321

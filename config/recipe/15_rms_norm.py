@@ -1,9 +1,9 @@
-"""RMSNorm for LayerNorm: the mean is not subtracted.
+"""RMSNorm instead of LayerNorm: the mean is not subtracted.
 
 Stands on: smear
 
 What: `nn.RMSNorm` with a gain.
-Why: as good in most reports, and cheaper.
+Why: cheaper, and as good in most reports.
 Cost: none.
 Source:
 - Zhang & Sennrich 2019: https://arxiv.org/abs/1910.07467

@@ -1,10 +1,10 @@
-"""Logits are limited to ±15 by a tanh.
+"""Logits are capped at ±15 by a tanh.
 
 Stands on: smear
 
-What: `15 · tanh(logits / 15)`, in the loss's operator too.
-Why: the loss cannot be lowered by ever larger logits.
-Cost: a tanh in the passes of the loss's operator; without chunks, passes over the logits.
+What: `15 · tanh(logits / 15)`, in the fused loss as well.
+Why: ever larger logits cannot lower the loss.
+Cost: a tanh in each pass of the fused loss; without chunks, extra passes over the logits.
 Source:
 - Gemma Team 2024, "Gemma 2": https://arxiv.org/abs/2408.00118
 """

@@ -1,9 +1,9 @@
-"""An average of the last fifty steps' weights is evaluated.
+"""A moving average of the last fifty steps' weights is evaluated.
 
 Stands on: smear
 
-What: an exponential moving average in the optimizer's state, of which a step keeps 0.98.
-Why: averaging removes noise of the last updates, as the decay of the learning rate does.
+What: an exponential moving average, with a decay of 0.98, in the optimizer's state.
+Why: averaging removes the noise of the last updates, as learning rate decay does.
 Cost: a copy of the weights; a checkpoint holds both.
 Source:
 - Polyak & Juditsky 1992: https://doi.org/10.1137/0330046

@@ -3,7 +3,7 @@
 Everything runs in float32 and eagerly. Attention is the formula of the paper, AdamW a loop over the parameters.
 Gradients are zeroed between steps, the loss is read at every step, and each batch is cut when it is needed.
 
-Tried: we wrote GELU's tanh as a sigmoid, which compiles to faster code; but run eagerly it keeps four tensors, so that
+Tried: we wrote GELU's tanh as a sigmoid, which compiles to faster code. But run eagerly it keeps four tensors, so
 PyTorch's own GELU stayed.
 Source:
 - Vaswani et al. 2017, "Attention Is All You Need": https://arxiv.org/abs/1706.03762

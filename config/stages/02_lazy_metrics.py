@@ -4,8 +4,8 @@ What: losses are summed on the device, and the host reads the sum when it logs a
 Why: `.item()` makes the host wait for the device. Meanwhile the host cannot queue the next step, and the device
 then idles until the first kernels of that step arrive.
 Cost: none. On a CPU nothing is gained: host and device are the same, and nothing runs ahead.
-Tried: we wanted no update after a loss that is not finite, without reading the loss: fused optimizers on a GPU take it
-as a flag, others there have updated by the time that the run stops.
+Tried: we wanted to skip the update after a non-finite loss without reading the loss. On a GPU, fused optimizers take it
+as a flag; the others have already updated when the run stops.
 Source:
 - PyTorch's performance tuning guide, "Avoid unnecessary CPU-GPU synchronization":
   https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html

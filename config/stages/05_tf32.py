@@ -5,7 +5,7 @@ stay in float32.
 Why: from Ampere on, tensor cores multiply TF32 several times as fast as the other cores multiply float32.
 Cost: products are exact to about three digits. Older GPUs and CPUs have no TF32, and nothing changes there. Once
 bfloat16 is on, few float32 products are left to speed up.
-Tried: we measured it on two CPUs, and as it should, nothing changed.
+Tried: we measured it on two CPUs, and as expected nothing changed.
 Source:
 - torch.set_float32_matmul_precision: https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html
 - NVIDIA's A100 white paper (2020):

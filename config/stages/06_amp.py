@@ -4,8 +4,8 @@ What: `torch.autocast` around the forward. auto means bfloat16 if the hardware m
 with a `GradScaler` on CUDA, and elsewhere float32, which changes nothing.
 Why: tensor cores (on a CPU: AMX) multiply bfloat16 many times as fast as float32, and activations take half the
 memory and half the time to move.
-Cost: activations keep 8 bits of mantissa. With float16 the loss is scaled up, lest small gradients vanish, and
-steps whose gradients overflow are skipped.
+Cost: activations keep 8 bits of mantissa. With float16 the loss is scaled up so that small gradients do not
+vanish, and steps whose gradients overflow are skipped.
 Tried: we let a CPU without such instructions emulate bfloat16: 58 GFLOP/s, where float32 reached 292; hence auto.
 Source:
 - Micikevicius et al. 2018, "Mixed Precision Training": https://arxiv.org/abs/1710.03740

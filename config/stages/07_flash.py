@@ -4,7 +4,7 @@ What: `F.scaled_dot_product_attention` with `is_causal`, which also skips the ma
 the kernel, and the header says which; flash and cudnn force one of them, for comparison.
 Why: scores, mask, softmax and dropout are five passes over B · nh · T² numbers, which are kept for the backward.
 The fused kernel holds a tile in fast memory and recomputes it: memory grows with T, not with T².
-Cost: sums are taken in another order. The fused kernel of a CPU has no dropout: with dropout the matrix is back.
+Cost: sums are taken in another order. The fused CPU kernel has no dropout: with dropout the matrix is stored again.
 Tried: on an EPYC with bfloat16 we lost: 1982 ms a step with the fused kernel, 1716 with the matrix; hence the next
 stage.
 Source:

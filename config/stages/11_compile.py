@@ -1,7 +1,7 @@
 """Chains of elementwise operations are compiled to one kernel each.
 
-What: `torch.compile` on the whole model, or on one block that all others reuse where something happens between blocks:
-weights or activations are exchanged, or weights updated.
+What: `torch.compile` on the whole model, or on one block that all others reuse if between blocks weights or activations
+are exchanged, or weights updated.
 Why: norms, GELU, residuals, dropout and the loss are bound by memory bandwidth; fused, they read and write once.
 Cost: seconds to minutes before the first step (a cache shortens the next start), and on a CPU a C++ compiler.
 Results differ in the last bits, and dropout draws other random numbers.

@@ -1,7 +1,7 @@
 """Head and loss run in chunks: the logits never exist all at once.
 
-What: for each chunk the logits, the loss, and at once its gradient, written over the logits; then the next chunk takes
-their place. `auto`: chunks of eight tokens for each channel, and no operator for 256 MB of logits or less.
+What: each chunk computes its logits, its loss and, immediately, the gradient, which overwrites the logits; the next
+chunk reuses their memory. `auto`: chunks of eight tokens per channel, and none for 256 MB of logits or less.
 Why: logits, log-probabilities and their gradient are B · T · V numbers each, in float32: with 50257 tokens by far
 the largest tensors of a small model. On CUDA one Triton kernel reads the logits and writes the gradient. The
 operator is opaque to the compiler, which would otherwise defer the products and keep all logits.

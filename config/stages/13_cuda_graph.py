@@ -5,7 +5,7 @@ the graph reads it, and replays the graph. All micro-batches are in it. Clipping
 Why: a step of a small model is hundreds of kernels of a few microseconds each, and Python takes longer to launch a
 kernel than the GPU to run it. Without a graph the GPU waits.
 Cost: the graph's memory stays reserved between steps, and shapes cannot change. A CPU has no graphs; several processes,
-whose steps exchange messages, run as usual, and so does a step that the header names.
+whose steps exchange messages, run as usual, and so do the configs for which the header says why.
 Tried: we used `torch.compile`'s own graphs, mode reduce-overhead. They record the forward and the backward apart, check
 their memory in Python at every step, and cannot take micro-batches.
 Source:

@@ -5,7 +5,7 @@ of √n blocks, and selective everything but the outputs of matrix products and 
 Why: a block keeps about 34 bytes per activation in half precision, its input only 2. Memory is traded for compute.
 Cost: one more forward, about a third of a step, for every:1 and sqrt; selective repeats only what is cheap.
 Tried: we combined selective with blocks that are compiled one by one, and it kept nothing: a compiled block hides the
-operators that it looks for, so that the two are refused together.
+operators that it looks for, so the combination is refused.
 Source:
 - Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": https://arxiv.org/abs/1604.06174
 - Korthikanti et al. 2022, on selective: https://arxiv.org/abs/2205.05198

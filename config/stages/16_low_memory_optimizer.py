@@ -1,4 +1,4 @@
-"""AdamW's moments have 8 bits: its state is 2 bytes a parameter, not 8.
+"""AdamW's moments have 8 bits: its state is 2 bytes/parameter, not 8.
 
 What: torchao's `AdamW8bit`. A moment is stored in blocks of 256 numbers, each as one of 256 fractions of the largest in
 its block; the update is computed in float32. Tensors of fewer than 4096 numbers are not quantized.
@@ -6,7 +6,7 @@ Why: AdamW's two float32 moments take twice the memory of the weights. Weights, 
 10 bytes a parameter instead of 16.
 Cost: quantization error, and one compiled kernel per tensor, built in the first step; with `--compile=False` dozens of
 small kernels per tensor. docs/optimizers.md has more optimizers, some with even less state.
-Tried: on a CPU we lost: the 8-bit update of so small a model as the quickstart's made a step of 215 ms one of 520.
+Tried: on a CPU we lost: with a model as small as the quickstart's, the 8-bit update slowed a step from 215 ms to 520.
 Source:
 - Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization": https://arxiv.org/abs/2110.02861
 - torchao.optim: https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html

@@ -6,8 +6,8 @@ their gradients once a step, bucket by bucket, while the backward is still runni
 Why: N devices do N times the work, if the all-reduce hides behind the backward.
 Cost: in each step every process sends and receives about 8 bytes a parameter, and it holds the whole model, its
 gradients and its optimizer state.
-Tried: we let DDP rebuild its buckets after the first step, as it does by itself, and four processes no longer resumed
-bit for bit; so it is told the order at once.
+Tried: we let DDP rebuild its buckets after the first step, as it does by default, and four processes no longer resumed
+bit for bit; so it now gets the final order at the start.
 Source:
 - Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training":
   https://arxiv.org/abs/2006.15704

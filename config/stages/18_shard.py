@@ -7,7 +7,7 @@ Why: the 16 bytes a parameter of weights, gradients and AdamW's state become 16 
 too large for one.
 Cost: at most one and a half times the bytes that ddp sends; full gathers again for every micro-batch. The model is
 compiled block by block. One process alone shards nothing.
-Tried: before FSDP2 we took PyTorch's ZeroRedundancyOptimizer for the optimizer's state: after loading a checkpoint it
+Tried: before FSDP2 we used PyTorch's ZeroRedundancyOptimizer to shard optimizer state; after loading a checkpoint it
 kept AdamW's step counters on the CPU.
 Source:
 - Rajbhandari et al. 2020, "ZeRO": https://arxiv.org/abs/1910.02054

@@ -9,8 +9,8 @@ Cost: nothing hides what a block exchanges, and checkpointing exchanges it again
 channels and n processes, each sends for heads 8·B·T·C·(n - 1) / n² numbers a step, in two all-to-alls in the forward
 and two in the backward; for keys and values n / 2 times as many, in an all-gather and a reduce-scatter, and it keeps
 the keys and values of all tokens: 2 of the 16 numbers that a block keeps for a token and a channel.
-Tried: at first we let the queries hold on to the projection that they are cut from, and with it to keys and values,
-so that memory fell less than it should.
+Tried: at first we let the queries keep alive the projection that they are a view of, and with it the keys and values,
+so memory fell less than it should.
 Source:
 - Jacobs et al. 2023, "DeepSpeed Ulysses", exchanges heads: https://arxiv.org/abs/2309.14509
 - Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2, gathers keys and values:

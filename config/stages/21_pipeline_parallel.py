@@ -1,16 +1,16 @@
 """Two processes share the blocks; micro-batches pass through in turn.
 
 Stands on: ddp
-What: `torch.distributed.pipelining`. The first stage embeds, the last has the norm, the head and the loss, and fewer
-blocks for it: the cut is by arithmetic. While the second works on one micro-batch, the first works on the next; a stage
-alternates between forward and backward (1F1B). Without a
-micro_batch_size, there are as many micro-batches as processes.
-Why: weights and their state are divided by depth, and only the activations between two blocks are sent: the least of
-all ways to divide a model, so that it works between nodes.
+What: `torch.distributed.pipelining`. The first stage embeds; the last has the norm, the head and the loss, and fewer
+blocks in return, so that all stages do about the same arithmetic. While the second works on one micro-batch, the first
+works on the next; a stage alternates between forward and backward (1F1B). Without a micro_batch_size, there are as many
+micro-batches as processes.
+Why: weights and their state are divided by depth, and only the activations between two blocks are sent: less than any
+other way to divide a model, so it works between nodes.
 Cost: the bubble, when stages wait for the first micro-batch or the last one: (p - 1) / (m + p - 1) of a step for p
 stages and m micro-batches. The interleaved schedule halves it.
-Tried: we had the zero-bubble schedule, too, and took it out: it ran every operator's backward in two parts, which the
-loss in chunks could do only from PyTorch 2.13 on.
+Tried: we also had the zero-bubble schedule and removed it: it splits every operator's backward in two, which the
+chunked loss supports only from PyTorch 2.13 on.
 Source:
 - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters":
   https://arxiv.org/abs/2104.04473

@@ -1,6 +1,6 @@
-"""Checks of keys and values: a name that exists, the right type, a value in range, a combination that can work.
+"""Checks of keys and values: the name exists, the type is right, the value is in range, the combination can work.
 
-Every refusal is one line that says which key, its value, what was expected and what to do.
+Every refusal is one line: the key, its value, what was expected and what to do.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ from typing import Literal, get_args, get_origin
 from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, RENAMED, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
-# Ranges of the numbers; every other number is at least 0.
+# Ranges of numbers; all others are at least 0.
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta1", "beta2")
-# Values that an update in the backward needs.
+# Values that optimizer_in_backward needs.
 IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False, "ema": False}
 
 
@@ -23,14 +23,14 @@ IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False,
 
 
 def known(key, where, options=()):
-    """Raises BadInput if there is no such key; names what took its place, or the nearest of the keys and `options`.
+    """Raises BadInput if there is no such key; names its replacement, or the nearest of the keys and `options`.
 
-    options: a script's own.
+    options: the script's own options.
     """
     if key in INSTEAD:
-        raise BadInput(f"{where}: {key} is no key here; expected {INSTEAD[key]} (docs/from-nanogpt.md)")
+        raise BadInput(f"{where}: {key} is not a key here; expected {INSTEAD[key]} (docs/from-nanogpt.md)")
     if key in RENAMED:
-        raise BadInput(f"{where}: {key} is no key any more; expected {RENAMED[key]}")
+        raise BadInput(f"{where}: {key} is no longer a key; expected {RENAMED[key]}")
     if key not in DEFAULTS:
         raise BadInput(f"{where}: unknown key {key!r}{nearest(key, [*DEFAULTS, *options])}; --help lists every key")
 
@@ -72,7 +72,7 @@ def expected(key):
 
 
 def check(config):
-    """Raises BadInput for values out of range or that cannot work together, before anything is loaded or written."""
+    """Raises BadInput for values out of range or that cannot be combined, before anything is loaded or written."""
     for key, value in vars(config).items():
         if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
             least = 1 if key in AT_LEAST_1 else 0
@@ -95,45 +95,45 @@ def impossible(c):
     if c.context_length % (n := c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel):
         yield f"context_length {heads}", f"sequences divide into {n} pieces; expected a multiple of {n} tokens"
     if gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"):
-        why = "it takes as many queries as keys, and processes that do not divide the heads gather more keys"
+        why = "it takes as many queries as keys, but processes that do not divide the heads gather all keys"
         yield f"attention {heads}", f"{why}; expected --attention=sdpa, or processes that divide them"
     if c.attention == "blocks" and c.dropout > 0:
-        yield "attention dropout", "blocks have no dropout; expected --dropout=0, or --attention=auto"
+        yield "attention dropout", "attention in blocks has no dropout; expected --dropout=0, or --attention=auto"
     if c.min_lr > c.learning_rate:
-        yield "min_lr learning_rate", "expected min_lr to be no more than learning_rate, such as a tenth of it"
+        yield "min_lr learning_rate", "expected min_lr to be at most learning_rate, such as a tenth of it"
     if not re.fullmatch(r"none|sqrt|selective|every:[1-9][0-9]*", c.activation_checkpointing):
         yield "activation_checkpointing", "expected none, sqrt, selective or every:K, such as every:1"
     if c.activation_checkpointing == "selective" and c.compiles_blocks:
         keys = "activation_checkpointing optimizer_in_backward shard tensor_parallel pipeline_parallel"
-        why = "it chooses among operators, which blocks that are compiled one by one hide"
+        why = "it chooses among operators, which compiled blocks hide"
         yield keys, f"{why}; expected --activation_checkpointing=every:1, or --compile=False"
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
         why = "each weight is updated, and its gradient freed, before the others are ready"
         advice = f"expected --optimizer_in_backward=False, or {words(changes)}"
         yield f"optimizer_in_backward {' '.join(changes)}", f"{why}; {advice}"
     if c.optimizer_in_backward and c.dtype == "float16":
-        why = "a gradient is used before all are known not to overflow"
+        why = "gradients are used before all of them have been checked for overflow"
         yield "optimizer_in_backward dtype", f"{why}; expected --dtype=float32, or --optimizer_in_backward=False"
     if c.optimizer in ("adafactor", "galore") and c.shard != "none":
         yield "optimizer shard", "it needs whole matrices; expected --shard=none, or --optimizer=adamw8bit"
     if c.tie_embeddings and c.head_lr != 1:
-        yield "tie_embeddings head_lr", "the head's weight is the embedding's; expected --embedding_lr for both"
+        yield "tie_embeddings head_lr", "the head shares the embedding's weight; expected --embedding_lr for both"
     if c.position == "rotary" and c.n_embd // c.n_head % 2:
         yield "position n_embd n_head", "it rotates pairs of channels; expected n_embd / n_head to be even"
 
 
 def unlike(config, needed):
-    """Entries of needed, {key: value}, whose values differ in the config. A whole batch counts as no micro-batches."""
+    """The items of needed, {key: value}, that the config lacks. A micro-batch of the whole batch counts as 0."""
     if config.micro_batch_size == config.batch_size:
         config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}
 
 
 def words(values):
-    """{key: value} as on a command line."""
+    """{key: value} as options of a command line."""
     return " ".join(f"--{key}={value}" for key, value in values.items())
 
 
 def gathers_keys(config):
-    """True if context parallelism gathers keys and values: if its processes do not divide the heads that each has."""
+    """True if context parallelism gathers keys and values, because its processes do not divide a process's heads."""
     return config.n_head // config.tensor_parallel % config.context_parallel > 0

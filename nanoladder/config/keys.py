@@ -56,49 +56,49 @@ class Config:
     compile: bool = True  # compile the model with torch.compile
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
     cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
-    activation_checkpointing: str = "none"  # recompute them: none | every:K blocks | sqrt | selective
-    micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: what fits
+    activation_checkpointing: str = "none"  # recompute activations: none | every:K | sqrt | selective
+    micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: as many as fit
     # all but adamw, muon and galore take a multiple of learning_rate
     optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
-    optimizer_in_backward: bool = False  # update each parameter once its gradient is ready, then free it
+    optimizer_in_backward: bool = False  # update each parameter as soon as its gradient is ready
     ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)
     # FSDP2: shard optimizer state and gradients, or weights too (full)
     shard: Literal["none", "optimizer", "full"] = "none"
-    shard_within: int | Literal["node"] = 0  # processes that share one copy of the shards; 0: all; node: a node's
+    shard_within: int | Literal["node"] = 0  # processes that shard one copy of the weights; 0: all; node: a node's
     tensor_parallel: int = 1  # processes that share every matrix, by heads and columns
     context_parallel: int = 1  # processes that share each sequence
     pipeline_parallel: int = 1  # processes that share the blocks, in stages
     pipeline_schedule: Literal["1f1b", "interleaved"] = "1f1b"  # order of the forwards and backwards
 
     # -- recipe (what a step is worth: the rungs of config/recipe/)
-    position: Literal["learned", "rotary"] = "learned"  # position embedding, or rotation of queries and keys
-    qk_norm: bool = False  # RMS norm of each head's queries and keys
-    key_offset: bool = False  # the key of a position is that of the token before
-    activation: Literal["gelu", "relu2"] = "gelu"  # of the MLP; relu2: the square of ReLU
-    zero_init: bool = False  # zeros in projections into the residual stream and in an untied head
+    position: Literal["learned", "rotary"] = "learned"  # position embeddings, or rotated queries and keys
+    qk_norm: bool = False  # normalize each head's queries and keys (RMS)
+    key_offset: bool = False  # at each position, use the key of the previous token
+    activation: Literal["gelu", "relu2"] = "gelu"  # activation of the MLP; relu2: ReLU squared
+    zero_init: bool = False  # initialize residual projections and an untied head to zero
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm, or RMSNorm
-    # learning rate after the warmup; trapezoid: constant, then linear
+    # decay of the learning rate; trapezoid: constant, then linear
     schedule: Literal["cosine", "trapezoid"] = "cosine"
     tie_embeddings: bool = True  # the output head's weight is the token embedding's
-    embedding_lr: float = 1.0  # learning rate of token and value embeddings, as a multiple
-    head_lr: float = 1.0  # learning rate of an untied head, as a multiple
-    scalar_lr: float = 1.0  # learning rate of learned shares, as a multiple
-    logit_softcap: float = 0.0  # limit of the logits, by a tanh; 0: none
+    embedding_lr: float = 1.0  # token and value embeddings: multiple of learning_rate
+    head_lr: float = 1.0  # untied head: multiple of learning_rate
+    scalar_lr: float = 1.0  # learned mixing weights: multiple of learning_rate
+    logit_softcap: float = 0.0  # cap the logits at this value with a tanh; 0: no cap
     x0_skip: bool = False  # mix the token embedding into the input of each block
-    value_embedding: bool = False  # token embeddings in the values of every second block
-    embedding_norm: bool = False  # RMS norm of each token's embedding
-    smear: bool = False  # add a learned share of the token before to each embedding
+    value_embedding: bool = False  # add token embeddings to the values of every second block
+    embedding_norm: bool = False  # normalize each token's embedding (RMS)
+    smear: bool = False  # add a learned fraction of the previous token's embedding
     polar_express: bool = False  # Muon takes four iterations, with the coefficients of Polar Express
     split_qkv: bool = False  # Muon orthogonalizes queries, keys and values separately
-    cautious_decay: bool = False  # decay only weights that the update shrinks too
-    ema: bool = False  # evaluate a moving average of the weights, not the last ones
+    cautious_decay: bool = False  # decay only weights that the update also shrinks
+    ema: bool = False  # evaluate an exponential moving average of the weights
 
     # -- logging and checkpoints (intervals in steps; 0: never)
     log_interval: int = 10  # steps between rows of metrics.jsonl
     eval_interval: int = 250  # steps between evaluations of the validation loss
     eval_windows: int = 256  # validation sequences per evaluation, always the same ones; 0: all
-    sample_interval: int = 0  # steps between lines of text that the model writes; 0: none
-    save_interval: int = 250  # steps between checkpoints, and one at the end; 0: no checkpoints
+    sample_interval: int = 0  # steps between samples of the model's text; 0: none
+    save_interval: int = 250  # steps between checkpoints; one at the end, too; 0: none
     wandb: bool = False  # send the metrics to Weights & Biases
 
     @property
@@ -108,59 +108,59 @@ class Config:
 
     @property
     def compiles_blocks(self):
-        """True if blocks are compiled one by one: between them, something is exchanged, or weights are updated."""
+        """True if blocks are compiled one by one, because between them data is exchanged or weights are updated."""
         is_cut = self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
         return self.compile and (is_cut or self.optimizer_in_backward)
 
     @property
     def has_rates(self):
-        """True if embeddings, an untied head and learned shares have learning rates of their own."""
+        """True if embeddings, an untied head or learned mixing weights have learning rates of their own."""
         return not self.tie_embeddings or self.embedding_lr != 1 or self.scalar_lr != 1
 
     @property
     def scales_lr(self):
-        """True if parameter groups may have learning rates of their own, multiples (lr_factor) of the schedule's."""
+        """True if parameter groups may scale the schedule's learning rate, by their lr_factor."""
         return self.has_rates or self.optimizer in ("sgd", "adafactor", "lion")
 
 
-INSTEAD = {  # names of nanoGPT's that are no keys here: what to write instead
+INSTEAD = {  # nanoGPT's names that are not keys here: what to write instead
     "max_iters": "max_steps",
     "block_size": "context_length",
     "gradient_accumulation_steps": "batch_size, of a whole step (480), and micro_batch_size, of one forward (12)",
     "eval_iters": "eval_windows, which counts sequences",
     "eval_only": "`python evaluate.py`",
     "always_save_checkpoint": "save_interval",
-    "decay_lr": "warmup_steps=0 and min_lr equal to learning_rate, for a constant rate",
+    "decay_lr": "warmup_steps=0 and min_lr=learning_rate, for a constant rate",
     "warmup_iters": "warmup_steps",
     "lr_decay_iters": "lr_decay_steps",
-    "backend": "no such key: nccl is chosen on GPUs, gloo on CPUs",
+    "backend": "nothing: nccl is chosen on GPUs, gloo on CPUs",
     "wandb_log": "wandb=True",
     "wandb_project": "WANDB_PROJECT in the environment",
-    "wandb_run_name": "out_dir, whose name the run has",
+    "wandb_run_name": "out_dir, which also names the run",
 }
-RENAMED = {  # keys that were: what to write instead
+RENAMED = {  # former keys: what to write instead
     "average": "ema=True or False",
     "decay": "cautious_decay=True or False",
     "tied": "tie_embeddings",
     "track": "wandb=True or False",
     "embedding_skip": "x0_skip",
     "checkpointing": "activation_checkpointing",
-    "compile_scope": "no such key: blocks are compiled one by one where that is needed",
-    "stage": "--stage=NAME on the command line, and no such key",
-    "recipe": "--recipe=NAME on the command line, and no such key",
-    "memory_gb": "no such key: micro_batch_size=auto takes what is free",
-    "compile_mode": "no such key: TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment searches for faster kernels",
-    "keep_checkpoints": "no such key: the two most recent checkpoints are kept, and the best",
+    "compile_scope": "nothing: blocks are compiled one by one where that is needed",
+    "stage": "--stage=NAME on the command line",
+    "recipe": "--recipe=NAME on the command line",
+    "memory_gb": "nothing: micro_batch_size=auto takes what is free",
+    "compile_mode": "TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment, which searches for faster kernels",
+    "keep_checkpoints": "nothing: the two most recent checkpoints are kept, and the best",
 }
 GONE = {"memory_gb": 0.0, "compile_mode": "default", "keep_checkpoints": 2}  # with their defaults
 DEFAULTS = dataclasses.asdict(Config())
-# A key's comment, beside it or above it, is its meaning in --help; that of a group is the heading above its first key.
+# A key's comment, beside it or above it, is its meaning in --help; a comment that begins with -- is a heading there.
 ENTRY = r"^    (?:# -- (.+)\n    )?(?:# (.+)\n    )?(\w+): .+? = .+?(?:  # (.+))?$"
 ENTRIES = re.findall(ENTRY, inspect.getsource(Config), re.MULTILINE)
 HEADINGS = {key: heading for heading, _, key, _ in ENTRIES if heading}
 MEANINGS = {key: above or beside for _, above, key, beside in ENTRIES}
-# A key's type is bool, int, float, str or a Literal of its choices. A number may have words that take its place:
-# int | Literal["auto"] is the type int and the word "auto".
+# A key's type is bool, int, float, str or a Literal of its choices. A number may also be given as a word:
+# int | Literal["auto"] is the type int, or the word "auto".
 HINTS = get_type_hints(Config)
 TYPES = {key: get_args(hint)[0] if get_origin(hint) is Union else hint for key, hint in HINTS.items()}
 WORDS = {key: get_args(get_args(hint)[1]) for key, hint in HINTS.items() if get_origin(hint) is Union}

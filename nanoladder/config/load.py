@@ -1,4 +1,4 @@
-"""Loading: config files, then the stages of the ladders, then the command line set the values of keys."""
+"""Loading: keys are set by config files, then by the stages of the ladders, then by the command line."""
 
 import inspect
 import traceback
@@ -13,8 +13,8 @@ from nanoladder.errors import BadInput, nearest
 
 USAGE = """\
 usage: python train.py [config/x.py ...] [--stage=NAME] [--recipe=NAME] [--key=value ...]
-  --stage=NAME                  climb the ladder up to this stage; `python ladder.py` lists them
-  --recipe=NAME                 climb the second ladder, config/recipe/, up to this rung
+  --stage=NAME                  the ladder's stages up to this one; `python ladder.py` lists them
+  --recipe=NAME                 the second ladder's rungs, config/recipe/, up to this one
 
 Config files are applied from left to right, then the stages, then the keys:
   python train.py config/quickstart.py --max_steps=100 --device=cpu
@@ -25,7 +25,7 @@ Without config files, a resumed run continues as it was configured; keys change 
 def parse_arguments(argv, options=()):
     """Splits ["x.py", "--stage=NAME", "--key=value", "--key", "value"] into paths, {"stage": NAME}, {key: typed value}.
 
-    options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
+    options: names of the script's own options, already removed; a misspelled key may be meant as one of them.
     """
     paths, climbed, given = [], {}, {}
     rest = iter(argv)
@@ -60,7 +60,7 @@ def from_text(key, text):
 
 
 def apply(paths, given, base):
-    """Returns base, a dict of all keys, changed by config files, then by the given keys."""
+    """Returns base, a dict of all keys, updated by config files, then by the given keys."""
     values = dict(base)
     for path in paths:
         read_file(Path(path), values, given)
@@ -68,7 +68,7 @@ def apply(paths, given, base):
 
 
 class Names(dict):
-    """Names in a config file: all keys, and what the file defines. Keys from the command line keep their values."""
+    """Namespace of a config file: all keys, and what the file defines. Keys from the command line keep their values."""
 
     def __init__(self, path, values, given):
         super().__init__(values | given)
@@ -85,11 +85,11 @@ class Names(dict):
 def read_file(path, values, given):
     """Runs a config file, which is Python, and updates values, a dict of all keys. Raises BadInput.
 
-    The file sees the keys set before it, and of those on the command line (given) the final values:
+    The file sees the keys set before it, and the values of the keys on the command line (given):
 
         learning_rate = 6e-4 * (batch_size / 480) ** 0.5  # square-root scaling, for AdamW (Malladi et al. 2022)
 
-    So a batch_size from the command line counts in this line. runpy cannot do that: it runs a file in a plain dict.
+    Here batch_size may come from the command line. runpy cannot do that: it runs a file in a plain dict.
     """
     try:
         source = files.read(path)
@@ -102,7 +102,7 @@ def read_file(path, values, given):
         exec(compile(source, path, "exec"), names)
     except BadInput:
         raise
-    except Exception as error:  # a SyntaxError says itself in which line
+    except Exception as error:  # a SyntaxError names its line itself
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f" line {frame.lineno}" for frame in frames if frame.filename == str(path)]
         raise BadInput(f"{path}{''.join(lines[-1:])}: {type(error).__name__}: {error}") from None
@@ -110,7 +110,7 @@ def read_file(path, values, given):
 
 
 def help_text():
-    """The usage, and every key with its default and meaning, under headings."""
+    """Returns the usage, and every key with its default and meaning, under headings."""
     lines = [USAGE]
     for key, default in DEFAULTS.items():
         if key in HEADINGS:

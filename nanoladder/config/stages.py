@@ -1,8 +1,8 @@
-"""The stages of both ladders: their names, their files, and what each stands on. lab/stages.py has what they say.
+"""The stages of both ladders: their names, their files, and what each stands on. lab/stages.py reads their contents.
 
-config/stages/NN_name.py is the stage `name`. It stands on the stage of the file before, unless a line of its docstring
-says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top. config/recipe/ has the rungs of the
-second ladder likewise.
+config/stages/NN_name.py is the stage `name`. It stands on the stage of the file before it, unless a line of its
+docstring says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top. config/recipe/ holds the
+rungs of the second ladder in the same way.
 """
 
 import ast
@@ -23,12 +23,12 @@ def files(folder=None):
 
 
 def stage_names(folder=None):
-    """Names of a ladder's stages, in order: each after the one that it stands on."""
+    """Names of a ladder's stages in order, each after the one that it stands on."""
     return list(files(folder))
 
 
 def ladder_of(name, *folders):
-    """Folder of the ladder that a stage belongs to, of those folders or of all; raises BadInput if there is none."""
+    """Returns the folder, among these or all, of the ladder that a stage belongs to; raises BadInput if none does."""
     folders = folders or (STAGES_DIR, RECIPE_DIR)
     ladders = {stage: folder for folder in folders for stage in files(folder)}
     if name not in ladders:
@@ -62,5 +62,5 @@ def stage_files(name, folder=None):
 
 
 def climbed_files(climbed):
-    """Paths of the files of all stages that {"stage": name, "recipe": name} climb; raises BadInput as stage_files."""
+    """Paths of all files up to the stages of {"stage": name, "recipe": name}; raises BadInput as stage_files does."""
     return [path for key, folder in LADDERS.items() if key in climbed for path in stage_files(climbed[key], folder)]

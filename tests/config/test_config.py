@@ -125,10 +125,10 @@ def test_the_page_for_users_of_nanogpt_has_every_name_that_is_refused_for_anothe
 def test_a_key_that_was_is_refused_in_one_line_that_says_what_to_write(key, file, refused):
     assert key not in DEFAULTS
     line = refused(load_config, file(f"seed = 1\n{key} = 'none'"))
-    assert f"x.py line 2: {key} is no key any more; expected {RENAMED[key]}" in line
+    assert f"x.py line 2: {key} is no longer a key; expected {RENAMED[key]}" in line
     if key not in stages.LADDERS:
         line = refused(load_config, f"--{key}=none")
-        assert f"command line: {key} is no key any more; expected {RENAMED[key]}" in line
+        assert f"command line: {key} is no longer a key; expected {RENAMED[key]}" in line
 
 
 SELECTIVE = {"activation_checkpointing": "selective"}

@@ -38,7 +38,7 @@ REFUSED = [
     (climb.main, "--stage=amp", "--mode=ladder sets it"),
     (climb.main, "--recipe=muon --mode=recipe", "expected no --recipe"),
     (climb.main, "--vary stage=amp,flash", "expected stages, or KEY=a,b,c"),
-    (climb.main, "--micro_batch_size=auto", "micro_batch_size=auto is found when training starts"),
+    (climb.main, "--micro_batch_size=auto", "micro_batch_size=auto is resolved when training starts"),
     (climb.main, "--out_dir=/dev/null/x", "cannot be written"),
     (climb.main, "--vary attention=sdpa config/gpt2.py", "config/gpt2.py: expected stages, or KEY=a,b,c (config files"),
     (climb.main, "--vary attn=sdpa", "unknown key 'attn'"),

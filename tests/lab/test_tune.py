@@ -236,6 +236,6 @@ def test_bad_input_is_one_line(tuning, refused, dense, monkeypatch):
         "--stage=amp": "expected no --stage",
         "--minutes=0.1": "expected more --minutes",
         "--dropout=0.1": "expected --dropout=0",
-        "--micro_batch_size=auto": "micro_batch_size=auto is found when training starts",
+        "--micro_batch_size=auto": "micro_batch_size=auto is resolved when training starts",
     }.items():
         assert message in refused(climb.main, *words, more), more

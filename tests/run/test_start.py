@@ -158,7 +158,7 @@ def test_a_config_of_a_run_that_is_not_valid_is_refused(init_from, half, refused
 @pytest.mark.parametrize("key", RENAMED)
 def test_a_run_with_a_key_that_was_is_refused_in_one_line(key, half, tmp_path, refused):
     """By its config.json, and by a checkpoint: to continue, or to begin from."""
-    said = f"{key} is no key any more; expected {RENAMED[key]}\n"
+    said = f"{key} is no longer a key; expected {RENAMED[key]}\n"
     file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
     words, text = (f"--out_dir={half.out_dir}", "--init_from=resume"), file.read_text()
     file.write_text(json.dumps({**json.loads(text), key: "none"}))
