@@ -119,7 +119,10 @@ MODES = {
         "what each rung of the recipe, the second ladder, is worth in tokens, by whole training runs",
         ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
-    "race": Mode("how much sooner whole runs end with the loss of another config's", ("against", "seeds", "out_dir")),
+    "race": Mode(
+        "how much sooner whole runs end with the loss of another config's, or of nanoGPT's own command",
+        ("against", "nanogpt", "seeds", "out_dir"),
+    ),
     "peers": Mode("the loop beside Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
         "what the run will cost: the memory and the least time of each stage, on a GPU or with --device=cpu",
