@@ -6,8 +6,8 @@ For each seed three commands train to their end, one after the other:
 - loop: the other config as it is, so by the finished loop: the first ladder's share;
 - both: this config, whose recipe is the second ladder's share.
 
-With --nanogpt=PATH there are two: the command that nanoGPT's README gives for a laptop (or --against="its words"), by
-the code of that checkout, and this config.
+With --nanogpt=PATH there are two: nanoGPT, the command that its README gives for a laptop (or --against=WORDS), by the
+code of that checkout; and ours, this config.
 
 A time is a whole command's, from its start to its exit: imports, compilation from an empty cache and validation count.
 A loss is that of a finished schedule; the picture's curves are training losses. The same command continues.
@@ -39,9 +39,9 @@ from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-COLORS = {"naive": "tab:red", "nanoGPT": "tab:red", "loop": "tab:blue", "both": "tab:green"}
+COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green", "nanoGPT": "tab:red", "ours": "tab:green"}
 LABELS = {"naive": "the naive loop", "loop": "the first ladder's loop", "both": "and the second ladder's recipe"}
-LABELS |= {"nanoGPT": "nanoGPT's own command"}
+LABELS |= {"nanoGPT": "nanoGPT's own command", "ours": "both ladders"}
 HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty cache and validation count. A loss is \
 that of a finished schedule. sooner: the time of {first} with the same seed divided by this, in brackets an interval \
 (docs/measuring.md)."""
@@ -95,9 +95,9 @@ def beside_nanogpt(options, words, config):
     if config.eval_windows:
         raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT's model meets all; expected --eval_windows=0")
     other = (options.against or nanogpt.LAPTOP).split()
-    runners = {"nanoGPT": partial(nanogpt.run, options.nanogpt, other, config), "both": partial(run, config)}
+    runners = {"nanoGPT": partial(nanogpt.run, options.nanogpt, other, config), "ours": partial(run, config)}
     facts = {"against": other, "nanogpt": code_hash(Path(options.nanogpt), ("*.py", "config/*.py"))}
-    return {"nanoGPT": " ".join(other), "both": " ".join(words)}, runners, facts | {"keys": differences(config)}
+    return {"nanoGPT": " ".join(other), "ours": " ".join(words)}, runners, facts | {"keys": differences(config)}
 
 
 def run(config, seed):
