@@ -116,7 +116,10 @@ MODES = {
         "how many tokens each rung of the second ladder saves, by whole training runs",
         ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
-    "race": Mode("how much sooner whole runs reach the final loss of another config", ("against", "seeds", "out_dir")),
+    "race": Mode(
+        "how much sooner whole runs reach the final loss of another config, or of nanoGPT's own command",
+        ("against", "nanogpt", "seeds", "out_dir"),
+    ),
     "peers": Mode("the loop against Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
     "predict": Mode(
         "what a run will cost: memory and least time of each stage, on a GPU or with --device=cpu",

@@ -6,6 +6,9 @@ For each seed three commands train to their end, one after the other:
 - loop: the other config as it is, so by the finished loop: the first ladder's share;
 - both: this config, whose recipe is the second ladder's share.
 
+With --nanogpt=PATH there are two: nanoGPT, the command that its README gives for a laptop (or --against=WORDS), by the
+code of that checkout; and ours, this config.
+
 A time is a whole command's, from its start to its exit: imports, compilation from an empty cache and validation count.
 A loss is that of a finished schedule; the picture's curves are training losses. The same command continues.
 """
@@ -17,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +29,8 @@ from tqdm import tqdm
 from lab import plan, stats, tables
 from lab.launch import run_alone
 from lab.measure import machine_facts
+from lab.peers import nanogpt
+from lab.peers.task import require_checkout
 from lab.results import code_hash, default_folder, resume, write
 from lab.trials import PAUSE, Child
 from nanoladder import files
@@ -33,47 +39,75 @@ from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green"}
+COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green", "nanoGPT": "tab:red", "ours": "tab:green"}
 LABELS = {"naive": "the naive loop", "loop": "the first ladder's loop", "both": "and the second ladder's recipe"}
+LABELS |= {"nanoGPT": "nanoGPT's own command", "ours": "both ladders"}
 HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty cache and validation count. A loss is \
-that of a finished schedule. sooner: the naive loop's time of the same seed divided by this, in brackets an \
-interval (docs/measuring.md)."""
+that of a finished schedule. sooner: the time of {first} with the same seed divided by this, in brackets an interval \
+(docs/measuring.md)."""
 SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
 
 
 def race(options, words):
     """Trains what has not run yet; writes race.json, race.md and race.png after each run."""
-    if not options.against:
-        raise BadInput("--mode=race: expected the other config, --against=config/y.py")
-    other = options.against.split()
-    configs = {"naive": load_config([*other, "--stage=naive"]), "loop": load_config(other), "both": load_config(words)}
-    for key in SAME:
-        if (this := getattr(configs["both"], key)) != (that := getattr(configs["loop"], key)):
-            raise BadInput(f"--against={options.against}: {key}={that}, here {this}; expected the same validation")
-    conditions = {"machine": run_alone(machine_facts, configs["both"]), "config": words, "against": other}
-    conditions |= {"data": open_dataset(configs["both"]).fingerprint(), "code": code_hash()}
-    conditions["keys"] = {name: differences(config) for name, config in configs.items()}
+    config = load_config(words)
+    commands, runners, facts = (beside_nanogpt if options.nanogpt else beside_naive)(options, words, config)
+    dataset = open_dataset(config)
+    if "bytes" not in dataset.meta:
+        raise BadInput(f"dataset={config.dataset} does not say how long its text is; prepare it by its prepare.py here")
+    conditions = {"machine": run_alone(machine_facts, config), "config": words, **facts}
+    conditions |= {"data": dataset.fingerprint(), "code": code_hash()}
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "race.json", conditions, {"runs": []})
     write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child, as Ctrl-C does
-    tasks, runs = [(seed, name) for seed in range(options.seeds) for name in configs], results["runs"]
+    tasks, runs = [(seed, name) for seed in range(options.seeds) for name in commands], results["runs"]
     with tqdm(tasks, unit="run") as bar:
         for done, (seed, name) in enumerate(bar):
             bar.set_postfix_str(f"{name}, seed {seed}")
             if done == len(runs):
-                config = dataclasses.replace(configs[name], seed=seed, save_interval=0)
-                runs.append({"name": name, "seed": seed, **run(plan.command_line(differences(config)))})
+                runs.append({"name": name, "seed": seed, **runners[name](seed)})
                 write(folder, {"race.json": results})
-    commands = [*other, "--stage=naive"], other, words
-    text = report(results, {name: " ".join(command) for name, command in zip(configs, commands, strict=True)})
+    text = report(results, commands)
     write(folder, {"race.md": text})
     draw(runs, folder / "race.png")
     print(f"{text}\n\nwritten: {folder}/race.md, beside race.json and race.png")
 
 
+def beside_naive(options, words, config):
+    """The commands, {name: text}, of a race against another config; functions that run each, of a seed; conditions."""
+    if not options.against:
+        raise BadInput("--mode=race: expected the other config, --against=config/y.py, or --nanogpt=PATH")
+    other = options.against.split()
+    configs = {"naive": load_config([*other, "--stage=naive"]), "loop": load_config(other), "both": config}
+    for key in SAME:
+        if (this := getattr(config, key)) != (that := getattr(configs["loop"], key)):
+            raise BadInput(f"--against={options.against}: {key}={that}, here {this}; expected the same validation")
+    commands = zip(configs, ([*other, "--stage=naive"], other, words), strict=True)
+    runners = {name: partial(run_config, config) for name, config in configs.items()}
+    keys = {name: differences(config) for name, config in configs.items()}
+    return {name: " ".join(command) for name, command in commands}, runners, {"against": other, "keys": keys}
+
+
+def beside_nanogpt(options, words, config):
+    """The same of a race against nanoGPT's command."""
+    require_checkout(options.nanogpt)
+    if config.eval_windows:
+        raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT's model meets all; expected --eval_windows=0")
+    other = (options.against or nanogpt.LAPTOP).split()
+    runners = {"nanoGPT": partial(nanogpt.run, options.nanogpt, other, config), "ours": partial(run_config, config)}
+    facts = {"against": other, "nanogpt": code_hash(Path(options.nanogpt), ("*.py", "config/*.py"))}
+    return {"nanoGPT": " ".join(other), "ours": " ".join(words)}, runners, facts | {"keys": differences(config)}
+
+
+def run_config(config, seed):
+    """A run of a config."""
+    return run(plan.command_line(differences(dataclasses.replace(config, seed=seed, save_interval=0))))
+
+
 def run(words, **settings):
-    """A run: its seconds, tokens, bits per byte, and training losses in that unit, with their seconds.
+    """A run: its seconds, tokens, loss in nats per token and in bits per byte, and training losses in bits per byte,
+    with their seconds.
 
     words: of its command line. settings: of its Child. Raises BadInput if it fails.
     """
@@ -90,9 +124,9 @@ def run(words, **settings):
             child.end()
     if outcome["note"]:
         raise BadInput(f"`train.py {' '.join(words)}` {outcome['note']}")
-    bpb, seconds = outcome["val_bpb"], outcome["seconds"]
-    points = [[round(at, 1), loss * bpb / outcome["val_loss"]] for at, loss in curve.values()]
-    return {"seconds": seconds, "tokens": outcome["tokens"], "bpb": bpb, "curve": [*points, [seconds, bpb]]}
+    final, bpb, seconds, tokens = (outcome[key] for key in ("val_loss", "val_bpb", "seconds", "tokens"))
+    points = [[round(at, 1), loss * bpb / final] for at, loss in curve.values()]
+    return {"seconds": seconds, "tokens": tokens, "loss": final, "bpb": bpb, "curve": [*points, [seconds, bpb]]}
 
 
 def figures(runs, name, key):
@@ -100,48 +134,58 @@ def figures(runs, name, key):
     return [run[key] for run in runs if run["name"] == name]
 
 
+def units(runs):
+    """How times and losses are shown: seconds in a unit, its name, the key of a loss, its name.
+
+    A race against nanoGPT has nats per token, as nanoGPT has.
+    """
+    time = (60, "minutes") if max(run["seconds"] for run in runs) > 300 else (1, "seconds")
+    return *time, *(("loss", "nats/token") if runs[0]["name"] == "nanoGPT" else ("bpb", "bits/byte"))
+
+
 def report(results, commands):
-    """The table of the runs, and what they say."""
-    runs, rows = results["runs"], {}
-    naive_seconds, naive_bpb = (figures(runs, "naive", key) for key in ("seconds", "bpb"))
+    """The table of the runs, and what they say. The first command is what the others are compared with."""
+    runs, rows, (first, *others) = results["runs"], {}, commands
+    unit, time, key, loss = units(runs)
+    first_seconds, first_loss = (figures(runs, first, figure) for figure in ("seconds", key))
     sooner = {
         name: [
-            math.log(other / this) for this, other in zip(figures(runs, name, "seconds"), naive_seconds, strict=True)
+            math.log(other / this) for this, other in zip(figures(runs, name, "seconds"), first_seconds, strict=True)
         ]
-        for name in commands
-        if name != "naive"
+        for name in others
     }
-    found = stats.intervals(sooner) if len(naive_seconds) >= stats.LEAST else {}
+    found = stats.intervals(sooner) if len(first_seconds) >= stats.LEAST else {}
     for name, command in commands.items():
-        seconds, bpb = (figures(runs, name, key) for key in ("seconds", "bpb"))
+        seconds, losses = (figures(runs, name, figure) for figure in ("seconds", key))
         middle = math.exp(statistics.fmean(sooner.get(name, [0.0])))  # of few seeds, which have no interval
-        missed = [str(seed) for seed in range(len(bpb)) if bpb[seed] > naive_bpb[seed]]
+        missed = [str(seed) for seed in range(len(losses)) if losses[seed] > first_loss[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",
-            "minutes, by seed": ", ".join(f"{each / 60:.2f}" for each in seconds),
+            f"{time}, by seed": ", ".join(f"{each / unit:.{2 if unit > 1 else 1}f}" for each in seconds),
             "sooner": stats.times(found[name]) if name in found else f"{middle:.2f}×",
-            "bits/byte at the end": ", ".join(f"{each:.4f}" for each in bpb),
-            "naive's loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
+            f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses),
+            f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }
-    machine = tables.machine_in_words(results["machine"])
-    return "\n\n".join([f"## race: `{' '.join(results['config'])}`", f"{machine}. {HOW_TO_READ}", tables.texts(rows)])
+    machine, how = tables.machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
+    return "\n\n".join([f"## race: `{' '.join(results['config'])}`", f"{machine}. {how}", tables.texts(rows)])
 
 
 def draw(runs, path):
-    """Draws training losses, and validation losses at the end, against minutes, to a PNG."""
+    """Draws training losses, and validation losses at the end, against the time, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
+    unit, time, key, loss = units(runs)
     for run in runs:
-        *curve, end = ([seconds / 60, bpb] for seconds, bpb in run["curve"])
+        *curve, end = ([seconds / unit, bpb * run[key] / run["bpb"]] for seconds, bpb in run["curve"])
         size = 1 + len(curve) // 20  # losses averaged into a point: single ones are noisy
         points = [np.mean(curve[i : i + size], axis=0) for i in range(0, len(curve), size)]
         label = LABELS[run["name"]] if run["seed"] == 0 else None
         axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
         axis.plot(*end, color=COLORS[run["name"]], marker="o")
-    axis.axhline(statistics.fmean(figures(runs, "naive", "bpb")), color="black", linewidth=0.8, linestyle=":")
-    axis.set(xlabel="minutes since the command was typed", ylabel="bits/byte: training; ● validation", xlim=(0, None))
+    axis.axhline(statistics.fmean(figures(runs, runs[0]["name"], key)), color="black", linewidth=0.8, linestyle=":")
+    axis.set(xlabel=f"{time} since the command was typed", ylabel=f"{loss}: training; ● validation", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend()
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

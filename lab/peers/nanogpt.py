@@ -1,23 +1,44 @@
 """nanoGPT: its own train.py, executed from a checkout, on a data folder in its format.
 
-Nothing in the checkout is changed. Two names are given to the script from outside: its `print`, which tells the end of
-a step, and torch.randint, with which it draws the places of a batch.
+Nothing in the checkout is changed. train(), whose steps are timed, gives the script two names from outside: its
+`print`, which tells the end of a step, and torch.randint, with which it draws the places of a batch. run(), a whole
+command for --mode=race, changes torch.manual_seed alone.
 """
 
+import dataclasses
+import math
 import os
 import pickle
 import re
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import COMPILED, GPT2_VOCABULARY, HEAD, PREFIX, gpt2_name
+from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
+from train import evaluate
 
 SAME = ("batch_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # keys that have the same name there
 SAME += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip")
+LAPTOP = (  # the words after train.py of the command that its README gives for a laptop
+    "config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 "
+    "--batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
+)
+STEP = re.compile(r"^iter \d+: loss ([^\s,]+), time ([\d.]+)ms", re.MULTILINE)
+# The script has a fixed seed, to which this adds the first argument
+SEEDED = """
+import runpy, sys, torch
+seed, offset = torch.manual_seed, int(sys.argv.pop(1))
+torch.manual_seed = lambda number: seed(number + offset)
+runpy.run_path("train.py", run_name="__main__")
+"""
 
 
 class Finished(Exception):
@@ -68,17 +89,26 @@ def flags(task):
 def write_data(task):
     """Writes train.bin: the sequences of the first steps one after the other, each with its last target.
 
-    meta.pkl holds the size of the vocabulary, unless it is GPT-2's, which nanoGPT knows and pads. Returns their number.
+    Returns their number.
     """
-    vocab_size = task.naive.vocab_size
-    if task.split.documents or vocab_size > 2**16:
-        raise BadInput("nanoGPT reads one stream of tokens of 16 bits, no separate documents or larger vocabularies")
+    require_stream(task.split)
     batches = [task.batches[step] for step in range(1, 1 + task.clock.last)]
     rows = torch.cat([torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1) for batch in batches])
     rows.numpy().astype(np.uint16).tofile(task.folder / "train.bin")
-    if vocab_size != GPT2_VOCABULARY:
-        (task.folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
+    write_vocab_size(task.folder, task.naive.vocab_size)
     return len(rows)
+
+
+def require_stream(split):
+    """Raises BadInput for a split that nanoGPT's format cannot hold."""
+    if split.documents or split.tokens.dtype != np.uint16:
+        raise BadInput("nanoGPT reads one stream of tokens of 16 bits, no separate documents or larger vocabularies")
+
+
+def write_vocab_size(folder, vocab_size):
+    """Writes meta.pkl with the size of the vocabulary, unless it is GPT-2's, which nanoGPT knows and pads."""
+    if vocab_size != GPT2_VOCABULARY:
+        (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
 
 
 def batch_places(task, namespace, n_sequences):
@@ -95,3 +125,43 @@ def batch_places(task, namespace, n_sequences):
     places = torch.arange(n_sequences) * (task.naive.context_length + 1)
     while True:
         yield from places.split(task.naive.batch_size)
+
+
+# -- a whole run
+
+
+def run(checkout, words, config, seed):
+    """Trains by nanoGPT's own command, `train.py` with these words, on the config's dataset, to its end.
+
+    Returns a run as lab/race.py has them: its seconds, the validation loss of its checkpoint in nats per token and bits
+    per byte, and training losses in bits per byte, with their seconds. Raises BadInput if the command fails.
+    """
+    dataset = open_dataset(config)
+    with tempfile.TemporaryDirectory(prefix="nanogpt-") as name:
+        folder = Path(name)
+        for split in (dataset.train, dataset.val):
+            require_stream(split)
+            (folder / split.path.name).symlink_to(split.path.resolve())
+        write_vocab_size(folder, dataset.vocab_size)
+        command = [sys.executable, "-c", SEEDED, str(seed), *words, f"--dataset={folder}", f"--out_dir={folder}"]
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # the checkout stays as it is
+        start = time.monotonic()
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+        seconds = round(time.monotonic() - start, 1)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no error"])[-1]
+            raise BadInput(f"nanoGPT's train.py in {checkout} with seed {seed} failed: {last}")
+        loss = validation_loss(folder / "ckpt.pt", config)
+    bits = dataset.val.n_targets / dataset.meta["bytes"]["val"] / math.log(2)  # per byte, of a nat per token
+    losses, times = np.array(STEP.findall(done.stdout), dtype=float).T
+    at = seconds - (times.sum() - times.cumsum()) / 1e3  # its last step ends the command
+    points = [[round(when, 1), bits * each] for when, each in zip(at.tolist(), losses.tolist(), strict=True)]
+    return {"seconds": seconds, "loss": loss, "bpb": bits * loss, "curve": [*points, [seconds, bits * loss]]}
+
+
+def validation_loss(path, config):
+    """The loss of a checkpoint on the config's validation split, in windows of the model's own context."""
+    model = checkpoint.load_gpt(path)
+    windows = {"dataset": config.dataset, "eval_windows": config.eval_windows, "batch_size": config.batch_size}
+    config = dataclasses.replace(model.config, **windows)
+    return evaluate(model, open_dataset(config).val, config, torch.device("cpu"))

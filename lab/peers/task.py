@@ -40,7 +40,13 @@ def require_comparable(config, nanogpt):
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
             raise BadInput(f"{key}={given}: not every peer can train so; expected --{key}={value}")
-    if nanogpt and not Path(nanogpt, "train.py").is_file():
+    if nanogpt:
+        require_checkout(nanogpt)
+
+
+def require_checkout(nanogpt):
+    """Raises BadInput unless a folder is a checkout of nanoGPT."""
+    if not Path(nanogpt, "train.py").is_file():
         raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
 
 

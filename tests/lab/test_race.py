@@ -1,11 +1,22 @@
-"""--mode=race trains three configs to their end, seed by seed, and says how much sooner each ends with naive's loss."""
+"""--mode=race trains three configs to their end, seed by seed, and says how much sooner each ends with naive's loss.
+
+Or one config and nanoGPT's own command, which a checkout with the outside of nanoGPT's plays.
+"""
 
 import json
+import math
+import shutil
 
 import pytest
-from conftest import flags, tiny
+import torch
+from conftest import build, flags, replace, tiny
 
+import train
 from lab import climb, race
+from lab.peers import nanogpt
+from nanoladder.checkpoint.interop import gpt2_name
+from nanoladder.data import open_dataset
+from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
 SECONDS = {"naive": 120.0, "loop": 40.0, "both": 10.0}
@@ -74,7 +85,114 @@ def test_a_loss_that_is_missed_is_said(run):
     assert "missed with seed 1" in run().out
 
 
-def test_what_cannot_be_compared_is_refused_in_one_line(run, refused, dense):
+def test_what_cannot_be_compared_is_refused_in_one_line(run, refused, dense, tmp_path):
     result = run(eval_windows=3)
     assert result.code == 2 and "eval_windows=3" in result.err and "expected the same validation" in result.err
     assert "--against=config/y.py" in refused(climb.main, *flags(dataset=dense), "--mode=race")
+    for name in ("train.bin", "val.bin"):
+        shutil.copy(dense / name, tmp_path)
+    words, other = flags(dataset=tmp_path, vocab_size=40), tmp_path / "other.py"
+    other.write_text(f"dataset = '{tmp_path}'")
+    line = refused(climb.main, *words, "--mode=race", f"--against={other} --vocab_size=40 --context_length=16")
+    assert "does not say how long its text is" in line
+
+
+# -- against nanoGPT's own command
+
+# It keeps what it saw, trains nothing, and saves the checkpoint that a test has written.
+SCRIPT = """
+import json
+import os
+import pickle
+import shutil
+import sys
+
+import numpy as np
+import torch
+
+keys = dict(word[2:].split("=", 1) for word in sys.argv[1:] if word.startswith("--"))
+with open(keys["dataset"] + "/meta.pkl", "rb") as file:
+    seen = pickle.load(file)
+seen |= {name: len(np.fromfile(f"{keys['dataset']}/{name}.bin", np.uint16)) for name in ("train", "val")}
+torch.manual_seed(1337)
+seen |= {"words": sys.argv[1:3], "draw": torch.rand(1).item(), "folder": os.getcwd()}
+with open(os.environ["SEEN"], "a") as file:
+    file.write(json.dumps(seen) + "\\n")
+if keys["learning_rate"] == "0":
+    raise ValueError("no such rate")
+for step, loss in enumerate((4.0, 3.0)):
+    print(f"iter {step}: loss {loss:.4f}, time {1e3 * step:.2f}ms, mfu -100.00%")
+shutil.copy(os.environ["SAVED"], keys["out_dir"] + "/ckpt.pt")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    monkeypatch.setenv("SAVED", str(tmp_path / "ckpt.pt"))
+    (tmp_path / "nanoGPT").mkdir()
+    (tmp_path / "nanoGPT" / "train.py").write_text(SCRIPT)
+    return tmp_path / "nanoGPT"
+
+
+@pytest.fixture
+def theirs(dense, tmp_path):
+    """The config of a model that nanoGPT has saved, of a shape of its own, and its loss on the validation split."""
+    config = tiny(dataset=str(dense), context_length=9, n_embd=8, pad_vocab_to=1, eval_windows=0)
+    dataset = open_dataset(config)
+    config = replace(config, vocab_size=dataset.vocab_size)
+    model, _ = build(config)
+    weights = {f"transformer.{gpt2_name(name)}": weight for name, weight in model.named_parameters()}
+    shape = {key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
+    torch.save({"model": weights, "model_args": shape | {"block_size": 9}}, tmp_path / "ckpt.pt")
+    return config, train.evaluate(model, dataset.val, config, torch.device("cpu"))
+
+
+@pytest.mark.slow
+def test_nanogpt_runs_on_the_same_data_and_is_evaluated_in_windows_of_its_own_context(
+    checkout, theirs, dense, tmp_path
+):
+    words, config = ["config/x.py", "--learning_rate=0.1"], tiny(dataset=str(dense), eval_windows=0)
+    runs = [nanogpt.run(checkout, words, config, seed) for seed in (0, 1)]
+    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    torch.manual_seed(1337)
+    draw, dataset = torch.rand(1).item(), open_dataset(config)
+    expected = {"words": words, "folder": str(checkout), "draw": draw, "vocab_size": dataset.vocab_size}
+    expected |= {"train": len(dataset.train.tokens), "val": len(dataset.val.tokens)}
+    assert seen[0] == expected and seen[1] == expected | {"draw": seen[1]["draw"]}
+    assert seen[1]["draw"] != draw  # seed 0 is nanoGPT's own
+    assert [path.name for path in checkout.iterdir()] == ["train.py"]
+    bits = dataset.val.n_targets / dataset.meta["bytes"]["val"] / math.log(2)
+    first, second, end = runs[0]["curve"]
+    assert runs[0]["loss"] == pytest.approx(theirs[1]) and end == [runs[0]["seconds"], bits * runs[0]["loss"]]
+    assert [first[1], second[1]] == [4 * bits, 3 * bits] and second[0] - first[0] == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_a_command_of_nanogpt_that_fails_is_said_in_its_words(checkout, dense):
+    with pytest.raises(BadInput, match="with seed 0 failed: ValueError: no such rate"):
+        nanogpt.run(checkout, ["config/x.py", "--learning_rate=0"], tiny(dataset=str(dense), eval_windows=0), 0)
+
+
+def test_a_config_races_against_nanogpt(dense, checkout, tmp_path, run_main, refused, monkeypatch):
+    monkeypatch.setattr(race, "Child", Player)
+    monkeypatch.setattr(race, "PAUSE", 0.0)
+    monkeypatch.setattr(Player, "runs", [])
+    asked = []
+
+    def run(folder, words, config, seed):
+        asked.append((folder, words, config.eval_windows, seed))
+        return {"seconds": 600.0, "loss": 4.1, "bpb": 2.05, "curve": [[1.0, 3.0], [600.0, 2.05]]}
+
+    monkeypatch.setattr(nanogpt, "run", run)
+    words = *flags(dataset=dense, eval_windows=0), "--optimizer=muon", "--mode=race", f"--nanogpt={checkout}"
+    done = run_main(climb.main, *words, f"--out_dir={tmp_path}", "--seeds=3")
+    assert done.code == 0 and "60.00× (60.00–60.00)" in done.out and "nats/token at the end" in done.out
+    assert "4.1000, 4.1000, 4.1000" in done.out and "4.0000, 4.0000, 4.0000" in done.out
+    assert "nanoGPT's loss" in done.out and "10.00, 10.00, 10.00" in done.out  # minutes
+    assert asked == [(str(checkout), nanogpt.LAPTOP.split(), 0, seed) for seed in range(3)]
+    assert (tmp_path / "race.png").stat().st_size > 1e4
+    own = run_main(climb.main, *words, "--against=--max_iters=3", f"--out_dir={tmp_path / 'own'}", "--seeds=1")
+    assert own.code == 0 and asked[-1][1] == ["--max_iters=3"]
+    assert "expected --eval_windows=0" in refused(climb.main, *words, "--eval_windows=3")
+    assert "expected a checkout of karpathy/nanoGPT" in refused(climb.main, *words, f"--nanogpt={tmp_path}")
