@@ -141,6 +141,16 @@ def verdict(results):
     return f"holds (p = {max(of_loss, of_time):.2g})", True
 
 
+def beside(results, record, entry):
+    """How an entry's runs end beside the record's, in words."""
+    logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
+    losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
+    return (
+        f"It ends {middle(logs):.2f} times sooner than {record.name}, {statistics.fmean(losses):+.4f} bits per byte "
+        f"from its loss, on {len(logs)} seeds: no verdict, which takes the naive loop and {SEEDS} seeds"
+    )
+
+
 def ends(results):
     """The names of the naive loop, of the record to beat and of the entry."""
     names = [*results["entries"]]

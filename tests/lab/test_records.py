@@ -184,7 +184,7 @@ def test_an_honest_entry_keeps_the_rules(at_home, check, monkeypatch):
     monkeypatch.setattr(referee, "FEW", 1)
     folder = write_entry(at_home / "records" / "003_new", position="rotary")
     done = check("--quick")
-    assert done.code == 0 and "003_new keeps the rules" in done.out
+    assert done.code == 0 and "003_new keeps the rules" in done.out and "times sooner than 002_known" in done.out
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py"]
 
 
