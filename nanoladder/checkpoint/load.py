@@ -28,7 +28,7 @@ def newest(folder):
         for line in damaged:
             print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
         return path, state
-    raise BadInput("; ".join([*damaged, f"a new run needs another --out_dir, or that {folder} is deleted"]))
+    raise BadInput("; ".join([*damaged, f"for a new run choose another --out_dir, or delete {folder}"]))
 
 
 def load(path):

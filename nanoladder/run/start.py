@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
-OF_A_COMMAND = ("out_dir", "init_from")  # keys that say nothing about the training
+OF_A_COMMAND = ("out_dir", "init_from")  # keys that do not affect training
 
 
 # -- the config
@@ -65,7 +65,7 @@ def read_config(path):
             known(key, path)
         return {key: typed(key, value, path) for key, value in values.items()}
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:  # not BadInput, which says it all
-        advice = "expected a JSON object of keys: mend it, or remove it and name the run's config files"
+        advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
         raise BadInput(f"{path} is not the config of a run ({error}); {advice}") from None
 
 
@@ -109,7 +109,7 @@ def begin_new(config, dataset, model):
 
 
 def changes(config, before):
-    """Says which keys are other than in the config of a checkpoint, a dict."""
+    """Names the keys whose values differ from the config of a checkpoint, a dict."""
     before, now = DEFAULTS | before, dataclasses.asdict(config)
     changed = [key for key in now if now[key] != before[key] and key not in OF_A_COMMAND]
     text = ", ".join(f"{key}={now[key]} (before {before[key]})" for key in changed)
