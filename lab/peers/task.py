@@ -39,7 +39,7 @@ def require_comparable(config, nanogpt):
     """Raises BadInput for a config with which not every peer trains the same, and for a checkout that is none."""
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
-            raise BadInput(f"{key}={given}: not every peer can train so; expected --{key}={value}")
+            raise BadInput(f"{key}={given}: not every peer supports it; expected --{key}={value}")
     if nanogpt:
         require_checkout(nanogpt)
 

@@ -133,7 +133,7 @@ def find_folder(name):
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # a download fails in many ways
         raise BadInput(
-            f"hf:{name}: no such folder, and no model that can be downloaded ({type(error).__name__}), which takes the "
+            f"hf:{name}: no such folder, and no model could be downloaded ({type(error).__name__}), which needs the "
             f"network and the package huggingface_hub; expected a model of https://huggingface.co, such as hf:gpt2, or "
             f"hf:FOLDER, with its {CONFIG}, {WEIGHTS} and {TOKENIZER}"
         ) from None

@@ -39,7 +39,7 @@ def newest(folder):
         for line in damaged:
             print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
         return path, state
-    raise BadInput("; ".join([*damaged, f"a new run needs another --out_dir, or that {folder} is deleted"]))
+    raise BadInput("; ".join([*damaged, f"for a new run choose another --out_dir, or delete {folder}"]))
 
 
 def load(path):
@@ -114,7 +114,7 @@ def add_source(parser):
 def source_of(options):
     """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
     if options.model and options.checkpoint:
-        raise BadInput(f"--checkpoint={options.checkpoint} is of a run; expected --out_dir beside it, not --model")
+        raise BadInput(f"--checkpoint={options.checkpoint} applies to a run; expected --out_dir with it, not --model")
     return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
 
 

@@ -22,8 +22,8 @@ def reading(name):
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(
-            f"{name} cannot be read ({reason:.300}); check the file, or the network, and give the same command again: "
-            "what is encoded is kept"
+            f"{name} cannot be read ({reason:.300}); check the file, or the network, and repeat the command: "
+            "encoded documents are kept"
         ) from None
 
 

@@ -78,7 +78,7 @@ class Unfinished:
 
     def __enter__(self):
         if (self.target / "metrics.jsonl").exists():  # of a run
-            raise BadInput(f"{self.target} holds a run, with a tokenizer of its own; expected another --out_dir")
+            raise BadInput(f"{self.target} holds a run, with its own tokenizer; expected another --out_dir")
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self.lock = files.hold(self.path / LOCK)

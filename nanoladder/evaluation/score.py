@@ -80,8 +80,8 @@ class Scorer:
             scores.log_probs[rows], scores.greedy[rows] = log_probs, greedy
         if not np.isfinite(scores.log_probs).all():
             raise BadInput(
-                f"{name}: the model's log-probabilities are not finite; expected sound weights, and a --dtype in which "
-                "nothing overflows, such as float32"
+                f"{name}: the model's log-probabilities are not finite; expected finite weights, and a --dtype in "
+                "which nothing overflows, such as float32"
             )
         return scores
 

@@ -58,7 +58,7 @@ def check_whole(config, grid):
     refused = [key for key in rungs if getattr(config, key) != DEFAULTS[key]]
     for key in [*refused, "optimizer"] if config.optimizer in optimizers else refused:
         raise BadInput(
-            f"{key}={getattr(config, key)} does not work in {grid} processes, which lack part of what it takes; "
+            f"{key}={getattr(config, key)} does not work in {grid} processes, which lack part of what it needs; "
             f"expected --{key}={DEFAULTS[key]}, or fewer processes"
         )
 

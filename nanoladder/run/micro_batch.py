@@ -125,8 +125,8 @@ def explain(reason, next_size=0):
     if parallel.world_size() == 1 or not parallel.already_printed("error: out of memory"):
         advice = f"expected a smaller step, by {SMALLER}; docs/memory.md shows how to predict each"
         if next_size:
-            advice = f"the same command with --init_from=auto goes on with micro_batch_size={next_size}"
-            advice += "; torchrun --max-restarts=10 does so by itself"
+            advice = f"the same command with --init_from=auto continues with micro_batch_size={next_size}"
+            advice += "; torchrun --max-restarts=10 does so automatically"
         print(f"error: out of memory: {reason}; {advice}", file=sys.stderr)
 
 

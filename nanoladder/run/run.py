@@ -201,7 +201,7 @@ def prepare_out_dir(config, start_step, dataset):
         return contextlib.nullcontext()
     folder = Path(config.out_dir)
     if not start_step and (folder / "meta.json").exists():
-        raise BadInput(f"out_dir={folder} holds a dataset, with a tokenizer of its own; choose another --out_dir")
+        raise BadInput(f"out_dir={folder} holds a dataset, with its own tokenizer; choose another --out_dir")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = files.hold(folder / LOCK)
@@ -209,7 +209,7 @@ def prepare_out_dir(config, start_step, dataset):
         dataset.save_tokenizer(folder)
         files.write(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     except BlockingIOError:
-        raise BadInput(f"another run trains in out_dir={folder}; expected its end, or another --out_dir") from None
+        raise BadInput(f"another run trains in out_dir={folder}; wait for its end, or take another --out_dir") from None
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
     return lock

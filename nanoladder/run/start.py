@@ -63,7 +63,7 @@ def read_config(path):
         values = saved({**json.loads(files.read(path))}, path)
         return {key: typed(key, value, path) for key, value in values.items()}
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:  # not BadInput, which says it all
-        advice = "expected a JSON object of keys: mend it, or remove it and name the run's config files"
+        advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
         raise BadInput(f"{path} is not the config of a run ({error}); {advice}") from None
 
 
@@ -107,7 +107,7 @@ def begin_new(config, dataset, model):
 
 
 def changes(config, before):
-    """Says which keys are other than in the config of a checkpoint, a dict."""
+    """Names the keys whose values differ from the config of a checkpoint, a dict."""
     before, now = DEFAULTS | before, dataclasses.asdict(config)
     changed = [key for key in now if now[key] != before[key] and key not in OF_A_COMMAND]
     text = ", ".join(f"{key}={now[key]} (before {before[key]})" for key in changed)

@@ -30,5 +30,5 @@ def begin_tracking(config):
             settings=wandb.Settings(init_timeout=TIMEOUT, finish_timeout=TIMEOUT),
         )
     except (Exception, SystemExit) as error:  # its service, once dead, exits
-        print(f"warning: the run goes on without wandb: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"warning: the run continues without wandb: {' '.join(str(error).split())}", file=sys.stderr)
         return UNTRACKED

@@ -358,7 +358,7 @@ def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, 
     planted = f"    if config.set_to_none:\n        {slow}\n        {wrong}\n"
     (tmp_path / "train.py").write_text(code.replace(start, start + planted))
     assert code_hash(tmp_path) != code_hash()
-    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=2", "--steps=1"]
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=3", "--steps=1"]
     command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={tmp_path / 'out'}"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

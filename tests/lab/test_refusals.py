@@ -25,7 +25,7 @@ REFUSED = [
     (climb.main, "--against=HEAD", "--against: --mode=ladder does not use it"),
     (climb.main, "--mode=recipe --steps=4", "--steps: --mode=recipe does not use it"),
     (climb.main, f"{PEERS} --nanogpt=/nowhere", "--nanogpt=/nowhere: no train.py there; expected a checkout"),
-    (climb.main, f"{PEERS} --dropout=0.1", "dropout=0.1: not every peer can train so; expected --dropout=0.0"),
+    (climb.main, f"{PEERS} --dropout=0.1", "dropout=0.1: not every peer supports it; expected --dropout=0.0"),
     (climb.main, "--stages=naive,flsh", "did you mean 'flash'?"),
     (climb.main, "--repeats=0", "expected a whole number of at least 1"),
     (climb.main, "--steps=x", "expected a whole number of at least 1"),

@@ -169,8 +169,8 @@ def test_several_processes_all_halve_it_when_one_runs_out(config, tmp_path):
         ("4", "to be halved whenever memory runs out"),
         ("2", "as before"),
     ]
-    said = "error: out of memory: OutOfMemoryError: CUDA out of memory; the same command with --init_from=auto goes on "
-    assert f"{said}with micro_batch_size=2; torchrun --max-restarts=10 does so by itself" in result.stderr
+    said = "error: out of memory: OutOfMemoryError: CUDA out of memory; the same command with --init_from=auto "
+    assert f"{said}continues with micro_batch_size=2; torchrun --max-restarts=10 does so automatically" in result.stderr
     by_hand = replace(given, micro_batch_size=2, out_dir=f"{config.out_dir}_by_hand")
     assert torchrun("train.py", *flags(**vars(by_hand))).returncode == 0
     assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")

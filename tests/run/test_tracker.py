@@ -54,7 +54,7 @@ def test_wandb_that_cannot_begin_is_a_warning(trouble, wandb, config, run_main, 
         monkeypatch.setattr(wandb, "init", fail)
     result = run_main(train.main, *flags(**vars(config)))
     assert result.code == 0 and len(rows(config)) == 6
-    assert result.err.count("warning: the run goes on without wandb") == 1
+    assert result.err.count("warning: the run continues without wandb") == 1
 
 
 @pytest.mark.slow
