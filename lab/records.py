@@ -17,9 +17,11 @@ from lab import stats, tables
 from lab.results import ROOT, read
 from nanoladder import files
 from nanoladder.errors import BadInput
+from nanoladder.run.metrics import read_metrics
 
 RECORDS = ROOT / "records"
-PAGE, PICTURE = RECORDS / "README.md", RECORDS / "records.png"
+RESULTS = ROOT / "results"
+PAGE, PICTURE, TRIED = RECORDS / "README.md", RECORDS / "records.png", RECORDS / "tried.md"
 SEEDS = 5  # that a verdict needs
 P = 0.01  # a gain is one if chance alone gives it less often
 MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone moves a loss by 0.002
@@ -222,6 +224,39 @@ def with_table(text, link=""):
         text,
         flags=re.DOTALL,
     )
+
+
+def tried():
+    """Returns records/tried.md: trials that ended no better, of every trials.jsonl and recipe.json in results/."""
+    text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
+    text += "Each trial beside the one most like it that ended lower, of the same preset and seed, one run each:\n\n"
+    text += "| preset | change | bits/byte | without it |\n| --- | --- | --- | --- |\n"
+    for path in sorted(RESULTS.glob("*/*/trials.jsonl")):
+        trials = [trial for trial in read_metrics(path) if "preset" in trial]
+        for trial in trials:
+            group = trial["preset"], trial["seed"]
+            lower = [each for each in trials if (each["preset"], each["seed"]) == group]
+            lower = [each for each in lower if each["val_bpb"] < trial["val_bpb"]]
+            if lower:
+                like = min(lower, key=lambda each, trial=trial: (len(changes(trial, each)), each["val_bpb"]))
+                figures = f"{trial['val_bpb']:.4f} | {like['val_bpb']:.4f}"
+                text += f"| {trial['preset']} | {'; '.join(changes(trial, like))} | {figures} |\n"
+    text += "\nRungs of the second ladder that fresh seeds did not see, or that cost "
+    text += "([how](../docs/recipe.md#how-it-is-measured)):\n\n"
+    text += "| rung | verdict | beside the recipe before it | measured |\n| --- | --- | --- | --- |\n"
+    for path in sorted(RESULTS.glob("*/*/recipe.json")):
+        for row in read(path, ("rows",))["rows"]:
+            if row.get("step") and row["verdict"].startswith(("not seen", "costs")):
+                worth = "{times:.2f} ({low:.2f}–{high:.2f})".format(**row["step"])
+                text += f"| {row['name']} | {row['verdict']} | {worth} × tokens | {'/'.join(path.parts[-3:-1])} |\n"
+    return text
+
+
+def changes(trial, other):
+    """What a trial changes in another, in words; prototypes, too."""
+    these, those = ({**each["keys"], **each["prototype"]} for each in (trial, other))
+    without = [f"no {key}" for key in those if key not in these]
+    return [*(f"{key}={value}" for key, value in these.items() if those.get(key) != value), *without]
 
 
 def draw(path):

@@ -122,13 +122,15 @@ def check_entry(options):
 
 
 def write_docs(options):
-    """Writes docs/ladder.md, the ladder as a tutorial, and the tables of README.md and records/README.md.
+    """Writes docs/ladder.md, the ladder as a tutorial, the tables of README.md and records/README.md, and
+    records/tried.md.
 
     Run it after a change of train.py, model.py, the stages, the results or the records.
     """
     files.write(pages.PAGE, pages.page())
     files.write(pages.README, pages.readme())
     files.write(records.PAGE, records.page())
+    files.write(records.TRIED, records.tried())
     records.draw(records.PICTURE)
 
 

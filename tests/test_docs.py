@@ -6,11 +6,12 @@ import re
 import pytest
 from conftest import ROOT
 
-from lab import climb, pages
-from nanoladder.config import Config
+from lab import climb, pages, records
+from nanoladder.config import Config, differences
 from nanoladder.config.stages import LADDERS
+from nanoladder.run import load_config
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "records").glob("**/*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # The last is what `ladder.py show amp` prints.
 PLACEHOLDERS = {"data/DATASET/prepare.py", "config/x.py", "config/recipe/NN_NAME.py", "amp.py"}
@@ -82,3 +83,14 @@ def test_every_option_given_to_profile_py_exists(run_main):
 def test_the_readme_has_the_ladder_as_it_was_measured():
     """If it has not: python ladder.py docs."""
     assert pages.README.read_text(encoding="utf-8") == pages.readme()
+
+
+def test_the_records_are_as_they_were_measured_and_the_last_one_is_the_laptop_s():
+    """If not: python ladder.py docs."""
+    assert records.PAGE.read_text(encoding="utf-8") == records.page()
+    assert records.TRIED.read_text(encoding="utf-8") == records.tried()
+    first, *_, last = [differences(load_config([str(path) for path in each.configs])) for each in records.entries()]
+    laptop = differences(load_config(["config/laptop.py"]))
+    assert last == {key: value for key, value in laptop.items() if key != "out_dir"}
+    naive = differences(load_config(["config/laptop_gpt2.py", "--stage=naive"]))
+    assert first == {key: value for key, value in naive.items() if key not in ("out_dir", "ddp")}
