@@ -2,7 +2,7 @@
 
 0.228M parameters on a fifth of an epoch: so short a run is best spent on steps. Four layers of 128 channels came to
 1.90 at nearly twice the cost at which two of 96 came to 1.865. The context is 128 characters; nanoGPT's 64 came to
-1.873. Four seeds end at 1.844 to 1.858; after 180 steps two of three had missed 1.88.
+1.873. Seven seeds end at 1.827 to 1.865; after 180 steps two of three had missed 1.88.
 To race the two: python profile.py config/shakespeare_minute.py --mode=race --nanogpt=PATH
 """
 
