@@ -119,16 +119,22 @@ def check_out(folder, against):
     this: the code of the working tree as it stands. other: the commit `against`, with the lab/ of this.
     """
     head, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "*.py")
-    archive, this, other = folder / "other.zip", folder / "this", folder / "other"
+    this, other = folder / "this", folder / "other"
     this.mkdir(parents=True)
-    git("archive", f"--output={archive}", against, failed=f"--against={against}: expected a commit or branch")
-    shutil.unpack_archive(archive, other)
+    unpack(against, other, failed=f"--against={against}: expected a commit or branch")
     for path in ROOT.glob("*.py"):
         shutil.copy(path, this)
     for name in ("config", "lab", "nanoladder"):
         shutil.copytree(ROOT / name, this / name)
     shutil.copytree(ROOT / "lab", other / "lab", dirs_exist_ok=True)
     return {"other": against, "this": f"{head} + changes" if changed else head}
+
+
+def unpack(commit, folder, *paths, failed):
+    """Fills a folder with a commit's files, or those under some paths. Raises BadInput as git does."""
+    archive = f"{folder}.zip"
+    git("archive", f"--output={archive}", commit, "--", *paths, failed=failed)
+    shutil.unpack_archive(archive, folder)
 
 
 def git(*words, failed="--mode=judge takes two versions of a git checkout"):

@@ -175,5 +175,10 @@ def run_command(measurement, words, root):
     process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | environment)
     if process.returncode == 0:
         return json.loads(process.stdout.splitlines()[-1])
+    raise RuntimeError(reason_of_exit(process))
+
+
+def reason_of_exit(process):
+    """Why a finished process of subprocess.run, whose stderr was captured as text, failed: in one line."""
     last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-    raise RuntimeError(KILLED if process.returncode == -9 else last.removeprefix("error: "))
+    return KILLED if process.returncode == -9 else last.removeprefix("error: ")

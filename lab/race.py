@@ -157,7 +157,7 @@ def report(results, commands):
     found = stats.intervals(sooner) if len(first_seconds) >= stats.LEAST else {}
     for name, command in commands.items():
         seconds, losses = (figures(runs, name, figure) for figure in ("seconds", key))
-        middle = math.exp(statistics.fmean(sooner.get(name, [0.0])))  # of few seeds, which have no interval
+        middle = stats.mean_ratio(sooner.get(name, [0.0]))  # of few seeds, which have no interval
         missed = [str(seed) for seed in range(len(losses)) if losses[seed] > first_loss[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",

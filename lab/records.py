@@ -148,8 +148,8 @@ def beside(results, record, entry):
     logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
     losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
     return (
-        f"It ends {middle(logs):.2f} times sooner than {record.name}, {statistics.fmean(losses):+.4f} bits per byte "
-        f"from its loss, on {len(logs)} seeds: no verdict, which takes the naive loop and {SEEDS} seeds"
+        f"It ends {stats.mean_ratio(logs):.2f} times sooner than {record.name}, {statistics.fmean(losses):+.4f} bits "
+        f"per byte from its loss, on {len(logs)} seeds: no verdict, which takes the naive loop and {SEEDS} seeds"
     )
 
 
@@ -165,11 +165,6 @@ def times_sooner(results):
     return paired(results["runs"], naive, name, "seconds", log_ratio)
 
 
-def middle(logs):
-    """The factor in the middle of logarithms."""
-    return math.exp(statistics.fmean(logs))
-
-
 def measured():
     """{machine in words: {Entry: results}} of all that has run."""
     machines = {}
@@ -182,7 +177,7 @@ def measured():
 def figures(entry, results):
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
-    sooner = f"{middle(logs):.2f}×"  # of few seeds, which have no interval
+    sooner = f"{stats.mean_ratio(logs):.2f}×"  # of few seeds, which have no interval
     if len(logs) >= stats.LEAST:
         sooner = stats.times(stats.intervals({name: logs})[name])
     said, _ = verdict(results)
@@ -267,7 +262,7 @@ def draw(path):
     axis = figure.subplots()
     for machine, runs in measured().items():
         logs = {names[0]: [0.0]} | {entry.name: times_sooner(results) for entry, results in runs.items()}
-        x, y = [names.index(name) for name in logs], np.array([middle(each) for each in logs.values()])
+        x, y = [names.index(name) for name in logs], np.array([stats.mean_ratio(each) for each in logs.values()])
         low, high = (np.exp([end(each) for each in logs.values()]) for end in (min, max))
         axis.errorbar(x, y, [y - low, high - y], marker="o", capsize=3, label=machine)
         for spot in zip(x, y, strict=True):

@@ -25,9 +25,10 @@ import torch
 from tqdm import tqdm
 
 from lab import race, records, tables
-from lab.judge import git
-from lab.launch import run_alone
+from lab.judge import unpack
+from lab.launch import reason_of_exit, run_alone
 from lab.measure import machine_facts
+from lab.plan import command_line
 from lab.results import code_hash, machine_name, resume, write
 from nanoladder.checkpoint import format
 from nanoladder.config import DEFAULTS
@@ -38,7 +39,6 @@ from nanoladder.run import load_config
 
 PARTS = [":(glob)*.py", "config", "data", "lab", "nanoladder"]  # of the repository, that a copy has
 OPEN = re.compile(r"(train|model)\.py|config/\w+\.py|nanoladder/(?!data/)[\w/]+\.py")  # to a patch
-SAME = ("dataset", "context_length", "eval_windows")  # keys on which a validation loss depends
 OURS = ("seed", "init_from")  # keys that the check sets, or that bring weights from before
 FEW = 2  # seeds of a quick check
 STILL = {"max_steps": 1, "learning_rate": 1e-30, "min_lr": 1e-30, "warmup_steps": 0}
@@ -67,7 +67,8 @@ def check(options):
             copies = {name: copy(each, Path(folder, name), data.folder) for name, each in contestants.items()}
             require_same_task(entry, copies[entry.name], task)
             words = {name: [str(path) for path in each.configs] for name, each in contestants.items()}
-            conditions = {"machine": machine, "data": data.fingerprint(), "code": code_hash()}
+            conditions = {"machine": machine, "data": data.fingerprint()}
+            conditions["code"] = code_hash(next(iter(copies.values())))  # the naive loop's, which has no patch
             conditions["entries"] = {name: each.digest for name, each in contestants.items()}
             path = Path(folder if options.quick else entry.folder, f"{machine_name(machine)}.json")
             results = resume(path, conditions, {"runs": []})
@@ -88,11 +89,7 @@ def check(options):
 
 def copy(entry, folder, data):
     """A copy of the commit that is checked out, with the entry's patch and links to the data. Returns its folder."""
-    failed = "a check copies a commit of a git checkout"
-    archive = f"{folder}.zip"
-    git("archive", f"--output={archive}", "HEAD", "--", *PARTS, failed=failed)
-    shutil.unpack_archive(archive, folder)
-    os.remove(archive)
+    unpack("HEAD", folder, *PARTS, failed="a check copies a commit of a git checkout")
     if entry.patch:
         require_allowed(entry, folder)
         evaluate = function(folder / "train.py", "evaluate")
@@ -137,10 +134,10 @@ def require_same_task(entry, folder, task):
     command = [sys.executable, "-c", KEYS, *map(str, entry.configs)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1].removeprefix("nanoladder.errors.BadInput: ")
-        raise BadInput(f"{entry.name}: its config cannot be read: {reason}")
+        why = reason_of_exit(done).removeprefix("nanoladder.errors.BadInput: ")
+        raise BadInput(f"{entry.name}: its config cannot be read: {why}")
     keys = json.loads(done.stdout)
-    for key in SAME:
+    for key in race.SAME:
         if keys[key] != getattr(task, key):
             raise BadInput(f"{entry.name}: its config has {key}={keys[key]}; expected the task's {getattr(task, key)}")
     for key in OURS:
@@ -159,33 +156,30 @@ def require_seeded(entry, folder, words):
 def first_weights(entry, folder, words, seed):
     """{name: weight} with which a run begins: those of a checkpoint after one step that changes nothing."""
     with tempfile.TemporaryDirectory() as out_dir:
-        more = [f"--{key}={value}" for key, value in STILL.items()] + [f"--seed={seed}"]
-        command = [sys.executable, folder / "train.py", *words, *more, f"--out_dir={out_dir}/run"]
+        more = command_line(STILL | {"seed": seed, "out_dir": f"{out_dir}/run"})
+        command = [sys.executable, folder / "train.py", *words, *more]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise BadInput(f"{entry.name}: its first step fails: {done.stderr.strip().splitlines()[-1]}")
+            raise BadInput(f"{entry.name}: its first step fails: {reason_of_exit(done)}")
         weights = format.read(Path(out_dir, "run", "last.safetensors"))["model"]
         return {name: weight.clone() for name, weight in weights.items()}
 
 
 def inspect(entry, folder, words, data):
-    """Runs the entry in its copy, with the validation tokens in random order, watched. Returns what race.run does.
+    """Runs the entry in a copy with the validation tokens in random order, watched. Returns what race.run does.
 
-    Raises BadInput if it reads files from outside, or the network.
+    folder: the entry's own copy. Raises BadInput if it reads files from outside, or the network.
     """
-    shuffle_validation(folder / "data" / data.folder.name, data)
-    with tempfile.TemporaryDirectory() as notes:
-        notes = Path(notes, "notes.txt")
-        outcome = race.run([str(notes), *words], script=folder / "lab" / "witness.py")
+    with tempfile.TemporaryDirectory() as temporary:
+        watched, notes = Path(temporary, "watched"), Path(temporary, "notes.txt")
+        shutil.copytree(folder, watched, symlinks=True)
+        shuffle_validation(watched / "data" / data.folder.name, data)
+        outcome = race.run([str(notes), *words], script=watched / "lab" / "witness.py")
         for path in notes.read_text(errors="replace").splitlines():
             if path.startswith("the network"):
                 raise BadInput(f"{entry.name} connects to {path}; expected a run that needs none")
             if not is_inside(path, entry):
                 raise BadInput(f"{entry.name} reads {path}; expected no file but the data, PyTorch's and its own")
-    for name in ("val.bin", "meta.json"):
-        path = folder / "data" / data.folder.name / name
-        path.unlink()
-        path.symlink_to((data.folder / name).resolve())
     return outcome
 
 

@@ -150,6 +150,11 @@ def looks(most):
 # -- in words
 
 
+def mean_ratio(logs):
+    """The ratio in the middle of logarithms of ratios, such as those of too few rounds for an interval."""
+    return math.exp(sum(logs) / len(logs))
+
+
 def times(interval):
     """How many times as fast, of the Interval of a logarithm: 1.84× (1.81–1.87), or if not seen ≈ 1 (0.98–1.03)."""
     middle, low, high = map(math.exp, interval)

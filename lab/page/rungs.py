@@ -6,7 +6,7 @@ A scale is a recipe.json of --mode=recipe.
 import itertools
 from typing import NamedTuple
 
-from lab import pages, records, tables
+from lab import pages, records, stats, tables
 from lab.page.figures import bars_table, card, table
 from lab.page.markup import join, tag
 from lab.results import read, read_results
@@ -98,7 +98,7 @@ def base_card(machine, base, scales):
 
 def race_card(machine, runs):
     """A card with how many times sooner than the naive loop each entry of the race ends, as bars."""
-    sooner = {entry.name: records.middle(records.times_sooner(results)) for entry, results in runs.items()}
+    sooner = {entry.name: stats.mean_ratio(records.times_sooner(results)) for entry, results in runs.items()}
     bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in sooner.items()]
     verdicts = [f"{entry.name}: {records.figures(entry, results)['verdict']}. " for entry, results in runs.items()]
     fine = (

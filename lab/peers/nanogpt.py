@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lab.launch import reason_of_exit
 from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import COMPILED, GPT2_VOCABULARY, HEAD, PREFIX, gpt2_name
 from nanoladder.data import open_dataset
@@ -149,8 +150,7 @@ def run(checkout, words, config, seed):
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
         seconds = round(time.monotonic() - start, 1)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no error"])[-1]
-            raise BadInput(f"nanoGPT's train.py in {checkout} with seed {seed} failed: {last}")
+            raise BadInput(f"nanoGPT's train.py in {checkout} with seed {seed} failed: {reason_of_exit(done)}")
         loss = validation_loss(folder / "ckpt.pt", config)
     bits = dataset.val.n_targets / dataset.meta["bytes"]["val"] / math.log(2)  # per byte, of a nat per token
     losses, times = np.array(STEP.findall(done.stdout), dtype=float).T

@@ -71,13 +71,14 @@ def planted(monkeypatch, **losses):
     began, seeds = [], []
 
     def run(words, script):
-        name = next(parent.name for parent in script.parents if parent.name in FASTER)
+        watched = script.name == "witness.py"  # always of the entry
+        name = "003_new" if watched else script.parent.name
         seed = int(words[-1].removeprefix("--seed="))
         seeds.extend([] if seed in seeds else [seed])
         n = seeds.index(seed)
         began.append((name, n))
-        bpb = losses.get(name, 2.0) + (0.5 if script.name == "witness.py" else 0.0) + LOSS_OFF[(2 * n) % 5]
-        if script.name == "witness.py":
+        bpb = losses.get(name, 2.0) + (0.5 if watched else 0.0) + LOSS_OFF[(2 * n) % 5]
+        if watched:
             open(words[0], "w").close()
         return {"seconds": FASTER[name] + SECONDS_OFF[n], "tokens": 384, "bpb": bpb, "curve": [[1, 3.0], [2, bpb]]}
 
