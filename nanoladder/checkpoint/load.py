@@ -114,7 +114,7 @@ def add_source(parser):
 def source_of(options):
     """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
     if options.model and options.checkpoint:
-        raise BadInput(f"--checkpoint={options.checkpoint} applies to a run; expected --out_dir with it, not --model")
+        raise BadInput(f"--checkpoint={options.checkpoint} is of a run; expected --out_dir beside it, not --model")
     return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
 
 
