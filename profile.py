@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
-    from lab.climb import main
+    from lab.modes import main
     from nanoladder.entry import run_script
 
     run_script(main)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lab.cli import at_least
 from lab.layouts import SCHEDULES, describe, grids, on_grid
-from lab.plan import at_least
 from lab.tables import texts
 from model import GPT
 from nanoladder.entry import Parser, run_script
@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 def predict_step(config, sizes, n_gpus):
-    """Returns the Step of a config with a micro_batch_size on so many GPUs."""
+    """Returns the Step of a config, which has a micro_batch_size, on n_gpus GPUs."""
     p, d, c, t = grid = divide(config, n_gpus)
     n, s = d * c, count_sharing(config, grid, NODE)
     recompute, v = config.activation_checkpointing != "none", STAGES[config.pipeline_schedule]
@@ -143,7 +143,7 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
 
 
 def layouts(config, n_gpus):
-    """Yields the config in every layout on so many GPUs that divides it, tensor groups within a node."""
+    """Yields the config in every layout that divides it among n_gpus GPUs, tensor groups within a node."""
     for grid in grids(n_gpus):
         p, d, c, t = grid
         if config.batch_size % d or t > NODE or config.n_head % (c * t) or config.context_length % (c * t):

@@ -65,7 +65,7 @@ class Device:
 
 
 def datasheet(name):
-    """The Device of a GPU in DATASHEETS, whatever its name's case and spaces. Raises BadInput for any other name."""
+    """The Device of a GPU in DATASHEETS, ignoring case and spaces in its name. Raises BadInput for any other."""
     known = {gpu.replace(" ", "").lower(): gpu for gpu in DATASHEETS}.get(name.replace(" ", "").lower())
     if not known:
         question = nearest(name, DATASHEETS, key=str.upper)

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from lab.bundle import read
 from lab.fold import fold, merge, split
-from lab.link import read
 from nanoladder.checkpoint.interop import OWN
 
 TITLE = "A model of nanoladder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)"

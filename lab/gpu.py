@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from lab.plan import positive
+from lab.cli import positive
 from lab.results import ROOT, code_hash
 from nanoladder import files
 from nanoladder.entry import Parser, run_script

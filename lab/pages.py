@@ -6,9 +6,9 @@ import re
 import textwrap
 from functools import cache
 
-from lab import link, records, summary, tables
+from lab import bundle, records, summary, tables
+from lab.bundle import FOLDER
 from lab.fold import fold, merge
-from lab.link import FOLDER
 from lab.results import read_results
 from lab.stages import fields, fields_up_to, needs_several, reason, tree
 from lab.stats import times
@@ -82,8 +82,8 @@ def script(name):
 
     Raises BadInput for an unknown stage.
     """
-    modules = {module: link.read(f"{module}.py") for module in ("model", "train")}
-    return fold(merge(modules, TITLE), link.values(name))
+    modules = {module: bundle.read(f"{module}.py") for module in ("model", "train")}
+    return fold(merge(modules, TITLE), bundle.values(name))
 
 
 def matcher(a, b):
@@ -109,7 +109,7 @@ def diff(a, b):
 
 def definitions(a, b):
     """Returns [(path, source)] of the definitions in nanoladder/ that stage b's program calls and a's does not."""
-    return link.definitions(script(b), script(a), link.values(b))
+    return bundle.definitions(script(b), script(a), bundle.values(b))
 
 
 def enclosing(lines, start, end):
@@ -194,7 +194,7 @@ def section(name):
 
 
 def readme():
-    """Returns the README with its tables, and what all stages gain, written anew; a table's words on a stage stay."""
+    """Returns the README with its tables and the gain of all stages rewritten; descriptions of stages stay."""
     text = records.with_table(README.read_text(encoding="utf-8"), "records/")
     said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
     heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in MEASURED for kind in KINDS)]

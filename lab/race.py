@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from lab import plan, stats, tables
+from lab import cli, stats, tables
 from lab.launch import run_alone
 from lab.measure import machine_facts
 from lab.peers import nanogpt
@@ -102,7 +102,7 @@ def beside_nanogpt(options, words, config):
 
 def run_config(config, seed):
     """A run of a config."""
-    return run(plan.command_line(differences(dataclasses.replace(config, seed=seed, save_interval=0))))
+    return run(cli.command_line(differences(dataclasses.replace(config, seed=seed, save_interval=0))))
 
 
 def run(words, **settings):

@@ -33,17 +33,18 @@ import torch
 from tqdm import tqdm
 
 from lab import measure as measurements
-from lab import plan
+from lab.equivalent_tokens import Curve
 from lab.launch import run_alone
 from lab.predict import costs
 from lab.recipe_report import report
 from lab.results import machine_name, presets, read, write
+from lab.rows import changed
 from lab.trials import Trial, Trials
-from lab.worth import Curve
 from nanoladder.config import apply, differences, stages
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
+from nanoladder.run import load_config
 
 SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14), (0,)  # seeds
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
@@ -97,7 +98,7 @@ class Protocol:
         merged = {}
         for name in [next(iter(self.rungs)), *names]:
             merged |= self.rungs[name]
-        return plan.changed(self.config, merged)
+        return changed(self.config, merged)
 
     def require_valid(self):
         """Raises BadInput unless the base, each rung alone, all up to each and all but each are valid configs."""
@@ -254,7 +255,7 @@ class Protocol:
 
 def measure(options, words):
     """Runs the trials that are missing, for --minutes, and writes what all of them say."""
-    config = plan.load_config(words)
+    config = load_config(words)
     dataset = open_dataset(config)
     rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())
     protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())

@@ -25,10 +25,10 @@ import torch
 from tqdm import tqdm
 
 from lab import race, records, tables
+from lab.cli import command_line
 from lab.judge import unpack
 from lab.launch import reason_of_exit, run_alone
 from lab.measure import machine_facts
-from lab.plan import command_line
 from lab.results import code_hash, machine_name, resume, write
 from nanoladder.checkpoint import format
 from nanoladder.config import DEFAULTS

@@ -8,8 +8,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from lab import pages, plan, records, referee
-from lab.link import standalone
+from lab import cli, pages, records, referee
+from lab.bundle import standalone
 from lab.page import build
 from lab.stages import reason, tree
 from nanoladder import files
@@ -52,7 +52,7 @@ def command_line():
     add("records", print_records)
     check = add("check", check_entry)
     check.add_argument("entry", metavar="FOLDER", help="an entry of the race, such as records/004_key_offset")
-    seeds = {"type": plan.at_least(1), "default": records.SEEDS}
+    seeds = {"type": cli.at_least(1), "default": records.SEEDS}
     check.add_argument("--seeds", **seeds, help="number of seeds (default: %(default)s)")
     check.add_argument("--quick", action="store_true", help="the rules, and the record before it on two seeds: minutes")
     add("docs", write_docs)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lab.plan import command_line
+from lab.cli import command_line
 from lab.results import ROOT, commit, write
 from nanoladder import files
 from nanoladder.config import DEFAULTS, Config, differences
@@ -104,7 +104,7 @@ class Trials:
         write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
 
     def run(self, wanted, parameters, end, at_once):
-        """Runs trials, so many at once, until none is wanted; starts none after `end`, of the monotonic clock.
+        """Runs trials, `at_once` in parallel, until none is wanted; starts none after `end`, of the monotonic clock.
 
         wanted: function without arguments; the trials that are still to run, in order. It is called after each trial.
         parameters: function of a config.

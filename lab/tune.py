@@ -18,9 +18,10 @@ import textwrap
 from pathlib import Path
 from time import monotonic
 
-from lab import measure, plan, predict, tables
+from lab import measure, predict, tables
 from lab.launch import Child, TimeUp
 from lab.results import commit, default_folder, write
+from lab.rows import changed, changes_from, in_words, normal_form
 from lab.stats import LEAST, SIDES, intervals, looks, order, times
 from nanoladder import machine
 from nanoladder.errors import BadInput
@@ -66,13 +67,13 @@ class Search:
             raise BadInput(f"the finished loop cannot be measured: {error}") from None
         except TimeUp:
             raise BadInput("the finished loop is not ready by the end of the search; expected more --minutes") from None
-        tried, before = {str(plan.here(self.config))}, None  # as texts: two refusals alike are not equal
+        tried, before = {str(normal_form(self.config))}, None  # as texts: two refusals alike are not equal
         with contextlib.suppress(TimeUp):
             while before != self.best:
                 before = self.best
                 for change in candidates(self.best, self.machine):
-                    config = plan.changed(self.best, change)
-                    if (form := str(plan.here(config))) not in tried:
+                    config = changed(self.best, change)
+                    if (form := str(normal_form(config))) not in tried:
                         tried.add(form)
                         kept = self.race(change, config, self.best, end)["outcome"] == "kept"
                         self.best = config if kept else self.best
@@ -84,7 +85,7 @@ class Search:
         if best == self.config:
             return "no change of the finished loop is seen to be faster"
         try:
-            race = self.race(plan.changes(best, self.config), best, self.config, end)
+            race = self.race(changes_from(best, self.config), best, self.config, end)
         except TimeUp:
             return "no time was left to compare the tuned loop with the finished one"
         if race["outcome"] != "kept":
@@ -96,7 +97,7 @@ class Search:
     def race(self, change, config, against, end):
         """Races a config against another one, of which it is a change. Raises TimeUp at the end of the time."""
         sides = {"other": against, "this": config}
-        name = f"{len(self.races) + 1}. {plan.in_words(change)}"
+        name = f"{len(self.races) + 1}. {in_words(change)}"
         race = {"name": name, "change": change, "rounds": [], "outcome": None, "note": None}
         self.races.append(race)
         for other in self.running.keys() - {config, against}:
@@ -239,9 +240,9 @@ COLUMNS = {  # of the table of races
 def report(search, verdict):
     """Prints the outcome and every race, and writes tuned.py, unless it would change nothing. Raises BadInput."""
     path, words = search.folder / "tuned.py", " ".join(search.results["config"])
-    changes = plan.changes(search.best, search.config)
+    changes = changes_from(search.best, search.config)
     races = [race for race in search.races if race["note"] or race["rounds"]]
-    sentence = f"{verdict.capitalize()}: {plan.in_words(changes) or 'the config as it is'}."
+    sentence = f"{verdict.capitalize()}: {in_words(changes) or 'the config as it is'}."
     print(tables.on_terminal(sentence, COLUMNS, races))
     print(f"\nwritten: {search.folder}/tune.json, with all rounds")
     if not changes:

@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from lab import climb, pages, records
+from lab import modes, pages, records
 from nanoladder.config import Config, differences
 from nanoladder.config.stages import LADDERS
 from nanoladder.run import load_config
@@ -66,18 +66,18 @@ def test_every_key_given_to_train_py_exists(page):
 
 
 def test_every_option_given_to_profile_py_exists(run_main):
-    listed = run_main(climb.main, "--help").out.partition("\nmodes:\n")[2].partition("\noptions:")[0]
-    modes = set(re.findall(r"^  (\w+) ", listed, flags=re.MULTILINE))
-    helps = [run_main(climb.main, f"--mode={mode}", "--help").out for mode in modes]
+    listed = run_main(modes.main, "--help").out.partition("\nmodes:\n")[2].partition("\noptions:")[0]
+    listed_modes = set(re.findall(r"^  (\w+) ", listed, flags=re.MULTILINE))
+    helps = [run_main(modes.main, f"--mode={mode}", "--help").out for mode in listed_modes]
     known = (
         {field.name for field in dataclasses.fields(Config)} | {*LADDERS} | set(re.findall(r"--(\w+)", "".join(helps)))
     )
     for page in PAGES:
         for words in re.findall(r"\bprofile\.py(?: [^`#\n]*)?", code(page.read_text(encoding="utf-8"))):
             assert known.issuperset(re.findall(r"--(\w+)", words)), words
-            assert modes.issuperset(re.findall(r"--mode=(\w+)", words)), words
+            assert listed_modes.issuperset(re.findall(r"--mode=(\w+)", words)), words
     table = re.findall(r"^\| `(\w+)`", (ROOT / "docs/measuring.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert set(table) == modes
+    assert set(table) == listed_modes
 
 
 def test_the_readme_has_the_ladder_as_it_was_measured():

@@ -8,7 +8,7 @@ from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
 
 from lab import pages
-from lab.link import standalone
+from lab.bundle import standalone
 from nanoladder.config.stages import stage_below
 
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import same, tiny
 
+from lab.bundle import OPTIONS
 from lab.fold import NO_OPS, fold
-from lab.link import OPTIONS
 from lab.stages import fields_up_to
 from model import GPT, NORMS, Attention, Block
 from nanoladder import machine, optim, parallel

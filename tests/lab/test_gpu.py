@@ -11,8 +11,9 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lab import gpu, plan
+from lab import cli, gpu
 from lab.results import read_results, write_results
+from lab.rows import not_applicable, rows_of
 from nanoladder.run import load_config
 
 
@@ -64,10 +65,10 @@ def test_what_is_done_is_not_done_again_and_what_is_not_is(tmp_path):
 def test_every_part_has_a_valid_command(part, rehearse):
     words = gpu.rehearsal(gpu.parts()[part]) if rehearse else gpu.parts()[part]
     if words[0] == "profile.py":
-        options, config_words = plan.parse(words[1:])
+        options, config_words = cli.parse(words[1:])
         if options.mode != "tune":
-            rows = plan.rows(options, config_words)
-            reasons = plan.not_applicable(rows, options)
+            rows = rows_of(options, config_words)
+            reasons = not_applicable(rows, options)
             assert all(reason.startswith("not applicable") for reason in reasons.values()), reasons
             assert len(rows) > len(reasons)
     elif words[0] == "train.py":

@@ -14,7 +14,7 @@ import time
 import pytest
 from conftest import MACHINE, ROOT, contents, flags
 
-from lab import climb, judge, stats
+from lab import judge, modes, stats
 from nanoladder.errors import BadInput
 
 PROFILED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
@@ -32,7 +32,7 @@ def planted(monkeypatch, dense, tmp_path):
         monkeypatch.setattr(judge, "run_command", run_command)
         argv = [*flags(dataset=dense), "--mode=judge", "--against=HEAD", f"--metric={metric}", f"--out_dir={tmp_path}"]
         with pytest.raises(SystemExit) as exit:
-            climb.main([*argv, *words])
+            modes.main([*argv, *words])
         return exit.value.code, json.loads((tmp_path / f"judge-{metric}.json").read_text())
 
     return run

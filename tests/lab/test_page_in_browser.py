@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from lab import pages
-from lab.link import standalone
+from lab.bundle import standalone
 from lab.page import build
 from nanoladder.config import stage_path
 from nanoladder.config.stages import stage_below

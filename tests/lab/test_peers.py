@@ -9,7 +9,7 @@ import torch
 from conftest import MACHINE, build, flags, tiny
 
 import train
-from lab import climb
+from lab import modes
 from lab.launch import run_alone
 from lab.peers import nanogpt, task
 from lab.peers.task import Task
@@ -182,9 +182,9 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
         figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
         return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
 
-    monkeypatch.setattr(climb, "run_alone", run_alone)
+    monkeypatch.setattr(modes, "run_alone", run_alone)
     keys = [word for word in flags(dataset=dense) if not word.startswith("--adamw_impl=")]  # a key goes before a stage
-    climb.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=3"])
+    modes.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=3"])
     turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
     failing = [(peer, best) for peer in ("huggingface", "lightning") for best in (False, True)]
     assert asked == [*turn, *failing, *turn[::-1], *turn]

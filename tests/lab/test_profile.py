@@ -13,9 +13,10 @@ import pytest
 import torch
 from conftest import MACHINE, ROOT
 
-from lab import climb, measure, pages, plan, predict, tables
+from lab import cli, measure, modes, pages, predict, tables
 from lab.results import code_hash, read_results
 from lab.roofline import Time
+from lab.rows import changes_from, not_applicable, rows_of, stages_of
 from nanoladder.config import stage_names
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
@@ -51,20 +52,20 @@ def measured(monkeypatch, dense, tmp_path):
 
     def run(answer, *words):
         run.answer = answer
-        climb.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", *words])
+        modes.main([*TINY_MODEL, f"--dataset={dense}", f"--out_dir={tmp_path}", *words])
         return asked, rows_in((tmp_path / "table.md").read_text())
 
-    monkeypatch.setattr(climb, "run_together", run_together)
-    monkeypatch.setattr(climb, "run_alone", lambda *args, **options: run_together(*args, **options)[0])
-    monkeypatch.setattr(climb.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
-    monkeypatch.setattr(climb.predict, "predict_time", lambda *_: Time({"compute": 1e-3}))
+    monkeypatch.setattr(modes, "run_together", run_together)
+    monkeypatch.setattr(modes, "run_alone", lambda *args, **options: run_together(*args, **options)[0])
+    monkeypatch.setattr(modes.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
+    monkeypatch.setattr(modes.predict, "predict_time", lambda *_: Time({"compute": 1e-3}))
     return run
 
 
 def stage_of(config):
     """Name of the stage at which the ladder's fields have the values of a config."""
     configs = {name: load_config([f"--batch_size={config.batch_size}", f"--stage={name}"]) for name in stage_names()}
-    return next(name for name in configs if not plan.changes(configs[name], config).keys() & pages.fields("naive"))
+    return next(name for name in configs if not changes_from(configs[name], config).keys() & pages.fields("naive"))
 
 
 def usual(what, config):
@@ -89,9 +90,9 @@ def test_the_standard_library_s_profile_is_what_others_import():
 
 
 def planned(*argv):
-    options, words = plan.parse(list(argv))
-    rows = plan.rows(options, words)
-    return rows, plan.not_applicable(rows, options)
+    options, words = cli.parse(list(argv))
+    rows = rows_of(options, words)
+    return rows, not_applicable(rows, options)
 
 
 def test_vary_has_a_row_for_every_combination_and_a_config_as_it_is():
@@ -113,18 +114,18 @@ def test_vary_stages_takes_out_each_stage_or_puts_it_in():
     assert {"with checkpointing", "without amp", "without compile"} <= rows.keys()
     for name, config in rows.items():
         if name not in reasons:
-            assert plan.changes(config, finished).keys() == pages.fields(name.split()[1]).keys()
+            assert changes_from(config, finished).keys() == pages.fields(name.split()[1]).keys()
     rows, _ = planned(*TINY_MODEL, "--stage=naive", "--vary=stages")
     naive = rows.pop("as configured")
-    assert list(rows) == [f"with {stage}" for stage in plan.stages_of(1)[1:]]
+    assert list(rows) == [f"with {stage}" for stage in stages_of(1)[1:]]
     for name, config in rows.items():
         stage, fields = load_config([*TINY_MODEL, f"--stage={name.split()[1]}"]), pages.fields(name.split()[1])
-        assert plan.changes(config, naive) == {field: getattr(stage, field) for field in fields}
-    assert set(stage_names()) - set(plan.stages_of(1)) >= {"ddp", "shard"} and plan.stages_of(2) == stage_names()
+        assert changes_from(config, naive) == {field: getattr(stage, field) for field in fields}
+    assert set(stage_names()) - set(stages_of(1)) >= {"ddp", "shard"} and stages_of(2) == stage_names()
 
 
 def test_the_ladder_ends_with_the_config_as_it_is_if_that_is_none_of_its_stages():
-    assert list(planned(*TINY_MODEL, "config/stages/00_naive.py", "--mode=ladder")[0]) == plan.stages_of(1)
+    assert list(planned(*TINY_MODEL, "config/stages/00_naive.py", "--mode=ladder")[0]) == stages_of(1)
     configs, reasons = planned("config/gpt2_low_memory.py", "--mode=ladder", "--stages=naive")
     assert list(configs) == ["naive", "as configured"] and not reasons
     assert configs["as configured"] == load_config(["config/gpt2_low_memory.py"])
@@ -142,14 +143,14 @@ def test_scaling_has_a_row_for_1_to_n_processes(dimension, of_four):
     words = [*TINY_MODEL, "--n_layer=4", "--n_head=4", "--micro_batch_size=1", "--batch_size=4"]
     rows, reasons = planned(*words, "--mode=scaling", "--processes=4", f"--dimension={dimension}")
     assert list(rows) == ["1", "2", "4"] and not reasons
-    assert plan.changes(rows["4"], load_config(words)) == of_four
+    assert changes_from(rows["4"], load_config(words)) == of_four
 
 
 def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
     for more in ([], ["--vary=stages"]):
-        assert plan.parse(["--micro_batch_size=16", *more])[1][-1] == "--batch_size=16"
+        assert cli.parse(["--micro_batch_size=16", *more])[1][-1] == "--batch_size=16"
     for words in (["--train", "--vary=stages"], ["--mode=predict"], ["--batch_size=480"]):
-        assert plan.parse([*words, "--micro_batch_size=16"])[1][-1] == "--micro_batch_size=16"
+        assert cli.parse([*words, "--micro_batch_size=16"])[1][-1] == "--micro_batch_size=16"
 
 
 # -- measuring, the processes played
@@ -208,7 +209,7 @@ def test_one_slow_process_of_naive_hides_no_gain(measured):
 
 def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
     timed = {"naive": 0.2, "compile": 0.3}  # slower than naive, which the limits do not have
-    monkeypatch.setattr(climb.predict, "predict_time", PREDICT_TIME)
+    monkeypatch.setattr(modes.predict, "predict_time", PREDICT_TIME)
     _, rows = measured(
         lambda what, config: PROFILED if what == "profile" else TIMED | {"seconds": timed[stage_of(config)]},
         "--stages=compile",
@@ -243,7 +244,7 @@ def test_results_of_other_conditions_or_rows_are_not_mixed_and_modes_share_a_fol
             measured(usual, *words)
     measured(usual, "--vary", "compile=False")
     assert list(read_results(tmp_path / "results.json")["modes"]) == ["ladder", "vary-compile"]
-    monkeypatch.setattr(climb, "code_hash", lambda *_: "other")
+    monkeypatch.setattr(modes, "code_hash", lambda *_: "other")
     with pytest.raises(BadInput, match="another code"):
         measured(usual, "--stages=naive")
 
@@ -307,7 +308,7 @@ def figures_of(out):
 
 def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(tmp_path, capsys):
     argv = [*PREDICTED, "--gpu=a100", "--stages=flash", "--max_steps=3600", "--memory_gb=0.07"]
-    climb.main([*argv, "--price_per_hour=1000", f"--out_dir={tmp_path}"])
+    modes.main([*argv, "--price_per_hour=1000", f"--out_dir={tmp_path}"])
     out = capsys.readouterr().out
     assert "on 1 × A100 at 40% of 312 TFLOP/s, " in out.replace("\n ", "") and " at 1000 an hour" in out
     rows = figures_of(out)
@@ -322,9 +323,9 @@ def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_ther
 
 def test_predict_takes_this_machine_s_limits(tmp_path, monkeypatch, capsys):
     answers = {"machine_facts": MACHINE, "machine_limits": LIMITS}
-    monkeypatch.setattr(climb, "run_alone", lambda what, config: answers[what.__name__])
+    monkeypatch.setattr(modes, "run_alone", lambda what, config: answers[what.__name__])
     words = ["--device=cpu", "--stages=naive,shard", "--dtype=float32", "--optimizer=adafactor"]
-    climb.main([*PREDICTED, *words, f"--out_dir={tmp_path}"])
+    modes.main([*PREDICTED, *words, f"--out_dir={tmp_path}"])
     out = capsys.readouterr().out
     assert "on 1 × a CPU, 4 threads, native bfloat16 at 40%" in out.replace("\n ", "")
     assert "\nshard: optimizer=adafactor" in out and figures_of(out).keys() == {"naive", "as configured"}
@@ -334,12 +335,12 @@ def test_predict_takes_this_machine_s_limits(tmp_path, monkeypatch, capsys):
 # -- tables
 
 
-@pytest.mark.parametrize("mode", plan.MODES)
+@pytest.mark.parametrize("mode", cli.MODES)
 def test_the_help_of_a_mode_has_its_own_options(mode, run_main):
-    found = run_main(climb.main, f"--mode={mode}", "--help")
-    assert found.code == 0 and plan.MODES[mode].meaning.split()[0] in found.out
+    found = run_main(modes.main, f"--mode={mode}", "--help")
+    assert found.code == 0 and cli.MODES[mode].meaning.split()[0] in found.out
     listed = set(re.findall(r"^  --(\w+)", found.out, re.MULTILINE))
-    assert listed == {"mode", *plan.MODES[mode].options}
+    assert listed == {"mode", *cli.MODES[mode].options}
 
 
 # -- for real

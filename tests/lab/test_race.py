@@ -12,7 +12,7 @@ import torch
 from conftest import build, flags, replace, tiny
 
 import train
-from lab import climb, race
+from lab import modes, race
 from lab.peers import nanogpt
 from nanoladder.checkpoint.interop import gpt2_name
 from nanoladder.data import open_dataset
@@ -62,7 +62,7 @@ def run(dense, tmp_path, run_main, monkeypatch):
         file = tmp_path / "other.py"
         file.write_text("\n".join(f"{key} = {value!r}" for key, value in vars(other).items()))
         options = "--mode=race", f"--against={file}", "--seeds=3", f"--out_dir={tmp_path}"
-        return run_main(climb.main, *flags(dataset=dense), "--optimizer=muon", *options)
+        return run_main(modes.main, *flags(dataset=dense), "--optimizer=muon", *options)
 
     return run
 
@@ -88,12 +88,12 @@ def test_a_loss_that_is_missed_is_said(run):
 def test_what_cannot_be_compared_is_refused_in_one_line(run, refused, dense, tmp_path):
     result = run(eval_windows=3)
     assert result.code == 2 and "eval_windows=3" in result.err and "expected the same validation" in result.err
-    assert "--against=config/y.py" in refused(climb.main, *flags(dataset=dense), "--mode=race")
+    assert "--against=config/y.py" in refused(modes.main, *flags(dataset=dense), "--mode=race")
     for name in ("train.bin", "val.bin"):
         shutil.copy(dense / name, tmp_path)
     words, other = flags(dataset=tmp_path, vocab_size=40), tmp_path / "other.py"
     other.write_text(f"dataset = '{tmp_path}'")
-    line = refused(climb.main, *words, "--mode=race", f"--against={other} --vocab_size=40 --context_length=16")
+    line = refused(modes.main, *words, "--mode=race", f"--against={other} --vocab_size=40 --context_length=16")
     assert "does not say how long its text is" in line
 
 
@@ -186,13 +186,13 @@ def test_a_config_races_against_nanogpt(dense, checkout, tmp_path, run_main, ref
 
     monkeypatch.setattr(nanogpt, "run", run)
     words = *flags(dataset=dense, eval_windows=0), "--optimizer=muon", "--mode=race", f"--nanogpt={checkout}"
-    done = run_main(climb.main, *words, f"--out_dir={tmp_path}", "--seeds=3")
+    done = run_main(modes.main, *words, f"--out_dir={tmp_path}", "--seeds=3")
     assert done.code == 0 and "60.00× (60.00–60.00)" in done.out and "nats/token at the end" in done.out
     assert "4.1000, 4.1000, 4.1000" in done.out and "4.0000, 4.0000, 4.0000" in done.out
     assert "nanoGPT's loss" in done.out and "10.00, 10.00, 10.00" in done.out  # minutes
     assert asked == [(str(checkout), nanogpt.LAPTOP.split(), 0, seed) for seed in range(3)]
     assert (tmp_path / "race.png").stat().st_size > 1e4
-    own = run_main(climb.main, *words, "--against=--max_iters=3", f"--out_dir={tmp_path / 'own'}", "--seeds=1")
+    own = run_main(modes.main, *words, "--against=--max_iters=3", f"--out_dir={tmp_path / 'own'}", "--seeds=1")
     assert own.code == 0 and asked[-1][1] == ["--max_iters=3"]
-    assert "expected --eval_windows=0" in refused(climb.main, *words, "--eval_windows=3")
-    assert "expected a checkout of karpathy/nanoGPT" in refused(climb.main, *words, f"--nanogpt={tmp_path}")
+    assert "expected --eval_windows=0" in refused(modes.main, *words, "--eval_windows=3")
+    assert "expected a checkout of karpathy/nanoGPT" in refused(modes.main, *words, f"--nanogpt={tmp_path}")

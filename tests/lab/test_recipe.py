@@ -10,7 +10,7 @@ import pytest
 from conftest import flags, replace, tiny
 
 import train
-from lab import climb, plan, recipe, trials
+from lab import cli, modes, recipe, trials
 from nanoladder.run import load_config
 from nanoladder.run.metrics import read_metrics
 
@@ -39,7 +39,7 @@ class World:
         monkeypatch.setattr(recipe, "run_alone", self.step)
         monkeypatch.setattr(recipe, "machine_name", lambda facts: "a-machine")
         monkeypatch.setattr(recipe, "rungs_of", lambda config: self.rungs)
-        monkeypatch.setattr(plan, "stage_names", lambda *_: [*self.rungs])
+        monkeypatch.setattr(cli, "stage_names", lambda *_: [*self.rungs])
 
     def step(self, function, config):
         self.steps += [config] * (function is not recipe.measurements.machine_facts)
@@ -93,7 +93,7 @@ def run(dense, tmp_path, run_main):
 
     def run(*words):
         own = flags(dataset=dense, max_steps=STEPS, learning_rate=RATE, min_lr=RATE / 10)
-        done = run_main(climb.main, *own, "--mode=recipe", f"--out_dir={tmp_path}", *words)
+        done = run_main(modes.main, *own, "--mode=recipe", f"--out_dir={tmp_path}", *words)
         path = tmp_path / "recipe.json"
         rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
         return done, rows, read_metrics(tmp_path / "trials.jsonl")

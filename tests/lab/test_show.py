@@ -17,7 +17,7 @@ from processes import python, script, work
 import model
 import train
 from lab import pages, show
-from lab.link import OPTIONS, standalone
+from lab.bundle import OPTIONS, standalone
 from lab.stages import needs_several, reason
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR, stage_below

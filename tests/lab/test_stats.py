@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from lab import plan, stats, summary
+from lab import cli, stats, summary
 
-ROWS, ROUNDS = 15, plan.OPTIONS["repeats"][1]  # those of a table, by default
+ROWS, ROUNDS = 15, cli.OPTIONS["repeats"][1]  # those of a table, by default
 
 
 def table(random, gain=1.0, jitter=0.04):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import MACHINE, flags
 
-from lab import climb, launch, pages, tune
+from lab import launch, modes, pages, tune
 from nanoladder.run import load_config
 
 LOSSES = [5.0, 4.0, 3.0, 2.0, 1.0]
@@ -28,7 +28,7 @@ class World:
         monkeypatch.setattr(tune, "Child", lambda function, config: Player(self, config))
         monkeypatch.setattr(tune, "monotonic", lambda: self.now)
         monkeypatch.setattr(tune.predict, "predict_memory", lambda *_: SimpleNamespace(peak=0))
-        monkeypatch.setattr(climb, "run_alone", lambda *_: MACHINE)
+        monkeypatch.setattr(modes, "run_alone", lambda *_: MACHINE)
         monkeypatch.setattr("nanoladder.files.write", lambda path, text: Path(path).write_text(text))  # without a sync
 
     def wait(self, seconds, limit):
@@ -70,7 +70,7 @@ def tuning(monkeypatch, dense, tmp_path):
 
     def run(*words, **config):
         own = ["x.py", *flags(**{**FINISHED, "dataset": dense, "batch_size": 16, **config})]
-        climb.main([*own, "--mode=tune", "--out_dir=out", *words])
+        modes.main([*own, "--mode=tune", "--out_dir=out", *words])
         path = Path("out/tuned.py")
         written = {}
         if path.exists():
@@ -201,10 +201,10 @@ def test_on_a_gpu_memory_is_not_predicted(monkeypatch, dense, tmp_path):
     monkeypatch.chdir(tmp_path)
     world = World(monkeypatch, lambda config: 0.5 if config.attention == "flash" else 1.0)
     gpu = {**MACHINE, "gpu": "a GPU"}
-    monkeypatch.setattr(climb, "run_alone", lambda *_: gpu)
+    monkeypatch.setattr(modes, "run_alone", lambda *_: gpu)
     monkeypatch.setattr(tune.predict, "predict_memory", lambda *_: pytest.fail("it takes seconds"))
     words = [*flags(**{**FINISHED, "dataset": dense, "batch_size": 16, "set_to_none": True}), "--mode=tune"]
-    climb.main([*words, "--minutes=4", "--out_dir=out"])
+    modes.main([*words, "--minutes=4", "--out_dir=out"])
     assert world.started[1].attention == "flash"
     assert 'attention = "flash"' in Path("out/tuned.py").read_text()
 
@@ -238,4 +238,4 @@ def test_bad_input_is_one_line(tuning, refused, dense, monkeypatch):
         "--dropout=0.1": "expected --dropout=0",
         "--micro_batch_size=auto": "micro_batch_size=auto is resolved when training starts",
     }.items():
-        assert message in refused(climb.main, *words, more), more
+        assert message in refused(modes.main, *words, more), more

@@ -1,13 +1,7 @@
-"""The command line of profile.py: its modes, the options of each, and the rows that a mode measures.
-
-Rows are a dict {name: Config, or the BadInput that explains why there is none}.
-"""
+"""The command line of profile.py: its modes and the options of each."""
 
 import argparse
-import ast
 import contextlib
-import dataclasses
-import itertools
 import math
 import os
 import textwrap
@@ -15,20 +9,13 @@ from typing import NamedTuple
 
 from lab.devices import DATASHEETS
 from lab.peers import task
-from lab.stages import fields, needs_several
-from lab.summary import row_below
-from nanoladder.config import RECIPE_DIR, apply, check, parse_arguments, stage_names
-from nanoladder.config.stages import LADDERS, files, stage_below, stage_path
+from nanoladder.config import RECIPE_DIR, parse_arguments, stage_names
+from nanoladder.config.stages import LADDERS
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput, nearest
-from nanoladder.kernels import count_chunks, uses_blocks
-from nanoladder.machine import can_record, choose_device, choose_dtype
-from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
 
-AS_CONFIGURED = "as configured"  # the row of the config as it is
-ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that have no effect in one process
-CLIMBS = {  # {(mode, option of the config): why the mode refuses it, and what to do}
+REFUSED = {  # {(mode, option of the config): why the mode refuses it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
     ("tune", "stage"): "--mode=tune starts from the finished loop; expected no --stage",
     ("recipe", "recipe"): "--mode=recipe measures every rung; expected no --recipe",
@@ -181,7 +168,7 @@ def parse(argv):
             "micro_batch_size=auto is resolved when training starts; expected a number, or --vary micro_batch_size=8,16"
         )
     for option, name in parse_arguments(words)[1].items():
-        if why := CLIMBS.get((options.mode, option)):
+        if why := REFUSED.get((options.mode, option)):
             raise BadInput(f"{option}={name}: {why}")
     whole = options.mode in ("predict", "judge", "tune", "recipe", "race") or options.dimension == "pipeline"
     whole = whole or options.train or any(word.startswith("--batch_size") for word in words)
@@ -227,6 +214,11 @@ def parser_of(mode, **settings):
     return parser
 
 
+def command_line(keys):
+    """Returns the words of a command line that set these keys."""
+    return [f"--{key}={value}" for key, value in keys.items()]
+
+
 def part_of_results(options):
     """Returns the name of a mode in results.json, such as scaling-tensor or vary-attention."""
     match options.mode:
@@ -236,123 +228,3 @@ def part_of_results(options):
             keys = [part if part == "stages" else next(iter(part[0])) for part in options.vary]
             return "-".join(["train" if options.train else "vary", *keys])
     return options.mode
-
-
-# -- the rows
-
-
-def rows(options, words):
-    """Returns the rows of a mode. All are compared with the first."""
-    config = load_config(words)
-    match options.mode:
-        case "ladder":
-            every = stage_rows(stage_names(), words)
-            chosen = {name: every[name] for name in options.stages or stages_of(1)}
-            is_a_stage = here(config) in map(here, every.values())
-            return chosen if is_a_stage else chosen | {AS_CONFIGURED: config}
-        case "vary" if options.vary == ["stages"]:
-            return {AS_CONFIGURED: config, **dict(toggled(config, stage) for stage in stages_of(1)[1:])}
-        case "vary":
-            merged = [dict(itertools.chain(*map(dict.items, part))) for part in itertools.product(*options.vary)]
-            return {AS_CONFIGURED: config, **{in_words(keys): changed(config, keys) for keys in merged}}
-        case "peers":
-            return stage_rows(["naive"], words) | dict.fromkeys([AS_CONFIGURED, *task.PEERS], config)
-        case "scaling":
-            counts = [n for n in range(1, options.processes + 1) if n == options.processes or n & (n - 1) == 0]
-            return {str(n): changed(config, divided(config, options.dimension, n)) for n in counts}
-
-
-def divided(config, dimension, n):
-    """Returns the keys that divide a config among n processes along a dimension of --mode=scaling."""
-    if dimension in ("data", "shard"):  # a batch for each process
-        return {"batch_size": n * config.batch_size, "shard": "full" if dimension == "shard" else config.shard}
-    return {f"{dimension}_parallel": n}
-
-
-def stage_rows(names, words):
-    """Returns the rows of these stages: the config at each."""
-    configs = {}
-    for name in names:
-        try:
-            configs[name] = load_config([*words, f"--stage={name}"])
-        except BadInput as error:
-            configs[name] = error
-    return configs
-
-
-def toggled(config, stage):
-    """Returns the row of a config without one of its stages, or with one that it lacks."""
-    (field,), path = fields(stage), stage_path(stage_below(stage))
-    below = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
-    if getattr(config, field) in below:
-        return f"with {stage}", changed(config, {field: apply([files()[stage]], {}, vars(config))[field]})
-    return f"without {stage}", changed(config, {field: below[-1]})
-
-
-def changed(config, changes):
-    """Returns the config with these changes, or the BadInput that explains why they are impossible."""
-    config = dataclasses.replace(config, **changes)
-    try:
-        check(config)
-    except BadInput as error:
-        return error
-    return config
-
-
-def changes(config, base):
-    """Returns {key: value} of the config where it differs from another one."""
-    return {key: value for key, value in vars(config).items() if value != getattr(base, key)}
-
-
-def trains_otherwise(config, base):
-    """True if the configs differ in more than how a step is computed. AdamW in 8 bits counts as AdamW."""
-    another_optimizer = config.optimizer.removesuffix("8bit") != base.optimizer.removesuffix("8bit")
-    return another_optimizer or not changes(config, base).keys() <= {*fields("naive"), "optimizer"}
-
-
-def in_words(changes):
-    """attention=matmul, compile=False"""
-    return ", ".join(f"{key}={value}" for key, value in changes.items())
-
-
-def command_line(keys):
-    """Returns the words of a command line that set these keys."""
-    return [f"--{key}={value}" for key, value in keys.items()]
-
-
-def stages_of(n):
-    """Returns the stages that can have an effect in n processes."""
-    return [stage for stage in stage_names() if n > 1 or not needs_several(stage)]
-
-
-def here(config):
-    """Returns the config in a normal form: two that train alike in one process on this machine have the same.
-
-    A BadInput is returned as it is.
-    """
-    if isinstance(config, BadInput):
-        return config
-    device = choose_device(config.device)
-    in_blocks = uses_blocks(config, device.type, choose_dtype(config.dtype, device))
-    attention = "blocks" if in_blocks else config.attention.replace("auto", "sdpa")
-    micro_batch_size = config.micro_batch_size % config.batch_size
-    n_tokens = (micro_batch_size or config.batch_size) * config.context_length
-    loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
-    same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
-    same["cuda_graph"] = config.cuda_graph and can_record(config, device)
-    return dataclasses.replace(config, **same, **ALONE)
-
-
-def not_applicable(rows, options):
-    """Returns {row: reason} of the rows not to measure: no valid config, or the same one as the row compared with."""
-    mode, reasons, configs = options.mode, {}, {}
-    for name, config in rows.items():
-        if isinstance(config, BadInput):
-            reasons[name] = str(config)
-            continue
-        config = here(config)
-        compared = row_below(name, configs) if mode == "ladder" else next(iter(configs), None)
-        if mode not in ("scaling", "peers") and compared and config == configs[compared]:
-            reasons[name] = "not applicable: here it is the same as the row that it is compared with"
-        configs[name] = config
-    return reasons

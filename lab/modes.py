@@ -1,4 +1,4 @@
-"""Runs the modes of profile.py. Its own are those that measure rows (plan.rows) on this machine, round by round.
+"""Runs the modes of profile.py. Its own are those that measure rows (rows.py) on this machine, round by round.
 
 Every figure comes from train.py's own train_step on real batches, in processes of their own (measure.py) that run one
 after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import devices, judge, measure, plan, predict, race, recipe, tables, tune
+from lab import cli, devices, judge, measure, predict, race, recipe, tables, tune
 from lab.launch import run_alone, run_together
 from lab.peers import task
 from lab.results import code_hash, default_folder, open_results, write, write_results
+from lab.rows import AS_CONFIGURED, changes_from, not_applicable, rows_of, stage_rows, stages_of, trains_otherwise
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -28,7 +29,7 @@ from nanoladder.run import load_config
 
 
 def main(argv):
-    options, words = plan.parse(argv)
+    options, words = cli.parse(argv)
     if options.mode != "predict":
         check_device(load_config(words))
     match options.mode:
@@ -43,7 +44,7 @@ def main(argv):
         case "race":
             race.race(options, words)
         case _:
-            climb(options, words)
+            measure_rows(options, words)
 
 
 def check_device(config):
@@ -69,8 +70,8 @@ def predict_all(options, config_words):
     config = load_config(words)
     n, price, memory_gb = options.world_size, options.price_per_hour, options.memory_gb
     stage = parse_arguments(words)[1].get("stage")
-    rows = plan.stage_rows([] if stage else options.stages or plan.stages_of(n), words)
-    rows |= {stage or plan.AS_CONFIGURED: config}
+    rows = stage_rows([] if stage else options.stages or stages_of(n), words)
+    rows |= {stage or AS_CONFIGURED: config}
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
     cost = predict.costs(config, options.mfu, max(device.flops.values()), n)
@@ -103,19 +104,19 @@ def device_of(options, kind, config_words):
     return devices.measured(tables.machine_in_words(machine), [limits])
 
 
-def climb(options, config_words):
+def measure_rows(options, config_words):
     """Measures what results.json does not hold yet, and writes it after each process."""
     words = sized(config_words)
-    base, rows, scaling = load_config(words), plan.rows(options, words), options.mode == "scaling"
+    base, rows, scaling = load_config(words), rows_of(options, words), options.mode == "scaling"
     conditions = conditions_of(options, config_words)
     folder = Path(options.out_dir or default_folder(conditions))
-    kind, reasons = plan.part_of_results(options), plan.not_applicable(rows, options)
+    kind, reasons = cli.part_of_results(options), not_applicable(rows, options)
     valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
-    changes = {name: plan.command_line(plan.changes(row, base)) for name, row in valid.items()}
+    changes = {name: cli.command_line(changes_from(row, base)) for name, row in valid.items()}
     results = open_results(folder, conditions, kind, {name: [] for name in rows} | changes, reasons)
     part = results["modes"][kind]
     for name, row in valid.items():
-        part["rows"][name]["another_update"] = plan.trains_otherwise(row, next(iter(valid.values())))
+        part["rows"][name]["another_update"] = trains_otherwise(row, next(iter(valid.values())))
     todo = tasks(options, rows)
     machine, batch = tables.machine_in_words(results["machine"]), f"{base.batch_size} × {base.context_length} tokens"
     print(tables.wrapped(f"{machine}: {len(valid)} rows, steps of {batch}; it can be interrupted"), flush=True)

@@ -1,8 +1,8 @@
 """Definitions of nanoladder/ that a program calls, folded as the program is: beside its diff, or linked into one file.
 
 A linked program (`ladder.py show NAME --standalone`) imports nothing but torch and numpy: all that it calls stands in
-it, definition by definition. The loop of lab/plain.py takes the place of the housekeeping, and all keys but its own
-have their defaults.
+it, definition by definition. standalone_loop.py takes the place of the housekeeping, and all keys but its own have
+their defaults.
 """
 
 import ast
@@ -19,8 +19,8 @@ from nanoladder.parallel import CUTS
 
 FOLDER = Path(__file__).parents[1]
 OPTIONS = ("optimizer_in_backward",)  # shown programs use their defaults
-PLAIN, BATCHES = Path("lab/plain.py"), Path("nanoladder/data/batches.py")
-REPLACED = {(BATCHES, name): (PLAIN, name) for name in ("TrainingBatches", "WORKERS")}
+LOOP, BATCHES = Path("lab/standalone_loop.py"), Path("nanoladder/data/batches.py")
+REPLACED = {(BATCHES, name): (LOOP, name) for name in ("TrainingBatches", "WORKERS")}
 OURS = ("nanoladder", "model", "train")
 TITLE = '''\
 """A GPT and the loop that trains it, in one file: python PROGRAM.py TOKENS.bin [--n_layer=4 --max_steps=100 ...]
@@ -65,7 +65,7 @@ def called(program):
 
 def standalone(name):
     """Returns the source of a stage as one program. Raises BadInput if there is no such stage."""
-    keys = {node.target.id for node in ast.walk(ast.parse(read(PLAIN))) if isinstance(node, ast.AnnAssign)}
+    keys = {node.target.id for node in ast.walk(ast.parse(read(LOOP))) if isinstance(node, ast.AnnAssign)}
     known = {key: repr(value) for key, value in DEFAULTS.items()} | values(name) | {"standalone": "True"}
     known = {key: value for key, value in known.items() if key not in keys}
     known["padded_vocab_size"] = f"vocab_size + -vocab_size % {known['pad_vocab_to']}"
@@ -77,7 +77,7 @@ def standalone(name):
 
 
 def link(known):
-    """Returns PLAIN and all that it calls, file by file in the order of their imports, which come first."""
+    """Returns LOOP and all that it calls, file by file in the order of their imports, which come first."""
     files, needed, order = {}, {}, {}  # {path: (import lines, statements)}, {path: {number: statement}}, {path: source}
 
     def need(path, name=None):
@@ -101,9 +101,9 @@ def link(known):
     def name_in_program(match):
         return f"{Path(match[1]).stem}_{match[2]}" if taken[match[2]] > 1 else match[2]
 
-    need(PLAIN)
+    need(LOOP)
     taken = Counter(name for kept in needed.values() for name in {name for names, _ in kept.values() for name in names})
-    visit(PLAIN)
+    visit(LOOP)
     parts = [f"{section}\n" for section in sections(set().union(*(lines for lines, _ in files.values())))]
     for path, source in order.items():
         banner = f"\n# -- {path}\n\n" if path.parts[0] == "nanoladder" else ""
