@@ -121,11 +121,11 @@ class Block(nn.Module):
         self.mlp_norm = NORMS[config.norm](config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
         if config.x0_skip:
-            self.shares = nn.Parameter(torch.tensor([1.0, 0.0]))
+            self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
 
     def forward(self, x, embedded=None, own_value=None):
         if self.config.x0_skip:
-            x = self.shares[0] * x + self.shares[1] * embedded
+            x = self.lambdas[0] * x + self.lambdas[1] * embedded
         x = x + self.attention(self.attention_norm(x), own_value=own_value)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -155,7 +155,7 @@ class GPT(nn.Module):
             self.value_blocks = range(config.n_layer)[::-2]  # the last block, and every second one before it
             tables = [nn.Embedding(config.vocab_size, config.n_embd) for _ in self.value_blocks]
             self.value_embeddings = nn.ModuleList(tables)
-            self.value_shares = nn.Parameter(torch.full([len(tables)], 0.5))
+            self.value_lambdas = nn.Parameter(torch.full([len(tables)], 0.5))
         if config.smear:
             self.smear = nn.Parameter(torch.full([config.n_embd], 0.2))
             self.previous = Previous()
@@ -239,7 +239,7 @@ class GPT(nn.Module):
         values = [0.0] * len(self.blocks)
         if self.config.value_embedding:
             for i, block in enumerate(self.value_blocks):
-                values[block] = self.value_shares[i] * self.value_embeddings[i](tokens)
+                values[block] = self.value_lambdas[i] * self.value_embeddings[i](tokens)
         return values
 
     def capped(self, logits):

@@ -97,7 +97,8 @@ def read(path):
         raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
     if metadata.pop("sha256", None) != digest(metadata, tensors):
         raise ValueError("its contents do not match its SHA-256")
-    return unflatten(tensors, {key: json.loads(text) for key, text in metadata.items()})
+    named = {name.replace("shares", "lambdas"): tensor for name, tensor in tensors.items()}  # their former name
+    return unflatten(named, {key: json.loads(text) for key, text in metadata.items()})
 
 
 def digest(metadata, tensors):

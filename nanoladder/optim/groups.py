@@ -14,7 +14,7 @@ def with_rates(groups, model, config):
             rates[parameter] = config.embedding_lr
         elif name.endswith("head.weight"):
             rates[parameter] = config.head_lr
-        elif name.endswith(("shares", "smear")):
+        elif name.endswith(("lambdas", "smear")):
             rates[parameter] = config.scalar_lr
     rest = [{**group, "params": [p for p in group["params"] if p not in rates]} for group in groups]
     own = [
