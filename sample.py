@@ -92,7 +92,7 @@ def parse(argv):
 def read_prompts(options):
     """Texts to continue, in order: those of --prompt, of --prompt_file, or an empty one. Raises BadInput.
 
-    The last newline of a file, or of stdin, is no part of the text.
+    The last newline of a file, or of stdin, is not part of the text.
     """
     try:
         stdin = sys.stdin.buffer.read().decode().removesuffix("\n") if "-" in options.prompt else ""

@@ -24,7 +24,7 @@ KINDS = {
     "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_head_loss", "head_loss"],
 }
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
-# Wrappers by Python, autograd and the compiler: time of theirs that is no operator's is the host's.
+# Wrappers added by Python, autograd and the compiler: their own time, outside any operator, is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
 
 

@@ -126,8 +126,8 @@ def read_in(text):
 def load(path, source, replaced=()):
     """Returns the imports of others and the statements of a folded file: ({line}, [({name that it defines}, text)]).
 
-    In a text, a definition of ours is path::name, of the file that has it. It is told by its name: no local variable
-    may have that of a definition or a module of ours.
+    In a text, one of our definitions is path::name, of its file. It is recognized by its name: no local variable
+    may have the name of one of our definitions or modules.
     """
     modules, targets, lines, statements = {}, {}, set(), []  # {name: module}, {name: definition}
     for text in split(source):
@@ -180,7 +180,7 @@ def read(path):
 
 
 def path_of(module):
-    """Returns the path of a module of ours, relative to the root; None if there is none."""
+    """Returns the path of one of our modules, relative to the root; None if there is none."""
     path = Path(*module.split("."))
     paths = (path / "__init__.py", path.with_suffix(".py"))
     return next((path for path in paths if (FOLDER / path).is_file()), None)

@@ -122,7 +122,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     ),
     "stages": (stages, None, "comma-separated stages (default: all that have an effect here)"),
     "steps": (at_least(1), 2, "minimum number of steps that each process times"),
-    "repeats": (at_least(1), 5, "rounds; each times every row once, in a process of its own"),
+    "repeats": (at_least(1), 5, "rounds; each times every row once, in a separate process"),
     "out_dir": (str, None, "folder for the results (default: results/<machine>/<config>; predict writes none)"),
     "train": (None, False, "train every row for its max_steps and compare losses, not step times"),
     "processes": (at_least(2), None, "largest number of processes"),

@@ -42,7 +42,7 @@ CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
 
 
 class Sizes(NamedTuple):
-    """Parameters of a GPT: in all, of a block. flops: of a token, if nothing is recomputed."""
+    """Parameters of a GPT: in total, and of one block. flops: per token, if nothing is recomputed."""
 
     n_params: int
     block: int

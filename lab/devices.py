@@ -49,7 +49,7 @@ class Device:
     new_bytes_per_s: float = math.inf
 
     def bandwidth(self, size):
-        """Bytes/s of a tensor of so many bytes."""
+        """Bytes/s at which a tensor of `size` bytes moves."""
         return next((rate for most, rate in sorted(self.cached.items()) if size <= most), self.bytes_per_s)
 
     def rate(self, dtype, tf32=False):
@@ -137,14 +137,14 @@ def product_rate(dtype, device):
 
 
 def copy_rate(size, device):
-    """Bytes/s of copying so many bytes: read and written."""
+    """Bytes/s of copying `size` bytes, counting reads and writes."""
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     return 2 * size / median_seconds(lambda: target.copy_(source))
 
 
 def new_rate():
-    """Bytes/s of the system's giving new pages to this process."""
+    """Bytes/s at which the system gives new pages to this process."""
 
     def pages():
         return torch.frombuffer(mmap.mmap(-1, NEW, **PRIVATE), dtype=torch.float32)

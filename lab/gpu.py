@@ -101,7 +101,7 @@ def rehearsal(words):
 
 
 def measure(commands, folder, seconds):
-    """Runs the parts that are not done, for so many seconds in all. Returns {part: its state in words}."""
+    """Runs the parts that are not done, within `seconds` in total. Returns {part: its state in words}."""
     path = folder / "state.json"
     state = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + seconds
@@ -120,7 +120,7 @@ def measure(commands, folder, seconds):
 
 
 def run(words, folder, seconds):
-    """Runs a part for so many seconds at most, and prints the end of its log. Returns its state in words.
+    """Runs a part for at most `seconds`, and prints the end of its log. Returns its state in words.
 
     A part that refuses its input, or finds no package, is skipped: it lacks something here.
     """

@@ -1,6 +1,6 @@
 """Judges a change, gain or noise: python profile.py config/x.py --mode=judge --against=COMMIT
 
-Two versions run their own code and config, in processes of their own, which one lab/ measures: "this", the working
+Two versions run their own code and config, in separate processes, which one lab/ measures: "this", the working
 tree, and "other", the commit. Both are copied to a temporary folder; the checkout and git's index are only read.
 
 Their first losses must be equal. Then they take turns, in rounds: a process of each, in an order that alternates. The

@@ -1,6 +1,6 @@
 """Starts the processes that measure, and returns what they find.
 
-A measurement is a function, called in a process of its own (run_alone, Child) or in several that find one another, as
+A measurement is a function, called in a separate process (run_alone, Child) or in several that find one another, as
 torchrun starts them (run_together). On Linux that is a fork of multiprocessing's fork server, which has imported torch
 and the compiler. A fork is as good as a new process as long as the server has nothing that does not survive a fork: no
 CUDA context, no parallel region, no threads of the compiler. So the server computes nothing;
@@ -39,7 +39,7 @@ class TimeUp(Exception):
 
 
 def run_alone(function, *args, **options):
-    """Calls a function in a process of its own. Returns its result, or raises as Child.receive does."""
+    """Calls a function in a separate process. Returns its result, or raises as Child.receive does."""
     child = Child(function, *args, **options)
     try:
         return child.receive()

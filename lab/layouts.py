@@ -1,4 +1,4 @@
-"""Layouts: configs that divide a model and its batches among so many processes, each in another way."""
+"""Layouts: configs that divide a model and its batches among n processes, each in a different way."""
 
 import dataclasses
 import itertools

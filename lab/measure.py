@@ -1,4 +1,4 @@
-"""Measurements: functions of a config, each called in a process of its own (launch.py), or by a command line:
+"""Measurements: functions of a config, each called in a separate process (launch.py), or from a command line:
 
     python -m lab.measure MEASUREMENT config/x.py [--key=value ...]
 

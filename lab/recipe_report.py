@@ -58,7 +58,7 @@ def in_words(curve):
 
 
 def figures(protocol, trials, parameters, steps):
-    """A dict of figures for each row, the base first. steps: as of report."""
+    """A dict of figures for each row, the base first. steps: as in report."""
     samples = {kind: {} for kind in KINDS}
     last = next((row for row in reversed(protocol.rows) if row.kept), protocol.base)
     for row in protocol.rows:

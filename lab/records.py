@@ -207,12 +207,12 @@ def table(link=""):
 
 
 def page():
-    """Returns records/README.md with its tables written anew."""
+    """Returns records/README.md with its tables rewritten."""
     return with_table(PAGE.read_text(encoding="utf-8"))
 
 
 def with_table(text, link=""):
-    """Returns a page with the part between its <!-- records --> marks written anew."""
+    """Returns a page with the part between its <!-- records --> marks rewritten."""
     return re.sub(
         r"(<!-- records -->\n).*?(\n<!-- records -->)",
         lambda marks: f"{marks[1]}{table(link)}{marks[2]}",

@@ -52,7 +52,7 @@ SPARE = 0.5  # cores beyond the naive loop's threads, for the loader
 def check(options):
     """Checks an entry, prints the verdict and writes MACHINE.json to its folder. Returns the exit code: 0 if it holds.
 
-    Raises BadInput for what is no entry, or breaks a rule.
+    Raises BadInput if it is not an entry, or breaks a rule.
     """
     entry = records.read_entry(options.entry)
     record, naive = records.before(entry), records.entries()[0]
@@ -111,7 +111,7 @@ def require_allowed(entry, folder):
 
 
 def apply_patch(entry, folder, *words):
-    """Runs git apply in a folder that is no repository. Returns what it prints. Raises BadInput if it fails."""
+    """Runs git apply in a folder that is not a repository. Returns what it prints. Raises BadInput if it fails."""
     settings = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     command = ["git", "apply", *words, str(entry.patch)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | settings)

@@ -78,7 +78,7 @@ class Work(NamedTuple):
 
 
 def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
-    """The Operation of a call of an operator; None if it moves nothing, as a view.
+    """The Operation of a call of an operator; None if it moves nothing, like a view.
 
     number: function of a storage. repeated: as an Operation has it. opaque: within an operator of which a compiler sees
     only the outside.

@@ -34,7 +34,7 @@ class Config:
     seed: int = 1337
 
 
-# Workers draw from a generator of their own: else dropout would depend on how many there are.
+# Workers draw from their own generator: otherwise dropout would depend on their number.
 WORKERS = {"batch_size": None, "generator": torch.Generator()}
 
 

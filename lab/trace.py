@@ -188,7 +188,7 @@ def in_backward():
 
 
 def counts(result):
-    """True for a tensor with bytes, which one on the device meta has not."""
+    """True for a tensor with storage; tensors on the meta device have none."""
     return isinstance(result, torch.Tensor) and result.device.type != "meta"
 
 

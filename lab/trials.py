@@ -1,4 +1,4 @@
-"""Trials: whole training runs, each by train.py in a process of its own with one thread.
+"""Trials: whole training runs, each by train.py in a separate process with one thread.
 
 A finished trial is a line of trials.jsonl and is not run again. Its key is all that its config changes in the defaults,
 and the data. A trial that diverged is a line that says so; one that failed in another way is tried again.

@@ -94,8 +94,8 @@ def keep_address(tensor):
 class OrderedDataParallel(nn.parallel.DistributedDataParallel):
     """DDP (Li et al. 2020) in which a gradient has the same place in the same bucket in every step.
 
-    By itself DDP orders the buckets anew after the first step, and with three or more processes the place decides in
-    which order a sum is rounded. Without the names a resumed run, with a first step of its own, differs from one that
+    By default DDP reorders the buckets after the first step, and with three or more processes the place decides in
+    which order a sum is rounded. Without the names a resumed run, which has its own first step, differs from one that
     never stopped.
     """
 

@@ -2,7 +2,7 @@
 
 What: on a CPU, glibc's `mallopt`: no mmap for large blocks, and no trimming of the heap. On CUDA, where PyTorch
 keeps freed memory anyway, expandable segments, which lose less memory to fragmentation.
-Why: glibc maps every block above 32 MB anew, and the kernel zeroes its pages on first touch. A model whose
+Why: glibc maps every block above 32 MB afresh, and the kernel zeroes its pages on first touch. A model whose
 activations are that large pays for this in every step.
 Cost: the process holds its peak memory until it ends. With a C library other than glibc nothing happens, and
 the header says so.

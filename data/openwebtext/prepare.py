@@ -27,7 +27,7 @@ def prepare(argv, script, description, arguments, val_fraction):
         "--limit_tokens",
         type=float,
         metavar="N",
-        help="stop after the document that reaches so many tokens, such as 1e9 (default: all)",
+        help="stop after the document that reaches this number of tokens, such as 1e9 (default: all)",
     )
     parser.add_argument(
         "--val_fraction",

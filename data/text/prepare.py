@@ -76,7 +76,7 @@ def main(argv):
         "--documents",
         choices=["none", "lines", "files"],
         default="none",
-        help="what is a document of its own: nothing, each line or each file (default: %(default)s)",
+        help="the unit that becomes a document: none, a line or a file (default: %(default)s)",
     )
     parser.add_argument(
         "--field",

@@ -66,7 +66,7 @@ def measure(config, peer="ours", best=False, steps=4, nanogpt=None):
 class Clock:
     """Times the steps of a loop that reports the end of each, from the end of step WARMUP on; the first one compiles.
 
-    It times at least so many steps and WINDOW seconds, and waits for the device at both ends alone.
+    It times at least `steps` steps and WINDOW seconds, and waits for the device only at both ends.
     """
 
     def __init__(self, device, steps):
@@ -74,7 +74,7 @@ class Clock:
         self.losses = []  # of every step: numbers, or tensors on the device
 
     def start(self):
-        """Starts the clock; to be called when everything is imported and nothing is built."""
+        """Starts the clock. Call it after all imports and before anything is built."""
         self.resident_before = resident_before()
         self.begin = synchronized_time(self.device)
 

@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of a split, or the share that one of several processes has of each."""
+    """Batches of a split, or one process's share of each."""
 
     split: Split
     config: Config

@@ -56,7 +56,7 @@ BYTES = {character: byte for byte, character in ALPHABET.items()}
 
 
 def last_pair(token, ranks):
-    """The two parts of a token, bytes, whose merge makes it; None if no merges make it, as of a single byte."""
+    """The two parts of a token, bytes, that merge into it; None if no merge makes it, as for a single byte."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(left + right, math.inf) for left, right in pairwise(parts)]

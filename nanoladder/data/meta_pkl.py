@@ -19,7 +19,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def has_vocabulary(folder):
-    """True if nanoGPT's meta.pkl describes the folder; beside a tokenizer of ours, it is left over from before."""
+    """True if nanoGPT's meta.pkl describes the folder; beside one of our tokenizers, it is a leftover."""
     return os.path.lexists(folder / FILE) and not os.path.lexists(folder / DESCRIPTION)
 
 

@@ -68,7 +68,7 @@ class Unfinished:
     """The folder inside a dataset's own in which it is written. A context manager.
 
     job: a JSON value that tells this work from any other. journal: what the last call of save() was given, if that was
-    for the same job, else None. Without a journal nothing is worth keeping, and leaving removes the folder.
+    for the same job, else None. If there is no journal, leaving removes the folder.
     Raises BadInput if the dataset's folder holds a run, or another process prepares it.
     """
 
@@ -105,7 +105,7 @@ class Unfinished:
                 return found["journal"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        print(f"starting over: the unfinished work in {self.path} was of another corpus or with other options")
+        print(f"starting over: the unfinished work in {self.path} was for another corpus or with other options")
 
     def save(self, journal):
         """Writes the journal. The files it speaks of are on disk."""

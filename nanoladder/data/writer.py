@@ -77,7 +77,7 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
     tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
     documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it. True: separate
         documents and their .idx, each with a separator before and after, `<|endoftext|>`, or "\n" without it.
-    limit_tokens: stop after the document that reaches so many, train and val together (None: never).
+    limit_tokens: stop after the document that reaches this number, train and val together (None: never).
     Raises BadInput: an empty split, a folder that cannot be written, a corpus that cannot be read.
     """
     folder = Path(folder)

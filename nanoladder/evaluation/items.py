@@ -50,7 +50,7 @@ def choice(fields):
     """Returns the context, the endings and the label of a choice. Raises as the unpacking of JSON does."""
     context, endings, label = text(fields["ctx"]), fields["endings"], int(fields["label"])  # some labels are texts
     if not isinstance(endings, list) or not 0 <= label < len(endings) > 1:
-        raise ValueError(f"label {label!s:.20} is no number of an ending")
+        raise ValueError(f"label {label!s:.20} is not the number of an ending")
     return context, [text(ending) for ending in endings], label
 
 

@@ -20,7 +20,7 @@ class Task:
     """The items of a file as rows, one for each ending of each item: the context's tokens, then the ending's.
 
     A context is cut from the left to as many tokens as the model has positions for. Raises BadInput, which names the
-    line, if it is no item, an ending alone is too long, or the tokenizer does not know a character.
+    line, if it is not an item, an ending alone is too long, or the tokenizer does not know a character.
     """
 
     def __init__(self, path, tokenizer, context_length):

@@ -77,7 +77,7 @@ def head_loss_rows(
     at_target = tl.load(logits + target, mask=target >= 0, other=0.0)
     if FIND:
         tl.store(picked + row, tl.where(target >= 0, limit(at_target, CAP), 0.0))
-        highest = tl.full([BLOCK // EACH], -3.0e38, tl.float32)  # not -inf: -inf less -inf is no number
+        highest = tl.full([BLOCK // EACH], -3.0e38, tl.float32)  # not -inf: -inf - -inf is NaN
         total = tl.zeros([BLOCK // EACH], tl.float32)
         for start in range(0, whole, BLOCK):
             raw = tl.load(logits + start + tl.arange(0, BLOCK), eviction_policy="evict_last")

@@ -10,7 +10,8 @@ from nanoladder import machine, parallel
 from nanoladder.optim.groups import WithAdamW, hidden_and_rest
 from nanoladder.parallel.mesh import mesh
 
-# Momentum at first, and after so many steps, as modded-nanogpt's. A shorter run ends below, and at a lower loss for it.
+# Momentum at first, and after this many steps, as in modded-nanogpt. A run shorter than WARMUP ends below MOMENTUM,
+# which lowers its loss.
 FIRST_MOMENTUM, MOMENTUM, WARMUP = 0.85, 0.95, 300
 SIZE = 0.2  # RMS of an update, as AdamW's usually is (Liu et al. 2025)
 # Coefficients of each iteration. Jordan et al. 2024: small singular values grow fast, all end near 1

@@ -208,7 +208,7 @@ def micro_batch_sizes(config, grid):
 
 
 def can_schedule(schedule, n_processes, n_micro_batches):
-    """True if a schedule keeps its processes busy with so many micro-batches."""
+    """True if a schedule can run with this number of micro-batches."""
     if schedule == "1f1b":
         return n_micro_batches >= n_processes
     return n_micro_batches % n_processes == 0

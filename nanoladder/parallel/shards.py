@@ -12,7 +12,7 @@ def fully_shard(model):
 
     FSDP gathers a block's weights before its forward and reduce-scatters its gradients after its backward. The root
     group stays gathered until the backward ends: the tied token embedding and head, the position embedding and the
-    final norm. With shard_within, the shards of a node (or of so many processes) are replicated on the others. A single
+    final norm. With shard_within, the shards of a node (or of N processes) are replicated on the others. A single
     process has nothing to shard. Raises BadInput if the 8-bit optimizer cannot be sharded.
     """
     if mesh().averaging == 1:

@@ -68,7 +68,7 @@ class Metrics:
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        except OSError as error:  # training continues: the file is written anew at the end
+        except OSError as error:  # training continues: the file is rewritten at the end
             print(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
         self.tracker.log(row, step=row["step"])
         left = (self.config.max_steps - row["step"]) * row.get("step_ms", math.nan) / 60e3
