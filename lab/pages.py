@@ -9,7 +9,7 @@ from functools import cache
 from lab import bundle, records, summary, tables
 from lab.bundle import FOLDER
 from lab.fold import fold, merge
-from lab.results import read_results
+from lab.results import read, read_results
 from lab.stages import fields, fields_up_to, needs_several, reason, tree
 from lab.stats import times
 from nanoladder.config import DEFAULTS, stage_names
@@ -23,6 +23,10 @@ MEASURED = {  # {the README's words for a machine: its figures}; the page begins
     "two cores": RESULTS / "amd-epyc-2-threads-bf16" / "reference",
     "an H200": RESULTS / "nvidia-h200" / "reference-50257",
 }
+RECIPES = [  # the README's figures of the second ladder; of a rung in both, the first
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",
+    RESULTS / "amd-epyc-2-threads" / "recipe_small_second",
+]
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
@@ -196,16 +200,45 @@ def section(name):
 def readme():
     """Returns the README with its tables and the gain of all stages rewritten; descriptions of stages stay."""
     text = records.with_table(README.read_text(encoding="utf-8"), "records/")
-    said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
-    heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in MEASURED for kind in KINDS)]
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for name in stage_names():
-        field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if stage_below(name) else ""
-        cells = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name)), field.replace("'", '"')]
-        cells += [figure for machine in MEASURED for figure in measured(name, machine)]
-        lines.append(f"| {' | '.join(cells)} |")
-    text = re.sub(r"^\| stage \|(.*\n\|)+.*", lambda _: "\n".join(lines), text, flags=re.MULTILINE)
+    for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
+        text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)
     gains = {machine: gain(reference(machine)[1].values()).replace("Against", "against") for machine in MEASURED}
     said = [textwrap.fill(f"On {machine}, {each}", 120, break_on_hyphens=False) for machine, each in gains.items()]
     gained = "\n\n".join(said)
     return re.sub(r"^On two cores, (.+\n)+\nOn an H200, (.+\n)+", lambda _: f"{gained}\n", text, flags=re.MULTILINE)
+
+
+def stage_table(text):
+    """Returns the lines of the first ladder's table in the README, which is the text."""
+    heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in MEASURED for kind in KINDS)]
+    figures = {name: [figure for machine in MEASURED for figure in measured(name, machine)] for name in stage_names()}
+    return table_lines(text, heads, figures)
+
+
+def rung_table(text):
+    """Returns the lines of the second ladder's table in the README, which is the text."""
+    rows = {}
+    for path in (folder / "recipe.json" for folder in reversed(RECIPES)):
+        if path.exists():
+            rows |= {row["name"]: row for row in read(path, ["rows"])["rows"] if "verdict" in row}
+
+    def factor(row, key):
+        return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**row[key]) if key in row else ""
+
+    heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "verdict"]
+    figures = {}
+    for name in stage_names(RECIPE_DIR)[1:]:
+        row = rows.get(name, {})
+        figures[name] = [factor(row, "step"), factor(row, "alone"), row.get("verdict", "not measured yet")]
+    return table_lines(text, heads, figures)
+
+
+def table_lines(text, heads, figures):
+    """Returns a table's lines, with the README's own words on each stage. figures: {stage: last cells of its row}."""
+    said = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for name, cells in figures.items():
+        field = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items()) if stage_below(name) else ""
+        words = [f"[{name}](docs/ladder.md#{name})", said.get(name, reason(name).rstrip(".")), field.replace("'", '"')]
+        lines.append(f"| {' | '.join([*words, *cells])} |")
+    return lines
