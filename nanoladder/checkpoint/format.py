@@ -97,8 +97,10 @@ def read(path):
         raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
     if metadata.pop("sha256", None) != digest(metadata, tensors):
         raise ValueError("its contents do not match its SHA-256")
-    named = {name.replace("shares", "lambdas"): tensor for name, tensor in tensors.items()}  # their former name
-    return unflatten(named, {key: json.loads(text) for key, text in metadata.items()})
+    state = unflatten(tensors, {key: json.loads(text) for key, text in metadata.items()})
+    for part in ("model", "optimizer"):  # the mixing weights were called shares
+        state[part] = {name.replace("shares", "lambdas"): value for name, value in state[part].items()}
+    return state
 
 
 def digest(metadata, tensors):

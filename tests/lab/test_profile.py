@@ -156,7 +156,7 @@ def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
 # -- measuring, the processes played
 
 
-def test_every_stage_is_measured_in_turns_and_an_interrupted_climb_goes_on(measured, tmp_path, capsys):
+def test_every_stage_is_measured_in_turns_and_an_interrupted_measurement_goes_on(measured, tmp_path, capsys):
     def answer(what, config):
         asked.append((what, stage_of(config)))
         if len(asked) == 4:
@@ -223,7 +223,7 @@ def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
             assert rows[name]["bound by"].startswith("launches ")
 
 
-def test_the_climb_goes_on_without_its_first_stage_and_a_loss_that_is_no_number_is_wrong(measured):
+def test_measuring_goes_on_without_the_first_stage_and_a_loss_that_is_nan_is_wrong(measured):
     def answer(what, config):
         if stage_of(config) == "naive":
             raise RuntimeError("out of memory")
