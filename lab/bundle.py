@@ -11,7 +11,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from lab.fold import fold, prune, reads, sections, settle, split
+from lab.fold import fold, prune, reads_by_scope, sections, settle, split
 from lab.stages import fields_up_to
 from nanoladder.config import DEFAULTS, Config, apply
 from nanoladder.config.stages import ladder_of, stage_files, stage_names
@@ -48,11 +48,12 @@ def definitions(program, before, known):
     files, shown = {}, []
     for path, name in called(program) - called(before):
         files.setdefault(path, []).append(name)
-    roots = [f"program.{name}" for name in sorted(reads(ast.parse(program), ast.Attribute))]
+    tree = ast.parse(program)
+    roots = [f"program.{name}" for name in sorted(reads_by_scope(tree)[1][tree])]
     for path in sorted(files):
         source = f"{read(path)}\n\n{', '.join([*sorted(files[path]), *roots])}\n"
         _, *statements, _ = split(fold(source, known))  # without docstring and roots
-        kept = (text for text in statements if not isinstance(ast.parse(text).body[0], IMPORTS))
+        kept = (text for text in statements if not isinstance(parsed(text), IMPORTS))
         shown.append((str(path), "".join(kept).strip("\n")))
     return shown
 
@@ -111,6 +112,12 @@ def link(known):
     return "\n".join(part for part in parts if part.strip())
 
 
+@cache
+def parsed(text):
+    """Returns the syntax tree of a statement."""
+    return ast.parse(text).body[0]
+
+
 IMPORTS = ast.Import | ast.ImportFrom | ast.Try  # or one that is tried
 DOCSTRING = r'(?s:""".*?""")'
 TEXT = rf'{DOCSTRING}|"[^"\n]*"|#.*'
@@ -131,7 +138,7 @@ def load(path, source, replaced=()):
     """
     modules, targets, lines, statements = {}, {}, set(), []  # {name: module}, {name: definition}
     for text in split(source):
-        (node,) = ast.parse(text).body
+        node = parsed(text)
         if not isinstance(node, IMPORTS):
             statements.append((names(node), text))
             targets |= {name: (path, name) for name in names(node)}

@@ -118,10 +118,11 @@ def until_same(change, source):
     return source
 
 
+@cache  # stages have most files in common
 def split(source):
     """The statements of a file, each with the lines between it and the one before."""
     lines, ends = source.splitlines(keepends=True), [node.end_lineno for node in ast.parse(source).body]
-    return ["".join(lines[start:end]) for start, end in itertools.pairwise([0, *ends[:-1], len(lines)])]
+    return tuple("".join(lines[start:end]) for start, end in itertools.pairwise([0, *ends[:-1], len(lines)]))
 
 
 class Edits:
@@ -312,14 +313,14 @@ class Prune(Edits):
 
     def __init__(self, source):
         super().__init__(source)
-        self.reads = cache(reads)  # of the module, a class or a function
-        self.names, self.attributes = reads(self.tree), reads(self.tree, ast.Attribute)
+        self.reads, self.attributes = reads_by_scope(self.tree)
+        self.names = self.reads[self.tree]
         called = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
         # Functions that are passed to others, which call them with all of their parameters
         passed = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in called}
         functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
         # {function: positions of its unused parameters}
-        self.unread = {function.name: unused(function) for function in functions if function.name not in passed}
+        self.unread = {function.name: self.unused(function) for function in functions if function.name not in passed}
 
     def edit(self, node):
         """Removes a statement that nothing needs, and unused parameters."""
@@ -331,7 +332,7 @@ class Prune(Edits):
                 needed = name in self.names | {"_"}  # _: kept by its decorator
                 self.drop(node.args.args[n] for n in self.unread.get(name, ()))
             case ast.FunctionDef(name=name):  # a method or a function inside; the loop calls forward and step
-                called = self.attributes | self.reads(scope) | {"forward", "step"}
+                called = self.attributes[self.tree] | self.reads[scope] | {"forward", "step"}
                 needed = name in called or name.startswith("_")
             case ast.Import() | ast.ImportFrom():
                 names = {alias.asname or alias.name.partition(".")[0]: alias for alias in node.names}
@@ -339,23 +340,35 @@ class Prune(Edits):
                 self.drop(alias for name, alias in names.items() if needed and name not in self.names)
             case ast.Assign(targets=[ast.Name(id=name)]) if not isinstance(scope, ast.ClassDef):
                 pure = isinstance(scope, ast.Module) or "(" not in self.code(node)
-                needed = name in self.reads(scope) or not pure
+                needed = name in self.reads[scope] or not pure
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr="config")], value=ast.Name()):
-                needed = "config" in reads(scope.scope, ast.Attribute)
+                needed = "config" in self.attributes[scope.scope]
             case ast.Call(func=ast.Name(id=name)):
                 arguments = dict(enumerate([*node.args, *node.keywords]))
                 self.drop(arguments[n] for n in self.unread.get(name, ()) if n in arguments)
         if not needed:
             self.remove(node)
 
+    def unused(self, function):
+        """Positions of a function's unused parameters."""
+        names = self.reads[function]
+        return tuple(n for n, parameter in enumerate(function.args.args) if parameter.arg not in names)
 
-def unused(function):
-    """Positions of a function's unused parameters."""
-    names = reads(function)
-    return tuple(n for n, parameter in enumerate(function.args.args) if parameter.arg not in names)
 
+def reads_by_scope(tree):
+    """({scope: names that it reads}, {scope: attributes}), of a module and of each class and function in it."""
+    names, attributes = {}, {}
 
-def reads(tree, kind=ast.Name):
-    """Names, or with ast.Attribute attributes, that the code reads."""
-    loads = [part for part in ast.walk(tree) if isinstance(part, kind) and isinstance(part.ctx, ast.Load)]
-    return {part.id if kind is ast.Name else part.attr for part in loads}
+    def visit(node, scopes):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            scopes = [*scopes, node]
+            names[node], attributes[node] = set(), set()
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            found, name = (names, node.id) if isinstance(node, ast.Name) else (attributes, node.attr)
+            for scope in scopes:
+                found[scope].add(name)
+        for child in ast.iter_child_nodes(node):
+            visit(child, scopes)
+
+    visit(tree, [])
+    return names, attributes

@@ -8,6 +8,7 @@ rungs of the second ladder in the same way.
 import ast
 import itertools
 import re
+from functools import cache
 from pathlib import Path
 
 from nanoladder.errors import BadInput, nearest
@@ -19,7 +20,12 @@ LADDERS = {"stage": STAGES_DIR, "recipe": RECIPE_DIR}  # by the option that clim
 
 def files(folder=None):
     """{name: path} of all stages of a ladder, in order."""
-    return {path.stem.partition("_")[2]: path for path in sorted((folder or STAGES_DIR).glob("[0-9][0-9]_*.py"))}
+    return files_in(folder or STAGES_DIR)
+
+
+@cache
+def files_in(folder):
+    return {path.stem.partition("_")[2]: path for path in sorted(folder.glob("[0-9][0-9]_*.py"))}
 
 
 def stage_names(folder=None):
@@ -39,7 +45,12 @@ def ladder_of(name, *folders):
 
 def parse(name):
     """Parses a stage's file into a syntax tree; raises BadInput if there is no such stage."""
-    return ast.parse(files(ladder_of(name))[name].read_text(encoding="utf-8"))
+    return parse_file(files(ladder_of(name))[name])
+
+
+@cache
+def parse_file(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def stage_below(name):
