@@ -23,9 +23,10 @@ MEASURED = {  # {the README's words for a machine: its figures}; the page begins
     "two cores": RESULTS / "amd-epyc-2-threads-bf16" / "reference",
     "an H200": RESULTS / "nvidia-h200" / "reference-50257",
 }
-RECIPES = [  # the README's figures of the second ladder; of a rung in both, the first
-    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",
+RECIPES = [  # the README's figures of the second ladder: the five that hold, the seven after them, the screening
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small_finished",
     RESULTS / "amd-epyc-2-threads" / "recipe_small_second",
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",
 ]
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
@@ -217,19 +218,18 @@ def stage_table(text):
 
 def rung_table(text):
     """Returns the lines of the second ladder's table in the README, which is the text."""
-    rows = {}
-    for path in (folder / "recipe.json" for folder in reversed(RECIPES)):
-        if path.exists():
-            rows |= {row["name"]: row for row in read(path, ["rows"])["rows"] if "verdict" in row}
+    recipes = (read(folder / "recipe.json", ["rows"])["rows"] for folder in RECIPES)
+    *together, screened = ({row["name"]: row for row in rows} for rows in recipes)
 
     def factor(row, key):
         return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**row[key]) if key in row else ""
 
-    heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "verdict"]
+    heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
     figures = {}
     for name in stage_names(RECIPE_DIR)[1:]:
-        row = rows.get(name, {})
-        figures[name] = [factor(row, "step"), factor(row, "alone"), row.get("verdict", "not measured yet")]
+        row, kept = screened.get(name, {}), next((rows[name] for rows in together if name in rows), {})
+        verdict = kept.get("verdict") or row.get("verdict") or "not measured yet"
+        figures[name] = [factor(row, "step"), factor(row, "alone"), factor(kept, "without"), verdict]
     return table_lines(text, heads, figures)
 
 
