@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lab import pages, records, stats, tables
 from lab.page.figures import bars_table, card, table
 from lab.page.markup import join, tag
-from lab.results import read, read_results
+from lab.results import read
 from lab.stats import LEVEL
 from nanoladder.config.stages import stage_below
 
@@ -109,9 +109,9 @@ def race_card(machine, runs):
 
 
 def machine_in_words(name):
-    """The machine of a folder in results/, by the facts in a results.json there; the folder's name if it has none."""
-    paths = sorted(pages.RESULTS.glob(f"{name}/*/results.json"))
-    return tables.machine_in_words(read_results(paths[0])["machine"]) if paths else name
+    """The machine of a folder in results/, by a results.json or race.json in it; else its name."""
+    paths = sorted(path for kind in ("results", "race") for path in pages.RESULTS.glob(f"{name}/*/{kind}.json"))
+    return tables.machine_in_words(read(paths[0], ["machine"])["machine"]) if paths else name
 
 
 def headings(scales):
