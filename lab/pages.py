@@ -220,16 +220,13 @@ def rung_table(text):
     """Returns the lines of the second ladder's table in the README, which is the text."""
     recipes = (read(folder / "recipe.json", ["rows"])["rows"] for folder in RECIPES)
     *together, screened = ({row["name"]: row for row in rows} for rows in recipes)
-
-    def factor(row, key):
-        return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**row[key]) if key in row else ""
-
     heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
     figures = {}
     for name in stage_names(RECIPE_DIR)[1:]:
         row, kept = screened.get(name, {}), next((rows[name] for rows in together if name in rows), {})
         verdict = kept.get("verdict") or row.get("verdict") or "not measured yet"
-        figures[name] = [factor(row, "step"), factor(row, "alone"), factor(kept, "without"), verdict]
+        factors = [row.get("step"), row.get("alone"), kept.get("without")]
+        figures[name] = [*(tables.factor(each) if each else "" for each in factors), verdict]
     return table_lines(text, heads, figures)
 
 

@@ -129,10 +129,7 @@ def opposite(bound):
 
 
 def times(kind):
-    def text(row):
-        return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**{"bound": ""} | row[kind])
-
-    return text
+    return lambda row: tables.factor(row[kind])
 
 
 COLUMNS = {

@@ -242,8 +242,8 @@ def tried():
     for path in sorted(RESULTS.glob("*/*/recipe.json")):
         for row in read(path, ("rows",))["rows"]:
             if row.get("step") and row["verdict"].startswith(("not seen", "costs")):
-                worth = "{times:.2f} ({low:.2f}–{high:.2f})".format(**row["step"])
-                text += f"| {row['name']} | {row['verdict']} | {worth} × tokens | {'/'.join(path.parts[-3:-1])} |\n"
+                worth, measured = tables.factor(row["step"]), "/".join(path.parts[-3:-1])
+                text += f"| {row['name']} | {row['verdict']} | {worth} × tokens | {measured} |\n"
     return text
 
 

@@ -52,8 +52,9 @@ def command_line():
     add("records", print_records)
     check = add("check", check_entry)
     check.add_argument("entry", metavar="FOLDER", help="an entry of the race, such as records/004_key_offset")
-    seeds = {"type": cli.at_least(1), "default": records.SEEDS}
-    check.add_argument("--seeds", **seeds, help="number of seeds (default: %(default)s)")
+    check.add_argument(
+        "--seeds", type=cli.at_least(1), default=records.SEEDS, help="number of seeds (default: %(default)s)"
+    )
     check.add_argument("--quick", action="store_true", help="the rules, and the record before it on two seeds: minutes")
     add("docs", write_docs)
     html = add("html", write_html)

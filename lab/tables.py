@@ -224,6 +224,11 @@ def gain(row, other):
     return times(row["gains"][other]) if other in row.get("gains", ()) else ""
 
 
+def factor(change):
+    """A factor of tokens with its bound and interval, of a row of recipe.json: 1.22 (1.15–1.28)."""
+    return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**{"bound": ""} | change)
+
+
 def gigabytes(key):
     return lambda row: f"{row[key] / 1e9:.3f}"
 

@@ -76,7 +76,7 @@ def main(argv):
         "--documents",
         choices=["none", "lines", "files"],
         default="none",
-        help="the unit that becomes a document: none, a line or a file (default: %(default)s)",
+        help="what becomes a separate document: nothing, each line or each file (default: %(default)s)",
     )
     parser.add_argument(
         "--field",

@@ -109,7 +109,7 @@ def race_card(machine, runs):
 
 
 def machine_in_words(name):
-    """The machine of a folder in results/, by a results.json or race.json in it; else its name."""
+    """The machine of a folder in results/, by a results.json or race.json in it; without one, the folder's name."""
     paths = sorted(path for kind in ("results", "race") for path in pages.RESULTS.glob(f"{name}/*/{kind}.json"))
     return tables.machine_in_words(read(paths[0], ["machine"])["machine"]) if paths else name
 

@@ -19,7 +19,7 @@ import torch
 from nanoladder.kernels import softmax
 from nanoladder.private import all_gather
 
-FEW_BYTES = 256e6  # of logits in half precision; below this, loss_chunks=auto makes no chunks
+FEW_BYTES = 256e6  # of logits in half precision; up to this, loss_chunks=auto makes no chunks
 TOKENS_PER_CHANNEL = 8  # of a chunk, for loss_chunks=auto
 
 
