@@ -72,31 +72,68 @@ def compute(
     needs_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad."""
-    softmax_pass = fastest_softmax(hidden.is_cuda)
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
     columns = softmax.target_columns(targets, ignore_index, first_row, n_real)
     products_weight = weight.to(hidden.dtype)
-    log_sums, picked = torch.empty(2, len(hidden), device=hidden.device)
     d_hidden = torch.empty_like(hidden) if needs_grad else hidden.new_empty(0)
     d_weight = torch.zeros_like(weight) if needs_grad else weight.new_empty(0)
     size = math.ceil(len(hidden) / n_chunks)
+    if not cap and takes_exponentials(hidden, weight):
+        losses = by_exponentials(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight)
+    else:
+        losses = by_softmax(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight, cap)
+    if not group:
+        losses.masked_fill_(columns == softmax.ELSEWHERE, math.inf)
+    return losses.masked_fill_(columns == softmax.IGNORED, 0.0).sum(), d_hidden, d_weight
+
+
+def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight, cap):
+    """The losses (N,), by a softmax over the logits of `size` tokens at a time; the gradients too, unless empty."""
+    softmax_pass = fastest_softmax(hidden.is_cuda)
+    log_sums, picked = torch.empty(2, len(hidden), device=hidden.device)
+    needs_grad = len(d_hidden) > 0
     buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, start + size)
         h, of_chunk = hidden[chunk], (columns[chunk], log_sums[chunk], picked[chunk], n_real, cap)
-        logits = torch.mm(h, products_weight.T, out=buffer[: len(h)])  # (n, V)
+        logits = torch.mm(h, weight.T, out=buffer[: len(h)])  # (n, V)
         softmax_pass(logits, *of_chunk, overwrite=needs_grad and not group)
         if group:
             join_shards(log_sums[chunk], picked[chunk], group)
             if needs_grad:
                 softmax_pass(logits, *of_chunk, find=False)
         if needs_grad:
-            torch.mm(logits, products_weight, out=d_hidden[chunk])
+            torch.mm(logits, weight, out=d_hidden[chunk])
             add_product(d_weight, logits.T, h)
-    if not group:
-        picked.masked_fill_(columns == softmax.ELSEWHERE, -math.inf)
-    losses = log_sums.sub_(picked).masked_fill_(columns == softmax.IGNORED, 0.0)
-    return losses.sum(), d_hidden, d_weight
+    return log_sums.sub_(picked)
+
+
+def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_weight):
+    """The same by exp_triton: without a pass over the logits, which are exponentials from the start."""
+    from nanoladder.kernels import exp_triton
+
+    shifts = exp_triton.target_logits(hidden, weight, columns)
+    if group:
+        shifts = all_gather(shifts[None], 0, group).sum(0)
+    sums, needs_grad = torch.empty_like(shifts), len(d_hidden) > 0
+    buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
+    scaled = torch.empty_like(hidden[:size])
+    for start in range(0, len(hidden), size):
+        chunk = slice(start, start + size)
+        h = hidden[chunk]
+        exponentials = buffer[: len(h)]  # (n, V)
+        parts = exp_triton.exp_logits(h, weight, shifts[chunk], n_real, exponentials, write=needs_grad)  # (n, tiles)
+        if group:
+            parts = all_gather(parts.sum(1)[None], 0, group).T.contiguous()  # (n, shards)
+        if needs_grad:
+            exp_triton.finish(exponentials, columns[chunk], parts, sums[chunk], h, scaled)
+            torch.mm(exponentials, weight, out=d_hidden[chunk])
+            add_product(d_weight, exponentials.T, scaled[: len(h)])
+        else:
+            torch.sum(parts, 1, out=sums[chunk])
+    if needs_grad:
+        d_hidden /= sums[:, None]
+    return exp_triton.losses(sums)
 
 
 def join_shards(log_sum, picked, group):
@@ -125,6 +162,14 @@ def fastest_softmax(is_cuda):
     from nanoladder.kernels import softmax_triton
 
     return softmax_triton.softmax_
+
+
+def takes_exponentials(hidden, weight):
+    """True if exp_triton's kernels run: for bfloat16 on a GPU from Hopper on, whose copies of tiles they need."""
+    if not hidden.is_cuda or hidden.dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (9, 0):
+        return False
+    aligned = len(weight) % 8 == weight.shape[1] % 8 == 0  # rows of 16 bytes
+    return aligned and not why_not_triton()
 
 
 @functools.cache

@@ -89,6 +89,8 @@ KERNELS = {
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x128x64": (REPLAYED, "attention"),
     "triton_red_fused__log_softmax__to_copy_nll_loss_forward_7": (REPLAYED, "loss"),
     "head_loss_rows": (REPLAYED, "loss"),
+    "head_loss_gemm": (["nanoladder::chunked_head_loss"], "gemm"),
+    "head_loss_finish": (REPLAYED, "loss"),
     "triton_per_fused_add_native_layer_norm_2": (REPLAYED, "elementwise"),
     "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>": (["step"], "optimizer"),
     "Memcpy HtoD (Pinned -> Device)": (["data wait", "aten::copy_"], "elementwise"),

@@ -1,0 +1,151 @@
+"""Head and loss by exponentials: Triton's kernels in its interpreter, as machine code, and on a GPU."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, needs_gpu
+from kernels.test_loss import IGNORE, error, exact, inputs
+
+from nanoladder.kernels import loss
+
+triton = pytest.importorskip("triton", reason="needs triton: pip install triton")
+
+SIZES = [  # tokens, vocabulary, padding, width, chunks: rows, columns and channels that end within a tile, and do not
+    (40, 200, 24, 64, 3),
+    (64, 256, 0, 32, 2),
+    (33, 77, 59, 96, 1),
+    (40, 72, 0, 40, 3),
+]
+
+
+@pytest.mark.slow
+def test_in_the_interpreter_loss_and_gradients_equal_the_formula():
+    path = [str(ROOT), str(ROOT / "tests")]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)}
+    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def interpreted():
+    from nanoladder.kernels import exp_triton
+
+    exp_triton.TILE |= {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32}
+    exp_triton.multiprocessors = lambda: 3
+    loss.takes_exponentials = lambda *_: True  # float32 too: the interpreter's products of bfloat16 are wrong
+    for n_tokens, n_vocab, padding, width, n_chunks in SIZES:
+        hidden, weight, targets = inputs(n_tokens, n_vocab, padding, width)
+        expected = exact(hidden, weight, targets, n_vocab)
+        hidden, weight = hidden.detach(), weight.detach()
+        ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, True)
+        evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, False)
+        for found, correct in zip((*ours, evaluated[0]), (*expected, expected[0]), strict=True):
+            assert error(found, correct) < 2e-6
+        shards = divided(hidden, weight, targets, n_vocab, n_chunks)
+        for shard in shards:
+            assert error(shard[0], expected[0]) < 2e-6
+        assert error(shards[0][1] + shards[1][1], expected[1]) < 2e-6
+        assert error(torch.cat([shards[0][2], shards[1][2]]), expected[2]) < 2e-6
+    check_large_losses()
+
+
+def divided(hidden, weight, targets, n_vocab, n_chunks):
+    """What two processes compute, which hold half of the vocabulary each.
+
+    One runs after the other, and takes what the other sent the last time; what they send third is what both would.
+    """
+    sent, found, whole = [{}, {}], [None, None], loss.all_gather
+    halves = weight.chunk(2)
+    for own in [0, 1] * 3:
+        numbers = itertools.count()
+
+        def all_gather(tensor, dimension, group, own=own, numbers=numbers):
+            number = next(numbers)
+            sent[own][number] = tensor.clone()
+            return torch.cat([process.get(number, torch.zeros_like(tensor)) for process in sent], dimension)
+
+        loss.all_gather = all_gather
+        first = own * len(halves[0])
+        found[own] = loss.compute(hidden, halves[own], targets, n_vocab, n_chunks, IGNORE, first, "shards", 0.0, True)
+    loss.all_gather = whole
+    return found
+
+
+def check_large_losses():
+    """Losses up to 116 nats are exact; larger ones count as at least that, and their gradients are numbers."""
+    weight = torch.zeros(64, 32)
+    weight[1, 0] = 1.0  # the logit of token 1 is the first channel
+    hidden = torch.zeros(4, 32)
+    hidden[:, 0] = torch.tensor([20.0, 115.0, 300.0, -300.0])
+    targets = torch.zeros(4, dtype=torch.long)
+    of = [loss.compute(hidden[i : i + 1], weight, targets[:1], 64, 1, IGNORE, 0, "", 0.0, True) for i in range(4)]
+    assert abs(float(of[0][0]) - 20) < 1e-4 and abs(float(of[1][0]) - 115) < 1e-4
+    assert 116 < float(of[2][0]) <= 300 and abs(float(of[3][0]) - 4.143134726) < 1e-5  # of 63 tokens
+    assert all(torch.isfinite(tensor).all() for found in of for tensor in found)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "capability", "expected"),
+    [
+        ("cuda", torch.bfloat16, 64, (9, 0), True),
+        ("cuda", torch.bfloat16, 64, (12, 0), True),
+        ("cuda", torch.bfloat16, 64, (8, 0), False),  # without the unit that copies tiles
+        ("cuda", torch.float16, 64, (9, 0), False),
+        ("cuda", torch.bfloat16, 60, (9, 0), False),  # rows of tiles begin at multiples of 16 bytes
+        ("cpu", torch.bfloat16, 64, (9, 0), False),
+    ],
+)
+def test_which_gpus_take_exponentials(device, dtype, width, capability, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(loss, "why_not_triton", lambda: "")
+    hidden = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, shape=(8, width))
+    assert loss.takes_exponentials(hidden, torch.empty(128, width)) is expected
+    assert not loss.takes_exponentials(hidden, torch.empty(129, width))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [90, 100, 120])
+def test_as_machine_code_tiles_are_copied_whole_without_local_memory(capability):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from nanoladder.kernels.exp_triton import TILE, head_loss_gemm
+
+    m, n, k = (TILE[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    options = {"C": 256, "TILES": 393, "WRITE": True, "STRIDE": 264, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
+    blocks = {"hidden": [m, k], "weight": [n, k], "out": [m, n // 2]}
+    signature = {name: f"tensordesc<bf16[{rows},{columns}]>" for name, (rows, columns) in blocks.items()}
+    signature |= {"shifts": "*fp32", "sums": "*fp32", "n": "i32", "n_real": "i32"}
+    signature |= dict.fromkeys(options, "constexpr")
+    constants = {(head_loss_gemm.arg_names.index(name),): value for name, value in options.items()}
+    source = ASTSource(head_loss_gemm, signature, constexprs=constants)
+    code = triton.compile(source, GPUTarget("cuda", capability, 32), {key: TILE[key] for key in TILE if key[0] == "n"})
+    code = code.asm["sass"]
+    assert "UTMALDG" in code and "UTMASTG" in code  # the GPU's unit for copies of tiles
+    if capability == 90:
+        assert "HGMMA" in code
+        assert not re.search(r"\b(?:LDL|STL)\b", code)
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", [*SIZES, (1000, 50257, 47, 256, 3)])
+def test_on_a_gpu_loss_and_gradients_are_as_exact_as_bfloat16(shape):
+    n_tokens, n_vocab, padding, width, n_chunks = shape
+    hidden, weight, targets = inputs(n_tokens, n_vocab, padding, width, scale=0.3, dtype=torch.bfloat16)
+    expected = exact(hidden, weight, targets, n_vocab)
+    hidden, weight, targets = hidden.detach().bfloat16().cuda(), weight.detach().cuda(), targets.cuda()
+    assert loss.takes_exponentials(hidden, weight)
+    ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, True)
+    evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, False)
+    assert error(ours[0].cpu(), expected[0]) < 1e-5 and torch.equal(ours[0], evaluated[0])
+    for found, correct in zip(ours[1:], expected[1:], strict=True):
+        assert error(found.cpu(), correct) < 2**-7
+
+
+if __name__ == "__main__":  # in the interpreter: Triton asks for it when it is imported
+    interpreted()
