@@ -71,9 +71,13 @@ def trimmed_mean(x):
 
 
 def spread(x):
-    """The mean distance from the trimmed mean along the last axis, without as many of the largest as it leaves out."""
+    """The mean distance from the trimmed mean along the last axis, without as many of the largest as it leaves out.
+
+    Of three rounds without none: two that happen to be close would say that there is no noise.
+    """
     n = np.shape(x)[-1]
-    return np.sort(abs(x - trimmed_mean(x)[..., None]))[..., : n - trimmed(n)].mean(-1)
+    kept = n - trimmed(n) if n > 3 else n
+    return np.sort(abs(x - trimmed_mean(x)[..., None]))[..., :kept].mean(-1)
 
 
 def trimmed(n):
