@@ -6,7 +6,7 @@ import dataclasses
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lab import roofline
+from lab import devices, roofline
 from lab.trace import trace
 from model import GPT
 from nanoladder import machine, parallel
@@ -41,6 +41,8 @@ def predict_time(config, device, device_type="cpu", world_size=1):
     """
     if config.dtype == "auto" and product_dtype(config, device_type) not in device.flops:
         config = dataclasses.replace(config, dtype=device.dtypes()[-1])
+    if config.cuda_graph and world_size == 1 and machine.can_record(config, torch.device(device_type)):
+        device = dataclasses.replace(device, launch_seconds=devices.LAUNCH_IN_GRAPH)  # the host runs ahead of it
     share, traced, found = traces(dataclasses.replace(config, compile=False), device_type, world_size)
     passes = share.batch_size / traced.batch_size
     tf32 = device_type == "cuda" and config.matmul_precision != "highest"

@@ -3,10 +3,11 @@
 import gc
 import itertools
 import json
+import statistics
 
 import pytest
 import torch
-from conftest import ROOT, build, needs_gpu, replace, state_bytes, tiny
+from conftest import ROOT, build, needs_gpu, replace, state_bytes, tiny, with_torchao
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
@@ -312,9 +313,25 @@ def test_the_peaks_that_an_h200_had_are_predicted(n_ids, stage):
     assert predict.predict_memory(config, "cuda").peak == pytest.approx(measured["memory"]["peak"], rel=0.001)
 
 
+def test_no_stage_on_the_h200_was_faster_than_its_least_time():
+    """Its launches are those of a CUDA graph, if it has one; the host needs five times as long."""
+    results = json.loads((ROOT / "results/nvidia-h200/reference-50257/results.json").read_text())
+    rows = results["modes"]["ladder"]["rows"]
+    limits = {name: sum(row["limit"]["bounds"].values()) for name, row in rows.items() if "limit" in row}
+    assert len(limits) > 15
+    for name, limit in limits.items():
+        assert limit < statistics.median(process["seconds"] for process in rows[name]["time"]), name
+    config = load_config(["config/reference.py", "--vocab_size=256", "--n_layer=1", "--batch_size=1"])
+    eager = replace(config, cuda_graph=False)
+    recorded, started = (
+        predict.predict_time(each, devices.datasheet("H200"), "cuda").bounds["launches"] for each in (config, eager)
+    )
+    assert recorded < started / 3
+
+
 @needs_gpu
 @pytest.mark.usefixtures("fresh_gpu")
-@pytest.mark.parametrize("stage", stage_names())
+@pytest.mark.parametrize("stage", with_torchao(stage_names()))
 def test_on_a_gpu_the_peak_of_every_eager_stage_is_predicted(stage):
     """With 16 M parameters, the few MB that only a GPU's kernels take do not matter."""
     keys = {"n_layer": 4, "n_head": 8, "n_embd": 512, "context_length": 512, "vocab_size": 8000, "batch_size": 16}
