@@ -44,6 +44,7 @@ NO_OPS = [
     ("standalone", True, "None", "meeting_place"),
     ("standalone", True, "False", "torch.are_deterministic_algorithms_enabled"),
     ("standalone", True, "softmax.softmax_", "fastest_softmax"),
+    ("standalone", True, "False", "takes_exponentials"),
     ("standalone", True, 'torch.device("cuda" if torch.cuda.is_available() else "cpu")', "machine.choose_device"),
     # In those with a mesh of one dimension, data: processes have all weights.
     ("mesh", "data", "world_size()", "mesh().averaging", "mesh().sizes.data"),

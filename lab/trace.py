@@ -226,11 +226,31 @@ def cuda_kernels(note):
     def add_product(total, a, b):
         note(aten.addmm_.default, (total, a, b), {}, total)
 
+    def takes_exponentials(hidden, weight):
+        newer = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
+        return newer and hidden.dtype == torch.bfloat16 and len(weight) % 8 == weight.shape[1] % 8 == 0
+
+    class Exponentials:
+        """Stands in for exp_triton: allocates as it does."""
+
+        losses = staticmethod(lambda sums: sums.double().log().float())
+        finish = staticmethod(lambda *_: None)
+
+        @staticmethod
+        def target_logits(hidden, weight, columns):
+            return columns.new_empty(columns.shape, dtype=torch.float32)
+
+        @staticmethod
+        def exp_logits(hidden, weight, shifts, n_real, out, write=True):
+            note(aten.mm.default, (hidden, weight.T), {}, out)
+            return shifts.new_empty(len(hidden), math.ceil(len(weight) / 128))  # sums of tiles
+
     with (
         patched(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
         patched(model, uses_blocks=lambda *_: False),  # they are for CPUs
         patched(loss.softmax, softmax_=softmax_in_place),
-        patched(loss, add_product=add_product),
+        patched(loss, add_product=add_product, takes_exponentials=takes_exponentials),
+        patched(loss, exponential_kernels=lambda: Exponentials),
         patched(torch.Tensor, softmax=softmax_in_float32),
     ):
         yield

@@ -110,9 +110,8 @@ def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight,
 
 def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_weight):
     """The same by exp_triton: without a pass over the logits, which are exponentials from the start."""
-    from nanoladder.kernels import exp_triton
-
-    shifts = exp_triton.target_logits(hidden, weight, columns)
+    kernels = exponential_kernels()
+    shifts = kernels.target_logits(hidden, weight, columns)
     if group:
         shifts = all_gather(shifts[None], 0, group).sum(0)
     sums, needs_grad = torch.empty_like(shifts), len(d_hidden) > 0
@@ -122,18 +121,18 @@ def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_we
         chunk = slice(start, start + size)
         h = hidden[chunk]
         exponentials = buffer[: len(h)]  # (n, V)
-        parts = exp_triton.exp_logits(h, weight, shifts[chunk], n_real, exponentials, write=needs_grad)  # (n, tiles)
+        parts = kernels.exp_logits(h, weight, shifts[chunk], n_real, exponentials, write=needs_grad)  # (n, tiles)
         if group:
             parts = all_gather(parts.sum(1)[None], 0, group).T.contiguous()  # (n, shards)
         if needs_grad:
-            exp_triton.finish(exponentials, columns[chunk], parts, sums[chunk], h, scaled)
+            kernels.finish(exponentials, columns[chunk], parts, sums[chunk], h, scaled)
             torch.mm(exponentials, weight, out=d_hidden[chunk])
             add_product(d_weight, exponentials.T, scaled[: len(h)])
         else:
             torch.sum(parts, 1, out=sums[chunk])
     if needs_grad:
         d_hidden /= sums[:, None]
-    return exp_triton.losses(sums)
+    return kernels.losses(sums)
 
 
 def join_shards(log_sum, picked, group):
@@ -170,6 +169,12 @@ def takes_exponentials(hidden, weight):
         return False
     aligned = len(weight) % 8 == weight.shape[1] % 8 == 0  # rows of 16 bytes
     return aligned and not why_not_triton()
+
+
+def exponential_kernels():
+    from nanoladder.kernels import exp_triton
+
+    return exp_triton
 
 
 @functools.cache

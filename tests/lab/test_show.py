@@ -55,7 +55,7 @@ CHANGES = {
     "fused_adamw": ("fused=True", 2, 600, ""),
     "pad_vocab": ("self.pad_vocabulary(-config.vocab_size % 64)", 10, 600, ""),
     "compile": ("model.compile(", 1, 610, ""),
-    "chunked_loss": ("head_loss(", 6, 790, "torch.mm(logits, products_weight, out=d_hidden[chunk])"),
+    "chunked_loss": ("head_loss(", 6, 790, "torch.mm(logits, weight, out=d_hidden[chunk])"),
     "cuda_graph": ("machine.replay(forward_backward, model, batch, config)", 7, 850, "torch.cuda.CUDAGraph()"),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", 3, 850, ""),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", 11, 850, ""),
