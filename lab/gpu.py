@@ -46,6 +46,7 @@ def parts(nanogpt=None):
     speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
     small = "profile.py config/recipe_small.py --dataset=python_stdlib --n_embd=192 --n_head=4"
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
+    batch_32 = "--batch_size=32 --micro_batch_size=32"
     batch_64 = "--batch_size=64 --micro_batch_size=64"
     beside = f" --nanogpt={nanogpt}" if nanogpt else ""
     tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
@@ -54,9 +55,9 @@ def parts(nanogpt=None):
         "tests": f"-m pytest -v -n 8 --dist=worksteal -m gpu {tests}",
         "reference-50257": f"{reference} {subwords} {ladder}",
         "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss,cuda_graph",
-        "gpt2": f"{gpt2} {subwords} {ladder} {speed} --batch_size=32 --micro_batch_size=32",
+        "gpt2": f"{gpt2} {subwords} {ladder} {speed} {batch_32}",
+        "peers": f"{gpt2} {subwords} {batch_32} --mode=peers --repeats=3{beside}",
         "tune": f"{reference} {bytewise} --mode=tune",
-        "peers": f"{reference} {bytewise} --mode=peers --repeats=3{beside}",
         "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
         "loss-chunks": f"{reference} {subwords} {finished} loss_chunks=0,2,8,32",

@@ -89,6 +89,12 @@ def tiny(**overrides):
     return Config(**{**TINY, **overrides})
 
 
+def with_torchao(names):
+    """Names of stages or optimizers as parameters, of which those that need torchao are skipped without it."""
+    lacking = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install torchao")
+    return [pytest.param(name, marks=[lacking] * (name in ("low_memory_optimizer", "adamw8bit"))) for name in names]
+
+
 def flags(**overrides):
     """tiny() as words of a command line."""
     return [f"--{key}={value}" for key, value in {**TINY, **overrides}.items()]

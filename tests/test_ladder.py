@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from conftest import build, needs_gpu, replace, whole
+from conftest import build, needs_gpu, replace, whole, with_torchao
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -653,7 +653,7 @@ def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path,
 
 
 @needs_gpu
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", with_torchao(STAGES))
 def test_on_a_gpu_every_stage_trains_the_same_model(tiny, stage):
     on_gpu = climb(tiny(stage=stage, device="cuda", **GPU_SIZES))
     agree(on_gpu, climbed(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from conftest import build, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny
+from conftest import build, flags, needs_gpu, replace, rows, same, saved, state_bytes, tiny, with_torchao
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -364,7 +364,7 @@ def test_gradients_never_exist_together():
 
 @needs_gpu
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", with_torchao(OTHERS))
 def test_on_a_gpu_every_optimizer_trains_as_on_a_cpu(name, inside):
     keys = {"optimizer": name, "optimizer_in_backward": inside, "grad_clip": 0.0}
     expected = steps(*make(**keys))
