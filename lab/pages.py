@@ -70,12 +70,14 @@ def change(name):
 def beside(row, other):
     """Returns how many times as fast as another a row of summary.summarize is, in how much less memory, as texts."""
     smaller = other["peak"] / row["peak"]
-    return times(row["gains"][other["name"]]), "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
+    gain = row.get("gains", {}).get(other["name"])  # too few rounds have none
+    return times(gain) if gain else "", "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
 
 
 def gain(rows):
     """Says what all stages of rows of --mode=ladder gain, on the loop as it is by default and with those for memory."""
     first, *others = (row for row in rows if "seconds" in row)
+    others = [row for row in others if "gains" in row]  # not of too few rounds
     tops = {group(row["name"]): row for row in others}.values()
     said = [f"up to {row['name']}, {' as fast in '.join(beside(row, first))} less memory" for row in tops]
     return f"Against naive, all stages together: {'; '.join(said)}."
@@ -193,7 +195,8 @@ def section(name):
         text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in definitions(below, name)]
         for machine in MEASURED:
             speed, memory = measured(name, machine)
-            text += [f"Measured on {machine}: speed {speed}, memory {memory}."] if speed else []
+            figures = [f"{kind} {value}" for kind, value in (("speed", speed), ("memory", memory)) if value]
+            text += [f"Measured on {machine}: {', '.join(figures)}."] if figures else []
         text.append(f"`python ladder.py diff {name}`")
     return "\n\n".join([f"## {name}", reason(name), *text]) + "\n"
 
