@@ -31,6 +31,7 @@ from nanoladder.run.micro_batch import share_of_process
 
 WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
 COMPARED = 5  # steps whose losses are compared with naive's
+HIGHEST_RATE = 1e-3  # of those steps
 WINDOW = 0.5  # seconds: the least that is timed
 TURN = 1.0  # seconds of steps in a turn
 
@@ -88,8 +89,13 @@ class Loop:
 
 
 def compared(config):
-    """The config of steps whose losses are compared: the learning rate reaches its peak in them, and shows a fault."""
-    return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED)
+    """The config of steps whose losses are compared: the learning rate reaches its peak in them, and shows a fault.
+
+    The peak is at most HIGHEST_RATE: at Muon's rate AdamW's losses rise, and then 8 bits of its state differ by more
+    than a fault does.
+    """
+    rate = min(config.learning_rate, HIGHEST_RATE)
+    return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED, learning_rate=rate, min_lr=0.0)
 
 
 def time_steps(config, steps=4, threads=None):

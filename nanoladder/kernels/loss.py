@@ -44,7 +44,8 @@ def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, fir
     hidden (N, C), weight (V, C), targets (N,), where ignore_index contributes no loss and no gradient; a target outside
     the vocabulary makes the loss infinite. Rows of the weight from n_vocab on are padding, of probability 0. Matrix
     products run in autocast's dtype; the weight's gradient is summed over the chunks in the weight's own. No temporary
-    is larger than a chunk's logits (N / n_chunks, V) or the weight.
+    is larger than a chunk's logits (N / n_chunks, V) or the weight. In bfloat16 on a GPU from Hopper on, the loss of a
+    token is exact up to 116 nats; a larger one counts as at least that.
 
     cap: limits the logits to ±cap, by a tanh (Gemma Team 2024); 0: no limit.
 
