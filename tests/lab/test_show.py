@@ -67,9 +67,9 @@ CHANGES = {
     ),
     "ddp": ("parallel.distributed_data_parallel(", 21, 960, "dist.init_process_group(backend"),
     "shard": ("parallel.fully_shard(", 7, 1110, "fsdp.fully_shard(block"),
-    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1250, '"attention.qkv": ColwiseParallel()'),
+    "tensor_parallel": ("parallel.apply_tensor_parallel(", 4, 1260, '"attention.qkv": ColwiseParallel()'),
     "context_parallel": ("parallel.apply_context_parallel(", 1, 1180, "def attend_by_heads("),
-    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1315, "pipelining.Schedule1F1B"),
+    "pipeline_parallel": ("model.forward_backward(batch, n_tokens)", 7, 1325, "pipelining.Schedule1F1B"),
 }
 LONGEST = 42  # lines of a function that stands behind a call
 
