@@ -227,8 +227,8 @@ def cuda_kernels(note):
         note(aten.addmm_.default, (total, a, b), {}, total)
 
     def takes_exponentials(hidden, weight):
-        newer = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
-        return newer and hidden.dtype == torch.bfloat16 and len(weight) % 8 == weight.shape[1] % 8 == 0
+        from_hopper_on = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
+        return from_hopper_on and loss.suits_exponentials(hidden, weight)
 
     class Exponentials:
         """Stands in for exp_triton: allocates as it does."""

@@ -1,10 +1,11 @@
 """The head's logits as exponentials, in the epilogue of their product: Triton kernels for bfloat16 on a GPU.
 
-softmax_triton.py takes two passes over logits that a product has written, and writes their gradient. Here no such pass
-is left: the product itself writes exp(logit - shift), and the sums of its tiles' rows. A softmax is that over the sum
-of its row; so the sums divide the rows of what the other two products of the gradient take or give, which are narrow.
+softmax_triton.py makes two passes over logits that a product has written, and writes their gradient. Here no such pass
+is left: the product itself writes exp(logit - shift), and sums it along the rows of each tile. Dividing by a row's sum
+gives its softmax. The wide rows are never divided, though, but the narrow ones on the other side of the two products
+that follow: the hidden states that one of them takes, and the gradient that the other gives.
 
-The shift is the logit of the row's target, which is found first, and a constant. The sum is then exp(loss) times a
+The shift is the logit of the row's target, which is computed first, plus a constant. The sum is then exp(loss) times a
 constant, and no maximum is needed, because bfloat16 has the range of float32; float16 does not.
 """
 
@@ -23,9 +24,9 @@ from nanoladder.kernels.softmax import IGNORED
 TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 2  # on a multiprocessor: one computes exponentials while the other multiplies
 LOG2_E = tl.constexpr(1 / math.log(2))
-AT_TARGET = tl.constexpr(-60.0)  # the exponential of the target's logit is 2^-60
-LOWEST = tl.constexpr(2.0**-60)
-HIGHEST = tl.constexpr(108.0)  # and none is above 2^108, so that sums are finite: losses up to 116 nats are exact
+LOG2_AT_TARGET = tl.constexpr(-60.0)
+AT_TARGET = tl.constexpr(2.0**LOG2_AT_TARGET.value)  # the exponential of the target's logit
+LOG2_HIGHEST = tl.constexpr(108.0)  # of any exponential, so that sums are finite: losses up to 116 nats are exact
 
 
 def target_logits(hidden, weight, columns):
@@ -67,7 +68,7 @@ def finish(exponentials, columns, parts, sums, hidden, scaled):
 
 def losses(sums):
     """Sums of exponentials (n,) -> losses (n,) in nats."""
-    return (sums.double().log() - AT_TARGET.value * math.log(2)).float()
+    return (sums.double().log() - math.log(AT_TARGET.value)).float()
 
 
 @triton.jit(do_not_specialize_on_alignment=["columns", "found"])
@@ -106,7 +107,7 @@ def head_loss_gemm(
             a = hidden.load([first, channel])
             product = tl.dot(a, weight.load([tile * BLOCK_N, channel]).T, product)
         row = first + tl.arange(0, BLOCK_M)
-        shift = tl.load(shifts + row, mask=row < n, other=0.0) * LOG2_E - AT_TARGET
+        shift = tl.load(shifts + row, mask=row < n, other=0.0) * LOG2_E - LOG2_AT_TARGET
         left, right = tl.split(tl.permute(tl.reshape(product, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
         column = tile * BLOCK_N
         left = exp_half(left, shift, column, n_real, out, first, WRITE)
@@ -117,7 +118,7 @@ def head_loss_gemm(
 @triton.jit
 def exp_half(product, shift, column, n_real, out, row, WRITE: tl.constexpr):
     """Half of a tile, whose exponentials then need half of the memory on their way. Returns its sums."""
-    e = tl.exp2(tl.minimum(product * LOG2_E - shift[:, None], HIGHEST))
+    e = tl.exp2(tl.minimum(product * LOG2_E - shift[:, None], LOG2_HIGHEST))
     if column + e.shape[1] > n_real:
         e = tl.where((column + tl.arange(0, e.shape[1]) < n_real)[None, :], e, 0.0)
     if WRITE:
@@ -144,7 +145,7 @@ def head_loss_finish(
     target = tl.load(columns + row)
     part, channel = tl.arange(0, BLOCK_PARTS), tl.arange(0, BLOCK_C)
     total = tl.sum(tl.load(parts + row * PARTS + part, mask=part < PARTS, other=0.0))
-    at_target = -total + LOWEST
+    at_target = -total + AT_TARGET
     tl.store(exponentials + row * V + target, at_target.to(exponentials.dtype.element_ty), mask=target >= 0)
     total = tl.where(target == IGNORED, float("inf"), total)
     tl.store(sums + row, total)

@@ -115,7 +115,8 @@ def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_we
     shifts = kernels.target_logits(hidden, weight, columns)
     if group:
         shifts = all_gather(shifts[None], 0, group).sum(0)
-    sums, needs_grad = torch.empty_like(shifts), len(d_hidden) > 0
+    sums = torch.empty_like(shifts)
+    needs_grad = len(d_hidden) > 0
     buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
     scaled = torch.empty_like(hidden[:size])
     for start in range(0, len(hidden), size):
@@ -165,14 +166,19 @@ def fastest_softmax(is_cuda):
 
 
 def takes_exponentials(hidden, weight):
-    """True if exp_triton's kernels run: for bfloat16 on a GPU from Hopper on, whose copies of tiles they need."""
-    if not hidden.is_cuda or hidden.dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (9, 0):
+    """True if exp_triton's kernels run: on a GPU from Hopper on, whose copies of tiles they need."""
+    if not hidden.is_cuda or torch.cuda.get_device_capability() < (9, 0):
         return False
-    aligned = len(weight) % 8 == weight.shape[1] % 8 == 0  # rows of 16 bytes
-    return aligned and not why_not_triton()
+    return suits_exponentials(hidden, weight) and not why_not_triton()
+
+
+def suits_exponentials(hidden, weight):
+    """True if exp_triton can multiply these: bfloat16, in rows that begin at multiples of 16 bytes."""
+    return hidden.dtype == torch.bfloat16 and len(weight) % 8 == weight.shape[1] % 8 == 0
 
 
 def exponential_kernels():
+    """exp_triton, which only a machine with Triton can import."""
     from nanoladder.kernels import exp_triton
 
     return exp_triton
