@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,6 +88,14 @@ def pytest_runtest_setup(item):
 def tiny(**overrides):
     """A model and a run of milliseconds, the naive loop."""
     return Config(**{**TINY, **overrides})
+
+
+def run_interpreted(file):
+    """Runs a file of tests as a script with Triton's interpreter, which must be asked for before Triton is imported."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    result = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def with_torchao(names):

@@ -1,15 +1,12 @@
 """Head and loss by exponentials: Triton's kernels in its interpreter, as machine code, and on a GPU."""
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, needs_gpu
+from conftest import needs_gpu, run_interpreted
 from kernels.test_loss import IGNORE, error, exact, inputs
 
 from nanoladder.kernels import loss
@@ -26,10 +23,7 @@ SIZES = [  # tokens, vocabulary, padding, width, chunks: rows, columns and chann
 
 @pytest.mark.slow
 def test_in_the_interpreter_loss_and_gradients_equal_the_formula():
-    path = [str(ROOT), str(ROOT / "tests")]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)}
-    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    run_interpreted(__file__)
 
 
 def interpreted():

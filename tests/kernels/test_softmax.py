@@ -3,13 +3,12 @@
 import itertools
 import math
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
-from conftest import ROOT, needs_gpu
+from conftest import needs_gpu, run_interpreted
 
 from nanoladder.kernels import softmax
 
@@ -98,12 +97,7 @@ def test_targets_become_columns_of_a_shard():
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: pip install triton")
 def test_the_triton_kernel_equals_the_formula_in_the_interpreter():
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-    }
-    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    run_interpreted(__file__)
 
 
 @needs_gpu
