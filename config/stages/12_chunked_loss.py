@@ -3,10 +3,10 @@
 What: each chunk computes its logits, its loss and, immediately, the gradient, which overwrites the logits; the next
 chunk reuses their memory. `auto`: chunks of eight tokens per channel, and none for 256 MB of logits or less.
 Why: logits, log-probabilities and their gradient are B · T · V numbers each, in float32: with 50257 tokens by far
-the largest tensors of a small model. On CUDA one Triton kernel reads the logits and writes the gradient. From
-Hopper on not even that is left, in bfloat16: the product writes exponentials, whose sums then divide hidden states and
-gradients, which are narrow. The operator is opaque to the compiler, which would otherwise defer the products and keep
-all logits.
+the largest tensors of a small model. On CUDA one Triton kernel reads the logits and writes the gradient. In
+bfloat16, from Hopper on, even that pass is gone: the product itself writes exponentials, and dividing by their sums is
+left to the hidden states and their gradient, which are much narrower. The operator is opaque to the compiler, which
+would otherwise defer the products and keep all logits.
 Cost: the gradient of the head is kept from forward to backward, and the matrix products are smaller. A small
 vocabulary gains nothing. `F.linear_cross_entropy` of PyTorch 2.13 works in chunks, too, but cannot be compiled, and
 took ten times as long on two cores of an EPYC (results/amd-epyc-2-threads-bf16/reference/losses.md).
