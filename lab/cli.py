@@ -17,7 +17,6 @@ from nanoladder.run import load_config
 
 REFUSED = {  # {(mode, option of the config): why the mode refuses it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
-    ("tune", "stage"): "--mode=tune starts from the finished loop; expected no --stage",
     ("recipe", "recipe"): "--mode=recipe measures every rung; expected no --recipe",
 }
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
@@ -98,7 +97,6 @@ MODES = {
         "1: worse or wrong; 2: bad input",
         ("against", "metric", "rounds", "out_dir"),
     ),
-    "tune": Mode("a search for the fastest config on this machine", ("minutes", "out_dir")),
     "recipe": Mode(
         "how many tokens each rung of the second ladder saves, by whole training runs",
         ("minutes", "on", "rungs", "kept", "out_dir"),
@@ -131,7 +129,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): what to compare"),
     "rounds": (at_least(6), 24, "maximum number of rounds, one process of each version; stops early if clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
-    "minutes": (positive, 10, "time for the search; recipe: time to start runs in (repeat the command to continue)"),
+    "minutes": (positive, 10, "time to start runs in (repeat the command to continue)"),
     "on": (rungs, None, "comma-separated rungs that the base already has"),
     "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
     "kept": (rungs, None, "rungs kept at another scale: measured together, then without each in turn"),
@@ -170,7 +168,7 @@ def parse(argv):
     for option, name in parse_arguments(words)[1].items():
         if why := REFUSED.get((options.mode, option)):
             raise BadInput(f"{option}={name}: {why}")
-    whole = options.mode in ("predict", "judge", "tune", "recipe", "race") or options.dimension == "pipeline"
+    whole = options.mode in ("predict", "judge", "recipe", "race") or options.dimension == "pipeline"
     whole = whole or options.train or any(word.startswith("--batch_size") for word in words)
     if config.micro_batch_size and not whole:
         words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too

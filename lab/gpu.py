@@ -57,7 +57,6 @@ def parts(nanogpt=None):
         "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss,cuda_graph",
         "gpt2": f"{gpt2} {subwords} {ladder} {speed} {batch_32}",
         "peers": f"{gpt2} {subwords} {batch_32} --mode=peers --repeats=3{beside}",
-        "tune": f"{reference} {bytewise} --mode=tune",
         "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
         "loss-chunks": f"{reference} {subwords} {finished} loss_chunks=0,2,8,32",
@@ -111,10 +110,7 @@ def measure(commands, folder, seconds):
         if state.get(name) == "done" or left < 0:
             continue
         print(f"{name} …", flush=True)
-        within = min(left, SHARE * seconds)
-        if "--mode=tune" in words:  # it does not continue, so it has to end by itself
-            words = [*words, f"--minutes={0.9 * within / 60:g}"]
-        state[name] = run(words, folder / name, within)
+        state[name] = run(words, folder / name, min(left, SHARE * seconds))
         print(f"{name}: {state[name]}\n", flush=True)
         files.write(path, json.dumps(state, indent=1) + "\n")
     return state

@@ -1,6 +1,6 @@
 """Starts the processes that measure, and returns what they find.
 
-A measurement is a function, called in a separate process (run_alone, Child) or in several that find one another, as
+A measurement is a function, called in a separate process (run_alone) or in several that find one another, as
 torchrun starts them (run_together). On Linux that is a fork of multiprocessing's fork server, which has imported torch
 and the compiler. A fork is as good as a new process as long as the server has nothing that does not survive a fork: no
 CUDA context, no parallel region, no threads of the compiler. So the server computes nothing;
@@ -11,7 +11,6 @@ The code of another folder takes the command line of measure.py (run_command).
 
 import contextlib
 import functools
-import inspect
 import json
 import multiprocessing
 import os
@@ -34,21 +33,17 @@ ENDING = 30  # seconds that a process has to end by itself, with the workers of 
 KILLED = "killed by the system, most likely out of memory"
 
 
-class TimeUp(Exception):
-    """A process has not answered in time."""
-
-
 def run_alone(function, *args, **options):
-    """Calls a function in a separate process. Returns its result, or raises as Child.receive does."""
+    """Calls a function in a separate process. Returns its result, or raises as Child.result does."""
     child = Child(function, *args, **options)
     try:
-        return child.receive()
+        return child.result()
     finally:
         child.end()
 
 
 class Child:
-    """A process that calls function(*args, **options), which returns its figures, or yields some whenever asked."""
+    """A process that calls function(*args, **options)."""
 
     def __init__(self, function, *args, **options):
         self.connection, theirs = context().Pipe()
@@ -57,26 +52,23 @@ class Child:
         self.busy = True
         theirs.close()
 
-    def receive(self, limit=None):
-        """The next figures. Raises BadInput or RuntimeError if it failed, with the reason; TimeUp after `limit` s."""
-        wait_for([self], limit)
+    def result(self):
+        """What the function returned. Raises BadInput or RuntimeError, with the reason, if it failed."""
+        wait(self.handles())
         self.busy = False
         with contextlib.suppress(EOFError, OSError):
             if self.connection.poll():  # else it has ended, but the workers of its loader have not yet
-                figures, error = self.connection.recv()
+                result, error = self.connection.recv()
                 if error:
                     raise error
-                return figures
+                return result
         self.process.join()
         code = self.process.exitcode  # 255: its server was killed
         raise RuntimeError(KILLED if code in (-9, 255) else f"exit code {code}")
 
-    def ask(self, limit=None):
-        """Figures that are measured now, as receive()."""
-        self.busy = True
-        with contextlib.suppress(OSError):  # it has ended, as receive() says
-            self.connection.send(None)
-        return self.receive(limit)
+    def handles(self):
+        """What multiprocessing.connection.wait takes: one is ready once the process has answered or ended."""
+        return [self.connection, self.process.sentinel]
 
     def end(self):
         """Ends the process: by itself, with the workers of its loader, unless it is busy."""
@@ -84,15 +76,6 @@ class Child:
         self.process.join(0 if self.busy else ENDING)
         self.process.kill()
         self.process.join()
-
-
-def wait_for(children, limit):
-    """The children that have answered or ended, once there are any. Raises TimeUp after `limit` seconds."""
-    handles = {handle: child for child in children for handle in (child.connection, child.process.sentinel)}
-    ready = wait(handles, limit)
-    if not ready:
-        raise TimeUp(f"no answer within {limit:.0f} s")
-    return {handles[handle] for handle in ready}
 
 
 @functools.cache
@@ -107,20 +90,16 @@ def context():
 
 
 def answer(connection, function, args, options):
-    """Calls the function in this new process, and sends (figures, None) or (None, why it failed)."""
+    """Calls the function in this new process, and sends (its result, None) or (None, why it failed)."""
     for descriptor in range(3):
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
-    with contextlib.suppress(EOFError, BrokenPipeError):  # nobody asks any more
-        try:
-            result = function(*args, **options)
-            for figures in result if inspect.isgenerator(result) else [result]:
-                connection.send((figures, None))
-                connection.recv()
-        except EOFError:
-            raise
-        except Exception as error:
-            connection.send((None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))))
+    try:
+        found = function(*args, **options), None
+    except Exception as error:
+        found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        connection.send(found)
 
 
 def reason(error):
@@ -135,8 +114,8 @@ def reason(error):
 def run_together(function, *args, n, folder, seconds=3600, **options):
     """Calls function(*args, **options) in each of n processes of one group. Returns their results.
 
-    The folder keeps what they print. Once one fails, ends the others and raises as Child.receive does. Raises TimeUp if
-    they run for longer than so many seconds.
+    The folder keeps what they print. Once one fails, ends the others and raises as Child.result does. Raises
+    TimeoutError if they run for longer than so many seconds.
     """
     for name in OUTPUTS:
         Path(folder, name).write_bytes(b"")
@@ -144,9 +123,11 @@ def run_together(function, *args, n, folder, seconds=3600, **options):
     children = [Child(join, rank, n, store.port, folder, function, args, options) for rank in range(n)]
     results, deadline = {}, time.monotonic() + seconds
     try:
-        while waiting := [child for child in children if child not in results]:
-            for child in wait_for(waiting, deadline - time.monotonic()):
-                results[child] = child.receive()
+        while waiting := {handle: child for child in children if child not in results for handle in child.handles()}:
+            ready = wait(waiting, deadline - time.monotonic())
+            if not ready:
+                raise TimeoutError(f"no answer within {seconds:.0f} s")
+            results |= {child: child.result() for child in {waiting[handle] for handle in ready}}
     finally:
         for child in children:
             child.end()

@@ -33,7 +33,6 @@ WARMUP = 2  # steps before the clock starts: the first compiles, the second reco
 COMPARED = 5  # steps whose losses are compared with naive's
 HIGHEST_RATE = 1e-3  # of those steps
 WINDOW = 0.5  # seconds: the least that is timed
-TURN = 1.0  # seconds of steps in a turn
 
 
 def main(argv):
@@ -112,16 +111,6 @@ def time_steps(config, steps=4, threads=None):
         "resident_bytes": peak and peak - loop.resident_before,
         "tokens": config.batch_size * config.context_length,
     }
-
-
-def take_turns(config):
-    """Trains as time_steps does. Yields the first COMPARED losses, then seconds of a step whenever asked."""
-    loop = Loop(compared(config))
-    losses = [float(loop.step()) for _ in range(COMPARED)]
-    steps = math.ceil(TURN / loop.seconds(COMPARED, window=0))
-    yield losses
-    while True:
-        yield loop.seconds(steps, window=0)
 
 
 def curve(config):

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from lab import cli, devices, judge, measure, predict, race, recipe, tables, tune
+from lab import cli, devices, judge, measure, predict, race, recipe, tables
 from lab.launch import run_alone, run_together
 from lab.peers import task
 from lab.results import code_hash, default_folder, open_results, write, write_results
@@ -37,8 +37,6 @@ def main(argv):
             predict_all(options, words)
         case "judge":
             sys.exit(judge.judge(options, words))
-        case "tune":
-            tune.tune(options, load_config(sized(words)), lambda: conditions_of(options, words))
         case "recipe":
             recipe.measure(options, words)
         case "race":

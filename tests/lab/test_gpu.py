@@ -66,11 +66,10 @@ def test_every_part_has_a_valid_command(part, rehearse):
     words = gpu.rehearsal(gpu.parts()[part]) if rehearse else gpu.parts()[part]
     if words[0] == "profile.py":
         options, config_words = cli.parse(words[1:])
-        if options.mode != "tune":
-            rows = rows_of(options, config_words)
-            reasons = not_applicable(rows, options)
-            assert all(reason.startswith("not applicable") for reason in reasons.values()), reasons
-            assert len(rows) > len(reasons)
+        rows = rows_of(options, config_words)
+        reasons = not_applicable(rows, options)
+        assert all(reason.startswith("not applicable") for reason in reasons.values()), reasons
+        assert len(rows) > len(reasons)
     elif words[0] == "train.py":
         load_config(words[1:])
     datasets = [word.partition("=")[2] for word in words if word.startswith("--dataset=")]
@@ -110,6 +109,6 @@ def test_a_rehearsal_reaches_its_end(dense, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     state = json.loads((tmp_path / "out/gpu/state.json").read_text())
     for name, words in gpu.parts().items():
-        here = "--dataset=python_stdlib_byte" in words and name not in ("tune", "peers")
+        here = "--dataset=python_stdlib_byte" in words and name != "peers"
         assert state[name] == "done" or (state[name].startswith("skipped") and not here)
     assert "nothing is wrong" in result.stdout

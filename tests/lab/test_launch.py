@@ -70,29 +70,16 @@ def test_a_process_returns_its_figures_or_the_reason_why_there_are_none(planted)
             launch.run_alone(function)
 
 
+def test_processes_that_do_not_answer_in_time_are_ended(tmp_path):
+    with pytest.raises(TimeoutError, match="no answer within 1 s"):
+        launch.run_together(time.sleep, 3600, n=2, folder=tmp_path, seconds=1)
+
+
 def test_a_fork_is_as_good_as_a_new_process(planted):
     """Its server has neither touched CUDA nor computed; the workers of its loader start as in training."""
     import multiprocessing
 
     assert launch.run_alone(planted.fork) == (False, 10**6, multiprocessing.get_context().get_start_method())
-
-
-def test_processes_train_side_by_side_answer_and_end(dense):
-    config = tiny(dataset=str(dense))
-    first, second = (launch.Child(measure.take_turns, each) for each in (config, replace(config, adamw_impl="fused")))
-    losses = first.receive(120)
-    assert losses == pytest.approx(second.receive(120), abs=1e-3) and len(losses) == 5
-    assert first.ask(60) > 0 and second.ask(60) > 0
-    with pytest.raises(launch.TimeUp):
-        first.ask(0)
-    second.process.kill()
-    time.sleep(0.5)
-    with pytest.raises(RuntimeError, match="killed by the system"):
-        second.ask(60)
-    first.end()
-    second.end()
-    with pytest.raises(BadInput, match="no kernel for"):
-        launch.run_alone(measure.take_turns, replace(config, attention="cudnn"))
 
 
 def test_measurements_of_one_process_and_of_two(dense, tmp_path):

@@ -32,7 +32,7 @@ REFUSED = [
     (modes.main, "--mode=scaling", "such as --processes=2"),
     (modes.main, "--mode=scaling --processes=2 --dimension=model", "expected data, shard, tensor"),
     (modes.main, "--no_such_key=1", "unknown key 'no_such_key'"),
-    (modes.main, "--modes=tune", "did you mean 'mode'?; --help lists every key"),
+    (modes.main, "--modes=judge", "did you mean 'mode'?; --help lists every key"),
     (modes.main, "--out-dir=x", "did you mean 'out_dir'?"),
     (modes.main, "--mode=each", "expected ladder, vary"),
     (modes.main, "--stage=amp", "--mode=ladder sets it"),
@@ -45,7 +45,7 @@ REFUSED = [
     (modes.main, "--vary attention=fast", "attention"),
     (modes.main, "--vary attention=sdpa stages", "--vary=stages alone"),
     (modes.main, "--mode=vary", "expected --vary KEY=a,b,c"),
-    (modes.main, "--mode=tune --vary=stages", "--vary: --mode=tune does not use it; expected --mode=vary, or no"),
+    (modes.main, "--mode=judge --vary=stages", "--vary: --mode=judge does not use it; expected --mode=vary, or no"),
     (modes.main, "--mode=predict --mfu=40", "expected a fraction"),
     (modes.main, "--mode=predict --vocab_size=50 --device=cuda --gpu=H1000", "no such device, did you mean 'H100'"),
     (modes.main, "--mode=predict --vocab_size=50 --gpu=H100", "expected --device=cuda"),
@@ -66,7 +66,7 @@ def test_torchrun_is_refused(refused, monkeypatch):
     assert "expected `python profile.py config/x.py --mode=scaling --processes=N`" in refused(modes.main)
 
 
-@pytest.mark.parametrize("mode", ["ladder", "judge", "tune", "peers"])
+@pytest.mark.parametrize("mode", ["ladder", "judge", "peers"])
 def test_a_device_that_reports_no_memory_is_refused(mode, dense, monkeypatch, refused):
     monkeypatch.setattr(modes, "choose_device", lambda _: torch.device("mps"))
     line = refused(modes.main, *flags(dataset=dense), f"--mode={mode}")
