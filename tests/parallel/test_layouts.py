@@ -134,47 +134,34 @@ def together(folder, runs, n, **jobs):
     return result.stdout, seen
 
 
-@pytest.fixture(scope="module")
-def two(dense, documents, folder):
+def test_two_processes_train_what_one_does(dense, documents, folder, alone, subtests):
+    """One test, as that of what they resume: spread over pytest's workers, each of them would train all of it."""
     runs = {name: configuration(dense, documents, folder / "two" / name, **keys) for name, keys in TWO.items()}
-    return runs, *together(folder / "of two", runs, 2)
-
-
-def test_two_processes_train_what_one_does(two, alone, subtests):
-    """In one test, as the others below: spread over pytest's processes, each of them would train all of it."""
+    printed, seen = together(folder / "of two", runs, 2)
     for name, keys in TWO.items():
         with subtests.test(name):
-            agree(two[0][name], alone(keys), tolerance(name))
+            agree(runs[name], alone(keys), tolerance(name))
+    for name, config in runs.items():
+        if "tensor" not in name and "pipeline" not in name and name != "lion":
+            groups = config.n_layer + 1 if config.shard != "none" else 1  # the model fits one bucket
+            with subtests.test(f"{name}: gradients are reduced once a step"):
+                assert {process[name]["reductions"] for process in seen} == {6 * groups}
+    with subtests.test("only the first process writes and prints"):
+        for config in runs.values():
+            names = {path.name for path in Path(config.out_dir).iterdir()}
+            assert {"config.json", "metrics.jsonl", "last.safetensors"} <= names
+            assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
+        assert printed.count("step     6  sample ") == sum(config.sample_interval == 6 for config in runs.values()) == 3
+        assert printed.count("parameters;") == printed.count("processes 2 by gloo") == len(runs)
+        assert "processes 2 by gloo = 2 pipeline, shard=none" in printed
+    with subtests.test("CPU threads are divided among the processes"):
+        assert {process["ddp"]["threads"] for process in seen} == {max(1, os.cpu_count() // 2)}
 
 
 def test_another_curve_does_not_agree(alone):
     """What the comparison must be able to tell apart."""
     with pytest.raises(AssertionError):
         agree(alone(TWO["ddp"]), alone(TWO["float16"]))
-
-
-def test_gradients_are_reduced_once_a_step(two, subtests):
-    runs, _, seen = two
-    for name, config in runs.items():
-        if "tensor" not in name and "pipeline" not in name and name != "lion":
-            groups = config.n_layer + 1 if config.shard != "none" else 1  # the model fits one bucket
-            with subtests.test(name):
-                assert {process[name]["reductions"] for process in seen} == {6 * groups}
-
-
-def test_only_the_first_process_writes_and_prints(two):
-    runs, printed, _ = two
-    for config in runs.values():
-        names = {path.name for path in Path(config.out_dir).iterdir()}
-        assert {"config.json", "metrics.jsonl", "last.safetensors"} <= names
-        assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
-    assert printed.count("step     6  sample ") == sum(config.sample_interval == 6 for config in runs.values()) == 3
-    assert printed.count("parameters;") == printed.count("processes 2 by gloo") == len(runs)
-    assert "processes 2 by gloo = 2 pipeline, shard=none" in printed
-
-
-def test_cpu_threads_are_divided_among_the_processes(two):
-    assert {process["ddp"]["threads"] for process in two[2]} == {max(1, os.cpu_count() // 2)}
 
 
 # -- checkpoints
@@ -196,9 +183,8 @@ EXACT = {  # what resumes bit for bit in several processes, each with its own dr
 }
 
 
-@pytest.fixture(scope="module")
-def resumed(dense, documents, folder):
-    """Runs that stop after 3 of 6 steps and continue: ({name: config}, what each process saw)."""
+def stop_and_resume(dense, documents, folder):
+    """Runs that stop after 3 of 6 steps and continue. Returns {name: config}, and what each process saw."""
     folder = folder / "resumed"
     half = {"max_steps": 3, "lr_decay_steps": 6}
     base = configuration(dense, documents, folder / "alone", **BASE)
@@ -243,32 +229,32 @@ def differing(base, folder):
     return jobs | {"checkpoint": {"argv": words(replace(base, out_dir="differing", init_from="resume")), **nodes}}
 
 
-def test_a_checkpoint_of_one_process_continues_in_several_and_a_damaged_one_is_passed_over(resumed):
-    runs, _ = resumed
-    agree(runs["damaged"], runs["alone"])
-
-
-def test_a_checkpoint_is_whole_and_has_plain_names(resumed, subtests):
-    runs, _ = resumed
-    for name in LAYOUTS:
-        with subtests.test(name):
-            states = [saved(runs[run]) for run in (f"dropping_{name}_first", "alone_first")]
-            assert states[0].keys() == states[1].keys()
-            for part in ("model", "optimizer"):
-                shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in states]
-                assert shapes[0] == shapes[1]
-
-
-def test_several_processes_resume_bit_for_bit_with_their_own_dropout(resumed, subtests):
-    runs, _ = resumed
+def test_several_processes_resume_their_checkpoints_and_those_of_one(dense, documents, folder, subtests):
+    runs, seen = stop_and_resume(dense, documents, folder)
     for name in EXACT:
-        with subtests.test(name):
+        with subtests.test(f"{name}: bit for bit, each process with its own dropout"):
             one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
             assert rows(one, *CURVE) == rows(parts, *CURVE)
             for part in ("model", "optimizer", "generators", "progress"):
                 assert same(saved(one)[part], saved(parts)[part]), part
             states = saved(one)["generators"]["cpu"]
             assert len(states) == 2 and not torch.equal(*states)
+    for name in LAYOUTS:
+        with subtests.test(f"{name}: a checkpoint is whole and has plain names"):
+            states = [saved(runs[run]) for run in (f"dropping_{name}_first", "alone_first")]
+            assert states[0].keys() == states[1].keys()
+            for part in ("model", "optimizer"):
+                shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in states]
+                assert shapes[0] == shapes[1]
+    with subtests.test("one of one process continues in several, and a damaged one is passed over"):
+        agree(runs["damaged"], runs["alone"])
+    with subtests.test("its weights start a pipeline"):
+        assert rows(runs["new"])[0]["train_loss"] < rows(runs["alone"])[0]["train_loss"] - 0.3
+    with subtests.test("what differs between processes is named"):
+        for process in seen:
+            assert "rank 1 has learning_rate=0.5, rank 0 learning_rate=0.01" in process["config"]["error"]
+            assert "in their data: rank 1 has train.bin=500 tokens, digest" in process["data"]["error"]
+            assert "checkpoint in differing: rank 1 has step=2, rank 0 step=3" in process["checkpoint"]["error"]
 
 
 def test_four_processes_resume_bit_for_bit(dense, documents, folder):
@@ -333,18 +319,6 @@ def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense,
         train.train(one)
         with subtests.test(name):
             agree(run, one, tolerance(name))
-
-
-def test_the_weights_of_a_checkpoint_start_a_pipeline(resumed):
-    runs, _ = resumed
-    assert rows(runs["new"])[0]["train_loss"] < rows(runs["alone"])[0]["train_loss"] - 0.3
-
-
-def test_what_differs_between_processes_is_named(resumed):
-    for process in resumed[1]:
-        assert "rank 1 has learning_rate=0.5, rank 0 learning_rate=0.01" in process["config"]["error"]
-        assert "in their data: rank 1 has train.bin=500 tokens, digest" in process["data"]["error"]
-        assert "checkpoint in differing: rank 1 has step=2, rank 0 step=3" in process["checkpoint"]["error"]
 
 
 # -- GPUs
