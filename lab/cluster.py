@@ -9,18 +9,18 @@ move while the processes compute; they wait for activations.
 import dataclasses
 import itertools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab.cli import at_least
-from lab.layouts import SCHEDULES, describe, grids, on_grid
 from lab.tables import texts
 from model import GPT
+from nanoladder.config import TYPES
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.machine.device import PEAK_TFLOPS
-from nanoladder.parallel.mesh import count_sharing, divide
+from nanoladder.parallel.mesh import CUTS, Grid, count_sharing, divide
 from nanoladder.parallel.pipeline import STAGES, block_flops, can_schedule, predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.metrics import flops_per_token
@@ -36,6 +36,7 @@ HOP = 5e-6  # seconds for each hop of a ring
 ACTIVATIONS = 2 * 4 + 14 * 2  # bytes that a block keeps, per number of its width: the norms' inputs are float32
 FREE = 0.1  # share of a GPU's memory
 CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
+SCHEDULES = get_args(TYPES["pipeline_schedule"])
 
 
 # -- a step
@@ -144,20 +145,24 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
 
 def layouts(config, n_gpus):
     """Yields the config in every layout that divides it among n_gpus GPUs, tensor groups within a node."""
-    for grid in grids(n_gpus):
+    sizes = [size for size in range(1, n_gpus + 1) if n_gpus % size == 0]
+    for grid in itertools.starmap(Grid, itertools.product(sizes, repeat=len(Grid._fields))):
         p, d, c, t = grid
-        if config.batch_size % d or t > NODE or config.n_head % (c * t) or config.context_length % (c * t):
+        if math.prod(grid) != n_gpus or config.batch_size % d or t > NODE:
+            continue
+        if config.n_head % (c * t) or config.context_length % (c * t):
             continue
         rows, within = config.batch_size // d, math.gcd(NODE // t, d * c)
         shards = [("none", 0), ("optimizer", 0), ("full", 0)][: 1 if d * c == 1 else 3 - (p > 1)]
         shards += [(shard, within) for shard, _ in shards[1:] if 1 < within < d * c]
         micro = [size for size in (1, 2, 4, 8, 16) if rows % size == 0]
+        cuts = dict(zip(CUTS, (p, c, t), strict=True))
         for (shard, n), size, recomputed, schedule in itertools.product(
             shards, micro, ("none", "every:1"), SCHEDULES[: 1 + (p > 1)]
         ):
             if p == 1 or (p * STAGES[schedule] <= config.n_layer and can_schedule(schedule, p, rows // size)):
                 keys = {"shard": shard, "shard_within": n, "micro_batch_size": size, "pipeline_schedule": schedule}
-                yield dataclasses.replace(on_grid(config, grid), activation_checkpointing=recomputed, **keys)
+                yield dataclasses.replace(config, **cuts, **keys, activation_checkpointing=recomputed)
 
 
 def fastest(config, sizes, n_gpus, memory_gb=80):
@@ -189,12 +194,25 @@ def fastest(config, sizes, n_gpus, memory_gb=80):
 # -- the command
 
 
+def in_words(layout, n_gpus):
+    """2 data × 2 tensor, shard=full"""
+    grid = divide(layout, n_gpus)
+    words = {
+        str(grid) or "1 process": True,
+        f"shard={layout.shard}": layout.shard != "none",
+        f"shard_within={layout.shard_within}": layout.shard_within,
+        layout.pipeline_schedule: grid.pipeline > 1,
+        "checkpointing": layout.activation_checkpointing != "none",
+    }
+    return ", ".join(word for word, applies in words.items() if applies)
+
+
 def row(layout, step, n_gpus, flops):
     """A row of the table: {heading: text}. flops: of a token."""
     tokens = layout.batch_size * layout.context_length / n_gpus / step.seconds
     ms = {key: f"{1e3 * getattr(step, key):,.0f}" for key in ("compute", "tensor", "context", "pipeline", "data")}
     return {
-        "layout": describe(dataclasses.replace(layout, micro_batch_size=0), n_gpus),
+        "layout": in_words(layout, n_gpus),
         "micro-batches": f"{step.n_micro} × {layout.micro_batch_size}",
         "GB": f"{step.memory / 1e9:.0f}",
         **{f"{key} ms": text for key, text in ms.items()},
