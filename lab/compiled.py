@@ -6,11 +6,10 @@ as it lives. No C++ compiler and no accelerator is needed.
 """
 
 import contextlib
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
-
-from lab.patched import patched
 
 
 @contextlib.contextmanager
@@ -54,14 +53,14 @@ def without_kernels(ledger):
     torch._dynamo.reset()  # the same code is compiled at most eight times
     try:
         with (
-            patched(torch, compile=compile_without_ledger),
-            patched(PyCodeCache, load_by_key_path=load_with_ledger),
-            patched(AsyncCompile, cpp_pybinding=lambda *_: do_nothing),
+            patch.multiple(torch, compile=compile_without_ledger),
+            patch.multiple(PyCodeCache, load_by_key_path=load_with_ledger),
+            patch.multiple(AsyncCompile, cpp_pybinding=lambda *_: do_nothing),
             # Neither vectors nor a compiler's dialect change a buffer, but it takes a C++ compiler to find out.
-            patched(cpu_vec_isa, pick_vec_isa=lambda: cpu_vec_isa.invalid_vec_isa),
-            patched(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
+            patch.multiple(cpu_vec_isa, pick_vec_isa=lambda: cpu_vec_isa.invalid_vec_isa),
+            patch.multiple(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
             # For a CPU the compiler stores results that it computes again for a GPU: in float32 those of each tanh.
-            patched(ir, is_cpu=lambda _: not ledger.on_cuda),
+            patch.multiple(ir, is_cpu=lambda _: not ledger.on_cuda),
             inductor_config.patch(fx_graph_cache=False),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
         ):

@@ -2,12 +2,12 @@
 
 import contextlib
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lab.patched import patched
 from nanoladder import parallel
 from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
 
@@ -49,7 +49,7 @@ def fake_group(world_size, rank):
     try:
         with (
             without_modes(dist.DeviceMesh, "__init__"),  # FSDP2 makes meshes too; they read their numbers
-            patched(dist, all_to_all_single=partial(send_something, dist.all_to_all_single)),
+            patch.multiple(dist, all_to_all_single=partial(send_something, dist.all_to_all_single)),
         ):
             yield
     finally:
@@ -71,7 +71,7 @@ def without_modes(place, name):
         with _disable_current_modes():
             return function(*args, **options)
 
-    return patched(place, **{name: call})
+    return patch.multiple(place, **{name: call})
 
 
 def gathering_in(dtype):
@@ -82,4 +82,4 @@ def gathering_in(dtype):
         return original(param_dtype=dtype, **options)
 
     original = fsdp.MixedPrecisionPolicy
-    return patched(fsdp, MixedPrecisionPolicy=policy)
+    return patch.multiple(fsdp, MixedPrecisionPolicy=policy)

@@ -13,6 +13,7 @@ import itertools
 import math
 import weakref
 from operator import itemgetter
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,6 @@ import model
 import train
 from lab import roofline
 from lab.compiled import without_kernels
-from lab.patched import patched
 from lab.processes import one_of
 from nanoladder import machine, optim, parallel
 from nanoladder.data import Batch
@@ -147,7 +147,7 @@ class Ledger(TorchDispatchMode):
                 self.peak = max(self.peak, self.now)
             return result
 
-        with patched(torch.UntypedStorage, resize_=resize):
+        with patch.multiple(torch.UntypedStorage, resize_=resize):
             yield
 
     def scratch(self, operator, args):
@@ -246,12 +246,12 @@ def cuda_kernels(note):
             return shifts.new_empty(len(hidden), math.ceil(len(weight) / 128))  # sums of tiles
 
     with (
-        patched(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
-        patched(model, uses_blocks=lambda *_: False),  # they are for CPUs
-        patched(loss.softmax, softmax_=softmax_in_place),
-        patched(loss, add_product=add_product, takes_exponentials=takes_exponentials),
-        patched(loss, exponential_kernels=lambda: Exponentials),
-        patched(torch.Tensor, softmax=softmax_in_float32),
+        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
+        patch.multiple(model, uses_blocks=lambda *_: False),  # they are for CPUs
+        patch.multiple(loss.softmax, softmax_=softmax_in_place),
+        patch.multiple(loss, add_product=add_product, takes_exponentials=takes_exponentials),
+        patch.multiple(loss, exponential_kernels=lambda: Exponentials),
+        patch.multiple(torch.Tensor, softmax=softmax_in_float32),
     ):
         yield
 
@@ -323,11 +323,11 @@ def without_numbers(config, device_type, world_size, rank, ledger):
         FakeTensorMode(allow_non_fake_inputs=True),  # a random state is real
         ledger,
         cuda_kernels(ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
-        patched(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
-        patched(optim, step_if_finite=lambda optimizer, _: optimizer.step()),
-        patched(torch.Tensor, item=lambda _: 1.0),  # Adafactor reads some
-        patched(torch.nn.Module, to=lambda model, _: model),  # fake weights are in place
-        patched(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model),  # it is C++
+        patch.multiple(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
+        patch.multiple(optim, step_if_finite=lambda optimizer, _: optimizer.step()),
+        patch.multiple(torch.Tensor, item=lambda _: 1.0),  # Adafactor reads some
+        patch.multiple(torch.nn.Module, to=lambda model, _: model),  # fake weights are in place
+        patch.multiple(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model),  # it is C++
     ):
         yield
 
