@@ -67,7 +67,7 @@ def run_script(main):
 
 
 def end_one_of_several(code):
-    """Ends the process before Python frees its objects: a thread of gloo that frees one of them then aborts it."""
+    """Ends the process before Python frees its objects: one that a thread of gloo's frees later would abort it."""
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -75,7 +75,7 @@ def end_one_of_several(code):
 
 
 def prepare_output():
-    """Lets stdout pass on each line at once, to a file or pipe too, and replace characters that its encoding lacks."""
+    """Makes stdout flush every line, even to a file or pipe, and replace characters that its encoding lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
 

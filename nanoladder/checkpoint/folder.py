@@ -10,9 +10,9 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 
 
 def best_or_last(folder, name):
-    """Path of a run's best or last checkpoint; a run that never evaluated has no best, and gives its last.
+    """Returns the path of a run's best or last checkpoint; of a run that never evaluated, the last.
 
-    Raises BadInput if there is no such folder. The file may not exist either: loading says so.
+    Raises BadInput if there is no such folder. The file itself may be missing; loading it says so.
     """
     folder = Path(folder)
     if not folder.is_dir():

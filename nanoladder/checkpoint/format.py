@@ -24,7 +24,7 @@ class Damaged(BadInput):
 
 @contextlib.contextmanager
 def reading(path, kind="a checkpoint of nanoladder"):
-    """Turns whatever fails while a file is read, as a damaged one does in many ways, into Damaged, of one line."""
+    """Turns any error raised while a file is read into Damaged, in one line: a damaged file can fail in many ways."""
     try:
         yield
     except Exception as error:
@@ -121,7 +121,7 @@ def begin_digest(metadata, shapes):
 
 
 def adding_to(sha256, tensors):
-    """Yields the (name, CPU tensor) of an iterable, sorted by name, and adds their bytes to the digest."""
+    """Yields the pairs (name, CPU tensor) of an iterable sorted by name, and adds their bytes to the digest."""
     for name, tensor in tensors:
         sha256.update(raw(tensor))
         yield name, tensor

@@ -156,7 +156,7 @@ def read_huggingface(name):
 
 
 def read_config(folder):
-    """Returns the config of a model, as config_of takes it. Raises BadInput if it computes something else than ours."""
+    """Returns the config of a model, as config_of takes it. Raises BadInput unless it is a GPT-2 such as ours."""
     with reading(folder, KIND):
         theirs = json.loads(files.read(folder / CONFIG))
         for key, (default, *values) in ALIKE.items():
@@ -235,7 +235,7 @@ def their_config(config, values, eot):
 
 
 def own_config(config, values, eot):
-    """The contents of another model's config.json; the code has all else that the config says. Arguments as above."""
+    """The contents of config.json for any other model, whose code holds the rest of the config. Arguments as above."""
     return {
         "architectures": ["NanoladderForCausalLM"],
         "model_type": "nanoladder",

@@ -36,7 +36,7 @@ def known(key, where, options=()):
 
 
 def saved(values, where):
-    """The keys that a run saved, {key: value}, without former ones at their defaults. Raises BadInput as known()."""
+    """The keys that a run saved, {key: value}, but not removed ones at their defaults. Raises BadInput as known()."""
     values = {key: value for key, value in values.items() if not (key in GONE and value == GONE[key])}
     for key in values:
         known(key, where)

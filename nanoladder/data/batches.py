@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
     @property
     def n_tokens(self):
-        """Number of valid targets: a tensor (), on the batch's device, so that nobody waits for a GPU."""
+        """Number of valid targets: a tensor (), on the batch's device, so that counting does not wait for a GPU."""
         return (self.targets != IGNORE).sum()
 
     def split(self, size):
@@ -181,7 +181,7 @@ def survive_signals(_worker):
 
 @atexit.register
 def end_workers():
-    """Ends workers that a failed run leaves behind: Python would send them SIGTERM, which they survive, and wait."""
+    """Kills workers that a failed run leaves behind. Python would send them SIGTERM, which they survive, and wait."""
     if hasattr(signal, "SIGCHLD"):  # Windows' workers survive nothing
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises an error for a worker that is killed
         for process in multiprocessing.active_children():

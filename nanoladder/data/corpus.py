@@ -40,7 +40,7 @@ class Corpus:
     identity = validation = place = None
 
     def documents(self, place=None):
-        """Yields what read() does, from a place on."""
+        """Yields the documents of read(), or those after a place."""
         for number, document in islice(enumerate(self.read(), 1), place or 0, None):
             self.place = number
             yield document
@@ -89,7 +89,7 @@ def sha256_of(text):
 
 
 def split_of(text, val_fraction):
-    """The split of a document of many: val if its SHA-256, as a fraction of 2^256, is below val_fraction."""
+    """The split of one of many documents: val if its SHA-256, as a fraction of 2^256, is below val_fraction."""
     return "val" if int(sha256_of(text), 16) < val_fraction * 2**256 else "train"
 
 

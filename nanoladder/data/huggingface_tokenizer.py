@@ -132,7 +132,7 @@ def from_huggingface(folder):
 
 
 def parse(content):
-    """Makes an Encoding of the contents of a tokenizer.json. Raises ValueError if they encode as no Encoding does."""
+    """Makes an Encoding of the contents of a tokenizer.json. Raises ValueError if no Encoding gives the same ids."""
     found = essence(content)
     special = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
     vocab = {token: number for token, number in content["model"]["vocab"].items() if token not in special}
@@ -157,7 +157,7 @@ def parse(content):
 
 
 def essence(content):
-    """{part: value} of what decides, beside the vocabulary, to which ids a tokenizer.json encodes a text."""
+    """{part: value} of all that determines, besides the vocabulary, the ids that a tokenizer.json gives a text."""
     model, cut, added = content["model"], content["pre_tokenizer"], content.get("added_tokens", [])
     if cut and cut["type"] == "ByteLevel":
         cut = {**byte_level(use_regex=True), **cut, "trim_offsets": True}  # offsets are not used here
@@ -174,7 +174,7 @@ def essence(content):
 
 
 def pattern_of(found):
-    """tiktoken's pattern that cuts a text as a tokenizer.json of this essence does."""
+    """The pattern of tiktoken's that cuts a text as a tokenizer.json of this essence does."""
     for pattern, cut in PRE_TOKENIZERS.items():
         if cut == found["pre_tokenizer"] and not (pattern == EVERY_CHARACTER and found["merges"]):
             return pattern

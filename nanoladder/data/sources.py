@@ -14,7 +14,7 @@ PART = 2**20  # characters read at a time
 
 @contextlib.contextmanager
 def reading(name):
-    """Raises BadInput for whatever goes wrong while a file or a stream, which has many layers, is read."""
+    """Turns any error raised while a file or a stream, which has many layers, is read into BadInput."""
     try:
         yield
     except BadInput:
@@ -43,13 +43,13 @@ class TextFile(NamedTuple):
                 place += len(part)
 
     def lines(self):
-        """Yields the lines that are more than space, without their ends."""
+        """Yields the lines that are not blank, without their line ends."""
         with opened(self.path) as file:
             yield from (line.rstrip("\r\n") for line in file if line.strip())
 
 
 def find_text(path):
-    """The TextFile at a path; None if it has other bytes than UTF-8, or zero bytes. Raises BadInput."""
+    """The TextFile at a path; None if its bytes are not UTF-8, or some are zero. Raises BadInput."""
     digest, n_characters = hashlib.sha256(), 0
     with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
         while part := file.read(PART):

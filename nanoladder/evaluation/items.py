@@ -63,7 +63,7 @@ def last_word(fields):
 
 
 def text(value):
-    """Returns the text without space around it. Raises ValueError if nothing is left, or half of a surrogate pair."""
+    """Returns the text, stripped. Raises ValueError if nothing is left, or half of a surrogate pair."""
     stripped = value.strip()
     if not stripped.encode():
         raise ValueError("a text is empty")

@@ -81,6 +81,6 @@ class Task:
 
 
 def mean(name, truths):
-    """The mean of n truths, and its standard error with n - 1 degrees of freedom."""
+    """The mean of n booleans, and its standard error with n - 1 degrees of freedom."""
     n, share = len(truths), float(np.mean(truths))
     return {name: share, f"{name}_stderr": math.sqrt(share * (1 - share) / max(1, n - 1))}

@@ -97,7 +97,7 @@ class CachedGPT:
         return before
 
     def prefill(self, windows, rows):
-        """Runs windows, lists of 1 to n_tokens token ids, as new texts of those rows, a list of the same length.
+        """Runs windows, lists of 1 to n_tokens token ids, as new texts in these rows, one for each window.
 
         Returns the logits of each window's next token, (len(rows), V). Raises BadInput if they are not finite.
         """

@@ -17,7 +17,7 @@ LARGEST = 127  # symmetric: -128 is not used
 
 
 class Rows(nn.Module):
-    """A matrix (R, C) in int8 with a scale for each row, at most half a scale from each of its weights."""
+    """An int8 matrix (R, C) with a scale for each row; rounding moves a weight by at most half a scale."""
 
     def __init__(self, weight):
         super().__init__()
@@ -33,9 +33,9 @@ class Rows(nn.Module):
 
 
 def quantize(gpt):
-    """Makes the weights of every Linear of a GPT int8, and of its token embedding, once with the head tied to it.
+    """Converts the token embedding and the weight of every Linear of a GPT to int8; a tied head shares the embedding's.
 
-    Call it on the device, in the dtype that is to stay. It is for inference alone.
+    Call it on the device, in the dtype that the model is to keep. For inference alone.
     """
     tied = {}  # weight: Rows
     for module in [gpt.token_embedding, *linears(gpt)]:

@@ -112,9 +112,9 @@ def configure(config, device):
 def keep_cache_sound():
     """Makes torch.compile reuse only whole libraries, compiled for this CPU's vector instructions.
 
-    By itself it looks at neither (PyTorch 2.13). A killed linker leaves a library empty, or without its first bytes:
-    every later run fails, or does without vector instructions and does not say so. Code for AVX-512 from a cache that
-    machines share runs with AVX2 without an error, on half of the numbers.
+    By itself it checks neither (PyTorch 2.13). A killed linker leaves a library empty, or without its first bytes:
+    later runs fail, or silently do without vector instructions. Code for AVX-512, from a cache that machines share,
+    runs with AVX2 without an error, on half of the numbers.
     """
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     for library in compiled_libraries():

@@ -26,11 +26,11 @@ def can_record(config, device):
 
 
 def replay(function, model, batch, config):
-    """Calls function(model, batch, config) in the kernels of its second call, which are recorded as a CUDA graph.
+    """Calls function(model, batch, config) by replaying the kernels of its second call, recorded as a CUDA graph.
 
     function: leaves gradients in the model's parameters, and returns a tensor. Every batch has the shape of the first.
-    The first call compiles, and allocates what outlives a step. The graph has its gradients and activations in memory
-    of its own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    The first call compiles, and allocates what outlives a step. The graph's gradients and activations have memory of
+    their own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """
     if not hasattr(model, "recorded"):
         model.recorded = Recorded(function, model, batch, config)

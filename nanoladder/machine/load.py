@@ -21,7 +21,7 @@ def free_cpus(since):
 def cpu_times():
     """Seconds so far: of CPUs that are idle, or run niced programs, which give way; of this process; of the clock.
 
-    A process has those of its ended children. Returns None without Linux's /proc.
+    Those of a process include its ended children's. Returns None without Linux's /proc.
     """
     with contextlib.suppress(OSError, AttributeError):
         lines = Path("/proc/stat").read_text().splitlines()

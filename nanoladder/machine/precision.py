@@ -71,7 +71,7 @@ def scaler_of(model):
 
 
 def unscale_gradients(model, optimizer):
-    """Undoes the scale of float16's gradients in place, and adapts it. One that overflowed makes the norm infinite.
+    """Undoes the scale of float16's gradients in place, and adapts it. An overflow makes the norm infinite.
 
     Nothing to do for another dtype, whose scaler is disabled.
     """

@@ -48,7 +48,7 @@ def init_shards(model, device):
 
 
 def allocate(module, device):
-    """Replaces the parameters of a module that are on the meta device by ones without values on the device."""
+    """Replaces a module's parameters on the meta device by uninitialized ones on the device."""
     named = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p.is_meta}
     made = {p: nn.Parameter(torch.empty_like(p, device=device)) for p in named.values()}  # a tied one once
     module.load_state_dict({name: made[p] for name, p in named.items()}, strict=False, assign=True)

@@ -25,7 +25,7 @@ def apply_pipeline_parallel(model):
 
 
 class Stage(GPT):
-    """Some of the blocks of a GPT, under their numbers in the whole, with its first and last layers if they are its.
+    """Some of the blocks of a GPT, under their numbers in the whole, with its first or last layers if they belong here.
 
     It maps token ids (B, T), or the activations (B, T, C) of the stage before, to activations, or on the last stage to
     the summed loss (). K and √n in `activation_checkpointing` count the stage's own blocks.

@@ -59,7 +59,7 @@ def processes(config):
 
 
 def busy(device, began):
-    """Returns {name: a faster setting} if other programs leave fewer CPUs than this one, alone, has threads; else {}.
+    """Returns {name: a faster setting} if other programs leave this one fewer CPUs than it has threads; else {}.
 
     The threads wait for each other at the end of every operation, each on a CPU that another program could use.
     """

@@ -186,7 +186,7 @@ class Run:
             sys.exit(128 + received)
 
     def print_newest_checkpoint(self):
-        """Says where a run goes on that ended before its last step."""
+        """Says where a run that ended early would continue."""
         for path in checkpoint.found(Path(self.config.out_dir))[:1]:
             print(f"{path} is the newest checkpoint: --init_from=resume continues from it")
 

@@ -42,7 +42,7 @@ def load_config(argv, options=()):
 
 
 def keys_of_start(values, alone):
-    """Returns {key: value} of what a run with these values of all keys starts from. Raises BadInput.
+    """Returns the keys, {key: value}, of what a run with these values of all keys starts from. Raises BadInput.
 
     alone: if there are no config files, so that a resumed run continues as it was configured.
     """
