@@ -32,7 +32,9 @@ TOKENS.bin holds uint16 token ids, as data/*/prepare.py and nanoGPT write them. 
 
 
 def values(name):
-    """Returns {field: expression} of what a stage's program is folded by. Raises BadInput for an unknown stage."""
+    """Returns {field: expression}, the values by which a stage's program is folded. Raises BadInput for an unknown
+    stage.
+    """
     known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
     files = [*stage_files(stage_names()[0]), *stage_files(name, ladder_of(name))]
     config = Config(**apply(files, {}, DEFAULTS))
@@ -173,7 +175,7 @@ def first_paragraph(docstring):
 
 
 def names(node):
-    """The names that a statement defines or, like a decorator, adds to."""
+    """The names that a statement defines or, as a decorator does, adds to."""
     if getattr(node, "name", "_") != "_":
         return {node.name}
     if isinstance(node, ast.Assign):

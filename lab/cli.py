@@ -26,7 +26,7 @@ DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=sca
 
 
 def number(kind, accepts, expected):
-    """Makes a parser of numbers of a kind that `accepts` is true for. expected: these numbers, in words."""
+    """Makes a parser of numbers of a kind for which `accepts` is true. expected: these numbers, in words."""
 
     def parse(text):
         with contextlib.suppress(ValueError):
@@ -46,7 +46,7 @@ fraction = number(float, lambda n: 0 < n <= 1, "a fraction above 0, up to 1, suc
 
 
 def one_of(*names):
-    """Makes a parser of one of these names."""
+    """Makes a parser that accepts one of these names."""
 
     def name(text):
         if text not in names:
@@ -146,9 +146,9 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
 
 
 def parse(argv):
-    """Splits a command line into the options of profile.py and the words of the config, with those that measuring adds.
+    """Splits a command line into profile.py's options and the config's words, to which measuring adds some.
 
-    Raises BadInput for options that are wrong or unused by the mode, and for a config that the mode cannot measure.
+    Raises BadInput for options that are wrong or that the mode does not use, and for a config that it cannot measure.
     """
     if "WORLD_SIZE" in os.environ:
         raise BadInput(

@@ -26,7 +26,7 @@ class Curve:
         return self.a + self.b * length**-self.c
 
     def length(self, loss):
-        """The length of the run that ends with this loss; the least or the largest that was measured, if beyond."""
+        """The length of the run that ends with this loss; beyond the curve, its shortest or longest length."""
         if not self.loss(self.high) < loss < self.loss(self.low):
             return self.low if loss > self.loss(1.0) else self.high
         return ((loss - self.a) / self.b) ** (-1 / self.c)

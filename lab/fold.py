@@ -94,7 +94,7 @@ def fold(source, values):
 
 
 def settle(source, values):
-    """Replaces what is known, and simplifies each statement, until nothing changes any more."""
+    """Substitutes what is known and simplifies each statement, until nothing changes any more."""
     known = {f"config.{field}": value for field, value in values.items()}
     for field, value, replacement, *calls in NO_OPS:
         if values.get(field) == repr(value):
@@ -108,7 +108,7 @@ def settled(statement, known):
 
 
 def prune(source):
-    """Drops what nothing reads, until nothing changes any more."""
+    """Removes what nothing reads, until nothing changes any more."""
     return until_same(lambda text: Prune(text).result(), source)
 
 
@@ -171,20 +171,20 @@ class Edits:
         self.edits |= dict.fromkeys(map(self.span, items), GONE)
 
     def first_line(self, statement):
-        """Number of a statement's first line, with the comments and blank lines above it."""
+        """Number of a statement's first line, counting the comments and blank lines above it."""
         line = min(node.lineno for node in (statement, *getattr(statement, "decorator_list", []))) - 1
         while line and self.lines[line - 1].strip()[:1] in (b"", b"#"):
             line -= 1
         return line
 
     def remove(self, statement):
-        """Removes a statement. One that is alone in its block stays until that goes."""
+        """Removes a statement, but not one that is alone in its block: that goes with the block."""
         block = statement.parent
         if isinstance(block, ast.Module) or [statement] not in (block.body, getattr(block, "orelse", None)):
             self.edits[self.starts[self.first_line(statement)], self.starts[statement.end_lineno]] = ""
 
     def unwrap(self, statement, block, first=""):
-        """Replaces a compound statement by a block of it, below a first line, else the comment on its header."""
+        """Replaces a compound statement by one of its blocks, below `first` or, without it, its header's comment."""
         first_line, indent = self.first_line(block[0]), b" " * statement.col_offset
         lines = [first.encode()] if first else re.findall(rb":  (#.*)", self.lines[first_line - 1])
         text = b"".join(indent + line + b"\n" for line in lines)
@@ -201,7 +201,7 @@ class Fold(Edits):
         self.known = known
 
     def truth(self, node):
-        """Returns True or False if the condition is known, else None. A share, such as a // 4, is not 0."""
+        """Returns whether a condition is true, or None if that is not known. A share, such as a // 4, is not 0."""
         with contextlib.suppress(ValueError):
             return bool(ast.literal_eval(node))
         return True if isinstance(getattr(node, "op", None), ast.FloorDiv) else None

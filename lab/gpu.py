@@ -39,7 +39,9 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
 
 
 def parts(nanogpt=None):
-    """{part: its words after `python`, but the folder} in order of value. nanogpt: path of a checkout, a peer too."""
+    """{part: its words after `python`, without the folder}, in order of value. nanogpt: path of a checkout to measure
+    too.
+    """
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # the fewest with intervals of any use
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
@@ -153,7 +155,7 @@ def end(process):
 
 
 def faults(folder, state):
-    """What is wrong: parts that failed, and lines of tables with another model's losses or a row that failed."""
+    """Lists what is wrong: parts that failed, and lines of tables on other losses than naive's or a row that failed."""
     wrong = [f"{name}: {now}" for name, now in state.items() if now.startswith("failed")]
     for path in sorted(folder.glob("*/table.md")):
         lines = [line for line in path.read_text().splitlines() if FAULT.search(line) and MISSING not in line]

@@ -42,7 +42,7 @@ class Wrong(Exception):
 
 
 class Metric(NamedTuple):
-    """A figure of a process, less of which is better, and the words for it. size: of the unit in which it is printed.
+    """A figure of a process, the less the better, and the words for it. size: of the unit in which it is printed.
 
     A change is the logarithm of a ratio, or with nats=True a difference.
     """
@@ -105,7 +105,7 @@ def judge(options, config_words):
 
 
 def begun(path, conditions):
-    """The results of an interrupted judgment of the same versions, which goes on, or new ones."""
+    """The results of an interrupted judgment of the same versions, to be continued, or new ones."""
     new = {"rounds": []}
     with contextlib.suppress(BadInput):
         if "verdict" not in (results := resume(path, conditions, new)):
@@ -170,8 +170,8 @@ def measure(folder, names, paths, keys, side, measurement, *more):
 def compare(options, config, ask, results, save):
     """The Interval of this version's change of the metric. Adds what it measures to the results; save: writes them.
 
-    Takes rounds up to the look at which a change is seen or no round has any, or up to the last one. Raises Wrong if
-    the versions do not train the same.
+    Stops at the first look at which a change is seen, or at which no round has shown any, else after the last round.
+    Raises Wrong if the versions do not train the same.
     """
     metric, (numbers, level) = METRICS[options.metric], looks(options.rounds)
     if options.metric != "loss":
@@ -198,7 +198,7 @@ def compare(options, config, ask, results, save):
 
 
 def change_of_memory(config, other, this):
-    """The Interval, without width, of the change of bytes, which are counted; a small change is none."""
+    """The Interval of the change of bytes, without width because they are counted; a small change counts as none."""
     batch = 2 * 8 * config.batch_size * config.context_length  # bytes of int64 inputs and targets
     if abs(this / other - 1) < max(LEAST, WAITING * batch / other):
         return UNCHANGED

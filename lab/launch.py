@@ -149,7 +149,7 @@ def join(rank, n, port, folder, function, args, options):
 def run_command(measurement, words, root):
     """Takes a measurement of the code in another folder, `root`, by `python -m lab.measure`.
 
-    Such a process is no fork: all forks of a server have its memory layout, which may be a lucky one. Raises
+    This process is not forked: all forks of a server share its memory layout, which may be a lucky one. Raises
     RuntimeError with the reason if it fails.
     """
     command, environment = [sys.executable, "-m", "lab.measure", measurement, *words], {"PYTHONPATH": str(root)}

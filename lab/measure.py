@@ -133,8 +133,8 @@ def curve(config):
 def exchange(config, threads=None):
     """{kind of message: [number, bytes]} that this process sends in a step, and the peak bytes of all tensors.
 
-    The peak is that of the process with the highest, on a CPU with what gloo's threads keep. Of a pipeline also its
-    predicted bubble: the share of a step in which a process waits. A counted step is not compiled.
+    The peak is that of the process with the highest; on a CPU it includes what gloo's threads keep. For a pipeline,
+    also its predicted bubble: the share of a step in which a process waits. The step that is counted is not compiled.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loop = Loop(compared(config), threads)
@@ -187,7 +187,7 @@ def profile_step(config):
 
 
 def resident_before():
-    """Resident bytes before a loop is built. The compiler, loaded later in a new process, counts as there already."""
+    """Resident bytes before a loop is built, with the compiler loaded: a new process would load it later."""
     import torch._inductor.compile_fx  # noqa: F401
 
     return resident_bytes("VmRSS")

@@ -52,7 +52,7 @@ def check_device(config):
 
 
 def sized(config_words):
-    """The config's words, with the dataset's vocab_size if they have none."""
+    """The config's words and, if they set no vocab_size, the dataset's."""
     config = load_config(config_words)
     if config.vocab_size:
         return config_words
@@ -89,7 +89,7 @@ def predict_all(options, config_words):
 
 
 def device_of(options, kind, config_words):
-    """The devices.Device that --mode=predict predicts for; one that is here, and is not named, is measured."""
+    """The devices.Device for which --mode=predict predicts; if it is the one here, and not named, it is measured."""
     if kind not in ("cpu", "cuda"):
         raise BadInput(f"device={kind}: memory and time are predicted for cpu and cuda; expected one of them")
     if options.gpu and kind != "cuda":
@@ -155,10 +155,10 @@ def take(measurement, config, name, options, threads):
 
 
 def add_predictions(part, rows, machine, scaling):
-    """Adds to each measured row its predicted memory and, of one process, the least time of its step on this machine.
+    """Adds to each measured row its predicted memory and, for one process, the least time of its step on this machine.
 
-    That is by the limits that were measured with the rows. Several processes on a CPU have no prediction: their
-    peaks differ from run to run, probably because gloo's threads keep messages for a while.
+    The least time follows from the limits that were measured with the rows. Several processes on a CPU have no
+    prediction: their peaks differ from run to run, probably because gloo's threads keep messages for a while.
     """
     device_type = "cuda" if machine["gpu"] else "cpu"
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])

@@ -68,14 +68,14 @@ def change(name):
 
 
 def beside(row, other):
-    """Returns how many times as fast as another a row of summary.summarize is, in how much less memory, as texts."""
+    """Returns how many times as fast as another a row of summary.summarize is, and in how much less memory."""
     smaller = other["peak"] / row["peak"]
     gain = row.get("gains", {}).get(other["name"])  # too few rounds have none
     return times(gain) if gain else "", "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
 
 
 def gain(rows):
-    """Says what all stages of rows of --mode=ladder gain, on the loop as it is by default and with those for memory."""
+    """Says what all stages together gain, by rows of --mode=ladder: those on by default, then those for memory too."""
     first, *others = (row for row in rows if "seconds" in row)
     others = [row for row in others if "gains" in row]  # not of too few rounds
     tops = {group(row["name"]): row for row in others}.values()
@@ -164,7 +164,7 @@ def measured(name, machine):
 def summaries(mode, own=()):
     """Returns {machine/name: (results, {row name: summary})} of every results.json that contains a mode.
 
-    Files of a reader's own come first, then that of the README, then the others in results/.
+    A reader's own files come first, then that of the README, then the others in results/.
     """
     first = next(iter(MEASURED.values()))
     ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != first, path))
@@ -202,7 +202,7 @@ def section(name):
 
 
 def readme():
-    """Returns the README with its tables and the gain of all stages rewritten; descriptions of stages stay."""
+    """Returns the README with its tables, and the sentences on all stages' gain, rewritten; words on stages stay."""
     text = records.with_table(README.read_text(encoding="utf-8"), "records/")
     for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
         text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)

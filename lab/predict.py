@@ -130,8 +130,8 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
 def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
     """The cost of a run: {n_params, flops_per_token, tokens, flops, hours}.
 
-    The hours are those of world_size devices at the share mfu of peak_flops each (FLOP/s; the default is an H100's or
-    H200's in bfloat16).
+    The hours are those of world_size devices, each at the share mfu of peak_flops (FLOP/s; default: an H100's or H200's
+    in bfloat16).
     """
     with FakeTensorMode():
         model = GPT(config)

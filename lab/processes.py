@@ -16,9 +16,9 @@ PER_NODE = 8  # processes of a node, on which shard_within=node depends
 
 @contextlib.contextmanager
 def one_of(world_size, rank, config, device_type):
-    """Lets this process be `rank` of world_size for a while. Raises BadInput if the config does not divide among them.
+    """Makes this process `rank` of world_size for a while. Raises BadInput if the config does not divide among them.
 
-    device_type: of the process that is played, though all its tensors are a CPU's.
+    device_type: that of the simulated process; its tensors are on the CPU all the same.
     """
     sizes = divide(config, world_size)
     n_sharing = count_sharing(config, sizes, min(world_size, PER_NODE))

@@ -130,7 +130,7 @@ def run(words, **settings):
 
 
 def figures(runs, name, key):
-    """A figure of a config's runs, by seed."""
+    """A figure of a config's runs, one for each seed."""
     return [run[key] for run in runs if run["name"] == name]
 
 

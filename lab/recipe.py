@@ -183,7 +183,7 @@ class Protocol:
         return "≤ " if min(lengths) < 1.0001 * self.curve.low else ""
 
     def diverged(self, row):
-        """The number of a row's trials that diverged, of those at its best learning rate."""
+        """The number of a row's trials, of those at its best learning rate, that diverged."""
         of_phases = [self.screening(row), row.fresh_factor and self.losses(row, row.length, FRESH, row.fresh_factor)]
         return sum(losses.count(math.inf) for losses in of_phases if losses)
 
@@ -279,7 +279,7 @@ def measure(options, words):
 
 
 def time_steps(protocol, path, end):
-    """Measures the steps of all rows, once no trial is wanted, and adds them to a file; begins nothing after `end`."""
+    """Measures the steps of all rows, once no trial is wanted, and adds them to a file; starts nothing after `end`."""
     rows, steps = [row for row in [protocol.base, *protocol.rows] if row.factor], read_steps(path)
     for row in rows:
         config = differences(row.config)
@@ -314,7 +314,7 @@ def rungs_of(config):
 
 
 def chosen(rungs, on, names):
-    """The rungs to measure: the base, with the rungs that it has already, then those of these names, or all others.
+    """The rungs to measure: the base, with the rungs that it already has, then those of these names, or all others.
 
     rungs: {name: changes of the config}, first the base's. Raises BadInput if none is left.
     """

@@ -98,7 +98,7 @@ def entries():
 def before(entry):
     """The record that an entry has to beat: the last one before it, by name, that was not refused.
 
-    Raises BadInput for the naive loop, which has none.
+    Raises BadInput for the naive loop, which has none to beat.
     """
     earlier = [each for each in entries() if each.name < entry.name and not each.refused]
     if not earlier:
@@ -125,10 +125,10 @@ def log_ratio(first, second):
 
 
 def verdict(results):
-    """(in words, True if the entry holds) of a check's results.
+    """Returns the verdict of a check's results in words, and True if the entry holds.
 
-    It holds if it ends sooner than the record before it, and not more than MARGIN above the naive loop's loss: each on
-    SEEDS seeds with a chance below P that nothing does as well.
+    It holds if it ends sooner than the record before it, and not more than MARGIN above the naive loop's loss: both on
+    SEEDS seeds, each with a probability below P that chance alone does as well.
     """
     runs, (naive, record, name) = results["runs"], ends(results)
     sooner = paired(runs, record, name, "seconds", log_ratio)
@@ -248,7 +248,7 @@ def tried():
 
 
 def changes(trial, other):
-    """What a trial changes in another, in words; prototypes, too."""
+    """What a trial changes in another, in words; of prototypes too."""
     these, those = ({**each["keys"], **each["prototype"]} for each in (trial, other))
     without = [f"no {key}" for key in those if key not in these]
     return [*(f"{key}={value}" for key, value in these.items() if those.get(key) != value), *without]

@@ -236,6 +236,6 @@ def run_in_turns(entry, copies, words, seeds, data, results, path):
 
 
 def cpu_seconds():
-    """Time that the processors have spent on ended children of this process."""
+    """Processor time of the children of this process that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -33,7 +33,7 @@ def read(path, members):
 
 
 def resume(path, conditions, new):
-    """The results in a file, to be continued; if there is no file, those conditions with the members of new.
+    """The results in a file, to be continued; without a file, the conditions with the members of new.
 
     Raises BadInput as read() does, and if they were measured under other conditions.
     """
@@ -71,10 +71,10 @@ def write_results(folder, results):
 
 
 def open_results(folder, conditions, mode, rows, reasons):
-    """The results in a folder, or new ones, with the rows {name: words} of a mode in them; written.
+    """Opens the results in a folder, or begins new ones, adds the rows {name: words} of a mode, and writes them.
 
-    reasons: {row: why it is not measured}.
-    Raises BadInput for results of other conditions or rows, and if they cannot be written.
+    reasons: {row: why it is not measured}. Raises BadInput for results of other conditions or rows, and if they cannot
+    be written.
     """
     results = resume(folder / "results.json", {"format_version": FORMAT_VERSION, **conditions}, {"modes": {}})
     part = results["modes"].setdefault(mode, {"limits": [], "rows": {}})

@@ -23,7 +23,7 @@ HOW_TO_READ = "Climb with ← →: each stage is one change, marked in the progr
 
 
 def write(own=()):
-    """Writes docs/ladder.html; with files of a reader's own results, ladder.html beside the first. Returns its path."""
+    """Writes docs/ladder.html or, with a reader's results, ladder.html beside the first of them. Returns its path."""
     path = own[0].with_name(PAGE.name) if own else PAGE
     files.write(path, page(own))
     return path
@@ -32,7 +32,7 @@ def write(own=()):
 def page(own=()):
     """Returns the whole page as HTML; the same on every machine.
 
-    Raises BadInput for a file of a reader's that has nothing to show.
+    Raises BadInput if one of the reader's own files has nothing to show.
     """
     for path in own:
         if not read_results(path)["modes"].keys() & {"ladder", *pages.SCALING.values()}:

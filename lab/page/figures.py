@@ -29,7 +29,7 @@ def time_parts(row):
 
 
 def memory_parts(row):
-    """The parts of the peak; gradients that are kept during the forward are what makes them up to it."""
+    """The parts of the peak; what they lack of it are gradients that are kept during the forward."""
     parts = {part: row["memory"][part] for part in PARTS if part in row.get("memory", ())}
     return parts | {"kept gradients": row["peak"] - sum(parts.values())} if parts else {}
 
@@ -45,7 +45,7 @@ MEMORY = Chart("Memory of a step", "as small as", "GB", "peak", "none", memory_p
 
 
 def options(own=()):
-    """The machines to choose from, as options of a list."""
+    """The machines to choose from, as the options of a list."""
     ladders = pages.summaries("ladder", own).items()
     names = {key: tables.machine_in_words(results["machine"]) for key, (results, _) in ladders}
     names = {key: f"{name.removesuffix(', native bfloat16')}: {key.partition('/')[2]}" for key, name in names.items()}
@@ -123,7 +123,7 @@ def verdict(chart, row, other):
 
 
 def bars_table(label, bars, now, scale):
-    """A table of bars, (text, name, {part: value}, mark), each divided into its parts; a name climbs to its stage."""
+    """A table of bars, (text, name, {part: value}, mark), divided into their parts; a name is a link to the stage."""
     rows = []
     for text, name, parts, mark in bars:
         paths, start = [], 0.0

@@ -45,7 +45,7 @@ class Scale(NamedTuple):
 
 
 def section(rung):
-    """Returns the section on a rung: a card for each machine that measured it, or one that says that none has."""
+    """Returns the section on a rung: a card for each machine that measured it, or one that says that none did."""
     measured = {}
     for machine, every in scales().items():
         if some := [scale for scale in every if "verdict" in scale.rows.get(rung, ())]:
@@ -69,7 +69,7 @@ def scales():
 
 
 def worth_card(machine, rung, scales):
-    """A card with a sentence on what came of a rung at these scales, and a table with a column for each."""
+    """A card with a sentence on what a rung gained at these scales, and a table with a column for each."""
     rows = [scale.rows[rung] for scale in scales]
     lines = [(label, *(times(row.get(key)) for row in rows)) for key, label in FIGURES.items()]
     lines += [(label, *(f"{row[key]:.2f}" if key in row else "" for row in rows)) for key, label in FACTORS.items()]
@@ -85,7 +85,7 @@ def worth_card(machine, rung, scales):
 
 
 def base_card(machine, base, scales):
-    """A card with the tokens that the recipe saves up to each rung, as bars."""
+    """A card of bars: how many tokens the recipe up to each rung saves."""
     content = []
     for scale in scales:
         saved = {name: row["tokens"]["times"] for name, row in scale.rows.items() if "tokens" in row}
@@ -127,7 +127,7 @@ def times(factor):
 
 
 def sentence(rung, scales):
-    """Says what came of a rung at these scales: those of models of one size together."""
+    """Says what a rung gained at these scales; models of one size come together."""
     said = []
     for size, some in itertools.groupby(scales, key=lambda scale: f"{scale.parameters / 1e6:.1f}"):
         said.append(f"{size} million parameters {', and '.join(outcome(rung, scale.rows[rung]) for scale in some)}")
@@ -135,7 +135,7 @@ def sentence(rung, scales):
 
 
 def outcome(rung, row):
-    """Says what came of a rung at a scale, of its row."""
+    """Says what a rung gained at a scale, by its row."""
     verdict, opening, doubt = row["verdict"].partition(" (")
     factor = row.get("step") or row.get("without") or {"times": 1.0}
     words = (WITHOUT if row["note"] else BESIDE).get(verdict, f"{{rung}} {verdict}")

@@ -41,7 +41,7 @@ def train(task):
 
 
 def build_model(task):
-    """A GPT-2 with the task's weights. Its biases, if the config has none, are zero and not trained."""
+    """A GPT-2 with the task's weights. If the config has no biases, the model's are zero and not trained."""
     ours = task.model()
     model = GPT2LMHeadModel(GPT2Config(**their_config(ours.config, 0.0, None)))
     model.load_state_dict(their_tensors(ours.config, ours.state_dict()), strict=False)  # the head is tied
@@ -51,7 +51,7 @@ def build_model(task):
 
 
 def named(batch):
-    """A batch by the names of the model's parameters; its targets are shifted already."""
+    """A batch as the model's keyword arguments; its targets are shifted already."""
     return {"input_ids": batch.inputs, "labels": batch.targets, "shift_labels": batch.targets}
 
 

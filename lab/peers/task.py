@@ -36,7 +36,7 @@ ALIKE |= {"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 
 
 def require_comparable(config, nanogpt):
-    """Raises BadInput for a config with which not every peer trains the same, and for a checkout that is none."""
+    """Raises BadInput for a config that not every peer trains alike, and for a folder that is not a checkout."""
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
             raise BadInput(f"{key}={given}: not every peer supports it; expected --{key}={value}")
