@@ -22,9 +22,9 @@ def main(argv):
     for path in paths:
         print(f"  {path.name:<25}{path.stat().st_size:>14,} bytes")
     if not config.bias and not code:
-        print("The model has no biases and GPT-2 always has them, so they are there, and zero.")
+        print("The model has no biases, but GPT-2 always has them, so they are written as zeros.")
     if not tokenizer:
-        print(f"{options.out_dir} has no tokenizer, so there is none.")
+        print(f"{options.out_dir} has no tokenizer, so none is written.")
     trust = ", trust_remote_code=True" if code else ""
     print(f'transformers loads it: AutoModelForCausalLM.from_pretrained("{options.output}"{trust})')
 
@@ -32,7 +32,7 @@ def main(argv):
 def parse(argv):
     parser = Parser(prog="convert.py", description="Converts a run's model for other programs.", allow_abbrev=False)
     parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of the run (default: best)")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of a run (default: best)")
     to = "hf: for Hugging Face's transformers: a GPT-2, or any other model with its code beside it"
     parser.add_argument("--to", choices=["hf"], default="hf", help=to)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder to write")

@@ -48,8 +48,8 @@ def parse(argv):
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     checkpoint.add_source(parser)
     parser.add_argument("--dataset", help="prepared dataset, by name or path (default, without tasks: the run's)")
-    parser.add_argument("--split", default="val", choices=["val", "train"], help="of the dataset (default: val)")
-    parser.add_argument("--context_length", type=int, default=0, help="a shorter one (default: the model's)")
+    parser.add_argument("--split", default="val", choices=["val", "train"], help="split of the dataset (default: val)")
+    parser.add_argument("--context_length", type=int, default=0, help="shorter context (default: the model's)")
     parser.add_argument("--stride", type=int, default=0, help="tokens between windows (default: context_length)")
     parser.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="FILE", help="JSONL files")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
@@ -63,7 +63,7 @@ def parse(argv):
         (options.context_length >= 0, "context_length: expected at least 1"),
         (
             not options.tasks or options.dataset or (options.split == "val" and not options.stride),
-            "split, stride: expected --dataset=NAME too, as --tasks alone evaluate on no split",
+            "split, stride: expected --dataset=NAME too; --tasks alone evaluates no split",
         ),
         (
             not options.output or (Path(options.output).parent.is_dir() and not Path(options.output).is_dir()),

@@ -176,7 +176,7 @@ class GPT(nn.Module):
         With zero_init these projections are zeros, and so is an untied head: all tokens are then equally likely.
         """
         for name, parameter in named:
-            generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one a name
+            generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one per name
             if name.endswith("proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer), generator=generator)
             elif parameter.dim() == 2:

@@ -59,7 +59,7 @@ def parse(argv):
     add(
         "--prompt_file", action="append", default=[], metavar="FILE", help="a text file to continue; several: one batch"
     )
-    add("--interactive", action="store_true", help="continue line after line as they are typed")
+    add("--interactive", action="store_true", help="continue each line that is typed")
     add("--num_samples", type=int, default=1, help="samples of each prompt, in one batch (default: %(default)s)")
     add("--max_new_tokens", type=int, default=500, help="tokens per sample (default: %(default)s)")
     add("--stop", default="", metavar="TEXT", help="end a sample before this text")
@@ -118,7 +118,7 @@ def prepare(gpt, n_rows, n_tokens, options):
     needed, free = n_rows * (cache + logits) * element, machine.free_memory(device)
     if needed > free:
         raise BadInput(
-            f"{n_rows} samples of up to {n_tokens} tokens need {needed / 1e9:,.1f} GB for their cache, and "
+            f"{n_rows} samples of up to {n_tokens} tokens need {needed / 1e9:,.1f} GB for their cache, but "
             f"{free / 1e9:,.1f} GB are free; expected fewer samples, or a smaller --max_new_tokens"
         )
     if options.compile:
@@ -181,7 +181,7 @@ def converse(model, tokenizer, options):
 
 
 def tell(line, progress=False):
-    """Prints a line beside the samples, to stderr; one of progress only for somebody who waits at a terminal."""
+    """Prints a line to stderr, apart from the samples; a line of progress only if stderr is a terminal."""
     if not progress or sys.stderr.isatty():
         print(line, file=sys.stderr, flush=True)
 

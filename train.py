@@ -160,7 +160,7 @@ def evaluate(model, split, config, device):
     return parallel.add(loss_sum) / parallel.add(n_tokens)
 
 
-@fit_micro_batch  # auto: half of it whenever memory runs out
+@fit_micro_batch  # halves micro_batch_size=auto whenever memory runs out
 def train(config):
     """Trains a model as configured. Writes everything to config.out_dir."""
     with Run(config) as run:  # resumes, logs, saves, watches for faults, stops on a signal

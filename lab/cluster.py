@@ -3,7 +3,7 @@
 python -m lab.cluster config/x.py --gpus=64 [--memory_gb=80] [--key=value ...]
 
 A GPU computes at a constant rate, and a group's traffic moves at the rate of its slowest link. Weights and gradients
-move while the processes compute; they wait for activations.
+move while the processes compute; for activations, the processes wait.
 """
 
 import dataclasses
@@ -166,10 +166,10 @@ def layouts(config, n_gpus):
 
 
 def fastest(config, sizes, n_gpus, memory_gb=80):
-    """Returns [(layout, Step)] of all that fit, the fastest first, but before it a simpler one if that is as CLOSE.
+    """Returns [(layout, Step)] of all that fit, the fastest first, except that those CLOSE to it go by simplicity.
 
-    Simpler is one without a pipeline, then without tensor or context parallelism, recomputing or sharding, and then one
-    with larger micro-batches.
+    A layout is simpler without a pipeline, then without tensor or context parallelism, recomputing or sharding, and
+    then with larger micro-batches.
     """
     found = [(layout, predict_step(layout, sizes, n_gpus)) for layout in layouts(config, n_gpus)]
     fitting = [pair for pair in found if pair[1].memory <= (1 - FREE) * memory_gb * 1e9]

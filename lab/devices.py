@@ -127,7 +127,7 @@ def median_seconds(action):
 
 
 def product_rate(dtype, device):
-    """FLOP/s of the product of two square matrices, the largest, in doublings, that takes LONGEST_PRODUCT at most."""
+    """FLOP/s of a product of square matrices, doubled in size as long as it takes at most LONGEST_PRODUCT."""
     n = SMALLEST
     while True:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))

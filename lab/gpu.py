@@ -1,8 +1,8 @@
-"""Measures, part by part, all that a machine with an NVIDIA GPU must show: bash lab/gpu.sh [--minutes=9]
+"""Takes, part by part, all measurements that need an NVIDIA GPU: bash lab/gpu.sh [--minutes=9]
 
 Each part is a command of its own, with its own log and results; the same command later runs what is not done. A part
-that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong, which neither a skipped part nor
-one that ran out of time is.
+that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong; a part that was
+skipped or ran out of time does not count as wrong.
 """
 
 import json
@@ -71,7 +71,7 @@ def parts(nanogpt=None):
 
 
 def main(argv):
-    parser = Parser(prog="lab/gpu.sh", description="Measures what a machine with an NVIDIA GPU must show.")
+    parser = Parser(prog="lab/gpu.sh", description="Takes all measurements that need an NVIDIA GPU.")
     parser.add_argument("--minutes", type=positive, default=9.0, help="time for all parts (default: 9)")
     parser.add_argument("--out_dir", help="folder of the results (default: out/gpu/<hash of the measured code>)")
     parser.add_argument("--rehearse", action="store_true", help="run every part at tiny size on the CPU")

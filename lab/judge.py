@@ -42,7 +42,7 @@ class Wrong(Exception):
 
 
 class Metric(NamedTuple):
-    """A figure of a process, the less the better, and the words for it. size: of the unit in which it is printed.
+    """A figure of a process (lower is better), and the words for it. size: of the unit in which it is printed.
 
     A change is the logarithm of a ratio, or with nats=True a difference.
     """

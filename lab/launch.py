@@ -115,7 +115,7 @@ def run_together(function, *args, n, folder, seconds=3600, **options):
     """Calls function(*args, **options) in each of n processes of one group. Returns their results.
 
     The folder keeps what they print. Once one fails, ends the others and raises as Child.result does. Raises
-    TimeoutError if they run for longer than so many seconds.
+    TimeoutError if they run for longer than `seconds`.
     """
     for name in OUTPUTS:
         Path(folder, name).write_bytes(b"")

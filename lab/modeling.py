@@ -117,7 +117,7 @@ class NanoladderForCausalLM(PreTrainedModel, GenerationMixin):
 
     def extend(self, layer, k, v):
         """Adds keys and values (B, nh, T, hs) to the cache, if there is one. Returns those of all tokens."""
-        k = k * self.is_text  # before the first token are zeros
+        k = k * self.is_text  # zeros before the first token
         return (k, v) if self.cache is None else self.cache.update(k, v, layer)
 
     def previous(self, x):

@@ -1,4 +1,4 @@
-"""Runs the modes of profile.py. Its own are those that measure rows (rows.py) on this machine, round by round.
+"""Runs the modes of profile.py. Those defined here measure rows (rows.py) on this machine, round by round.
 
 Every figure comes from train.py's own train_step on real batches, in separate processes (measure.py) that run one
 after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
@@ -146,7 +146,7 @@ def take(measurement, config, name, options, threads):
         peer, best = task.PEERS.get(name, ("ours", True))
         return run_alone(task.measure, config, peer=peer, best=best, nanogpt=options.nanogpt, **given)
     function, n = measure.MEASUREMENTS[measurement], 1
-    if options.mode == "scaling" and name:  # as many threads in one process alone as in one of all
+    if options.mode == "scaling" and name:  # a single process gets as many threads as one of several
         n, given["threads"] = int(name), max(1, threads // options.processes)
     if n == 1:
         return run_alone(function, config, **given)

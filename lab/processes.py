@@ -35,7 +35,7 @@ def one_of(world_size, rank, config, device_type):
             stack.enter_context(without_modes(parallel, "apply_context_parallel"))  # reads the positions of the process
             # DTensor tries each new operator on whole fake tensors, which in a real process take no memory
             stack.enter_context(without_modes(ShardingPropagator, "_propagate_tensor_meta_non_cached"))
-            # Before there are fake tensors, of which a mesh cannot be made
+            # Before there are fake tensors: a mesh cannot be made from them
             mesh().weights, mesh().context, mesh().holders
         yield
 

@@ -93,7 +93,7 @@ def beside_nanogpt(options, words, config):
     """The same of a race against nanoGPT's command."""
     require_checkout(options.nanogpt)
     if config.eval_windows:
-        raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT's model meets all; expected --eval_windows=0")
+        raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT evaluates on all; expected --eval_windows=0")
     other = (options.against or nanogpt.LAPTOP).split()
     runners = {"nanoGPT": partial(nanogpt.run, options.nanogpt, other, config), "ours": partial(run_config, config)}
     facts = {"against": other, "nanogpt": code_hash(Path(options.nanogpt), ("*.py", "config/*.py"))}

@@ -5,7 +5,7 @@ seed: those of one seed train on the same batches. In this order:
 
 1. The base's learning rate: half, once and twice the config's on three seeds, and on, by a factor of 2, past an edge.
 2. The base at length 1 on ten seeds.
-3. Screening: the rungs, each on top of those that were kept, with rates likewise. Kept is what lowers the mean loss.
+3. Screening: the rungs, each on top of those that were kept, with rates likewise. What lowers the mean loss is kept.
 4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss, with the
    learning rate that one other seed chooses there.
@@ -147,7 +147,7 @@ class Protocol:
             factors = [factors[0] / 2, *factors] if best == 0 else [*factors, 2 * factors[-1]]
 
     def worth(self, row, fresh):
-        """The logarithms of a row's tokens × by seed, each beside the base's run of its seed; None if trials miss.
+        """The logarithms of a row's tokens × by seed, each beside the base's run of its seed; None if any is missing.
 
         fresh: at the row's own length, on fresh seeds; else those of the screening.
         """

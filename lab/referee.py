@@ -150,7 +150,7 @@ def require_seeded(entry, folder, words):
     first, second = (first_weights(entry, folder, words, seed) for seed in entry.seeds(2))
     drawn = [name for name, weight in first.items() if weight.is_floating_point() and weight.std() > 0]
     if drawn and all(torch.equal(first[name], second[name]) for name in drawn):
-        raise BadInput(f"{entry.name}: its weights are the same for each seed; expected that they depend on it")
+        raise BadInput(f"{entry.name}: its weights are the same for each seed; expected weights that depend on it")
 
 
 def first_weights(entry, folder, words, seed):

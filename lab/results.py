@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput
 ROOT = Path(__file__).parents[1]
 FORMAT_VERSION = 2
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
-# A figure may depend on it: a change makes results of another code.
+# Code on which a figure may depend: after a change, results count as those of other code.
 MEASURED_CODE = ("train.py", "model.py", "nanoladder/**/*.py", "config/stages/*.py", "lab/*.py", "lab/peers/*.py")
 
 

@@ -42,7 +42,7 @@ FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_t
 OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_")  # do not read what they write
 COPIES = (*FILLS, *OVERWRITES, "clone", "_to_copy", "to", "cat", "stack", "embedding", "gather", "triu")  # no FLOP
 ALONE = ("embedding_dense_backward", "scatter_add_", "index_add_", "_fused")  # never part of a chain
-PICKED = {"embedding": "weight", "gather": "self"}  # {operator: argument} of which as much is read as the result has
+PICKED = {"embedding": "weight", "gather": "self"}  # {operator: argument} of which only the result's size is read
 UNREAD = {"nll_loss_forward": "self", "nll_loss_backward": "self", "scatter_add_": "self"}  # next to nothing is read
 
 

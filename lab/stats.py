@@ -2,7 +2,7 @@
 
 A round measures every version once, close together in time. The difference of two versions within it, of logarithms for
 a ratio, is free of the drift that is common to the round. The gain is a trimmed mean of the differences (Tukey &
-McLaughlin 1963): without the lowest and the highest, of ten or more without a fifth at each end, so that one bad round
+McLaughlin 1963): without the lowest and the highest or, for ten or more, a fifth at each end, so that one bad round
 changes little. A few rounds say little about their own spread, but the rows of a table share a machine: the scale of
 the noise is the median spread of all rows, or a row's own if that is wider.
 
@@ -73,7 +73,7 @@ def trimmed_mean(x):
 def spread(x):
     """The mean distance from the trimmed mean along the last axis, without as many of the largest as it leaves out.
 
-    Of three rounds without none: two that happen to be close would say that there is no noise.
+    With three rounds, none is left out: two that happen to be close would say that there is no noise.
     """
     n = np.shape(x)[-1]
     kept = n - trimmed(n) if n > 3 else n

@@ -25,9 +25,9 @@ class Parser(argparse.ArgumentParser):
 def run_script(main):
     """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
 
-    On Ctrl-C, unless main handles it, exits with code 130. If stdout cannot be written, exits with code 1, or with 141
-    and nothing said if its reader, such as `head`, has ended.
-    Under torchrun, prints a line that several processes end with only once.
+    On Ctrl-C, unless main handles it, exits with code 130. If stdout cannot be written, exits with code 1, or silently
+    with 141 if its reader, such as `head`, has exited.
+    Under torchrun, a line with which several processes end is printed only once.
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if several:

@@ -1,8 +1,8 @@
 """Private APIs of PyTorch, whose names begin with an underscore, and what breaks without each.
 
-The scripts and nanoladder/ have no others (tests/test_house.py). Only those that nothing could replace raise when they
-are gone, at the import. lab/ names its own where it uses them: it traces PyTorch from within, by the dispatcher, fake
-tensors and the compiler, and without them it cannot measure or predict, while training goes on.
+The scripts and nanoladder/ use no others (tests/test_house.py checks this). If one is gone, importing this module fails
+only where nothing could replace it. lab/ names its own where it uses them: it traces PyTorch from within, through the
+dispatcher, fake tensors and the compiler. Without those it cannot measure or predict, but training still works.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.utils import _pytree
 
-# Collectives for compiled programs, the last two with gradients. Without them nothing is cut among processes. The
-# first two have new names since 2.13, where the old ones warn.
+# Collectives for compiled programs, the last two with gradients. Without them no tensor can be split among processes.
+# The first two have new names since 2.13, where the old ones warn.
 all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
 all_gather_autograd = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 all_to_all_autograd = collectives.all_to_all_single_autograd
@@ -45,34 +45,34 @@ set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
 set_allocator = set_allocator or getattr(torch.cuda.memory, "_set_allocator_settings", lambda settings: None)
 
 
-# Frees the workspaces of cuBLAS. Without the name a recorded step keeps those of the first, 64 MB on Hopper, as well.
+# Frees cuBLAS's workspaces. Without it a recorded step also keeps those of the first step: 64 MB on Hopper.
 clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
 def multiplies_bfloat16():
-    """True if the CPU has instructions for bfloat16 that oneDNN may use. Without the names False: then float32."""
+    """True if the CPU has bfloat16 instructions that oneDNN can use. Without the names, False: float32 is used."""
     with contextlib.suppress(AttributeError):
         return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return False
 
 
 def attention_backend(q, **options):
-    """Number of the kernel (SDPBackend) that attention of q to itself takes; None without the name."""
+    """Number (SDPBackend) of the kernel that PyTorch chooses for self-attention of q; None without the name."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     return choose and choose(q, q, q, **options)
 
 
 def compile_tanh_by_exp():
     """Makes compiled code for a CPU compute tanh by exp. Without the name GELU takes 3 to 4 % of a step longer."""
-    from torch._inductor import config  # here, because it loads the compiler: a second
+    from torch._inductor import config  # imported late: the compiler takes a second to load
 
     if hasattr(config.cpp, "use_decompose_tanh"):
         config.cpp.use_decompose_tanh = True
 
 
 def loaded_compiler():
-    """torch._dynamo, or None if it is not loaded, which takes a second. Without the name None: then a failure of the
-    compiler ends in a traceback, and memory for smaller micro-batches still holds the compiled code of larger ones.
+    """torch._dynamo if it is loaded, else None: loading it takes a second. Without the name, None: then a compiler
+    failure ends in a traceback, and the compiled code of larger micro-batches stays in memory.
     """
     return sys.modules.get("torch._dynamo")
 
@@ -94,9 +94,9 @@ def keep_address(tensor):
 class OrderedDataParallel(nn.parallel.DistributedDataParallel):
     """DDP (Li et al. 2020) in which a gradient has the same place in the same bucket in every step.
 
-    By default DDP reorders the buckets after the first step, and with three or more processes the place decides in
-    which order a sum is rounded. Without the names a resumed run, which has its own first step, differs from one that
-    never stopped.
+    By default DDP reorders the buckets after the first step, and with three or more processes a gradient's place
+    decides in which order it is summed, and so how it is rounded. Without the names a resumed run, which has a first
+    step of its own, differs from one that was never interrupted.
     """
 
     def __init__(self, model, **options):

@@ -14,7 +14,7 @@ REFUSED = [
     (sample, "--promt=x", "--promt=x, did you mean '--prompt'?; --help"),
     (sample, "--num-samples", "--num-samples, did you mean '--num_samples'?; --help"),
     (sample, "--out_dir=nowhere", "no such folder"),
-    (sample, "--model=hf:gpt2 --checkpoint=last", "--checkpoint=last is of a run"),
+    (sample, "--model=hf:gpt2 --checkpoint=last", "--checkpoint=last is for a run"),
     (sample, "--max_new_tokens=0", "max_new_tokens: expected at least 1"),
     (sample, "--temperature=nan", "temperature: expected 0 or more"),
     (sample, "--top_p=1.1", "top_p: expected above 0, up to 1"),

@@ -2,7 +2,7 @@
 
 What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1 all of them), sqrt recomputes segments
 of √n blocks, and selective everything but the outputs of matrix products and attention.
-Why: a block keeps about 34 bytes per activation in half precision, its input only 2. Memory is traded for compute.
+Why: a block keeps about 34 bytes per activation in half precision, its input only 2. Compute is traded for memory.
 Cost: one more forward, about a third of a step, for every:1 and sqrt; selective repeats only what is cheap.
 Tried: we combined selective with blocks that are compiled one by one, and it kept nothing: a compiled block hides the
 operators that it looks for, so the combination is refused.

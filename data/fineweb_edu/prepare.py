@@ -2,7 +2,7 @@
 
     python data/fineweb_edu/prepare.py [--limit_tokens=1e9] [--val_fraction=0.001] [--tokenizer=gpt2] [--out_dir=DIR]
 
-Nothing but the tokens is stored: 20 GB for all of it. Interrupted, the same command goes on.
+Nothing but the tokens is stored: 20 GB for all of it. If it is interrupted, repeat the command to continue.
 The pages whose SHA-256 is lowest, about 0.001 of them, are val.
 """
 

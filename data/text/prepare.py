@@ -64,7 +64,7 @@ def open_corpus(args, folder):
         raise BadInput(f"--documents=files: {records[0]} holds many documents; expected --documents=lines or none")
     for path, kind in kinds.items():
         if not kind:
-            raise BadInput(f"--input: {path} is text, {records[0]} is not; expected either, in two commands")
+            raise BadInput(f"--input: {path} is text, {records[0]} is not; expected one kind: use two commands")
     streams = [{"path": KINDS[kind], "data_files": [str(path)]} for path, kind in kinds.items()]
     return Records(streams, args.field, args.val_fraction)
 

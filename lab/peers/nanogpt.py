@@ -103,7 +103,7 @@ def write_data(task):
 def require_stream(split):
     """Raises BadInput for a split that nanoGPT's format cannot hold."""
     if split.documents or split.tokens.dtype != np.uint16:
-        raise BadInput("nanoGPT reads one stream of tokens of 16 bits, no separate documents or larger vocabularies")
+        raise BadInput("nanoGPT reads one stream of 16-bit tokens, not separate documents or larger vocabularies")
 
 
 def write_vocab_size(folder, vocab_size):

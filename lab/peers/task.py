@@ -1,6 +1,6 @@
 """The task that every peer gets: the same weights, batches and hyperparameters, and one clock.
 
-measure() lets the peer in the file of that name train; --mode=peers calls it in processes of their own.
+measure() runs the peer in a file, given by its name; --mode=peers calls it in a process of its own for each.
 """
 
 import dataclasses
@@ -108,8 +108,8 @@ class Task:
     """A training task for a peer.
 
     config: as configured, at a constant learning rate; it says the dtype and the workers of a loop at its best. naive:
-    the same without any optimization, as which the initial weights are drawn. best: if the peer is to use its own best
-    settings. folder: for files that it must write. checkout: of the peer's code, if it needs one.
+    the same without any optimization; the initial weights are drawn with it. best: whether the peer is to use its own
+    best settings. folder: for files that it must write. checkout: of the peer's code, if it needs one.
     """
 
     def __init__(self, config, steps, best, folder, checkout=None):

@@ -1,4 +1,4 @@
-"""Models of other programs: GPT-2 in Hugging Face's format and in nanoGPT's, read; any model written for Hugging Face.
+"""Models of other programs: reads GPT-2 in Hugging Face's and nanoGPT's formats, writes any model for Hugging Face.
 
 A GPT-2 is ours with other names: a folder of config.json, model.safetensors or its shards, and the tokenizer's files;
 or nanoGPT's ckpt.pt. Hugging Face's has all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D. Any
@@ -87,7 +87,7 @@ def read_nanogpt(path):
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError:
-            raise ValueError("it holds more than tensors and plain values, which may run code") from None
+            raise ValueError("it holds more than tensors and plain values: loading it could run code") from None
         arguments = saved["model_args"]
         config = {key: arguments[key] for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
         config |= {"context_length": arguments["block_size"], "pad_vocab_to": 1}
@@ -101,7 +101,7 @@ def read_nanogpt(path):
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model-*.safetensors"
-KIND = f"a GPT-2 as Hugging Face's: a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
+KIND = f"a GPT-2 in Hugging Face's format: a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
 CODE = "modeling_nanoladder"  # the module beside any other model, and its classes
 CLASSES = {"AutoConfig": "NanoladderConfig", "AutoModelForCausalLM": "NanoladderForCausalLM"}
 HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
@@ -173,7 +173,7 @@ def read_tensors(folder):
     """Returns the tensors of a folder by name, without prefix."""
     paths = sorted(folder.glob(WEIGHTS)) or sorted(folder.glob(SHARDS))
     if not paths:
-        raise ValueError(f"it has no {WEIGHTS}; transformers writes it, of a pickle too: save_pretrained")
+        raise ValueError(f"it has no {WEIGHTS}; transformers' save_pretrained writes it, also from a pickled model")
     return {name.removeprefix(PREFIX): tensor for path in paths for name, tensor in load_file(path).items()}
 
 

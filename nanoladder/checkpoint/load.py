@@ -108,13 +108,13 @@ def add_source(parser):
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     group.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
-    parser.add_argument("--checkpoint", choices=["best", "last"], help="of the run (default: best)")
+    parser.add_argument("--checkpoint", choices=["best", "last"], help="which of the run's (default: best)")
 
 
 def source_of(options):
     """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
     if options.model and options.checkpoint:
-        raise BadInput(f"--checkpoint={options.checkpoint} is of a run; expected --out_dir beside it, not --model")
+        raise BadInput(f"--checkpoint={options.checkpoint} is for a run; expected --out_dir with it, not --model")
     return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
 
 
@@ -174,8 +174,8 @@ def check_tokenizer(dataset, name, state, source):
         other = state["config"].get("dataset", name)
         advice = f"--dataset={other}, or " if other != name else ""
         raise BadInput(
-            f"dataset={name} has another tokenizer ({ours.name}, {ours.n_vocab} tokens) than the model of {source} "
-            f"was trained with; expected {advice}data prepared with that model's tokenizer"
+            f"dataset={name} has another tokenizer ({ours.name}, {ours.n_vocab} tokens) than the one that the "
+            f"model of {source} was trained with; expected {advice}data prepared with that model's tokenizer"
         )
     return identify(ours)
 

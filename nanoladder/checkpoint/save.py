@@ -1,4 +1,4 @@
-"""Saving: copies the state and writes it in the background, or writes what no process has whole tensor by tensor."""
+"""Saving: copies the state and writes it in the background or, if no process holds all of it, tensor by tensor."""
 
 import contextlib
 import dataclasses

@@ -2,7 +2,7 @@
 
 from nanoladder.config import DEFAULTS, Config, check, typed
 
-# Keys of the second ladder, of which a GPT-2 has the defaults
+# Keys of the second ladder that have their defaults in a GPT-2
 RECIPE = ("position", "qk_norm", "activation", "norm", "tie_embeddings", "logit_softcap", "x0_skip", "value_embedding")
 RECIPE += ("key_offset", "embedding_norm", "smear")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)

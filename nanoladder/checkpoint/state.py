@@ -1,6 +1,7 @@
 """State of the optimizer and of the random generators, converted to its form in a file and back.
 
-The optimizer's are whole, plain tensors and values by parameter name; the generators' tensors of one row per process.
+In a file, the optimizer's state is whole, plain tensors and values by parameter name; the generators' is one tensor for
+each device type, with a row for each process.
 """
 
 import torch

@@ -95,8 +95,8 @@ def impossible(c):
     if c.context_length % (n := c.context_parallel * (1 + gathers_keys(c)) * c.tensor_parallel):
         yield f"context_length {heads}", f"sequences divide into {n} pieces; expected a multiple of {n} tokens"
     if gathers_keys(c) and c.attention in ("matmul", "blocks", "cudnn"):
-        why = "it takes as many queries as keys, but processes that do not divide the heads gather all keys"
-        yield f"attention {heads}", f"{why}; expected --attention=sdpa, or processes that divide them"
+        why = "it needs as many queries as keys, but where heads do not divide among processes, each gathers all keys"
+        yield f"attention {heads}", f"{why}; expected --attention=sdpa, or heads that do divide"
     if c.attention == "blocks" and c.dropout > 0:
         yield "attention dropout", "attention in blocks has no dropout; expected --dropout=0, or --attention=auto"
     if c.min_lr > c.learning_rate:
@@ -105,7 +105,7 @@ def impossible(c):
         yield "activation_checkpointing", "expected none, sqrt, selective or every:K, such as every:1"
     if c.activation_checkpointing == "selective" and c.compiles_blocks:
         keys = "activation_checkpointing optimizer_in_backward shard tensor_parallel pipeline_parallel"
-        why = "it chooses among operators, which compiled blocks hide"
+        why = "it chooses which operators to recompute, and compiled blocks hide them"
         yield keys, f"{why}; expected --activation_checkpointing=every:1, or --compile=False"
     if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
         why = "each weight is updated, and its gradient freed, before the others are ready"
@@ -135,5 +135,5 @@ def words(values):
 
 
 def gathers_keys(config):
-    """True if context parallelism gathers keys and values, because its processes do not divide a process's heads."""
+    """True if context parallelism gathers keys and values: a process's heads are not a multiple of context_parallel."""
     return config.n_head // config.tensor_parallel % config.context_parallel > 0

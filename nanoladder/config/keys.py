@@ -58,7 +58,7 @@ class Config:
     cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
     activation_checkpointing: str = "none"  # recompute activations: none | every:K | sqrt | selective
     micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: as many as fit
-    # all but adamw, muon and galore take a multiple of learning_rate
+    # optimizer; sgd, adafactor and lion take a multiple of learning_rate
     optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
     optimizer_in_backward: bool = False  # update each parameter as soon as its gradient is ready
     ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)
@@ -71,7 +71,7 @@ class Config:
     pipeline_schedule: Literal["1f1b", "interleaved"] = "1f1b"  # order of the forwards and backwards
 
     # -- recipe (what a step is worth: the rungs of config/recipe/)
-    position: Literal["learned", "rotary"] = "learned"  # position embeddings, or rotated queries and keys
+    position: Literal["learned", "rotary"] = "learned"  # learned position embeddings, or rotary ones (RoPE)
     qk_norm: bool = False  # normalize each head's queries and keys (RMS)
     key_offset: bool = False  # at each position, use the key of the previous token
     activation: Literal["gelu", "relu2"] = "gelu"  # activation of the MLP; relu2: ReLU squared

@@ -138,7 +138,8 @@ def permuted(places, n, keys):
 
     A Feistel network with a key for each round (Luby and Rackoff 1988). A number below a · b is a pair (left below a,
     right below b), and each round adds to one half a hash of the other, which can be undone. As a · b may exceed n by
-    less than a, a few numbers come out too large; they go through again until they fit (Black and Rogaway 2002).
+    less than a, a few numbers come out too large; they are permuted again until they fit
+    (cycle walking; Black and Rogaway 2002).
     """
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
@@ -174,7 +175,7 @@ def prefetch(items):
 def survive_signals(_worker):
     """Keeps a loader's worker process alive after a signal to its process group, until the run has saved."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGUSR1"):  # Windows has neither this nor alarms, and its SIGTERM asks nobody
+    if hasattr(signal, "SIGUSR1"):  # Windows has neither this nor alarms, and its SIGTERM kills at once
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 

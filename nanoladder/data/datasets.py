@@ -149,5 +149,5 @@ def find_folder(dataset):
         tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1).replace("=bpe", "=bpe:")
         how = f"; prepare it with `python data/{script}/prepare.py{tokenizer}`"
     elif not how:
-        how = "; for a text of yours, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"
+        how = "; for your own text, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"
     raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}{how}")

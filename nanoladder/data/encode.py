@@ -1,6 +1,6 @@
 """Encodes a corpus in threads, in its order, with a bounded number of pieces in memory.
 
-Threads use all cores, as tiktoken lets go of Python's lock.
+Threads use all cores, because tiktoken releases the GIL.
 """
 
 import os
@@ -17,7 +17,7 @@ def encoded(corpus, place, encoding, dtype):
     """Yields (pieces, encodings, place after them) for each chunk of a corpus from a place on, in order.
 
     encodings: for each piece its ids, an array (n,) of the dtype, and its number of UTF-8 bytes. The place is None
-    within a document. Holds at most two chunks a thread, and one.
+    within a document. Holds at most two chunks per thread, plus one.
     Raises BadInput: a character that a char tokenizer does not know.
     """
 

@@ -21,8 +21,8 @@ from nanoladder.errors import BadInput
 
 TOKENIZER = "tokenizer.json"
 
-# To Oniguruma, Hugging Face's regex engine, {1,3}+ is a repeated group, to tiktoken's a possessive one, whose + has no
-# effect here.
+# Oniguruma, Hugging Face's regex engine, reads {1,3}+ as {1,3} repeated, tiktoken's as a possessive quantifier, whose +
+# has no effect here.
 GPT4_ONIGURUMA = GPT4_PATTERN.replace("{1,3}+", "{1,3}")
 
 
@@ -148,7 +148,7 @@ def parse(content):
         if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
             raise ValueError(f"it has no token for byte {missing[0]}")
     if sorted([*ranks.values(), *special.values()]) != list(range(len(ranks) + len(special))):
-        raise ValueError("its ids have gaps, or one comes twice")
+        raise ValueError("its ids have gaps or duplicates")
     encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     for part, expected in essence(to_huggingface(encoding)).items():
         if found[part] != expected:

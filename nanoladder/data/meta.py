@@ -1,9 +1,9 @@
 """meta.json, the description of a prepared folder: reading it, and checking the files against it at every start.
 
-A digest covers 256 blocks of a file, so that it takes no longer for a large one. A file that was cut off, swapped or
-copied in part is found; a single wrong byte in 18 GB most likely is not.
+A digest covers 256 blocks of a file, so that it takes no longer for a large one. A file that was truncated, swapped
+or copied in part is detected; a single wrong byte in 18 GB most likely is not.
 
-A folder made by nanoGPT has no meta.json; if it has characters, it has a meta.pkl.
+A folder made by nanoGPT has no meta.json; if its tokens are characters, it has a meta.pkl.
 """
 
 import hashlib

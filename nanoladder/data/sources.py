@@ -134,7 +134,7 @@ class Records(Corpus):
                 for record in stream:
                     text = record.get(self.field)
                     if not isinstance(text, str):
-                        reason = f"no text in the field {self.field!r} of a record of {sorted(record)[:9]}"
+                        reason = f"no text in the field {self.field!r} of a record with the fields {sorted(record)[:9]}"
                         raise BadInput(f"{name_of(arguments)}: {reason}; set --field, or repair it")
                     if text.strip():
                         yield (index, stream), text

@@ -1,7 +1,7 @@
-"""The folder in which a dataset grows until it is whole, and the files of its splits meanwhile.
+"""The folder in which a dataset is built until it is complete, and the files of its splits until then.
 
-A journal records progress periodically. After a kill at any instant the files are cut back to what it records, and the
-work goes on from there: the result is the same, bit for bit.
+A journal records progress periodically. After a kill at any instant the files are truncated to what it records, and the
+work continues from there: the result is the same, bit for bit.
 """
 
 import json
@@ -83,7 +83,7 @@ class Unfinished:
         try:
             self.lock = files.hold(self.path / LOCK)
         except BlockingIOError:
-            raise BadInput(f"{self.target} is being prepared by another process; wait for its end") from None
+            raise BadInput(f"{self.target} is being prepared by another process; wait until it ends") from None
         files.remove_temporaries(self.path)
         self.journal = self.load()
         if self.journal is None:

@@ -2,7 +2,7 @@
 
 The context and an ending are joined by one space and encoded apart, the space with the ending; in GPT-2's tokenizer
 these are the tokens of the whole text. Of several endings, the model chooses the one of the highest log-probability
-given the context. A last word it has to predict greedily: each token the likeliest.
+given the context. It has to predict a last word greedily: each token must be the likeliest.
 """
 
 import math

@@ -16,13 +16,13 @@ from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
 from nanoladder.private import keep_address
 
-FEW = 3  # rows at most, that MKL multiplies faster by weights stored by columns
+FEW = 3  # most rows that MKL multiplies faster by column-major weights
 
 
 class CachedGPT:
     """A GPT with a cache for n_rows texts of up to n_tokens tokens each; for inference alone.
 
-    It takes over the model's attention, positions and previous vectors from outside. compile: compile the step of one
+    It replaces the model's attention, positions and previous vectors from outside. compile: compile the step of one
     token.
     """
 

@@ -1,6 +1,6 @@
 """Weights in int8, a quarter of float32's bytes: each row of a matrix has its own scale, activations keep their dtype.
 
-A token is bound by the memory that it reads, and int8 is less of it, if the product takes the weights as they are. A
+Generating a token is memory-bound, and int8 is less to read if the product takes the weights as they are. A
 compiled product of a single row does. Any other makes floats of a whole matrix before it multiplies: correct, for a
 prompt and for evaluation, but slower than without int8.
 """

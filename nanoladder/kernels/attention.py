@@ -5,7 +5,7 @@ float32. They take a few heads at a time, whose scores stay in the cache, and wr
 it for many matrices in one call. The blocks' probabilities are kept for the backward, in little more than half the
 memory of the (T, T) matrix.
 
-To torch.compile forward and backward are opaque operators: in its graph the loops would be unrolled.
+To torch.compile, forward and backward are opaque operators: in its graph, the loops would be unrolled.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 from nanoladder.private import softmax_backward
 
 CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
-SIZE, MOST = 256, 8  # bytes of the scores of a key in a block, at least; blocks of a sequence, at most
+SIZE, MOST = 256, 8  # minimum bytes of one key's scores in a block; maximum blocks in a sequence
 
 
 def uses_blocks(config, device_type, dtype):

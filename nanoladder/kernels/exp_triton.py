@@ -2,8 +2,8 @@
 
 softmax_triton.py makes two passes over logits that a product has written, and writes their gradient. Here no such pass
 is left: the product itself writes exp(logit - shift), and sums it along the rows of each tile. Dividing by a row's sum
-gives its softmax. The wide rows are never divided, though, but the narrow ones on the other side of the two products
-that follow: the hidden states that one of them takes, and the gradient that the other gives.
+gives its softmax. The wide rows themselves are never divided. The narrow rows of the two products that follow are
+divided instead: the hidden states, an input of one, and the gradient, the output of the other.
 
 The shift is the logit of the row's target, which is computed first, plus a constant. The sum is then exp(loss) times a
 constant, and no maximum is needed, because bfloat16 has the range of float32; float16 does not.
@@ -98,7 +98,7 @@ def head_loss_gemm(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Every STRIDE-th tile, of which those of the same columns come together, so that the weight is read once."""
+    """Computes every STRIDE-th tile; those of the same columns are consecutive, so that the weight is read once."""
     n_rows = tl.cdiv(n, BLOCK_M)
     for number in tl.range(tl.program_id(0), n_rows * TILES, STRIDE, flatten=True):
         first, tile = number % n_rows * BLOCK_M, number // n_rows

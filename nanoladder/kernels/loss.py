@@ -166,7 +166,7 @@ def fastest_softmax(is_cuda):
 
 
 def takes_exponentials(hidden, weight):
-    """True if exp_triton's kernels run: on a GPU from Hopper on, whose copies of tiles they need."""
+    """True if exp_triton's kernels run: they need a GPU from Hopper on, for its tile copies (TMA)."""
     if not hidden.is_cuda or torch.cuda.get_device_capability() < (9, 0):
         return False
     return suits_exponentials(hidden, weight) and not why_not_triton()

@@ -24,7 +24,7 @@ def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, over
 
 @triton.jit
 def tanh(x):
-    """By one exp, to an absolute error of 1e-7; that of the GPU's own instruction is bfloat16's."""
+    """By one exp, to an absolute error of 1e-7; the GPU's own instruction is only as exact as bfloat16."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 

@@ -24,9 +24,9 @@ ATTENTION_KERNELS = {
     "math": torch.backends.cuda.enable_math_sdp,
 }
 
-# Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), with sums in float32, for which a GeForce takes twice as
-# long as for sums in float16. Names are PyTorch's. A longer name, such as a Ti's, needs an entry of its own; there is
-# no MFU of a device that is not listed. From NVIDIA's datasheets:
+# Dense peak TFLOP/s in bfloat16 (float16 on GPUs without it), with float32 accumulation, which takes a GeForce
+# twice as long as float16 accumulation. Names are PyTorch's. A longer name, such as a Ti's, needs an entry of its own;
+# a device that is not listed has no MFU. From NVIDIA's datasheets:
 PEAK_TFLOPS = {"H200 NVL": 835, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "B200": 2250}
 PEAK_TFLOPS |= {"A100": 312, "A10G": 70, "A10": 125, "L40S": 362, "L4": 121, "V100": 125, "T4": 65}
 # From NVIDIA's white papers on GA102 (2021), Ada (2023) and RTX Blackwell (2025), appendices A and C: "Peak FP16 Tensor
@@ -113,19 +113,19 @@ def keep_cache_sound():
     """Makes torch.compile reuse only whole libraries, compiled for this CPU's vector instructions.
 
     By itself it checks neither (PyTorch 2.13). A killed linker leaves a library empty, or without its first bytes:
-    later runs fail, or silently do without vector instructions. Code for AVX-512, from a cache that machines share,
-    runs with AVX2 without an error, on half of the numbers.
+    later runs fail, or silently do without vector instructions. AVX-512 code, from a cache that
+    machines share, runs without an error on an AVX2 machine, but computes only half of the numbers.
     """
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     for library in compiled_libraries():
         lock = FileLock(library.parents[1] / "locks" / f"{library.name.partition('.')[0]}.lock", timeout=0)
         with contextlib.suppress(OSError), lock, open(library, "rb") as file:  # unless another process compiles it
-            if not any(file.read(4)):  # they are written last
+            if not any(file.read(4)):  # the first bytes are written last
                 library.unlink()
 
 
 def check(config, device):
-    """Raises BadInput for a config that cannot run on this device. Sees to the cache of torch.compile."""
+    """Raises BadInput for a config that cannot run on this device. Also checks torch.compile's cache."""
     attention_kernel(config, device)
     if config.compile:
         keep_cache_sound()

@@ -38,7 +38,7 @@ def replay(function, model, batch, config):
 
 
 class Recorded:
-    """function(model, batch, config) of one batch after the other, all of which are copied to the same memory."""
+    """Calls function(model, batch, config) for one batch after another, each copied to the same memory."""
 
     def __init__(self, function, model, batch, config):
         self.batch = type(batch)(*(torch.empty_like(tensor) for tensor in batch))

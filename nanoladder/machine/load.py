@@ -19,9 +19,9 @@ def free_cpus(since):
 
 
 def cpu_times():
-    """Seconds so far: of CPUs that are idle, or run niced programs, which give way; of this process; of the clock.
+    """Seconds so far: idle CPU time, including niced programs, which give way; CPU time of this process; wall time.
 
-    Those of a process include its ended children's. Returns None without Linux's /proc.
+    The process's time includes that of its finished children. Returns None without Linux's /proc.
     """
     with contextlib.suppress(OSError, AttributeError):
         lines = Path("/proc/stat").read_text().splitlines()

@@ -84,7 +84,7 @@ def is_out_of_memory(error):
 def peak_memory_gb(device):
     """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU.
 
-    On mps, which keeps no peak, what Metal holds for the process: it seldom shrinks. Not a number on Windows' CPU.
+    On mps, which records no peak: what Metal holds for the process, which seldom shrinks. On Windows' CPU: NaN.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9

@@ -35,7 +35,8 @@ def double(tensor):
 def autocast(model, name, device):
     """Makes the model's forward run matrix products in the chosen dtype. Returns the model.
 
-    For float16 the backward starts from a scaled loss, lest small gradients vanish; unscale_gradients undoes it.
+    For float16 the backward starts from a scaled loss, so that small gradients do not underflow; unscale_gradients
+    undoes it.
     """
     dtype = choose_dtype(name, device)
     model.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -71,7 +72,7 @@ def scaler_of(model):
 
 
 def unscale_gradients(model, optimizer):
-    """Undoes the scale of float16's gradients in place, and adapts it. An overflow makes the norm infinite.
+    """Unscales float16's gradients in place, and updates the scale. An overflow makes the norm infinite.
 
     Nothing to do for another dtype, whose scaler is disabled.
     """

@@ -32,7 +32,7 @@ class GaLore(torch.optim.Optimizer):
             rank = max(1, round(RANK * len(gradient)))
             finite = gradient.nan_to_num()  # SVD rejects NaN; run/faults.py reports such a step on a GPU later
             left, _, _ = torch.linalg.svd(finite, full_matrices=False)
-            # (m, r), by rows as in a checkpoint: `left` is by columns, and products of that may round differently
+            # (m, r), row-major as in a checkpoint: `left` is column-major, and its products may round differently
             state["basis"] = left[:, :rank].clone(memory_format=torch.contiguous_format)
         projected = state["basis"].T @ gradient  # (r, n)
         if step == 1:

@@ -3,8 +3,8 @@
 Each process has all weights and a part of every sequence; embeddings, norms, MLPs and the loss act on each token by
 itself. Attention exchanges in one of two ways:
 
-- heads, if the group divides them (Jacobs et al. 2023): each process attends over whole sequences, with its share of
-  the heads. Its tokens are neighbors.
+- heads, if they divide among the group (Jacobs et al. 2023): each process attends over whole sequences, with its
+  share of the heads. Its tokens are contiguous.
 - keys and values, else (Llama team 2024): each process gathers those of all tokens for the queries of its own. Later
   queries attend to more keys, so its tokens are one piece from the front of the sequence and one from the back: every
   process has the same number of query-key pairs.
@@ -38,7 +38,7 @@ def apply_context_parallel(model):
         return
     own, group = positions(model.config), mesh().context.get_group().group_name
     if gathers_keys(model.config):
-        from torch.nn.attention.bias import causal_lower_right  # here, because it loads the compiler: a second
+        from torch.nn.attention.bias import causal_lower_right  # late: the compiler takes a second to load
 
         masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
         attend = partial(attend_to_gathered, group, masks)

@@ -75,7 +75,7 @@ class Mesh:
 
     @cached_property
     def cpu_group(self):
-        """Group of all processes for what lies on the host. It waits for an hour. Collective at first use."""
+        """Group of all processes for data in host memory, with a timeout of an hour. Collective at first use."""
         return dist.new_group(backend="gloo", timeout=timedelta(hours=1))
 
 

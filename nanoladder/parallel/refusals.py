@@ -51,7 +51,7 @@ def check_batch(config, grid):
 def check_whole(config, grid):
     """Raises BadInput if the optimizer or a rung takes what a process would not have, or only in part."""
     optimizers = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
-    if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages, of DTensors
+    if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages gradients, as DTensors
         optimizers += ["adafactor", "galore"]
     rungs = ["x0_skip", "value_embedding", "smear"] if grid.tensor > 1 or grid.pipeline > 1 else []
     rungs += ["tie_embeddings", "position", "embedding_norm"] if grid.pipeline > 1 else []
@@ -69,12 +69,12 @@ def check_pipeline(config, grid, device):
     cut, n_stages = f"pipeline_parallel={n}", STAGES[schedule] * n
     if config.n_layer < n_stages:
         raise BadInput(
-            f"{cut} with pipeline_schedule={schedule} has {n_stages} stages of a block or more, and "
+            f"{cut} with pipeline_schedule={schedule} needs {n_stages} stages of at least one block, but "
             f"n_layer={config.n_layer}; expected n_layer={n_stages} at least, or fewer processes"
         )
     if choose_dtype(config.dtype, device) == torch.float16:
         raise BadInput(
-            f"{cut} does not scale the loss, as float16 needs, which dtype={config.dtype} is here; expected "
+            f"{cut} does not scale the loss, as float16 needs (dtype={config.dtype}); expected "
             "--dtype=bfloat16 or float32"
         )
     sizes = micro_batch_sizes(config, grid)
@@ -94,7 +94,7 @@ def check_8_bits(model):
     uneven = [f"{name} has {len(p)}" for name, p in model.named_parameters() if len(p) % n]
     if uneven:
         raise BadInput(
-            f"optimizer=adamw8bit with shard={model.config.shard} needs as many rows of a tensor in each of {n} "
-            f"processes, and {uneven[0]}; expected multiples of {n} for --pad_vocab_to, --context_length and --n_embd, "
+            f"optimizer=adamw8bit with shard={model.config.shard} needs equally many rows of a tensor in each of {n} "
+            f"processes, but {uneven[0]}; expected multiples of {n} for --pad_vocab_to, --context_length and --n_embd, "
             "or --shard=none"
         )

@@ -27,7 +27,7 @@ def apply_tensor_parallel(model):
     if mesh().sizes.tensor == 1:
         return
     config = model.config
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # each gathering of what FSDP has cut too
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns when FSDP's shards are gathered
     of_block, of_ends = plans()
     for part in getattr(model, "parts", [model]):
         for block in part.blocks.children():
@@ -47,7 +47,7 @@ def apply_tensor_parallel(model):
 
 
 def place_gradients(module):
-    """Makes autograd cut the gradients of a module's parameters, which are cut, as these are."""
+    """Makes autograd cut the gradients of a module's parameters as the parameters are cut."""
     for parameter in module.parameters():
         parameter.register_hook(partial(place_like, parameter.placements))
 

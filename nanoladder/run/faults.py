@@ -52,7 +52,7 @@ class Watch:
         )
         if parallel.rank() == 0:
             print(line, file=sys.stderr, flush=True)
-        parallel.gather_objects(step)  # a process that ends ends the others: not before all have come here
+        parallel.gather_objects(step)  # the first process to exit ends the others, so wait until all are here
         sys.exit(1)
 
 

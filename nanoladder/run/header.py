@@ -68,8 +68,8 @@ def busy(device, began):
     if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or n == n_threads:
         return {}
     return {
-        "busy": f"other programs leave {free:.1f} CPUs to {n_threads} threads: faster now with OMP_WAIT_POLICY=passive "
-        f"python train.py ..., bit for bit the same, or with OMP_NUM_THREADS={n}"
+        "busy": f"other programs leave {free:.1f} CPUs for {n_threads} threads: faster now with "
+        f"OMP_WAIT_POLICY=passive python train.py ..., bit for bit the same, or with OMP_NUM_THREADS={n}"
     }
 
 

@@ -33,8 +33,8 @@ def resolve_micro_batch(config):
 def first_micro_batch(config):
     """Returns the micro_batch_size to begin with, and the reason as text.
 
-    A resumed run keeps its size: another one would add up gradients in another order. So does one that begins anew with
-    the same keys, whose size may be halved by record. Any other begins with the largest.
+    A resumed run keeps its size: with another one, gradients would be summed in another order. So does a run that
+    starts over with the same keys; record() may have halved its size. Any other begins with the largest.
     """
     sizes = parallel.micro_batch_sizes(config, parallel.mesh().sizes)
     folder = Path(config.out_dir)
@@ -60,8 +60,9 @@ class OutOfMemory(Exception):
 def fit_micro_batch(train):
     """Decorator of train(config): halves micro_batch_size=auto if memory runs out, and else explains why it did.
 
-    As accelerate's find_executable_batch_size does. Continues from the run's last checkpoint, if there is one. One of
-    several processes ends, as the others wait for it in the middle of a step: the next attempt of all takes the half.
+    As accelerate's find_executable_batch_size does. Continues from the run's last checkpoint, if there is one. If there
+    are several processes, one that runs out of memory exits, because the others wait for it in the middle of a step:
+    the next attempt of all of them takes half the size.
     """
 
     @functools.wraps(train)
@@ -95,9 +96,9 @@ def half_of_micro_batch(config):
 
 
 def record(config, size):
-    """Lets the next attempt at a run that began with this config take the size, by its config.json.
+    """Makes the next attempt at a run that began with this config use this size, through its config.json.
 
-    Returns the size; 0 if the run had not begun. Of several processes, whichever is first writes.
+    Returns the size; 0 if the run had not begun. Of several processes, the first one writes it.
     """
     path = Path(config.out_dir, CONFIG)
     ours, halved = (dataclasses.asdict(part) for part in (config, dataclasses.replace(config, micro_batch_size=size)))

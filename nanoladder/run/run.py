@@ -174,7 +174,7 @@ class Run:
         """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed."""
         if machine.is_out_of_memory(error):
             raise micro_batch.OutOfMemory(error, self.config, self.device) from None
-        if not (self.watch and self.signals.number):  # which may have ended the compiler
+        if not (self.watch and self.signals.number):  # a signal may have killed the compiler
             explain_compiler_failure(error, self.config)
 
     def end_on_signal(self):
@@ -209,7 +209,7 @@ def prepare_out_dir(config, start_step, dataset):
         dataset.save_tokenizer(folder)
         files.write(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     except BlockingIOError:
-        raise BadInput(f"another run trains in out_dir={folder}; wait for its end, or take another --out_dir") from None
+        raise BadInput(f"another run trains in out_dir={folder}; wait for it, or choose another --out_dir") from None
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
     return lock

@@ -15,9 +15,9 @@ LENGTH = 100  # characters
 def print_line(step, model, tokenizer, config):
     """Prints the beginning of a document, LENGTH characters or up to its end, from rank 0. Collective.
 
-    A whole copy of the weights on rank 0's CPU writes, in float32: neither the model, nor its device's memory, nor any
-    random state changes. The same weights and seed write the same text. If the logits are not finite, nothing is
-    printed: the next step explains it.
+    The text comes from a whole copy of the weights on rank 0's CPU, in float32: neither the model, nor its device's
+    memory, nor any random state changes. The same weights and seed give the same text. If the logits are not finite,
+    nothing is printed: the next step explains it.
     """
     state = {"config": dataclasses.asdict(config), "model": checkpoint.gather_weights(model)}
     if parallel.rank():

@@ -42,7 +42,7 @@ def load_config(argv, options=()):
 
 
 def keys_of_start(values, alone):
-    """Returns the keys, {key: value}, of what a run with these values of all keys starts from. Raises BadInput.
+    """Returns the keys, {key: value}, that a run with these values inherits from its start. Raises BadInput.
 
     alone: if there are no config files, so that a resumed run continues as it was configured.
     """
@@ -73,9 +73,9 @@ def read_config(path):
 def begin(config, dataset, model, optimizer):
     """Loads model and optimizer according to init_from.
 
-    Returns the progress dict and what is known of the tokenizer, as checkpoint.snapshot takes them, and what to say of
-    it. Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if the
-    dataset has another tokenizer than the model.
+    Returns the progress dict and what is known of the tokenizer, as checkpoint.snapshot takes them, and a text to
+    print. Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if
+    the dataset has another tokenizer than the model.
     """
     found = checkpoint.found(Path(config.out_dir))
     if config.init_from == "resume" or (config.init_from == "auto" and found):
@@ -110,5 +110,5 @@ def changes(config, before):
     """Names the keys whose values differ from the config of a checkpoint, a dict."""
     before, now = DEFAULTS | before, dataclasses.asdict(config)
     changed = [key for key in now if now[key] != before[key] and key not in OF_A_COMMAND]
-    text = ", ".join(f"{key}={now[key]} (before {before[key]})" for key in changed)
+    text = ", ".join(f"{key}={now[key]} (was {before[key]})" for key in changed)
     return f", but {text}" if changed else ""

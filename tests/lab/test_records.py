@@ -189,7 +189,7 @@ def test_an_honest_entry_keeps_the_rules(at_home, check, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py"]
 
 
-DRAW = 'generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one a name'
+DRAW = 'generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one per name'
 STEPS = "for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):"
 BUILD = "model = build_model(config, device)"
 CHEATS = {  # {what is cheated with: a line of a file, the line that replaces it, and what is said}

@@ -37,7 +37,7 @@ def test_what_other_programs_leave(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "free, threads, given, expected",
     [
-        (1.0, 2, {}, "leave 1.0 CPUs to 2 threads: faster now with OMP_WAIT_POLICY=passive"),
+        (1.0, 2, {}, "leave 1.0 CPUs for 2 threads: faster now with OMP_WAIT_POLICY=passive"),
         (5.2, 8, {}, "or with OMP_NUM_THREADS=5"),
         (1.9, 2, {}, None),
         (math.inf, 8, {}, None),

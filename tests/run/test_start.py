@@ -87,7 +87,7 @@ def test_data_in_other_tokens_are_refused_and_nothing_is_replaced(name, start, h
 def test_the_same_tokenizer_in_another_folder_continues(half, dense, tmp_path, run_main):
     shutil.copytree(dense, tmp_path / "again")
     result = run_main(train.main, f"--out_dir={half.out_dir}", "--init_from=resume", f"--dataset={tmp_path}/again")
-    assert result.code == 0 and f"but dataset={tmp_path}/again (before {dense})" in result.out
+    assert result.code == 0 and f"but dataset={tmp_path}/again (was {dense})" in result.out
 
 
 def test_data_without_a_tokenizer_continue_a_run_and_do_not_make_it_forget_its_own(
@@ -108,7 +108,7 @@ def test_a_run_alone_continues_as_it_was_configured(init_from, whole, half, run_
     result = run_main(train.main, *given)
     assert result.code == 0
     path = f"{half.out_dir}/last.safetensors"
-    assert f"continues {path}, step 3, as it was configured, but max_steps=6 (before 3)\n" in result.out
+    assert f"continues {path}, step 3, as it was configured, but max_steps=6 (was 3)\n" in result.out
     for part in ("model", "optimizer", "generators", "progress"):
         assert same(saved(half)[part], saved(whole)[part]), part
     assert rows(half, "step", "train_loss", "lr") == rows(whole, "step", "train_loss", "lr")
@@ -118,8 +118,8 @@ def test_a_run_alone_continues_as_it_was_configured(init_from, whole, half, run_
 def test_a_stage_changes_the_run_that_continues_and_is_not_kept(half, run_main):
     words = f"--out_dir={half.out_dir}", "--init_from=resume"
     result = run_main(train.main, *words, "--stage=flash", "--adamw_impl=fused", "--max_steps=4")
-    assert result.code == 0 and "but max_steps=4 (before 3), " in result.out
-    assert "attention=sdpa (before matmul)" in result.out and "adamw_impl=fused (before forloop)" in result.out
+    assert result.code == 0 and "but max_steps=4 (was 3), " in result.out
+    assert "attention=sdpa (was matmul)" in result.out and "adamw_impl=fused (was forloop)" in result.out
     config = load_config([*words])
     assert (config.attention, config.adamw_impl, config.dropout) == ("sdpa", "fused", half.dropout)
     assert not {"stage", "recipe"} & set(json.loads(Path(half.out_dir, "config.json").read_text()))
