@@ -3,7 +3,7 @@
 What: torchao's `AdamW8bit`. A moment is stored in blocks of 256 numbers, each as one of 256 fractions of the largest in
 its block; the update is computed in float32. Tensors of fewer than 4096 numbers are not quantized.
 Why: AdamW's two float32 moments take twice the memory of the weights. Weights, gradients and moments together take
-10 bytes a parameter instead of 16.
+10 bytes per parameter instead of 16.
 Cost: quantization error, and one compiled kernel per tensor, built in the first step; with `--compile=False` dozens of
 small kernels per tensor. docs/optimizers.md has more optimizers, some with even less state.
 Tried: on a CPU we lost: with a model as small as the quickstart's, the 8-bit update slowed a step from 215 ms to 520.

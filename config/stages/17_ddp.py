@@ -4,7 +4,7 @@ Stands on: cuda_graph
 What: `torchrun --standalone --nproc_per_node=N train.py ...` starts N processes. `DistributedDataParallel` averages
 their gradients once a step, bucket by bucket, while the backward is still running. One process alone is unchanged.
 Why: N devices do N times the work, if the all-reduce hides behind the backward.
-Cost: in each step every process sends and receives about 8 bytes a parameter, and it holds the whole model, its
+Cost: in each step every process sends and receives about 8 bytes per parameter, and it holds the whole model, its
 gradients and its optimizer state.
 Tried: we let DDP rebuild its buckets after the first step, as it does by default, and four processes no longer resumed
 bit for bit; so it now gets the final order at the start.
