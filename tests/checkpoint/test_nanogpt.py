@@ -97,7 +97,7 @@ def test_an_object_is_refused_and_not_made(saved, tmp_path, dense, refused):
     state, path = saved
     torch.save(state | {"config": Call(tmp_path / "made")}, path)
     line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", bias=True, init_from=path))
-    assert "may run code" in line and str(path) in line
+    assert "could run code" in line and str(path) in line
     assert not (tmp_path / "made").exists() and not (tmp_path / "run").exists()
 
 

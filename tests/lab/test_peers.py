@@ -137,7 +137,7 @@ def test_nanogpt_needs_a_checkout_and_reads_no_documents(given, documents, run_s
     without.checkout = None
     with pytest.raises(BadInput, match="needs a checkout: --nanogpt=PATH"):
         run_script(without)
-    with pytest.raises(BadInput, match="no separate documents"):
+    with pytest.raises(BadInput, match="not separate documents"):
         run_script(given(3, dataset=str(documents)))
 
 
