@@ -20,7 +20,7 @@ from nanoladder.parallel import CUTS
 FOLDER = Path(__file__).parents[1]
 OPTIONS = ("optimizer_in_backward",)  # shown programs use their defaults
 LOOP, BATCHES = Path("lab/standalone_loop.py"), Path("nanoladder/data/batches.py")
-REPLACED = {(BATCHES, name): (LOOP, name) for name in ("TrainingBatches", "WORKERS")}
+REPLACED = tuple(((BATCHES, name), (LOOP, name)) for name in ("TrainingBatches", "WORKERS"))
 OURS = ("nanoladder", "model", "train")
 TITLE = '''\
 """A GPT and the loop that trains it, in one file: python PROGRAM.py TOKENS.bin [--n_layer=4 --max_steps=100 ...]
@@ -127,11 +127,13 @@ NAME = r"(?<![\w.])(\w+)\b(?!=)(?:\.(\w+))?"  # and an attribute; not that of an
 QUALIFIED = r"([\w/]+\.py)::(\w+)"
 
 
+@cache  # stages have most statements in common
 def read_in(text):
     """The definitions, (path, name), that qualified code reads."""
     return {(Path(path), name) for path, name in re.findall(QUALIFIED, text)}
 
 
+@cache
 def load(path, source, replaced=()):
     """Returns the imports of others and the statements of a folded file: ({line}, [({name that it defines}, text)]).
 

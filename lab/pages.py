@@ -114,6 +114,7 @@ def diff(a, b):
                 yield from (f"+{line}" for line in new[k:m])
 
 
+@cache
 def definitions(a, b):
     """Returns [(path, source)] of the definitions in nanoladder/ that stage b's program calls and a's does not."""
     return bundle.definitions(script(b), script(a), bundle.values(b))

@@ -3,12 +3,14 @@
 import ast
 import html
 import itertools
+from functools import cache
 
 from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
 
 from lab import pages
 from lab.bundle import standalone
+from lab.fold import split
 from nanoladder.config.stages import stage_below
 
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
@@ -18,6 +20,12 @@ COLORED = ("k", "s", "m", "f", "b", "c")
 
 def highlighted(source):
     """Returns the lines of a source as HTML."""
+    return list(itertools.chain(*map(of_statement, split(source))))
+
+
+@cache  # stages have most statements in common
+def of_statement(source):
+    """Returns the lines of a top-level statement as HTML."""
     lines = [""]
     for token, text in PythonLexer(stripnl=False).get_tokens(source):
         short = STANDARD_TYPES[token]
