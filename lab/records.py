@@ -238,12 +238,13 @@ def tried():
                 text += f"| {trial['preset']} | {'; '.join(changes(trial, like))} | {figures} |\n"
     text += "\nRungs of the second ladder that fresh seeds did not see, or that cost "
     text += "([how](../docs/recipe.md#how-it-is-measured)):\n\n"
-    text += "| rung | verdict | beside the recipe before it | measured |\n| --- | --- | --- | --- |\n"
+    text += "| rung | verdict | beside the recipe before it, or without it | measured |\n| --- | --- | --- | --- |\n"
     for path in sorted(RESULTS.glob("*/*/recipe.json")):
         for row in read(path, ("rows",))["rows"]:
-            if row.get("step") and row["verdict"].startswith(("not seen", "costs")):
-                worth, measured = tables.factor(row["step"]), "/".join(path.parts[-3:-1])
-                text += f"| {row['name']} | {row['verdict']} | {worth} × tokens | {measured} |\n"
+            gain = row.get("step") or row.get("without")
+            if gain and row["verdict"].startswith(("not seen", "costs")):
+                measured = "/".join(path.parts[-3:-1])
+                text += f"| {row['name']} | {row['verdict']} | {tables.factor(gain)} × tokens | {measured} |\n"
     return text
 
 
