@@ -137,10 +137,11 @@ def unpack(commit, folder, *paths, failed):
     shutil.unpack_archive(archive, folder)
 
 
-def git(*words, failed="--mode=judge takes two versions of a git checkout"):
-    """The output of a git command in this repository. Raises BadInput with the reason if it fails."""
-    settings = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
-    command = ["git", "-C", str(ROOT), *words]
+def git(*words, failed="--mode=judge takes two versions of a git checkout", folder=None):
+    """The output of a git command in a folder or, without one, this repository. Raises BadInput if it fails."""
+    root = folder or ROOT
+    settings = {"GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
+    command = ["git", "-C", str(root), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     except OSError as error:

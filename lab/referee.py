@@ -9,7 +9,6 @@ read nothing else. A quick check leaves out the naive loop, which takes most of 
 
 import ast
 import json
-import os
 import re
 import resource
 import shutil
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 from lab import race, records, tables
 from lab.cli import command_line
-from lab.judge import unpack
+from lab.judge import git, unpack
 from lab.launch import reason_of_exit, run_alone
 from lab.measure import machine_facts
 from lab.results import code_hash, machine_name, resume, write
@@ -112,12 +111,7 @@ def require_allowed(entry, folder):
 
 def apply_patch(entry, folder, *words):
     """Runs git apply in a folder that is not a repository. Returns what it prints. Raises BadInput if it fails."""
-    settings = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    command = ["git", "apply", *words, str(entry.patch)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | settings)
-    if done.returncode:
-        raise BadInput(f"{entry.patch} does not apply to this commit ({done.stderr.strip().partition(chr(10))[0]})")
-    return done.stdout
+    return git("apply", *words, str(entry.patch), failed=f"{entry.patch} does not apply to this commit", folder=folder)
 
 
 def function(path, name):
