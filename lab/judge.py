@@ -13,10 +13,8 @@ import functools
 import math
 import os
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +79,6 @@ def judge(options, config_words):
     paths, climbed, given = parse_arguments(config_words)
     given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
     keys = [f"--{key}={value}" for key, value in (climbed | given).items()]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the copies, as Ctrl-C does
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against)

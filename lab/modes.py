@@ -9,6 +9,7 @@ row. Rows take turns, round after round, so that a drift of the machine hits all
 
 import contextlib
 import dataclasses
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -30,6 +31,7 @@ from nanoladder.run import load_config
 
 def main(argv):
     options, words = cli.parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends children and removes copies, as Ctrl-C does
     if options.mode != "predict":
         check_device(load_config(words))
     match options.mode:

@@ -15,9 +15,7 @@ A loss is that of a finished schedule; the picture's curves are training losses.
 
 import dataclasses
 import math
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from functools import partial
@@ -60,7 +58,6 @@ def race(options, words):
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "race.json", conditions, {"runs": []})
     write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child, as Ctrl-C does
     tasks, runs = [(seed, name) for seed in range(options.seeds) for name in commands], results["runs"]
     with tqdm(tasks, unit="run") as bar:
         for done, (seed, name) in enumerate(bar):

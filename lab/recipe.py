@@ -23,9 +23,7 @@ and then without each. Rates are chosen on one seed; the base's curve spans a qu
 import dataclasses
 import functools
 import math
-import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -260,7 +258,6 @@ def measure(options, words):
     rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())
     protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())
     protocol(lambda trial: None).require_valid()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the children, as Ctrl-C does
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
 
     @functools.cache
