@@ -14,7 +14,6 @@ A loss is that of a finished schedule; the picture's curves are training losses.
 """
 
 import dataclasses
-import math
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ from lab.launch import run_alone
 from lab.measure import machine_facts
 from lab.peers import nanogpt
 from lab.peers.task import require_checkout
+from lab.records import log_ratio, of, paired
 from lab.results import code_hash, default_folder, resume, write
 from lab.trials import PAUSE, Child
 from nanoladder import files
@@ -126,11 +126,6 @@ def run(words, **settings):
     return {"seconds": seconds, "tokens": tokens, "loss": final, "bpb": bpb, "curve": [*points, [seconds, bpb]]}
 
 
-def figures(runs, name, key):
-    """A figure of a config's runs, one for each seed."""
-    return [run[key] for run in runs if run["name"] == name]
-
-
 def units(runs):
     """How times and losses are shown: seconds in a unit, its name, the key of a loss, its name.
 
@@ -144,23 +139,17 @@ def report(results, commands):
     """The table of the runs, and what they say. The first command is what the others are compared with."""
     runs, rows, (first, *others) = results["runs"], {}, commands
     unit, time, key, loss = units(runs)
-    first_seconds, first_loss = (figures(runs, first, figure) for figure in ("seconds", key))
-    sooner = {
-        name: [
-            math.log(other / this) for this, other in zip(figures(runs, name, "seconds"), first_seconds, strict=True)
-        ]
-        for name in others
-    }
-    found = stats.intervals(sooner) if len(first_seconds) >= stats.LEAST else {}
+    first_loss = of(runs, first, key)
+    logs = {name: paired(runs, first, name, "seconds", log_ratio) for name in others}
+    sooner = {first: "1.00×", **stats.in_words(logs)}
     for name, command in commands.items():
-        seconds, losses = (figures(runs, name, figure) for figure in ("seconds", key))
-        middle = stats.mean_ratio(sooner.get(name, [0.0]))  # of few seeds, which have no interval
-        missed = [str(seed) for seed in range(len(losses)) if losses[seed] > first_loss[seed]]
+        seconds, losses = (of(runs, name, figure) for figure in ("seconds", key))
+        missed = [str(seed) for seed, each in losses.items() if each > first_loss[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",
-            f"{time}, by seed": ", ".join(f"{each / unit:.{2 if unit > 1 else 1}f}" for each in seconds),
-            "sooner": stats.times(found[name]) if name in found else f"{middle:.2f}×",
-            f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses),
+            f"{time}, by seed": ", ".join(f"{each / unit:.{2 if unit > 1 else 1}f}" for each in seconds.values()),
+            "sooner": sooner[name],
+            f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses.values()),
             f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }
     machine, how = tables.machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
@@ -181,7 +170,7 @@ def draw(runs, path):
         label = LABELS[run["name"]] if run["seed"] == 0 else None
         axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
         axis.plot(*end, color=COLORS[run["name"]], marker="o")
-    axis.axhline(statistics.fmean(figures(runs, runs[0]["name"], key)), color="black", linewidth=0.8, linestyle=":")
+    axis.axhline(statistics.fmean(of(runs, runs[0]["name"], key).values()), color="black", linewidth=0.8, linestyle=":")
     axis.set(xlabel=f"{time} since the command was typed", ylabel=f"{loss}: training; ● validation", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend()

@@ -177,9 +177,6 @@ def measured():
 def figures(entry, results):
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
-    sooner = f"{stats.mean_ratio(logs):.2f}×"  # of few seeds, which have no interval
-    if len(logs) >= stats.LEAST:
-        sooner = stats.times(stats.intervals({name: logs})[name])
     said, _ = verdict(results)
     if len(logs) >= SEEDS and set(of(runs, name, "seconds")) != set(entry.seeds(len(logs))):
         said += ", on its author's seeds"
@@ -187,7 +184,7 @@ def figures(entry, results):
     loss = {key: statistics.fmean(of(runs, key, "bpb").values()) for key in (name, naive)}
     return {
         "minutes (naive)": f"{minutes[name]:.2f} ({minutes[naive]:.2f})",
-        "times sooner": sooner,
+        "times sooner": stats.in_words({name: logs})[name],
         "tokens ×": f"{statistics.median(paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
         "bits/byte (naive)": f"{loss[name]:.4f} ({loss[naive]:.4f})",
         "verdict": f"refused: {entry.refused}" if entry.refused else said,

@@ -163,3 +163,9 @@ def times(interval):
     """How many times as fast, of the Interval of a logarithm: 1.84× (1.81–1.87), or if not seen ≈ 1 (0.98–1.03)."""
     middle, low, high = map(math.exp, interval)
     return f"{f'{middle:.2f}×' if interval.seen else '≈ 1'} ({low:.2f}–{high:.2f})"
+
+
+def in_words(samples):
+    """{name: times()} of {name: logarithms of ratios, by round}; the mean ratio alone of fewer rounds than LEAST."""
+    found = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
+    return {name: times(found[name]) if name in found else f"{mean_ratio(logs):.2f}×" for name, logs in samples.items()}
