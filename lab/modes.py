@@ -80,7 +80,7 @@ def predict_all(options, config_words):
         header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
     bar = tqdm(rows.items(), unit="stage", leave=False)
     predicted = [predict.predict_row(name, row_config, device, kind, n, memory_gb) for name, row_config in bar]
-    columns = tables.predicted_columns(predicted[0], n, memory_gb, price)
+    columns = tables.predicted_columns(predicted[0], n, price)
     print(tables.on_terminal(header, columns, predicted))
     if not options.out_dir:
         return print("\n--out_dir=FOLDER writes all figures to predict.md")

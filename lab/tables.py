@@ -123,7 +123,7 @@ def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
     )
 
 
-def predicted_columns(first, world_size=1, memory_gb=None, price=None):
+def predicted_columns(first, world_size=1, price=None):
     """{heading: row -> text} of the rows of predict.predict_row on a terminal; the first row is the reference."""
     return {
         "peak GB": gigabytes("peak"),
