@@ -71,7 +71,6 @@ class Step(NamedTuple):
     pipeline: float
     data: float
     exposed: float
-    update: float
     bubble: float
     memory: float
     seconds: float
@@ -112,7 +111,7 @@ def predict_step(config, sizes, n_gpus):
     seconds = n_micro * (compute + tensor + context + pipeline) / (1 - bubble) + exposed + update
     parts = [n_micro * part for part in (compute, tensor, context, pipeline)]
     memory = predict_bytes(config, sizes, grid, s, n_micro, width)
-    return Step(n_micro, *parts, data, exposed, update, bubble, memory, seconds)
+    return Step(n_micro, *parts, data, exposed, bubble, memory, seconds)
 
 
 def ring(n, stride):
