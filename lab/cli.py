@@ -76,7 +76,10 @@ def varied(text):
         return text
     if not (equals and values) or key in LADDERS:
         raise argparse.ArgumentTypeError(f"{text}: expected stages, or KEY=a,b,c (config files come before --vary)")
-    return [parse_arguments([f"--{key}={value}"])[-1] for value in values.split(",")]
+    parsed = [parse_arguments([f"--{key}={value}"])[-1] for value in values.split(",")]
+    if {"micro_batch_size": "auto"} in parsed:
+        raise argparse.ArgumentTypeError(f"{text}: auto is resolved when training starts; expected numbers")
+    return parsed
 
 
 # -- modes and options

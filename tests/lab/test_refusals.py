@@ -39,6 +39,7 @@ REFUSED = [
     (modes.main, "--recipe=muon --mode=recipe", "expected no --recipe"),
     (modes.main, "--vary stage=amp,flash", "expected stages, or KEY=a,b,c"),
     (modes.main, "--micro_batch_size=auto", "micro_batch_size=auto is resolved when training starts"),
+    (modes.main, "--vary micro_batch_size=2,auto", "auto is resolved when training starts; expected numbers"),
     (modes.main, "--out_dir=/dev/null/x", "cannot be written"),
     (modes.main, "--vary attention=sdpa config/gpt2.py", "config/gpt2.py: expected stages, or KEY=a,b,c (config files"),
     (modes.main, "--vary attn=sdpa", "unknown key 'attn'"),
