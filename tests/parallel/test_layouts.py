@@ -273,35 +273,32 @@ ALONG = {"data": {}, "tensor": TENSOR, "context": CONTEXT, "pipeline": PIPELINE}
 FOUR = {f"{one} {other}": ALONG[one] | ALONG[other] for one, other in itertools.combinations(ALONG, 2)}
 FOUR |= {f"{name} full": keys | {"shard": "full"} for name, keys in FOUR.items() if name != "tensor pipeline"}
 FOUR |= {"optimizer": {"shard": "optimizer"}, "shared by 2": {"shard": "full", "shard_within": 2}}
-FOUR |= {"interleaved": INTERLEAVED} | {f"4 {key}": {key: 4} for key in parallel.CUTS}
-ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True, "max_steps": 4}
-ODD |= {"lr_decay_steps": 4, "data": "documents", "vocab_size": 257}  # padded, with heads of 9
+FOUR |= {"interleaved": INTERLEAVED, "4 data": {}} | {f"4 {key}": {key: 4} for key in parallel.CUTS}
+ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
+ODD |= {"data": "documents", "vocab_size": 257}  # padded, with heads of 9
+ODD |= {"learning_rate": 1e-3, "min_lr": 1e-4, "lr_decay_steps": 40}  # a long chain of runs stays near the beginning
 
 
 def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(dense, documents, folder, subtests):
-    """Each trains the first half by itself, and the second from the checkpoint of the layout before it.
+    """Each trains two steps from the checkpoint of the layout before it, as does one process.
 
     tests/parallel/worker.py also compares what it has resumed with the file.
     """
-    runs = {
-        name: configuration(dense, documents, folder / "four" / name, **ODD, **keys)
-        for name, keys in {"alone": {}, **FOUR, "alone again": {}}.items()
-    }
-    halves = {name: replace(run, out_dir=f"{run.out_dir}, half", max_steps=2) for name, run in runs.items()}
-    train.train(runs["alone"])
-    train.train(halves["alone"])
-    together(folder / "first halves", {name: halves[name] for name in FOUR}, 4)
+    runs, jobs = {"first": configuration(dense, documents, folder / "four" / "first", **ODD, max_steps=2)}, {}
+    train.train(runs["first"])
+    for name, keys in FOUR.items():
+        *_, before = runs.values()
+        resumed = {"init_from": "resume", "max_steps": before.max_steps + 2}
+        runs[name] = configuration(dense, documents, folder / "four" / name, **ODD, **keys, **resumed)
+        jobs[name] = {"argv": words(runs[name]), "copy": [before.out_dir, runs[name].out_dir]}
+    _, seen = together(folder / "of four", {}, 4, **jobs)
+    assert not [process[name]["error"] for process in seen for name in jobs if process[name]["error"]]
     for before, name in itertools.pairwise(runs):
-        shutil.copytree(halves[before].out_dir, runs[name].out_dir)
-        runs[name] = replace(runs[name], init_from="resume")
-    together(folder / "second halves", {name: runs[name] for name in FOUR}, 4)
-    train.train(runs["alone again"])
-    for name in FOUR:
-        with subtests.test(f"{name}, half"):
-            agree(halves[name], halves["alone"], 1e-5)
-    for name in runs:
+        one = replace(runs[name], out_dir=f"{runs[name].out_dir}, alone", **LAYOUT)
+        shutil.copytree(runs[before].out_dir, one.out_dir)
+        train.train(one)
         with subtests.test(name):
-            agree(runs[name], runs["alone"], 1e-5)
+            agree(runs[name], one, 1e-5)
 
 
 def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense, documents, folder, subtests):
