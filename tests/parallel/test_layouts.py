@@ -77,8 +77,6 @@ TWO = {
     "adafactor": {"optimizer": "adafactor"},
     "galore": {"optimizer": "galore"},
     "lion": {**TENSOR, "optimizer": "lion"},
-    "muon full": {"optimizer": "muon", "shard": "full"},
-    "muon tensor": {**TENSOR, "optimizer": "muon"},
     "muon pipeline": {**PIPELINE, **PARTS, "optimizer": "muon"},
     "adamw8bit full": {"optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "shard": "full"},
     "adamw8bit context": {**CONTEXT, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "attention": "sdpa"},
