@@ -182,7 +182,7 @@ EXACT = {  # what resumes bit for bit in several processes, each with its own dr
 
 
 def stop_and_resume(dense, documents, folder):
-    """Runs that stop after 3 of 6 steps and continue. Returns {name: config}, and what each process saw."""
+    """Runs that continue after 3 of 6 steps, as if killed then. Returns {name: config}, and what each process saw."""
     folder = folder / "resumed"
     half = {"max_steps": 3, "lr_decay_steps": 6}
     base = configuration(dense, documents, folder / "alone", **BASE)
@@ -200,8 +200,8 @@ def stop_and_resume(dense, documents, folder):
     for name, keys in EXACT.items():
         dropping = configuration(dense, documents, folder, **{**BASE, "dropout": 0.2, **keys})
         add(f"dropping_{name}", dropping)
-        add(f"dropping_{name}_first", dropping, **half)
-        add(f"dropping_{name}_resumed", dropping, f"dropping_{name}_first", init_from="resume")
+        add(f"dropping_{name}_resumed", dropping, f"dropping_{name}", init_from="resume")
+        jobs[f"dropping_{name}_resumed"]["without"] = ["last.*", "best.*", "step_00000006.*"]
     shutil.copytree(folder / "alone_first", folder / "damaged_first")
     (folder / "damaged_first" / "last.safetensors").write_bytes(b"")
     add("damaged", base, "damaged_first", shard="full", init_from="auto")
@@ -209,6 +209,8 @@ def stop_and_resume(dense, documents, folder):
     printed, seen = together(folder, {}, 2, **jobs, **differing(base, folder))
     assert not [process[name]["error"] for process in seen for name in jobs if process[name]["error"]]
     assert printed.count("damaged/last.safetensors is damaged") == 1
+    continued = printed.count("/step_00000003.safetensors, step 3, as it was configured")
+    assert continued == len(EXACT) + 1  # the damaged one too
     return runs, seen
 
 
@@ -239,7 +241,7 @@ def test_several_processes_resume_their_checkpoints_and_those_of_one(dense, docu
             assert len(states) == 2 and not torch.equal(*states)
     for name in LAYOUTS:
         with subtests.test(f"{name}: a checkpoint is whole and has plain names"):
-            states = [saved(runs[run]) for run in (f"dropping_{name}_first", "alone_first")]
+            states = [saved(runs[run]) for run in (f"dropping_{name}", "alone")]
             assert states[0].keys() == states[1].keys()
             for part in ("model", "optimizer"):
                 shapes = [tree_map(lambda leaf: getattr(leaf, "shape", leaf), state[part]) for state in states]

@@ -2,7 +2,7 @@
 
 argv[0] is a JSON file, {name: job}. A job has argv (of train.py) and optionally
 - program: script to run instead of train.py
-- copy: [from, to], copied before the job begins
+- copy: [from, to], copied before the job begins; without: patterns of the files that are not
 - rank_1: argv or cwd of the second process only
 - fault: [rank, step, kind], where kind is raise, overflow (of a gradient) or a signal; in the first attempt only
 
@@ -96,7 +96,7 @@ def main(argv):
         special = job.get("rank_1", {}) if os.environ["RANK"] == "1" else {}
         if "copy" in job:
             if parallel.rank() == 0:
-                shutil.copytree(*job["copy"])
+                shutil.copytree(*job["copy"], ignore=shutil.ignore_patterns(*job.get("without", [])))
             dist.barrier()  # the other looks for its config
         if "fault" in job:
             train.forward_backward = faulty(*job["fault"])
