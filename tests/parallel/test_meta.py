@@ -125,9 +125,8 @@ def train_with_a_full_disk(argv, until):
     train.main(argv)
 
 
-@pytest.mark.parametrize("keys", [{"shard": "full"}, {"pipeline_parallel": 2}], ids=str)
-def test_processes_train_on_when_the_disk_is_full_and_save_when_there_is_room(keys, dense, documents, tmp_path):
-    config = configuration(dense, documents, tmp_path / "run", save_interval=2, **keys)
+def test_processes_train_on_when_the_disk_is_full_and_save_when_there_is_room(dense, documents, tmp_path):
+    config = configuration(dense, documents, tmp_path / "run", save_interval=2, shard="full")
     run_together(train_with_a_full_disk, words(config), until=4, n=2, folder=tmp_path, seconds=100)
     warnings = (tmp_path / "stderr").read_text().splitlines()
     assert [line for line in warnings if "warning: the checkpoint of step 2 is not saved: [Errno 27]" in line]
