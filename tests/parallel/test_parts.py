@@ -19,7 +19,6 @@ from nanoladder.parallel import context
 KEYS = {
     "plain": {"bias": True},
     "chunks": {"pad_vocab_to": 64, "loss_chunks": 3, "attention": "sdpa"},
-    "shards": {"shard": "full", "pad_vocab_to": 64},
 }
 
 
@@ -87,9 +86,14 @@ def test_a_process_has_half_of_every_matrix_and_of_the_sequence(tmp_path):
         # Two blocks exchange activations eight times; embedding and loss take two of each kind; norms and positions
         exchanges = {"all_gather": 4 * 2 + 2, "reduce_scatter": 4 * 2 + 2, "all_reduce": 2 * 2 + 2}
         assert {kind: process["chunks"]["calls"][kind] for kind in exchanges} == exchanges
-    for process in run_together(look_at_tensor_parallel, ["shards"], n=4, folder=tmp_path):  # cut once more
-        assert process["shards"]["shapes"]["blocks.1.attention.qkv.weight"] == [3 * 8, 32]
-        assert process["shards"]["shapes"]["blocks.1.attention.proj.weight"] == [16, 16]
+
+
+def test_shards_cut_the_parts_of_matrices_once_more():
+    config = tiny(n_head=4, tensor_parallel=2, shard="full", vocab_size=17, pad_vocab_to=64, ddp=True)
+    with one_of(4, 3, config, "cpu"):
+        attention = build(config)[0].blocks[1].attention
+        assert attention.qkv.weight.to_local().shape == (3 * 8, 32)
+        assert attention.proj.weight.to_local().shape == (16, 16)
 
 
 @pytest.mark.parametrize(
