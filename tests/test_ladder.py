@@ -638,9 +638,12 @@ def test_on_a_gpu_a_recorded_step_launches_one_graph_and_draws_another_dropout(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
-def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path, dtype):
+def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path, dtype, request):
+    """With code once; with scaled gradients of float16 traced alone."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    if dtype == "float16":
+        request.getfixturevalue("traced")
     keys = {"log_interval": 5, "eval_interval": STEPS, "eval_windows": 9, "save_interval": 0, "dtype": dtype}
     train.train(tiny(out_dir=tmp_path / "finished", **keys))
     assert not torch._dynamo.utils.counters["graph_break"]
