@@ -430,10 +430,9 @@ def test_chunked_loss_never_stores_the_logits(tiny, stage, stored):
 CHECKPOINTING = ["every:1", "every:2", "sqrt", "selective"]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing, dropout):
-    keys = {"dropout": dropout, "n_layer": 5, "max_steps": 5}
+def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing):
+    keys = {"dropout": 0.2, "n_layer": 5, "max_steps": 5}
     agree(climbed(tiny("naive", activation_checkpointing=checkpointing, **keys)), climbed(tiny("naive", **keys)), 0)
 
 
