@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
-from processes import torchrun
+from processes import script, torchrun
 
 import train
 from nanoladder import machine
@@ -172,7 +172,7 @@ def test_several_processes_all_halve_it_when_one_runs_out(config, tmp_path):
     said = "error: out of memory: OutOfMemoryError: CUDA out of memory; the same command with --init_from=auto "
     assert f"{said}continues with micro_batch_size=2; torchrun --max-restarts=10 does so automatically" in result.stderr
     by_hand = replace(given, micro_batch_size=2, out_dir=f"{config.out_dir}_by_hand")
-    assert torchrun("train.py", *flags(**vars(by_hand))).returncode == 0
+    assert script("train.py", *flags(**vars(by_hand)), n=2, folder=tmp_path).returncode == 0
     assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")
 
 
