@@ -3,15 +3,14 @@
 import json
 import mmap
 import re
-import subprocess
 import sys
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, flags, needs_gpu, replace, rows, saved, tiny
-from processes import script, torchrun
+from conftest import flags, needs_gpu, replace, rows, saved, tiny
+from processes import python, script, torchrun
 
 import train
 from nanoladder import machine
@@ -112,13 +111,13 @@ def test_auto_begins_with_the_size_before_or_the_largest(before, expected, confi
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system has no such limit")
-def test_on_a_cpu_auto_finds_what_fits_instead_of_being_killed(config, tmp_path):
+def test_on_a_cpu_auto_finds_what_fits_instead_of_being_killed(config):
     """Memory really runs out: no more than 400 MB are free."""
     patch = "train.machine.memory.free_memory = lambda device: 400_000_000"
-    script = f"import sys, train\n{patch}\ntrain.main(sys.argv[1:])"
+    code = f"import sys, train\n{patch}\ntrain.main(sys.argv[1:])"
     shape = {"n_embd": 64, "n_head": 4, "context_length": 128, "batch_size": 1024, "attention": "sdpa"}
     given = vars(config) | shape | {"micro_batch_size": "auto"}
-    result = subprocess.run([sys.executable, "-c", script, *flags(**given)], cwd=ROOT, capture_output=True, text=True)
+    result = python("-c", code, *flags(**given))
     assert result.returncode == 0, result.stderr
     assert "micro_batch_size=1024 does not fit (" in result.stdout and "memory" in result.stdout
     assert 1 < json.loads(Path(config.out_dir, "config.json").read_text())["micro_batch_size"] < 1024
@@ -218,7 +217,7 @@ def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_inta
     config = replace(config, n_embd=128, n_head=4, context_length=128, n_layer=3, attention="sdpa")
     train.train(config)
     given = vars(config) | {"batch_size": 256, "max_steps": 4, "init_from": "resume"}
-    result = subprocess.run([sys.executable, "-c", LIMITED, *flags(**given)], cwd=ROOT, capture_output=True, text=True)
+    result = python("-c", LIMITED, *flags(**given))
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stderr
     assert "can't allocate memory" in result.stderr
     assert f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume" in result.stdout
