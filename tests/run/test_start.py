@@ -26,12 +26,19 @@ def whole(tmp_path_factory, dense):
     return config
 
 
-@pytest.fixture
-def half(whole, tmp_path):
-    """The same run, ended after 3 steps."""
-    config = replace(whole, out_dir=str(tmp_path / "half"), max_steps=3, lr_decay_steps=6)
+@pytest.fixture(scope="module")
+def three_steps(whole, tmp_path_factory):
+    """The same run, ended after 3 steps. Not to be written to."""
+    config = replace(whole, out_dir=str(tmp_path_factory.mktemp("half") / "run"), max_steps=3, lr_decay_steps=6)
     train.train(config)
     return config
+
+
+@pytest.fixture
+def half(three_steps, tmp_path):
+    """A copy of the run ended after 3 steps, to be changed."""
+    shutil.copytree(three_steps.out_dir, tmp_path / "half")
+    return replace(three_steps, out_dir=str(tmp_path / "half"))
 
 
 @pytest.fixture(scope="module")
