@@ -60,8 +60,7 @@ def words(config, **overrides):
 # -- resuming
 
 
-@pytest.mark.parametrize("kind", ["dense", "documents"])
-@pytest.mark.parametrize("n, init_from", [(7, "resume"), (10, "auto")])
+@pytest.mark.parametrize("kind, n, init_from", [("dense", 7, "resume"), ("documents", 10, "auto")])
 def test_train_stop_resume_equals_one_run_bit_for_bit(kind, n, init_from, request, tmp_path):
     dataset = str(request.getfixturevalue(kind))
     # 7 ends no interval of the log; the last row before the stop comes from after the checkpoint.
