@@ -1,3 +1,5 @@
+"""The GPT: causal, its loss summed over valid targets, initialization. Its logits: checkpoint/test_huggingface.py."""
+
 import math
 
 import pytest
@@ -32,42 +34,6 @@ def gradients(model, inputs, targets):
     loss = model(inputs, targets) / (targets != IGNORE).sum()
     loss.backward()
     return loss, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("n_layer, n_head", [(1, 1), (3, 4)])
-def test_logits_equal_those_of_transformers(n_layer, n_head):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = shake(build(n_layer=n_layer, n_head=n_head, bias=True)).eval()
-    config = GPT2Config(n_layer=n_layer, n_head=n_head, n_embd=32, n_positions=16, vocab_size=V)
-    theirs = GPT2LMHeadModel(config).eval()
-    names = {
-        "token_embedding": "transformer.wte",
-        "position_embedding": "transformer.wpe",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
-        "blocks": "transformer.h",
-        "attention_norm": "ln_1",
-        "attention.qkv": "attn.c_attn",
-        "attention.proj": "attn.c_proj",
-        "mlp_norm": "ln_2",
-        "mlp.fc": "mlp.c_fc",
-        "mlp.proj": "mlp.c_proj",
-    }
-    state = theirs.state_dict()
-    for name, weight in model.state_dict().items():
-        module, _, kind = name.rpartition(".")
-        if module.startswith("blocks."):
-            _, number, part = module.split(".", 2)
-            name = f"transformer.h.{number}.{names[part]}.{kind}"
-        else:
-            name = f"{names[module]}.{kind}"
-        linear = weight.dim() == 2 and ".h." in name  # a Conv1D there, stored transposed
-        state[name] = weight.T if linear else weight
-    theirs.load_state_dict(state)
-    inputs = tokens(3, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(model.logits(inputs)[..., :V], theirs(inputs).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_later_token_leaves_earlier_logits_unchanged():
