@@ -109,6 +109,11 @@ def flags(**overrides):
     return [f"--{key}={value}" for key, value in {**TINY, **overrides}.items()]
 
 
+def words(config, **overrides):
+    """A config as words of a command line."""
+    return [f"--{key}={value}" for key, value in {**vars(config), **overrides}.items()]
+
+
 def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, **meta):
     """Writes a prepared folder. train, val: ids, or for separate documents a list of lists of ids."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -40,10 +40,6 @@ def configuration(dense, documents, out_dir, data="dense", **keys):
     return tiny(dataset=str(dataset), out_dir=str(out_dir), **{"ddp": True, "max_steps": 6, **keys})
 
 
-def words(config):
-    return [f"--{key}={value}" for key, value in vars(config).items()]
-
-
 def script(path, *words, n, folder):
     """Runs a script of the repository by n forked processes; returns their returncode, stdout and stderr."""
     folder.mkdir(exist_ok=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LOGGED, build, replace, rows, same, saved, tiny, whole
-from processes import ENVIRONMENT, python, words
+from conftest import LOGGED, build, replace, rows, same, saved, tiny, whole, words
+from processes import ENVIRONMENT, python
 
 import train
 from nanoladder import checkpoint

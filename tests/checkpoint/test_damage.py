@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LOGGED, Call, flags, replace, rows, same, saved, tiny
+from conftest import LOGGED, Call, replace, rows, same, saved, tiny, words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_
         for name, how in damages.items():
             damage(folder, name, other, *how)
         config = replace(whole, out_dir=str(folder), init_from=init_from)
-        result = run_main(train.main, *(f"--{key}={value}" for key, value in vars(config).items()))
+        result = run_main(train.main, *words(config))
         if result.code == 2:
             assert result.err.startswith("error: ") and result.err.count("\n") == 1
             # The next one may be another model's: what was damaged is then said before it is refused.
@@ -123,5 +123,5 @@ def test_a_pickle_is_refused_and_not_executed(name, runs, tmp_path, refused):
     for save in (lambda path: path.write_bytes(pickle.dumps(call)), partial(torch.save, call)):
         save(tmp_path / name)
         config = replace(six, out_dir=str(tmp_path), init_from=str(tmp_path / name))
-        assert f"{name} is damaged or not" in refused(train.main, *flags(**vars(config)))
+        assert f"{name} is damaged or not" in refused(train.main, *words(config))
         assert not (tmp_path / "executed").exists()

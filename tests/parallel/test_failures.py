@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from conftest import flags, replace, rows, same, saved
-from processes import configuration, torchrun, words, work
+from conftest import flags, replace, rows, same, saved, words
+from processes import configuration, torchrun, work
 
 pytestmark = pytest.mark.slow
 

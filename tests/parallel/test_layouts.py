@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, replace, rows, same, saved, weights, write_folder
-from processes import configuration, words, work
+from conftest import RECIPE, replace, rows, same, saved, weights, words, write_folder
+from processes import configuration, work
 from torch.utils._pytree import tree_map
 
 import train

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, rows, saved, tiny
-from processes import configuration, words
+from conftest import RECIPE, rows, saved, tiny, words
+from processes import configuration
 
 import train
 from lab.launch import run_together

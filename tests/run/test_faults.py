@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from conftest import build, flags, needs_gpu, rows, same, saved, tiny, weights
+from conftest import build, needs_gpu, rows, same, saved, tiny, weights, words
 
 import train
 from nanoladder.data import Batch
@@ -102,11 +102,6 @@ def spoil_positions(model, batch):
 @pytest.fixture
 def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=20, save_interval=2, log_interval=5)
-
-
-def words(config, **keys):
-    given = {"dataset": config.dataset, "out_dir": config.out_dir, "max_steps": 20, "save_interval": 2}
-    return flags(**given | {"log_interval": 5} | keys)
 
 
 def test_a_fault_is_reported_in_one_line_with_the_last_checkpoint(config, run_main, monkeypatch):

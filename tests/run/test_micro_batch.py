@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import flags, needs_gpu, replace, rows, saved, tiny
+from conftest import needs_gpu, replace, rows, saved, tiny, words
 from processes import python, script, torchrun
 
 import train
@@ -55,12 +55,12 @@ def test_auto_halves_the_micro_batch_until_it_fits(at_step, save_interval, confi
         alive.append(weakref.ref(model))
         return model
 
-    given = vars(config) | {"micro_batch_size": "auto", "max_steps": 4}
+    given = {"micro_batch_size": "auto", "max_steps": 4, "save_interval": save_interval}
     with monkeypatch.context() as patch:
         step, sizes = running_out(3, at_step)
         patch.setattr(train, "train_step", step)
         patch.setattr(train, "build_model", build)
-        result = run_main(train.main, *flags(**given | {"save_interval": save_interval}))
+        result = run_main(train.main, *words(config, **given))
     assert result.code == 0 and list(dict.fromkeys(sizes)) == [12, 6, 3] and len(alive) == 3
     assert "micro_batch_size=12: to be halved whenever memory runs out\n" in result.out
     assert "micro_batch_size=6 does not fit (OutOfMemoryError: CUDA out of memory." in result.out
@@ -87,7 +87,7 @@ def test_the_peak_of_an_attempt_is_its_own(config, run_main, monkeypatch):
 
     before = []
     monkeypatch.setattr(train, "train_step", step)
-    assert run_main(train.main, *flags(**vars(config) | {"micro_batch_size": "auto"})).code == 0
+    assert run_main(train.main, *words(config, micro_batch_size="auto")).code == 0
     assert rows(config)[-1]["peak_memory_gb"] < before[0] - 0.2
 
 
@@ -116,8 +116,7 @@ def test_on_a_cpu_auto_finds_what_fits_instead_of_being_killed(config):
     patch = "train.machine.memory.free_memory = lambda device: 400_000_000"
     code = f"import sys, train\n{patch}\ntrain.main(sys.argv[1:])"
     shape = {"n_embd": 64, "n_head": 4, "context_length": 128, "batch_size": 1024, "attention": "sdpa"}
-    given = vars(config) | shape | {"micro_batch_size": "auto"}
-    result = python("-c", code, *flags(**given))
+    result = python("-c", code, *words(config, **shape, micro_batch_size="auto"))
     assert result.returncode == 0, result.stderr
     assert "micro_batch_size=1024 does not fit (" in result.stdout and "memory" in result.stdout
     assert 1 < json.loads(Path(config.out_dir, "config.json").read_text())["micro_batch_size"] < 1024
@@ -162,7 +161,7 @@ def test_several_processes_all_halve_it_when_one_runs_out(config, tmp_path):
     """torchrun starts all of them anew."""
     Path(tmp_path, "unequal.py").write_text(UNEQUAL)
     given = replace(config, batch_size=8, micro_batch_size="auto", ddp=True)
-    result = torchrun(tmp_path / "unequal.py", *flags(**vars(given)), options=["--max-restarts=1"])
+    result = torchrun(tmp_path / "unequal.py", *words(given), options=["--max-restarts=1"])
     assert result.returncode == 0, result.stderr
     assert re.findall(r"micro_batch_size=(\d): (.*)", result.stdout) == [
         ("4", "to be halved whenever memory runs out"),
@@ -171,7 +170,7 @@ def test_several_processes_all_halve_it_when_one_runs_out(config, tmp_path):
     said = "error: out of memory: OutOfMemoryError: CUDA out of memory; the same command with --init_from=auto "
     assert f"{said}continues with micro_batch_size=2; torchrun --max-restarts=10 does so automatically" in result.stderr
     by_hand = replace(given, micro_batch_size=2, out_dir=f"{config.out_dir}_by_hand")
-    assert script("train.py", *flags(**vars(by_hand)), n=2, folder=tmp_path).returncode == 0
+    assert script("train.py", *words(by_hand), n=2, folder=tmp_path).returncode == 0
     assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")
 
 
@@ -216,8 +215,8 @@ run_script(train.main)
 def test_a_run_that_can_allocate_no_more_is_explained_and_its_checkpoint_is_intact(config):
     config = replace(config, n_embd=128, n_head=4, context_length=128, n_layer=3, attention="sdpa")
     train.train(config)
-    given = vars(config) | {"batch_size": 256, "max_steps": 4, "init_from": "resume"}
-    result = python("-c", LIMITED, *flags(**given))
+    given = {"batch_size": 256, "max_steps": 4, "init_from": "resume"}
+    result = python("-c", LIMITED, *words(config, **given))
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stderr
     assert "can't allocate memory" in result.stderr
     assert f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume" in result.stdout
@@ -230,7 +229,7 @@ def test_memory_that_runs_out_in_a_step_is_explained_in_one_line(config, run_mai
         raise FULL
 
     monkeypatch.setattr(train, "train_step", train_step)
-    result = run_main(train.main, *flags(**vars(config)))
+    result = run_main(train.main, *words(config))
     assert result.code == 3 and result.err.count("error: ") == 1 and result.err.count("\n") == 1
     assert result.err.startswith("error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00")
     assert f"GiB; expected a smaller step, by {micro_batch.SMALLER}" in result.err

@@ -3,8 +3,7 @@
 import ast
 import re
 
-from conftest import replace, rows, same, saved, tiny, write_folder
-from processes import words
+from conftest import replace, rows, same, saved, tiny, words, write_folder
 
 import sample
 import train

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, flags, replace, rows, tiny
+from conftest import ROOT, replace, rows, tiny, words
 
 import train
 
@@ -32,7 +32,7 @@ def wandb(monkeypatch):
 
 
 def test_wandb_gets_the_config_and_the_rows(wandb, config, run_main):
-    result = run_main(train.main, *flags(**vars(config) | {"eval_interval": 2}))
+    result = run_main(train.main, *words(config, eval_interval=2))
     assert (wandb.begun["project"], wandb.begun["name"], wandb.begun["dir"]) == ("nanoladder", "run", config.out_dir)
     assert wandb.begun["config"].keys() == vars(config).keys() and wandb.begun["settings"]["finish_timeout"]
     assert wandb.logged == rows(config) and len(wandb.logged) == 6 and wandb.ended == [0]
@@ -52,7 +52,7 @@ def test_wandb_that_cannot_begin_is_a_warning(trouble, wandb, config, run_main, 
         monkeypatch.setitem(sys.modules, "wandb", None)
     else:
         monkeypatch.setattr(wandb, "init", fail)
-    result = run_main(train.main, *flags(**vars(config)))
+    result = run_main(train.main, *words(config))
     assert result.code == 0 and len(rows(config)) == 6
     assert result.err.count("warning: the run continues without wandb") == 1
 
@@ -61,7 +61,7 @@ def test_wandb_that_cannot_begin_is_a_warning(trouble, wandb, config, run_main, 
 def test_wandb_for_real_offline(config, tmp_path):
     folders = {f"WANDB_{kind}_DIR": str(tmp_path / "wandb") for kind in ("DATA", "CACHE", "CONFIG")}
     environment = {**os.environ, **folders, "WANDB_MODE": "offline"}
-    command = [sys.executable, "train.py", *flags(**vars(config))]
+    command = [sys.executable, "train.py", *words(config)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0 and "wandb sync" in result.stderr, result.stderr
     assert list(Path(config.out_dir, "wandb", "latest-run").glob("run-*.wandb"))
