@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import contents, needs_rustbpe, refusal
+from conftest import ROOT, contents, needs_rustbpe, refusal
 from processes import python
 
 from data.python_stdlib import prepare as python_stdlib
@@ -22,7 +22,6 @@ from nanoladder.data.meta import sample_digest
 from nanoladder.data.tokenizer import EVERY_CHARACTER, load_tokenizer, make_encoding
 from nanoladder.data.writer import PrepareParser, write_corpus
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["the cat sat on the mat\n", "the hat and the bat, 1234 naïve cafés\n\n", "that is that"]
 VAL = ["a mat on a cat\n", "the end"]
 

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import requests
@@ -22,7 +21,6 @@ from nanoladder.data.tokenizer import (
     save_tokenizer,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ["the cat sat on the mat, the hat and that.\n", "naïve café: 1234 + 5678 = 6912\n\n  return None\n"]
 OTHER = ["zig zag zig zag zoo zoom zooms zooming, quick quack quock, which witch is which?\n"]
 NAMES = [pytest.param("bpe:280", marks=needs_rustbpe), "char", "byte"]
