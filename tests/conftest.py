@@ -77,6 +77,7 @@ RECIPE = {  # every rung of the second ladder
     "cautious_decay": True,
     "ema": True,
 }
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}  # what tensor parallelism takes
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, replace, rows, same, saved, weights, words, write_folder
+from conftest import RECIPE, UNCUT, replace, rows, same, saved, weights, words, write_folder
 from processes import configuration, work
 from torch.utils._pytree import tree_map
 
@@ -21,7 +21,6 @@ TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"p
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
-UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 
 # What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, rows, saved, tiny, words
+from conftest import RECIPE, UNCUT, rows, saved, tiny, words
 from processes import configuration
 
 import train
@@ -20,7 +20,6 @@ from nanoladder.machine.memory import GLIBC
 
 pytestmark = pytest.mark.slow
 
-UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}
 PADDED = {"pad_vocab_to": 64, "bias": True, "position": "rotary"}
 LAYOUTS = {
     "shards": {**RECIPE, "shard": "full", "pad_vocab_to": 64},
