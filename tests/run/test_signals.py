@@ -100,7 +100,7 @@ def test_signals_to_the_whole_group_leave_the_loader_s_workers_to_the_end(config
         text=True,
         start_new_session=True,
     )
-    for _ in range(5):
+    for _ in range(2):
         while process.stdout.readline() != "step\n":
             assert process.poll() is None, process.stderr.read()
     for number in NUMBERS:
