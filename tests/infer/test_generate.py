@@ -45,14 +45,6 @@ def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None, co
     return [text.tokens[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-@given(n_prompt=st.integers(1, 30), context_length=st.integers(1, 9), sampling=st.sampled_from([GREEDY, SAMPLED]))
-def test_tokens_are_those_without_a_cache(n_prompt, context_length, sampling):
-    """At the beginning, at the edge of the context, and over several of its moves."""
-    prompt = random_tokens(n_prompt)
-    expected = uncached(random_gpt(context_length), prompt, 40, sampling)
-    assert cached(random_gpt(context_length), [prompt], [40], sampling) == [expected]
-
-
 @given(data=st.data())
 def test_each_text_of_a_batch_is_what_it_is_alone(data):
     """Prompts of any lengths, equal ones too, some that end early, windows that move at different times."""
