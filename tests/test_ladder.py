@@ -583,7 +583,7 @@ def overwrite_outputs(monkeypatch):
 @pytest.mark.parametrize("keys", [{"lazy_metrics": True}, {"optimizer": "muon"}, {"dtype": "float16"}], ids=str)
 def test_a_step_reads_no_output_of_a_step_before(tiny, tmp_path, monkeypatch, keys):
     """As CUDA graphs require, in training, logging, evaluating and saving."""
-    keys = {"set_to_none": True, "log_interval": 3, "eval_interval": 4, "save_interval": 5, **keys}
+    keys = {"set_to_none": True, "log_interval": 3, "eval_interval": 4, "eval_windows": 9, "save_interval": 5, **keys}
     train.train(tiny("naive", out_dir=tmp_path / "kept", **keys))
     overwrite_outputs(monkeypatch)
     train.train(tiny("naive", out_dir=tmp_path / "overwritten", **keys))
