@@ -1,10 +1,23 @@
 """BadInput, the exception that ends a program with one line."""
 
+import contextlib
 import difflib
 
 
 class BadInput(Exception):
     """Raised for invalid input. Its message, one line, says what is wrong, where, what was expected and what to do."""
+
+
+@contextlib.contextmanager
+def reading(said, advice):
+    """Turns any error into BadInput, "said (error); advice", since a damaged file can fail in many ways. A context."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInput(f"{said} ({reason:.300}); {advice}") from None
 
 
 def nearest(name, names, key=str):

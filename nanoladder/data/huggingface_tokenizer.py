@@ -17,7 +17,7 @@ import tiktoken
 
 from nanoladder import files
 from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN
-from nanoladder.errors import BadInput
+from nanoladder.errors import reading
 
 TOKENIZER = "tokenizer.json"
 
@@ -124,11 +124,8 @@ def from_huggingface(folder):
     Raises BadInput if there is none, it is damaged, or tiktoken cannot encode every text to the same ids.
     """
     path = Path(folder) / TOKENIZER
-    try:
+    with reading(f"tokenizer {path} cannot be read", "expected the byte-level BPE of a GPT-2"):
         return parse(json.loads(files.read(path, limit=2**27)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"tokenizer {path}: {reason}; expected the byte-level BPE of a GPT-2") from None
 
 
 def parse(content):

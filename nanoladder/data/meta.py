@@ -14,7 +14,7 @@ import numpy as np
 
 from nanoladder import files
 from nanoladder.data import meta_pkl
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, reading
 
 FORMAT_VERSION = 3  # of a prepared folder
 SPLITS = ("train", "val")
@@ -62,26 +62,21 @@ def read_meta(folder, vocab_size):
 
 def read_own(path):
     """The entries of a meta.json. Raises BadInput unless writer.py wrote it, in this format."""
-    try:
+    with reading(f"{path} is not the meta.json of a prepared dataset", "prepare it again"):
         meta = json.loads(files.read(path))
         if meta["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format {meta['format_version']!r:.40}, expected {FORMAT_VERSION}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path} is not the meta.json of a prepared dataset ({reason}); prepare it again") from None
-    return meta
+        return meta
 
 
 def check(folder, meta, context_length):
     """Raises BadInput unless the folder's files are those that meta.json describes, with a window for each split."""
-    try:
+    with reading(f"{folder} cannot be read", "prepare the dataset again"):
         for name, digest in meta.get("digests", {}).items():
             if sample_digest(folder / name) != digest:
                 raise BadInput(f"{folder / name} is not the file that meta.json describes; prepare the dataset again")
         for name in SPLITS:
             check_tokens(folder / f"{name}.bin", meta, context_length)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder} cannot be read ({error}); prepare the dataset again") from None
 
 
 def check_tokens(path, meta, context_length):

@@ -6,7 +6,7 @@ import pickle
 
 from nanoladder import files
 from nanoladder.data.tokenizer import DESCRIPTION, EVERY_CHARACTER, make_encoding
-from nanoladder.errors import BadInput
+from nanoladder.errors import reading
 
 FILE = "meta.pkl"
 
@@ -26,15 +26,10 @@ def has_vocabulary(folder):
 def read_tokenizer(folder):
     """Returns the tokenizer of a folder's meta.pkl, a tiktoken.Encoding of characters. Raises BadInput."""
     path = folder / FILE
-    try:
+    said = f"{path} is not the vocabulary of a folder of characters made by nanoGPT"
+    with reading(said, "without this file, --vocab_size=N gives the number of token ids"):
         meta = PlainUnpickler(io.BytesIO(files.read(path))).load()
         characters = [meta["itos"][token] for token in range(meta["vocab_size"])]
         if not characters or set(map(len, characters)) != {1} or len(set(characters)) < len(characters):
             raise ValueError("its tokens are not characters, each of them once")
         return make_encoding("char", EVERY_CHARACTER, [character.encode() for character in characters])
-    except Exception as error:  # a damaged pickle fails in many ways
-        reason = f"{type(error).__name__}: {error}"
-    raise BadInput(
-        f"{path} is not the vocabulary of a folder of characters made by nanoGPT ({reason:.200}); without this file, "
-        "--vocab_size=N gives the number of token ids"
-    )

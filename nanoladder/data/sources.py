@@ -7,24 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanoladder.data.corpus import Corpus, lowest, split_of
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, reading
 
 PART = 2**20  # characters read at a time
-
-
-@contextlib.contextmanager
-def reading(name):
-    """Turns any error raised while a file or a stream, which has many layers, is read into BadInput."""
-    try:
-        yield
-    except BadInput:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BadInput(
-            f"{name} cannot be read ({reason:.300}); check the file, or the network, and repeat the command: "
-            "encoded documents are kept"
-        ) from None
+ADVICE = "check the file, or the network, and repeat the command: encoded documents are kept"
 
 
 class TextFile(NamedTuple):
@@ -63,8 +49,8 @@ def find_text(path):
 
 @contextlib.contextmanager
 def opened(path):
-    """Yields a text file, its line ends as they are, without a byte order mark. Raises BadInput as reading() does."""
-    with reading(path), open(path, encoding="utf-8-sig", newline="\n") as file:
+    """Yields a text file, its line ends as they are, without a byte order mark. Turns any error into BadInput."""
+    with reading(f"{path} cannot be read", ADVICE), open(path, encoding="utf-8-sig", newline="\n") as file:
         yield file
 
 
@@ -126,7 +112,7 @@ class Records(Corpus):
     def texts(self, first=0, state=None):
         """Yields ((index of the stream, the stream), text) for each record with a text, from the state of one on."""
         for index, arguments in enumerate(self.streams[first:], first):
-            with reading(name_of(arguments)):
+            with reading(f"{name_of(arguments)} cannot be read", ADVICE):
                 stream = load(arguments)
                 if state:
                     stream.load_state_dict(state)

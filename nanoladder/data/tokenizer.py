@@ -16,7 +16,7 @@ from pathlib import Path
 import tiktoken
 
 from nanoladder import files
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, reading
 
 KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
 END_OF_TEXT = "<|endoftext|>"
@@ -168,13 +168,10 @@ def save_tokenizer(encoding, folder):
 
 def load_tokenizer(folder):
     """Loads what save_tokenizer wrote. Raises BadInput if a file is missing, damaged or foreign."""
-    try:
+    with reading(f"tokenizer in {folder} cannot be read", "prepare the dataset again"):
         description = json.loads(files.read(Path(folder) / DESCRIPTION))
         lines = files.read(Path(folder) / RANKS, limit=2**26)
         if hashlib.sha256(lines).hexdigest() != description["sha256"]:
             raise ValueError(f"{RANKS} is not the file that {DESCRIPTION} describes")
         tokens = [base64.b64decode(line.split()[0]) for line in lines.splitlines()]
         return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"tokenizer in {folder} cannot be read ({reason}); prepare the dataset again") from None

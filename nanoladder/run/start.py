@@ -13,7 +13,7 @@ from pathlib import Path
 from nanoladder import checkpoint, files
 from nanoladder.config import DEFAULTS, Config, apply, check, climbed_files, help_text, parse_arguments, saved, typed
 from nanoladder.data.tokenizer import identify
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, reading
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
@@ -59,12 +59,10 @@ def read_config(path):
     """Returns {key: value} of a run's config.json; {} if there is none. Raises BadInput if it is not a run's config."""
     if not path.exists():
         return {}
-    try:
+    advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
+    with reading(f"{path} is not the config of a run", advice):
         values = saved({**json.loads(files.read(path))}, path)
         return {key: typed(key, value, path) for key, value in values.items()}
-    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:  # not BadInput, which says it all
-        advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
-        raise BadInput(f"{path} is not the config of a run ({error}); {advice}") from None
 
 
 # -- the model

@@ -143,13 +143,13 @@ INVALID = {
     b'{"n_layer": "two"}': ": n_layer='two': expected a whole number",
     b'{"n_layer": [2]}': ": n_layer=[2]: expected a whole number",
     b'{"n_layers": 2}': ": unknown key 'n_layers', did you mean 'n_layer'?",
-    b'{"n_layer": 2': " is not the config of a run (Expecting ',' delimiter",
-    b"": " is not the config of a run (Expecting value",
-    b"\xff": " is not the config of a run ('utf-8' codec",
-    b"[]": " is not the config of a run ('list' object is not a mapping); expected a JSON object of keys",
-    b'"text"': " is not the config of a run ('str' object",
-    b"[" * 100_000: " is not the config of a run (maximum recursion",
-    b'{"dropout": 1%s}' % (b"0" * 400): " is not the config of a run (int too large",
+    b'{"n_layer": 2': " is not the config of a run (JSONDecodeError: Expecting ',' delimiter",
+    b"": " is not the config of a run (JSONDecodeError: Expecting value",
+    b"\xff": " is not the config of a run (UnicodeDecodeError: 'utf-8' codec",
+    b"[]": " is not the config of a run (TypeError: 'list' object is not a mapping); expected a JSON object of keys",
+    b'"text"': " is not the config of a run (TypeError: 'str' object",
+    b"[" * 100_000: " is not the config of a run (RecursionError: maximum recursion",
+    b'{"dropout": 1%s}' % (b"0" * 400): " is not the config of a run (OverflowError: int too large",
 }
 
 
