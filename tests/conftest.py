@@ -18,8 +18,8 @@ from hypothesis import settings
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import train
-from nanoladder import checkpoint, config, entry, machine
-from nanoladder.checkpoint.format import unflatten
+from nanoladder import checkpoint, config, entry, files, machine
+from nanoladder.checkpoint.format import flatten, unflatten, write_checkpoint
 from nanoladder.checkpoint.state import plain_parts
 from nanoladder.config import Config
 from nanoladder.data.meta import FORMAT_VERSION, sample_digest
@@ -286,6 +286,13 @@ def saved(config, name="last"):
     """A run's checkpoint as a nested dict, read whole."""
     state = checkpoint.load(Path(config.out_dir) / f"{name}.safetensors")
     return tree_map_only(torch.Tensor, torch.clone, state)
+
+
+def write_state(path, state):
+    """Writes a checkpoint's dict, whose tensors may be mapped from the file at that path."""
+    tensors, values = flatten(state)
+    with files.writing(path) as file:
+        write_checkpoint(file, values, tensors, sorted(tensors.items()))
 
 
 def whole(values, tensors):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from conftest import build, needs_gpu, replace, whole, with_torchao
+from conftest import build, needs_gpu, replace, whole, with_torchao, write_state
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -383,7 +383,7 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     source, optimizer = begin(padded)
     progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": 0.0, "interval_steps": 0}
     state = whole(*checkpoint.snapshot(padded, {}, source, optimizer, progress))
-    checkpoint.write_file(tmp_path / "a.safetensors", state)
+    write_state(tmp_path / "a.safetensors", state)
     target = model.GPT(plain)
     checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.safetensors"), "a.safetensors")
     assert torch.equal(target.head.weight, source.head.weight[:60])

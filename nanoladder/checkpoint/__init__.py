@@ -27,7 +27,7 @@ and generators to plain tensors and back. Not here: atomic writes (nanoladder/fi
 """
 
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, found, history
-from nanoladder.checkpoint.format import Damaged, write_file
+from nanoladder.checkpoint.format import Damaged
 from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,

@@ -12,7 +12,6 @@ import json
 import torch
 from safetensors import safe_open
 
-from nanoladder import files
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 4
@@ -30,13 +29,6 @@ def reading(path, kind="a checkpoint of nanoladder"):
     except Exception as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise Damaged(f"{path} is damaged or not {kind} ({reason.splitlines()[0]:.300})") from None
-
-
-def write_file(path, state):
-    """Writes a checkpoint's dict atomically. Raises OSError; the old file then remains."""
-    tensors, values = flatten(state)
-    with files.writing(path) as file:
-        write_checkpoint(file, values, tensors, sorted(tensors.items()))
 
 
 def write_checkpoint(file, values, shapes, tensors):

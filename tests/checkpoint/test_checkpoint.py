@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import LOGGED, flags, replace, rows, same, saved, tiny, weights
+from conftest import LOGGED, flags, replace, rows, same, saved, tiny, weights, write_state
 
 import train
 from model import GPT
@@ -150,7 +150,7 @@ def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path
     values |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "transposed": torch.rand(3, 5).T}
     values |= {"parts": {"codes": torch.arange(7, dtype=torch.uint8), "signed": True}, "empty": {}}
     state["optimizer"] = {"norm.weight": values, "token_embedding.weight": {}}
-    checkpoint.write_file(path, state)
+    write_state(path, state)
     assert same(checkpoint.load(path), state)
     found = checkpoint.load(path)["optimizer"]["norm.weight"]
     assert {name: type(value) for name, value in found.items()} == {name: type(value) for name, value in values.items()}
@@ -160,7 +160,7 @@ def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path
 def test_mixing_weights_that_were_called_shares_are_read_as_lambdas(trained, tmp_path):
     state, path, shares = saved(trained), tmp_path / "x.safetensors", torch.tensor([1.0, 0.25])
     of_optimizer = {"blocks.0.shares": {"exp_avg": shares}}
-    checkpoint.write_file(path, {**state, "model": {"blocks.0.shares": shares}, "optimizer": of_optimizer})
+    write_state(path, {**state, "model": {"blocks.0.shares": shares}, "optimizer": of_optimizer})
     found = checkpoint.load(path)
     assert same(found["model"], {"blocks.0.lambdas": shares})
     assert same(found["optimizer"], {"blocks.0.lambdas": {"exp_avg": shares}})
@@ -172,7 +172,7 @@ def test_mixing_weights_that_were_called_shares_are_read_as_lambdas(trained, tmp
 def test_a_file_of_another_version_or_program_is_refused(copy, tmp_path, refused):
     path = Path(copy.out_dir, "last.safetensors")
     others = [
-        lambda: checkpoint.write_file(path, {**checkpoint.load(path), "format_version": 3}),
+        lambda: write_state(path, {**checkpoint.load(path), "format_version": 3}),
         lambda: safetensors.torch.save_file({"x": torch.ones(3)}, path, {"format": "pt"}),
     ]
     for write in others:

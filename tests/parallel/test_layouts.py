@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, UNCUT, replace, rows, same, saved, weights, words, write_folder
+from conftest import RECIPE, UNCUT, replace, rows, same, saved, weights, words, write_folder, write_state
 from processes import configuration, work
 from torch.utils._pytree import tree_map
 
@@ -222,7 +222,7 @@ def differing(base, folder):
         copy = shutil.copytree(folder / "alone_first", folder / str(number) / "differing")
         state = checkpoint.load(copy / "last.safetensors")
         state["progress"]["step"] -= number
-        checkpoint.write_file(copy / "last.safetensors", state)
+        write_state(copy / "last.safetensors", state)
     nodes = {"cwd": str(folder / "0"), "rank_1": {"cwd": str(folder / "1")}}
     jobs["data"] = {"argv": [*facts["argv"], "--dataset=node_data"], **nodes}
     return jobs | {"checkpoint": {"argv": words(replace(base, out_dir="differing", init_from="resume")), **nodes}}

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import LINE, contents, flags, replace, rows, same, saved, tiny, write_folder
+from conftest import LINE, contents, flags, replace, rows, same, saved, tiny, write_folder, write_state
 
 import sample
 import train
@@ -173,7 +173,7 @@ def test_a_run_with_a_key_that_was_is_refused_in_one_line(key, half, tmp_path, r
 
     file.write_text(text)
     state = checkpoint.load(path)
-    checkpoint.write_file(tmp_path / "old.safetensors", {**state, "config": {**state["config"], key: "none"}})
+    write_state(tmp_path / "old.safetensors", {**state, "config": {**state["config"], key: "none"}})
     shutil.copy(tmp_path / "old.safetensors", path)
     assert refused(train.main, *words) == f"error: {path}: {said}"
     begins = f"--out_dir={tmp_path}/new", f"--init_from={path}", f"--dataset={half.dataset}"
@@ -185,7 +185,7 @@ def test_a_run_with_former_keys_at_their_defaults_continues(half, run_main):
     file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
     file.write_text(json.dumps({**json.loads(file.read_text()), **GONE}))
     state = saved(half)
-    checkpoint.write_file(path, {**state, "config": {**state["config"], **GONE}})
+    write_state(path, {**state, "config": {**state["config"], **GONE}})
     assert run_main(train.main, f"--out_dir={half.out_dir}", "--init_from=resume", "--max_steps=4").code == 0
     assert not GONE.keys() & json.loads(file.read_text()).keys() and saved(half)["progress"]["step"] == 4
 
