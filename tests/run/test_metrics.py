@@ -13,7 +13,7 @@ from nanoladder.parallel import pipeline
 from nanoladder.parallel.mesh import Grid, Mesh
 from nanoladder.run import clock as clocks
 from nanoladder.run import metrics
-from nanoladder.run.plot import plot
+from nanoladder.run.metrics import plot
 
 KEYS = {
     *("step", "tokens", "train_loss", "val_loss", "val_bpb"),
