@@ -1,4 +1,4 @@
-"""BadInput, the exception that ends a program with one line."""
+"""BadInput, the exception that ends a program with one line, and how others become one."""
 
 import contextlib
 import difflib
@@ -10,7 +10,7 @@ class BadInput(Exception):
 
 @contextlib.contextmanager
 def reading(said, advice):
-    """Turns any error into BadInput, "said (error); advice", since a damaged file can fail in many ways. A context."""
+    """Turns any error in the `with` block into BadInput, "said (error); advice": damaged files fail in many ways."""
     try:
         yield
     except BadInput:

@@ -163,7 +163,7 @@ def documents(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def no_plot_and_no_wait_for_the_disk():
-    """Either takes longer than a tiny run; the tests of plot.py and files.py bring their own."""
+    """Either takes longer than a tiny run; the tests of the plot and of files.py bring their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "plot", lambda rows, path, title: None)
         patch.setattr(os, "fsync", lambda descriptor: None)  # the kernel keeps what a killed process wrote
