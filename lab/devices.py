@@ -54,7 +54,7 @@ class Device:
         return next((rate for most, rate in sorted(self.cached.items()) if size <= most), self.bytes_per_s)
 
     def rate(self, dtype, tf32=False):
-        """FLOP/s of matrix products. tf32: float32's inputs may be rounded. Raises BadInput for an unknown dtype."""
+        """FLOP/s of matrix products. tf32: float32's inputs may be rounded. Raises BadInput if it lacks the dtype."""
         if dtype == "float32" and tf32:
             return self.flops.get("tf32", self.flops["float32"])
         if dtype not in self.flops:

@@ -1,8 +1,8 @@
 """Takes, part by part, all measurements that need an NVIDIA GPU: bash lab/gpu.sh [--minutes=9]
 
 Each part is a command of its own, with its own log and results; the same command later runs what is not done. A part
-that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong; a part that was
-skipped or ran out of time does not count as wrong.
+that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong; a part that was skipped or ran
+out of time does not count as wrong.
 """
 
 import json
@@ -39,9 +39,7 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
 
 
 def parts(nanogpt=None):
-    """{part: its words after `python`, without the folder}, in order of value. nanogpt: path of a checkout to measure
-    too.
-    """
+    """{part: its words after `python`, without the folder}, in order of value. nanogpt: a checkout, also a peer."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # the fewest with intervals of any use
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"

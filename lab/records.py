@@ -246,7 +246,7 @@ def tried():
 
 
 def changes(trial, other):
-    """What a trial changes in another, in words; of prototypes too."""
+    """What a trial changes in another, prototypes included, in words."""
     these, those = ({**each["keys"], **each["prototype"]} for each in (trial, other))
     without = [f"no {key}" for key in those if key not in these]
     return [*(f"{key}={value}" for key, value in these.items() if those.get(key) != value), *without]

@@ -527,7 +527,7 @@ SETTINGS = {
 @hypothesis_settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(settings=st.fixed_dictionaries(SETTINGS))
 def test_any_combination_trains_the_same_model(tiny, settings):
-    """Over 8 updates; each of the settings alone does so over 20."""
+    """Over 8 updates; each stage alone does so over 20."""
     tolerance = TOLERANCE["amp"] if settings["dtype"] == "bfloat16" else 5e-4
     agree(climb(tiny("naive", max_steps=8, **settings)), climbed(tiny("naive", max_steps=8)), tolerance)
 

@@ -69,7 +69,7 @@ def scales():
 
 
 def worth_card(machine, rung, scales):
-    """A card with a sentence on what a rung gained at these scales, and a table with a column for each."""
+    """A card with a sentence on what a rung gained or cost at these scales, and a table with a column for each."""
     rows = [scale.rows[rung] for scale in scales]
     lines = [(label, *(times(row.get(key)) for row in rows)) for key, label in FIGURES.items()]
     lines += [(label, *(f"{row[key]:.2f}" if key in row else "" for row in rows)) for key, label in FACTORS.items()]
@@ -127,7 +127,7 @@ def times(factor):
 
 
 def sentence(rung, scales):
-    """Says what a rung gained at these scales; models of one size come together."""
+    """Says what a rung gained or cost at these scales; models of one size come together."""
     said = []
     for size, some in itertools.groupby(scales, key=lambda scale: f"{scale.parameters / 1e6:.1f}"):
         said.append(f"{size} million parameters {', and '.join(outcome(rung, scale.rows[rung]) for scale in some)}")
@@ -135,7 +135,7 @@ def sentence(rung, scales):
 
 
 def outcome(rung, row):
-    """Says what a rung gained at a scale, by its row."""
+    """Says what a rung gained or cost at a scale, by its row."""
     verdict, opening, doubt = row["verdict"].partition(" (")
     factor = row.get("step") or row.get("without") or {"times": 1.0}
     words = (WITHOUT if row["note"] else BESIDE).get(verdict, f"{{rung}} {verdict}")

@@ -1,6 +1,6 @@
 """The task that every peer gets: the same weights, batches and hyperparameters, and one clock.
 
-measure() runs the peer in a file, given by its name; --mode=peers calls it in a process of its own for each.
+measure() runs the peer in the file of that name; --mode=peers calls it in a separate process for each.
 """
 
 import dataclasses

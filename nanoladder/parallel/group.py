@@ -59,7 +59,8 @@ def start(config, device):
 def meeting_place(seconds=300):
     """torchrun's store, where processes find each other's addresses.
 
-    On one node the store outlives the processes, so each restart has its own keys. Nodes may differ in their count.
+    On one node the store outlives the processes, so each restart has its own keys. Several nodes may count restarts
+    differently.
     """
     store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
     on_one_node = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")

@@ -59,7 +59,7 @@ def processes(config):
 
 
 def busy(device, began):
-    """Returns {name: a faster setting} if other programs leave this one fewer CPUs than it has threads; else {}.
+    """Returns {name: a faster setting} if other programs leave a single process fewer CPUs than it has threads.
 
     The threads wait for each other at the end of every operation, each on a CPU that another program could use.
     """

@@ -77,7 +77,6 @@ def prepare(tmp_path, monkeypatch):
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # its thread could hold a lock while a process is forked
     if tqdm.monitor:
         tqdm.monitor.exit()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that the kernel has
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
     files = [find_text(tmp_path / f"{name}.txt") for name in "ab"]
