@@ -109,6 +109,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", STEPS, ids=str)
 def test_the_memory_of_an_eager_step_is_predicted(keys):
     config = small(shape=THIN | keys)

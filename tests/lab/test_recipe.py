@@ -157,6 +157,7 @@ def test_the_base_may_have_rungs_already(world, run, tmp_path):
     assert run("--on=good", "--rungs=good")[0].err.startswith("error: --on, --rungs: the base has every rung")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 20, 100])
 def test_it_goes_on_after_ctrl_c_and_says_what_is_known(world, run, most):
     world.most = most
@@ -176,6 +177,7 @@ def test_no_trial_starts_after_the_time(world, run, monkeypatch):
     assert done.code == 0 and 1 < len(rows) < 30 and world.running == 0
 
 
+@pytest.mark.slow
 def test_trials_that_diverge_are_rows_that_say_so(world, run):
     world.diverges = lambda config: config.bias or config.learning_rate > 5 * RATE
     _, rows, found = run()
@@ -185,6 +187,7 @@ def test_trials_that_diverge_are_rows_that_say_so(world, run):
     assert {row["note"] for row in found if row["val_loss"] is None} == {"diverged: stopped at step 3"}
 
 
+@pytest.mark.slow
 def test_a_bound_is_no_verdict(world, run, monkeypatch):
     monkeypatch.setitem(WORTH, "good", 3.0)
     world.short = lambda config: 2.0 * (config.optimizer == "muon" and config.max_steps < 400)

@@ -93,6 +93,7 @@ def check(at_home, run_main):
     return lambda *words: run_main(show.main, "check", str(at_home / "records" / "003_new"), *words)
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_sooner_at_the_same_loss_holds_and_a_check_resumes(at_home, check, monkeypatch):
     folder, began = write_entry(at_home / "records" / "003_new", activation="relu2"), planted(monkeypatch)
     assert check("--seeds=3").code == 1 and len(began) == 1 + 3 * 3
@@ -116,6 +117,7 @@ def test_the_seeds_follow_from_what_runs(at_home):
     assert records.read_entry(one.folder).seeds(5) == one.seeds(5)
 
 
+@pytest.mark.slow
 def test_no_gain_and_a_missed_loss_are_verdicts(at_home, check, monkeypatch):
     folder = write_entry(at_home / "records" / "003_new")
     monkeypatch.setitem(FASTER, "003_new", 50.0)
@@ -140,6 +142,7 @@ def test_a_refused_entry_stays_marked_and_is_not_the_record_to_beat(at_home):
 HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

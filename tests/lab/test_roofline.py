@@ -160,6 +160,7 @@ LADDERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", LADDERS, ids=lambda keys: "-".join(map(str, keys.values())))
 def test_flops_per_token_are_those_counted_at_every_rung_of_both_ladders(keys):
     # Three blocks of attention; the update does not count, and some are slow to trace
@@ -177,6 +178,7 @@ def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
+@pytest.mark.slow
 def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))
     assert 0 < whole.seconds <= predict.predict_time(small(compile=False), DEVICE).seconds < math.inf

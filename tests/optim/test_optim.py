@@ -220,6 +220,7 @@ def test_muon_multiplies_as_the_model_does(dtype, native, monkeypatch):
     assert same(dict(enumerate(kept)), dict(enumerate(gradients)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
     config = tiny(**WIDE, optimizer=name, max_steps=60, warmup_steps=6, learning_rate=3e-3, min_lr=3e-4)
