@@ -129,6 +129,16 @@ def test_attention_gets_queries_and_keys_in_the_dtype_of_values(position, monkey
     assert seen == [torch.bfloat16] * 3
 
 
+def test_the_input_of_a_block_is_mixed_with_the_embedding():
+    block = GPT(tiny(vocab_size=40, x0_skip=True)).blocks[0]
+    x, y, embedded = torch.randn(3, 2, 16, 32)
+    torch.testing.assert_close(block(x, embedded), block(x, y))  # not at first
+    with torch.no_grad():
+        block.lambdas.copy_(torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(block(x, embedded), block(y, embedded))
+    assert not torch.allclose(block(x, embedded), block(x, y))
+
+
 def test_every_parameter_is_in_one_group_with_its_rate():
     config = tiny(vocab_size=40, **RECIPE)
     model, optimizer = build(config)
