@@ -147,6 +147,7 @@ def test_every_parameter_is_in_one_group_with_its_rate():
     rates = {p: group.get("lr_factor", 1) for group in optimizer.param_groups for p in group["params"]}
     assert rates[model.token_embedding.weight] == rates[model.value_embeddings[0].weight] == 4
     assert rates[model.head.weight] == 0.5 and rates[model.blocks[0].mlp.fc.weight] == 1
+    assert rates[model.smear] == rates[model.value_lambdas] == rates[model.blocks[0].lambdas] == 2
 
 
 def test_cautious_decay_spares_what_the_update_moves_away_from_zero():
