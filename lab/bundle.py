@@ -32,9 +32,7 @@ TOKENS.bin holds uint16 token ids, as data/*/prepare.py and nanoGPT write them. 
 
 
 def values(name):
-    """Returns {field: expression}, the values by which a stage's program is folded. Raises BadInput for an unknown
-    stage.
-    """
+    """Returns {field: expression}, by which a stage's program is folded. Raises BadInput for an unknown stage."""
     known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
     files = [*stage_files(stage_names()[0]), *stage_files(name, ladder_of(name))]
     config = Config(**apply(files, {}, DEFAULTS))

@@ -290,7 +290,7 @@ def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(de
         resumed = {"init_from": "resume", "max_steps": before.max_steps + 2}
         runs[name] = configuration(dense, documents, folder / "four" / name, **ODD, **keys, **resumed)
         jobs[name] = {"argv": words(runs[name])}
-        if before is runs["first"]:
+        if before is runs["first"]:  # the worker copies once there is a group, which the first job makes
             shutil.copytree(before.out_dir, runs[name].out_dir)
         else:
             jobs[name]["copy"] = [before.out_dir, runs[name].out_dir]
