@@ -212,3 +212,18 @@ def test_a_cheat_is_refused(kind, at_home, check, monkeypatch):
     done = check("--quick")
     assert done.code == 2 and f"error: 003_new{said}" in done.err
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]
+
+
+def test_tried_lists_what_ended_higher_and_no_sooner(monkeypatch, tmp_path):
+    fast, slow, worse = ("fast", 2.0, 30.0), ("slow", 1.8, 60.0), ("worse", 1.9, 70.0)
+    trials = [
+        {"preset": "laptop", "seed": 0, "keys": {"norm": name}, "prototype": {}, "val_bpb": bpb, "seconds": seconds}
+        for name, bpb, seconds in (fast, slow, worse)
+    ]
+    path = tmp_path / "machine" / "laptop" / "trials.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    assert [line for line in records.tried().splitlines() if "laptop" in line] == [
+        "| laptop | norm=worse | 1.9000 | 1.8000 |"
+    ]
