@@ -120,6 +120,18 @@ def test_muon_sends_every_matrix_once_to_its_owner_and_once_back(keys):
     assert 2 * len(shapes) <= 2 * len(matrices)
 
 
+def test_owners_take_turns():
+    """Two processes with five matrices, of which another call handled the first: each computes its share."""
+    owned = []
+    for rank in range(2):
+        config = tiny(shard="full", ddp=True)
+        with one_of(2, rank, config, "cpu"):
+            like = build(config)[0].blocks[0].mlp.fc.weight
+            shards = [parallel.local(like).detach()] * 5
+            parallel.on_owners(lambda matrices: owned.append(len(matrices)) or matrices, shards, like, first=1)
+    assert owned == [2, 3]
+
+
 @pytest.mark.slow
 def test_attention_and_its_gradients_are_those_of_the_whole_sequence(tmp_path):
     """Processes that exchange heads send q, k, v and y, and back; else they gather keys and values, and back."""
