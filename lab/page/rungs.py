@@ -4,6 +4,7 @@ A scale is a recipe.json of --mode=recipe.
 """
 
 import itertools
+from operator import attrgetter
 from typing import NamedTuple
 
 from lab import pages, records, stats, tables
@@ -21,6 +22,7 @@ HOW_TO_READ = (
     "itself without the rung (≥, ≤: bounds). Time of a step: beside the base's; gain: tokens × divided by it. In "
     f"brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
 )
+DATASET = "--dataset="  # the word of a command line
 BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
 BESIDE = {  # {verdict on the step from the row before: in words}
     "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
@@ -42,6 +44,7 @@ class Scale(NamedTuple):
     parameters: int  # of the base
     on: list  # rungs that the base has already
     rows: dict  # {row: its figures}
+    corpus: str = ""  # the dataset, unless it is the config's own
 
 
 def section(rung):
@@ -58,14 +61,16 @@ def section(rung):
 
 
 def scales():
-    """Returns {machine: its Scales, the smallest model first}."""
+    """Returns {machine: its Scales, the smallest model first, on the config's own dataset before others}."""
     found = {}
     for path in sorted(pages.RESULTS.glob("*/*/recipe.json")):
         results, (machine, name) = read(path, ["rows"]), path.parts[-3:-1]
         base, name = results["rows"][0], name.removeprefix("recipe_").replace("_", " ")
         rows = {row["name"]: row for row in results["rows"]}
-        found.setdefault(machine, []).append(Scale(name, base["parameters"], results.get("on") or [], rows))
-    return {machine: sorted(each, key=lambda scale: scale.parameters) for machine, each in found.items()}
+        corpus = next((word.removeprefix(DATASET) for word in results["config"] if word.startswith(DATASET)), "")
+        found.setdefault(machine, []).append(Scale(name, base["parameters"], results.get("on") or [], rows, corpus))
+    order = attrgetter("parameters", "corpus")
+    return {machine: sorted(each, key=order) for machine, each in found.items()}
 
 
 def worth_card(machine, rung, scales):
@@ -127,11 +132,16 @@ def times(factor):
 
 
 def sentence(rung, scales):
-    """Says what a rung gained or cost at these scales; models of one size come together."""
+    """Says what a rung gained or cost at these scales; models of one size and dataset come together."""
     said = []
-    for size, some in itertools.groupby(scales, key=lambda scale: f"{scale.parameters / 1e6:.1f}"):
-        said.append(f"{size} million parameters {', and '.join(outcome(rung, scale.rows[rung]) for scale in some)}")
+    for scale, some in itertools.groupby(scales, key=in_words):
+        said.append(f"{scale} {', and '.join(outcome(rung, each.rows[rung]) for each in some)}")
     return f"At {'; at '.join(said)}."
+
+
+def in_words(scale):
+    """A scale's size and, if it is not the config's own, its dataset."""
+    return f"{scale.parameters / 1e6:.1f} million parameters{f' on {scale.corpus}' if scale.corpus else ''}"
 
 
 def outcome(rung, row):

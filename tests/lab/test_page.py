@@ -197,6 +197,15 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     assert words(rungs.worth_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
 
 
+def test_what_a_rung_is_worth_on_another_corpus_is_said_apart():
+    saves, costs = ({"note": None, "verdict": verdict, "step": {"times": 1.5}} for verdict in ("holds", "costs"))
+    code = rungs.Scale("small", 1_300_000, [], {"muon": saves})
+    assert rungs.sentence("muon", [code, code._replace(rows={"muon": costs}, corpus="prose")]) == (
+        "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 1.3 million "
+        "parameters on prose muon costs tokens: the recipe before it needs 1.50 times as many."
+    )
+
+
 @pytest.mark.parametrize(
     "row, said",
     [
