@@ -227,12 +227,9 @@ def tried():
     for path in sorted(RESULTS.glob("*/*/trials.jsonl")):
         trials = [trial for trial in read_metrics(path) if "preset" in trial]
         for trial in trials:
-            group = trial["preset"], trial["seed"]
-            lower = [each for each in trials if (each["preset"], each["seed"]) == group]
-            lower = [each for each in lower if each["val_bpb"] < trial["val_bpb"]]
-            lower = [each for each in lower if each.get("seconds", math.inf) <= trial.get("seconds", math.inf)]
-            if lower:
-                like = min(lower, key=lambda each, trial=trial: (len(changes(trial, each)), each["val_bpb"]))
+            better = [each for each in trials if is_better(each, trial)]
+            if better:
+                like = min(better, key=lambda each, trial=trial: (len(changes(trial, each)), each["val_bpb"]))
                 figures = f"{trial['val_bpb']:.4f} | {like['val_bpb']:.4f}"
                 text += f"| {trial['preset']} | {'; '.join(changes(trial, like))} | {figures} |\n"
     text += "\nRungs of the second ladder that fresh seeds did not see, or that cost "
@@ -245,6 +242,13 @@ def tried():
                 measured = "/".join(path.parts[-3:-1])
                 text += f"| {row['name']} | {row['verdict']} | {tables.factor(gain)} × tokens | {measured} |\n"
     return text
+
+
+def is_better(trial, other):
+    """True if a trial ended lower than another of its preset and seed and, if that one's time is known, no later."""
+    alike = all(trial[key] == other[key] for key in ("preset", "seed"))
+    sooner = trial.get("seconds", math.inf) <= other.get("seconds", math.inf)
+    return alike and sooner and trial["val_bpb"] < other["val_bpb"]
 
 
 def changes(trial, other):
