@@ -79,17 +79,20 @@ class Protocol:
 
         kept: rungs that are not to be screened, but taken together; none: all are screened.
         """
-        self.config, self.rungs, self.loss, self.wanted, self.given = config, rungs, loss, [], kept
-        first, *names = rungs
+        self.config, self.rungs, self.loss, self.given = config, rungs, loss, kept
         seeds, self.many = (ONCE, ONCE) if kept else (SCREENING, MANY)
-        self.base = Row(first, self.built([]), seeds=seeds, length=1.0, kept=True)
-        self.rows, self.alone, self.without, self.curve = [], {}, {}, None
+        self.base = Row(next(iter(rungs)), self.built([]), seeds=seeds, length=1.0, kept=True)
+        self.rows, self.alone, self.without, self.curve, self.wanted = [], {}, {}, None, []
+
+    def follow(self):
+        """Goes through the phases as far as the finished trials go, and lists those that are wanted. Returns itself."""
         if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, self.many) is not None:
-            screened = self.take_together(kept) if kept else self.screen(names)
+            screened = self.take_together(self.given) if self.given else self.screen()
             self.curve = self.measure_curve()
             self.of_base(1.0, FRESH)
             if screened and self.curve:
                 self.confirm()
+        return self
 
     def built(self, names):
         """The config of the base with these rungs, or the BadInput that says why there is none."""
@@ -187,10 +190,10 @@ class Protocol:
 
     # -- the phases
 
-    def screen(self, names):
+    def screen(self):
         """Adds a row for each rung. True if all are screened."""
         path, below = [], self.base
-        for name in names:
+        for name in [*self.rungs][1:]:
             row = Row(name, self.built([*path, name]), below)
             self.rows.append(row)
             if isinstance(row.config, BadInput):  # without a rung that was not kept
@@ -257,7 +260,7 @@ def measure(options, words):
     dataset = open_dataset(config)
     rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())
     protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())
-    protocol(lambda trial: None).require_valid()
+    protocol(loss=None).require_valid()
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
 
     @functools.cache
@@ -269,10 +272,11 @@ def measure(options, words):
     end = time.monotonic() + 60 * options.minutes
     with Trials(folder, dataset.fingerprint(), machine) as trials:
         try:
-            trials.run(lambda: protocol(trials.loss).wanted, parameters, end, at_once)
-            time_steps(protocol(trials.loss), folder / STEPS, end)
+            trials.run(lambda: protocol(trials.loss).follow().wanted, parameters, end, at_once)
+            time_steps(protocol(trials.loss).follow(), folder / STEPS, end)
         finally:
-            report(protocol(trials.loss), trials, read_steps(folder / STEPS), words, options.on, parameters)
+            found = protocol(trials.loss).follow()
+            report(found, trials, read_steps(folder / STEPS), words, options.on, parameters)
 
 
 def time_steps(protocol, path, end):
