@@ -9,13 +9,13 @@ seed: those of one seed train on the same batches. In this order:
 4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss, with the
    learning rate that one other seed chooses there.
-6. Each rung alone, on the base; then the recipe without it. Their rates are chosen on one seed.
+6. The recipe without each rung; then each alone, on the base. Their rates are chosen on one seed.
 7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
 What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
 
 --kept=a,b,c: the rungs that another scale has kept are not screened, but measured together, tuned at half the length,
-and then without each. Rates are chosen on one seed; the base's curve spans a quarter of the length to twice it.
+then without each, and alone. Rates are chosen on one seed; the base's curve spans a quarter of the length to twice it.
 
 --on=a,b,c: the base has these rungs already. --rungs=d,e: of the others, these are measured.
 """
@@ -226,17 +226,12 @@ class Protocol:
         return None if None in points.values() else Curve(points)
 
     def confirm(self):
-        """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each."""
+        """Wants the trials on fresh seeds, then those of the recipe without each rung and of each rung alone."""
         self.base.fresh_factor = self.base.factor
         kept = [row for row in self.rows if row.kept]
         names = self.given or [row.name for row in kept]
         for row in sorted((row for row in self.rows if not row.note), key=lambda row: not row.kept):
             self.confirm_row(row)
-        for row in [] if self.given else self.rows:
-            self.alone[row.name] = alone = Row(f"{row.name} alone", self.built([row.name]), seeds=ONCE)
-            self.tune(alone, 1.0, self.base.factor)
-        for alone in self.alone.values():
-            self.confirm_row(alone)
         for name in names:
             rest = Row(f"without {name}", self.built([other for other in names if other != name]), seeds=ONCE)
             rest.length, rest.factor, self.without[name] = kept[-1].length, kept[-1].fresh_factor, rest
@@ -244,6 +239,11 @@ class Protocol:
                 rest.note = str(rest.config)
             else:
                 self.confirm_row(rest, self.base.factor)
+        for name in self.given or [row.name for row in self.rows]:
+            self.alone[name] = alone = Row(f"{name} alone", self.built([name]), seeds=ONCE)
+            self.tune(alone, 1.0, self.base.factor)
+        for alone in self.alone.values():
+            self.confirm_row(alone)
 
     def confirm_row(self, row, lowest=math.inf):
         """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""

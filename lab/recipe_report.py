@@ -75,6 +75,8 @@ def figures(protocol, trials, parameters, steps):
                 factors = dict(zip(("times", "low", "high"), map(math.exp, each[row.name]), strict=True))
                 cells[kind] = factors | {"n": len(samples[kind][row.name])}
         rows.append(cells)
+        if "alone" in cells:
+            cells["alone"]["bound"] = protocol.bound(protocol.alone[row.name])
         if "without" in cells:
             cells["without"]["bound"] = opposite(protocol.bound(protocol.without[row.name]))
             cells["verdict"] = seen(changes["without"][row.name])  # of a rung without a row of its own
@@ -90,9 +92,9 @@ def figures(protocol, trials, parameters, steps):
         if math.inf not in losses:
             cells["loss"] = statistics.fmean(losses)
             cells["bpb"] = cells["loss"] * trials.bits_per_nat()
-        for kind, other in (("tokens", row), ("step", row), ("alone", protocol.alone.get(row.name))):
+        for kind in ("tokens", "step"):
             if kind in cells:
-                cells[kind]["bound"] = protocol.bound(other)
+                cells[kind]["bound"] = protocol.bound(row)
         if screened := protocol.worth(row, fresh=False):
             cells["screened"] = [row.tuned_at, row.tuned_at * math.exp(statistics.fmean(screened))]
         if (step := steps.get(row.name)) and step["seconds"]:
