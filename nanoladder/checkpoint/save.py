@@ -49,7 +49,8 @@ class Writer:
 
     def write(self, values, shapes, tensors, best):
         """Writes the checkpoint. Arguments: those of write_checkpoint."""
-        with self.replacing_last(values["progress"]["step"], best) as file:
+        step = values["progress"]["step"]
+        with warning(step), self.replacing_last(step, best) as file:
             write_checkpoint(file, values, shapes, tensors)
 
     def write_each(self, values, tensors, best):
@@ -57,10 +58,11 @@ class Writer:
 
         Returns a function that finishes, on rank 0: it waits for the disk and renames the file.
         """
-        each, unfinished = iter(tensors), contextlib.ExitStack()
+        each, unfinished, step = iter(tensors), contextlib.ExitStack(), values["progress"]["step"]
         if parallel.rank() == 0:
             with contextlib.ExitStack() as stack:
-                file = stack.enter_context(self.replacing_last(values["progress"]["step"], best))
+                stack.enter_context(warning(step))
+                file = stack.enter_context(self.replacing_last(step, best))
                 write_checkpoint(file, values, tensors.shapes, each)
                 unfinished = stack.pop_all()
         for _ in each:  # all of them in other processes; on rank 0, those for which a disk had no room
@@ -69,21 +71,18 @@ class Writer:
 
     @contextlib.contextmanager
     def replacing_last(self, step, best):
-        """Yields a file that becomes last.safetensors, and takes its other names, on success. Warns of an OSError."""
+        """Yields a file that becomes last.safetensors, and takes its other names, on success. Raises OSError."""
         last = self.folder / LAST
         self.missing |= dict.fromkeys([LAST, BEST] if best else [LAST], step)
-        try:
-            with files.writing(last) as file:
-                yield file
-            del self.missing[LAST]
-            files.link(last, self.folder / f"step_{step:08}.safetensors")
-            if best:
-                files.link(last, self.folder / BEST)
-                del self.missing[BEST]
-            for path in list(history(self.folder).values())[RECENT:]:
-                path.unlink()
-        except OSError as error:
-            print(f"warning: the checkpoint of step {step} is not saved: {error}", file=sys.stderr)
+        with files.writing(last) as file:
+            yield file
+        del self.missing[LAST]
+        files.link(last, self.folder / f"step_{step:08}.safetensors")
+        if best:
+            files.link(last, self.folder / BEST)
+            del self.missing[BEST]
+        for path in list(history(self.folder).values())[RECENT:]:
+            path.unlink()
 
     def __enter__(self):
         return self
@@ -94,6 +93,15 @@ class Writer:
         if self.missing and failure in (None, SystemExit):
             missing = " and ".join(f"{name} of step {step}" for name, step in self.missing.items())
             sys.exit(f"error: {self.folder} lacks {missing}, which could not be written")
+
+
+@contextlib.contextmanager
+def warning(step):
+    """Turns an OSError into a warning: training goes on, and the next save tries again."""
+    try:
+        yield
+    except OSError as error:
+        print(f"warning: the checkpoint of step {step} is not saved: {error}", file=sys.stderr)
 
 
 def snapshot(config, tokenizer, model, optimizer, progress):
