@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lab.cli import command_line
 from lab.launch import reason_of_exit
 from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import COMPILED, GPT2_VOCABULARY, HEAD, PREFIX, gpt2_name
@@ -84,7 +85,7 @@ def flags(task):
     keys |= {"dataset": folder, "out_dir": folder, "device": task.device.type, "gradient_accumulation_steps": 1}
     keys |= {"max_iters": config.max_steps, "eval_interval": config.max_steps, "eval_iters": 0, "decay_lr": False}
     keys |= {"always_save_checkpoint": False, "log_interval": 1}
-    return [f"--{key}={value}" for key, value in keys.items()]
+    return command_line(keys)
 
 
 def write_data(task):

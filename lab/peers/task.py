@@ -20,6 +20,7 @@ from nanoladder import data, machine
 from nanoladder.config import apply
 from nanoladder.config.stages import files
 from nanoladder.errors import BadInput
+from nanoladder.parallel import CUTS
 from nanoladder.run.clock import synchronized_time
 
 PEERS = {  # row: the peer's file, and if it is at its best
@@ -31,8 +32,7 @@ PEERS = {  # row: the peer's file, and if it is at its best
     "Lightning, compiled": ("lightning", True),
 }
 # {key: its only value with which every peer trains the same}
-ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none"}
-ALIKE |= {"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
+ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none", **dict.fromkeys(CUTS, 1)}
 
 
 def require_comparable(config, nanogpt):

@@ -108,7 +108,7 @@ HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
 
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
-SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size"}
+SIZES = {key: key for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
 SIZES |= {"context_length": "n_positions"}  # our key: theirs
 OWN = [*SIZES, "dropout", "seed", "zero_init"]  # keys of ours that the code reads from config.json
 ALIKE = {  # their key: its default, then the values with which their model computes what ours does
@@ -202,7 +202,7 @@ def write_huggingface(folder, state, encoding=None, code=None):
         tensors, fields = own_tensors(config, state["model"]), own_config(config, values, eot)
         contents[f"{CODE}.py"] = code
     else:
-        tensors, fields = their_tensors(config, state["model"]), their_config(config, values, eot)
+        tensors, fields = their_tensors(config, state["model"]), their_config(config, values["dropout"], eot)
     contents[WEIGHTS] = partial(write_tensors, shapes=tensors, tensors=tensors.items(), metadata={"format": "pt"})
     contents[CONFIG] = to_json(fields)  # last: without it, no model
     try:
@@ -220,13 +220,13 @@ def to_json(content):
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def their_config(config, values, eot):
-    """The contents of a GPT-2's config.json. values: {key: value} of the run. eot: id of `<|endoftext|>`, or None."""
+def their_config(config, dropout, eot):
+    """The contents of a GPT-2's config.json. dropout: the run's. eot: id of `<|endoftext|>`, or None."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, (_, *values) in ALIKE.items()},
         **{key: getattr(config, ours) for ours, key in SIZES.items()},
-        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], values["dropout"]),
+        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], dropout),
         **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
         "bias": config.bias,  # read_huggingface() reads it, transformers does not: its biases are there, all zero
         "tie_word_embeddings": True,

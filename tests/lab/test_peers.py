@@ -144,8 +144,7 @@ def test_nanogpt_needs_a_checkout_and_reads_no_documents(given, documents, run_s
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 def test_hugging_faces_trainer_has_the_losses_of_this_loop(bias, given):
-    pytest.importorskip("accelerate", reason="needs accelerate: pip install -r requirements-peers.txt")
-    from lab.peers import huggingface
+    from lab.peers import huggingface  # loads slowly
 
     task = given(4, bias=bias)
     huggingface.train(task)
@@ -156,8 +155,7 @@ def test_hugging_faces_trainer_has_the_losses_of_this_loop(bias, given):
 
 @pytest.mark.slow
 def test_lightning_has_the_losses_of_this_loop(given):
-    pytest.importorskip("lightning", reason="needs lightning: pip install -r requirements-peers.txt")
-    from lab.peers import lightning
+    from lab.peers import lightning  # loads slowly
 
     task = given(4)
     lightning.train(task)
