@@ -52,7 +52,8 @@ def replay(config, step):
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
         print_sequences(model, batch, data.TrainingBatches(split, config).windows(step))
         not_finite = find_not_finite(model)
-        loss, grad_norm = train.train_step(model, optimizer, batch, lr, config)
+        eager = dataclasses.replace(config, cuda_graph=False)  # nor does a recorded graph
+        loss, grad_norm = train.train_step(model, optimizer, batch, lr, eager)
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for stage, names in not_finite.items():
         more = ", ..." if len(names) > SHOWN_NAMES else ""
