@@ -159,7 +159,7 @@ def describe(device):
     """The machine on which figures are measured: processor, device and versions."""
     on_gpu = device.type == "cuda"
     cpu = platform.processor()
-    with contextlib.suppress(OSError, StopIteration):
+    with contextlib.suppress(OSError, StopIteration):  # no /proc, or a processor without a name
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line for line in lines if line.startswith("model name")).partition(": ")[2]
     return {

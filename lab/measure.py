@@ -139,10 +139,10 @@ def exchange(config, threads=None):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loop = Loop(compared(config), threads)
         loop.seconds(WARMUP, window=0)
-    on_gpu = loop.device.type == "cuda"
-    peak = (
-        torch.cuda.max_memory_allocated(loop.device) if on_gpu else max(now for _, now in allocated(profiler, on_gpu))
-    )
+    if loop.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(loop.device)
+    else:
+        peak = max(now for _, now in allocated(profiler, on_gpu=False))
     with Counter() as counter:
         loop.step()
     found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
@@ -198,7 +198,7 @@ def resident_bytes(field):
 
     Mapped files, such as libraries, are left out because a fork starts without those that its parent has touched.
     """
-    with contextlib.suppress(OSError, StopIteration):  # no /proc, or one without these fields
+    with contextlib.suppress(OSError):  # no /proc, or one without these fields
         rss, files = (machine.proc_bytes("/proc/self/status", name) for name in (field, "RssFile"))
         return rss - files
 

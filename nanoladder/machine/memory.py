@@ -70,9 +70,11 @@ def within_free_memory(device):
 
 
 def proc_bytes(path, field):
-    """Returns a field of a /proc file, converted from KiB to bytes. Raises OSError if there is no such file."""
-    lines = Path(path).read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    """Returns a field of a /proc file, converted from KiB to bytes. Raises OSError if there is none."""
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{path} has no {field}")
 
 
 def is_out_of_memory(error):

@@ -143,6 +143,10 @@ def test_activations_grow_with_the_batch_and_the_weights_do_not(dense):
         assert small[part] == large[part] > 0
 
 
+def test_a_system_that_does_not_say_how_much_is_resident_leaves_the_figure_out():
+    assert measure.resident_bytes("VmNothing") is None
+
+
 def test_an_8_bit_tensor_counts_its_parts():
     optim = pytest.importorskip("torchao.optim")
     layer = torch.nn.Linear(128, 64, bias=False)
