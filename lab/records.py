@@ -96,14 +96,19 @@ def entries():
 
 
 def before(entry):
-    """The record that an entry has to beat: the last one before it, by name, that was not refused.
+    """The record that an entry has to beat: the last one before it, by name, that is not refused and has not failed.
 
     Raises BadInput for the naive loop, which has none to beat.
     """
-    earlier = [each for each in entries() if each.name < entry.name and not each.refused]
+    earlier = [each for each in entries() if each.name < entry.name and not each.refused and not has_failed(each)]
     if not earlier:
         raise BadInput(f"{entry.name} is the naive loop, with which all are compared; expected another entry")
     return earlier[-1]
+
+
+def has_failed(entry):
+    """True if a check on any machine said that an entry does not hold."""
+    return any(verdict(results)[1] is False for results in entry.races())
 
 
 # -- what the runs say
@@ -125,7 +130,7 @@ def log_ratio(first, second):
 
 
 def verdict(results):
-    """Returns the verdict of a check's results in words, and True if the entry holds.
+    """Returns the verdict of a check's results in words, and whether the entry holds: True, False, or None: not known.
 
     It holds if it ends sooner than the record before it, and not more than MARGIN above the naive loop's loss: both on
     SEEDS seeds, each with a probability below P that chance alone does as well.
@@ -134,7 +139,7 @@ def verdict(results):
     sooner = paired(runs, record, name, "seconds", log_ratio)
     below = paired(runs, naive, name, "bpb", lambda first, second: first + MARGIN - second)
     if len(sooner) < SEEDS or len(below) < SEEDS:
-        return f"no verdict: {min(len(sooner), len(below))} of {SEEDS} seeds", False
+        return f"no verdict: {min(len(sooner), len(below))} of {SEEDS} seeds", None
     of_loss, of_time = stats.p_value(below), stats.p_value(sooner)
     if of_loss >= P:
         return f"misses the loss (p = {of_loss:.2g})", False
@@ -143,8 +148,8 @@ def verdict(results):
     return f"holds (p = {max(of_loss, of_time):.2g})", True
 
 
-def beside(results, record, entry):
-    """How an entry's runs end beside the record's, in words."""
+def against(results, record, entry):
+    """How an entry's runs compare with the record's, in words."""
     logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
     losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
     return (
@@ -166,10 +171,10 @@ def times_sooner(results):
 
 
 def measured():
-    """{machine in words: {Entry: results}} of all that has run."""
+    """{machine in words: {Entry: results}} of all that has run against the naive loop."""
     machines = {}
     for entry in entries():
-        for results in entry.races():
+        for results in filter(times_sooner, entry.races()):  # without those of an interrupted check's first seed
             machines.setdefault(tables.machine_in_words(results["machine"]), {})[entry] = results
     return machines
 
@@ -178,7 +183,8 @@ def figures(entry, results):
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
     said, _ = verdict(results)
-    if len(logs) >= SEEDS and set(of(runs, name, "seconds")) != set(entry.seeds(len(logs))):
+    own = of(runs, name, "seconds")
+    if len(logs) >= SEEDS and set(own) != set(entry.seeds(len(own))):
         said += ", on its author's seeds"
     minutes = {key: statistics.median(of(runs, key, "seconds").values()) / 60 for key in (name, naive)}
     loss = {key: statistics.fmean(of(runs, key, "bpb").values()) for key in (name, naive)}
@@ -191,11 +197,10 @@ def figures(entry, results):
     }
 
 
-def table(link=""):
-    """What is new in each entry, then a table of those that each machine has run. link: to the entries' folders."""
+def table():
+    """What is new in each entry, then a table of those that each machine has run."""
     news = [
-        f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})"
-        for entry in entries()
+        f"- [{entry.name}]({entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})" for entry in entries()
     ]
     parts = ["\n".join(news)]
     for machine, runs in measured().items():
@@ -204,16 +209,11 @@ def table(link=""):
 
 
 def page():
-    """Returns records/README.md with its tables rewritten."""
-    return with_table(PAGE.read_text(encoding="utf-8"))
-
-
-def with_table(text, link=""):
-    """Returns a page with the part between its <!-- records --> marks rewritten."""
+    """Returns records/README.md with the part between its <!-- records --> marks rewritten."""
     return re.sub(
         r"(<!-- records -->\n).*?(\n<!-- records -->)",
-        lambda marks: f"{marks[1]}{table(link)}{marks[2]}",
-        text,
+        lambda marks: f"{marks[1]}{table()}{marks[2]}",
+        PAGE.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
 
@@ -221,9 +221,9 @@ def with_table(text, link=""):
 def tried():
     """Returns records/tried.md: trials that ended no better, of every trials.jsonl and recipe.json in results/."""
     text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
-    text += "Each trial beside the one most like it that ended lower and, where times are known, no later, of the "
-    text += "same preset and seed, one run each:\n\n"
-    text += "| preset | change | bits/byte | without it |\n| --- | --- | --- | --- |\n"
+    text += "Each row is a trial that lost to the one most like it that ended lower and, where times are known, no "
+    text += "later: one run each, of the same preset and seed. *no KEY*: it lacks a key that the other one sets.\n\n"
+    text += "| preset | what the loser does | its bits/byte | the other's |\n| --- | --- | --- | --- |\n"
     for path in sorted(RESULTS.glob("*/*/trials.jsonl")):
         trials = [trial for trial in read_metrics(path) if "preset" in trial]
         for trial in trials:
@@ -234,7 +234,7 @@ def tried():
                 text += f"| {trial['preset']} | {'; '.join(changes(trial, like))} | {figures} |\n"
     text += "\nRungs of the second ladder that fresh seeds did not see, or that cost "
     text += "([how](../docs/recipe.md#how-it-is-measured)):\n\n"
-    text += "| rung | verdict | beside the recipe before it, or without it | measured |\n| --- | --- | --- | --- |\n"
+    text += "| rung | verdict | against the recipe before it, or without it | measured |\n| --- | --- | --- | --- |\n"
     for path in sorted(RESULTS.glob("*/*/recipe.json")):
         for row in read(path, ("rows",))["rows"]:
             gain = row.get("step") or row.get("without")
@@ -276,7 +276,7 @@ def draw(path):
         ylabel="times sooner than the naive loop (range of seeds)",
         xlim=(-0.3, len(names) - 0.5),
     )
-    ticks = 1, 2, 5, 10, 20
+    ticks = 1, 2, 5, 10, 20, 50
     axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
     axis.minorticks_off()
     axis.set_xticks(range(len(names)), names)

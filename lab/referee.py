@@ -10,7 +10,6 @@ read nothing else. A quick check leaves out the naive loop, which takes most of 
 import ast
 import json
 import re
-import resource
 import shutil
 import signal
 import site
@@ -76,7 +75,7 @@ def check(options):
         finally:
             tempfile.tempdir = None
     if options.quick:
-        print(f"{entry.name} keeps the rules, as far as a machine can see. {records.beside(results, record, entry)}")
+        print(f"{entry.name} keeps the rules, as far as a machine can see. {records.against(results, record, entry)}")
         return 0
     said, holds = records.verdict(results)
     print(f"{tables.texts({entry.name: records.figures(entry, results)})}\n\n{entry.name} {said}")
@@ -231,5 +230,7 @@ def run_in_turns(entry, copies, words, seeds, data, results, path):
 
 def cpu_seconds():
     """Processor time of the children of this process that have ended, in seconds."""
+    import resource  # not on Windows
+
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

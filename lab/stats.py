@@ -155,8 +155,8 @@ def looks(most):
 
 
 def mean_ratio(logs):
-    """The ratio in the middle of logarithms of ratios, such as those of too few rounds for an interval."""
-    return math.exp(sum(logs) / len(logs))
+    """The mean ratio of logarithms of ratios, as that of times(); also of too few rounds for an interval."""
+    return math.exp(trimmed_mean(np.array(logs)))
 
 
 def times(interval):

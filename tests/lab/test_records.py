@@ -1,12 +1,16 @@
 """Records: entries of the race are read, compared and checked; what breaks a rule is refused in one line."""
 
+import itertools
 import json
 import shutil
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import MACHINE, ROOT, TINY, write_folder
+from processes import forked
 
 from lab import race, records, referee, show
 
@@ -66,8 +70,11 @@ def patch_of(path, old, new):
     return "\n".join([f"--- a/{path}", f"+++ b/{path}", f"@@ -{n},3 +{n},3 @@", *around, ""])
 
 
-def planted(monkeypatch, **losses):
-    """Replaces runs by figures: seconds of FASTER and these losses, each with a little noise of its seed."""
+def planted(monkeypatch, notes="", shuffled=0.5, **losses):
+    """Replaces runs by figures: seconds of FASTER and these losses, each with a little noise of its seed.
+
+    notes: what the watched run leaves. shuffled: how much higher it ends.
+    """
     began, seeds = [], []
 
     def run(words, script):
@@ -77,13 +84,14 @@ def planted(monkeypatch, **losses):
         seeds.extend([] if seed in seeds else [seed])
         n = seeds.index(seed)
         began.append((name, n))
-        bpb = losses.get(name, 2.0) + (0.5 if watched else 0.0) + LOSS_OFF[(2 * n) % 5]
+        bpb = losses.get(name, 2.0) + (shuffled if watched else 0.0) + LOSS_OFF[(2 * n) % 5]
         if watched:
-            open(words[0], "w").close()
+            Path(words[0]).write_text(notes)
         return {"seconds": FASTER[name] + SECONDS_OFF[n], "tokens": 384, "bpb": bpb, "curve": [[1, 3.0], [2, bpb]]}
 
     monkeypatch.setattr(race, "run", run)
     monkeypatch.setattr(referee, "require_seeded", lambda *_: None)
+    monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))
     return began
 
 
@@ -109,6 +117,35 @@ def test_an_entry_that_is_sooner_at_the_same_loss_holds_and_a_check_resumes(at_h
     assert (at_home / "records.png").stat().st_size > 1e4
 
 
+@pytest.mark.slow
+def test_a_check_that_was_interrupted_before_the_naive_loop_ran_is_not_in_the_table(at_home, check, monkeypatch):
+    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    planted(monkeypatch)
+    monkeypatch.delitem(FASTER, "001_naive")  # its run fails
+    with pytest.raises(KeyError):
+        check()
+    assert len(json.loads(next(folder.glob("*.json")).read_text())["runs"]) == 2
+    assert "a CPU" not in records.table()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cheat", ["cores", "network", "validation"])
+def test_an_entry_with_more_cores_the_network_or_a_validation_of_its_own_is_refused(cheat, at_home, check, monkeypatch):
+    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    notes = "the network, 192.0.2.1\n" if cheat == "network" else ""
+    planted(monkeypatch, notes, shuffled=0.0 if cheat == "validation" else 0.5)
+    used = itertools.count(step=400.0 if cheat == "cores" else 1.0)  # seconds of a processor; a run takes up to 100
+    monkeypatch.setattr(referee, "cpu_seconds", lambda: next(used))
+    done = check()
+    said = {
+        "cores": "003_new keeps 10.0 cores busy; expected the naive loop's 2",
+        "network": "003_new connects to the network, 192.0.2.1; expected a run that needs none",
+        "validation": "003_new: its validation loss is the same for shuffled tokens; expected a true one",
+    }
+    assert done.code == 2 and f"error: {said[cheat]}\n" in done.err
+    assert not list(folder.glob("*.json"))
+
+
 def test_the_seeds_follow_from_what_runs(at_home):
     one = records.read_entry(write_entry(at_home / "records" / "003_new"))
     other = records.read_entry(write_entry(at_home / "records" / "003_other", n_head=4))
@@ -130,6 +167,8 @@ def test_no_gain_and_a_missed_loss_are_verdicts(at_home, check, monkeypatch):
     done = check()
     assert done.code == 1 and "003_new misses the loss (p = " in done.out
     assert "misses the loss" in records.table()  # it stays, marked
+    later = records.read_entry(write_entry(at_home / "records" / "003_other"))
+    assert records.before(later).name == "002_known"  # but the next one need not beat it
 
 
 def test_a_refused_entry_stays_marked_and_is_not_the_record_to_beat(at_home):
@@ -156,7 +195,8 @@ HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_is_no_entry_is_refused_in_one_line(changes, said, at_home, check):
+def test_what_is_no_entry_is_refused_in_one_line(changes, said, at_home, check, monkeypatch):
+    monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))
     folder = write_entry(at_home / "records" / "003_new", **changes)
     before = sorted(folder.iterdir())
     done = check()
@@ -209,6 +249,7 @@ def test_a_cheat_is_refused(kind, at_home, check, monkeypatch):
     folder = write_entry(at_home / "records" / "003_new", patch=patch_of(*change))
     if kind != "seed":
         monkeypatch.setattr(referee, "require_seeded", lambda *_: None)  # saves two processes
+        monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))  # and what a third would import
     done = check("--quick")
     assert done.code == 2 and f"error: 003_new{said}" in done.err
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]

@@ -16,7 +16,7 @@ import sample
 import train
 from nanoladder import checkpoint, machine, optim, parallel
 from nanoladder.errors import BadInput
-from nanoladder.machine import precision
+from nanoladder.machine import memory, precision
 from nanoladder.run import header
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -155,11 +155,24 @@ def test_a_gpu_before_ampere_uses_float16(gpu):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs bfloat16, to be forbidden")
 def test_a_cpu_whose_bfloat16_is_forbidden_to_onednn_takes_float32():
     code = "import torch; from nanoladder import machine; print(machine.choose_dtype('auto', torch.device('cpu')))"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["torch.float32"]
+
+
+# -- free memory
+
+
+@pytest.mark.parametrize("most, n_processes, free", [("max", 1, 8e9), ("5000000000", 1, 4e9), ("5000000000", 2, 2e9)])
+def test_what_a_container_and_other_processes_leave_is_free(most, n_processes, free, monkeypatch):
+    texts = {"/proc/meminfo": "MemFree: 5 kB\nMemAvailable: 7812500 kB\n", "/sys/fs/cgroup/memory.max": f"{most}\n"}
+    texts["/sys/fs/cgroup/memory.stat"] = "anon 1000000000\nfile 7\n"
+    monkeypatch.setattr(memory, "Path", lambda path: SimpleNamespace(read_text=lambda: texts[path]))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_processes))
+    assert memory.free_memory(CPU) == free
 
 
 # -- the compiler's cache
@@ -211,7 +224,7 @@ multiprocessing.set_start_method("spawn")
 
 
 @pytest.mark.slow
-def test_training_needs_nothing_that_windows_lacks(dense, tmp_path):
+def test_training_and_the_ladder_need_nothing_that_windows_lacks(dense, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(LIKE_WINDOWS, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     given = {"dataset": str(dense), "num_workers": 1, "eval_interval": 3, "keep_memory": True, "max_steps": 4}
@@ -224,3 +237,5 @@ def test_training_needs_nothing_that_windows_lacks(dense, tmp_path):
     )
     assert windows == linux and len(windows) == 4
     assert not any("peak_memory_gb" in row for row in rows(tiny(out_dir=str(tmp_path / "windows"))))
+    listing = [sys.executable, "ladder.py", "list"]
+    assert subprocess.run(listing, cwd=ROOT, env=environment, capture_output=True).returncode == 0

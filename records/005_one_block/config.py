@@ -1,0 +1,33 @@
+"""One block of width 128: 1.2M parameters, 0.29 million tokens."""
+
+dataset = "python_stdlib"
+n_layer = 1
+n_head = 2
+n_embd = 128
+context_length = 512
+batch_size = 4
+max_steps = 140
+warmup_steps = 14
+learning_rate = 1e-2
+min_lr = 2e-3
+weight_decay = 0.05  # a step multiplies it by the rate
+beta2 = 0.99
+optimizer = "muon"
+position = "rotary"
+qk_norm = True
+x0_skip = True
+value_embedding = True
+key_offset = True
+split_qkv = True
+polar_express = True
+embedding_norm = True
+embedding_lr = 4.0
+scalar_lr = 4.0
+smear = True
+zero_init = True
+loss_chunks = 1  # head and loss as one operator are faster without compiling
+compile = False  # compiling takes longer than it saves in so short a run
+eval_interval = 140  # only at the end
+eval_windows = 64
+save_interval = 0
+num_workers = 0  # to start two takes longer than they save
