@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from lab.devices import DATASHEETS
 from lab.peers import task
-from nanoladder.config import RECIPE_DIR, parse_arguments, stage_names
-from nanoladder.config.stages import LADDERS
+from nanoladder.config import parse_arguments, stage_names
+from nanoladder.config.stages import LADDERS, RECIPE_DIR
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput, nearest
 from nanoladder.run import load_config
@@ -135,7 +135,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "minutes": (positive, 10, "minutes during which runs are started (repeat the command to continue)"),
     "on": (rungs, None, "comma-separated rungs that the base already has"),
     "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
-    "kept": (rungs, None, "rungs kept at another scale: measured together, then without each in turn"),
+    "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),
     "nanogpt": (str, None, "path of a nanoGPT checkout, whose train.py is run"),
     "memory_gb": (positive, None, "memory in GB: names the largest micro-batch that fits"),
     "world_size": (at_least(1), 1, "number of processes of the predicted run"),

@@ -48,7 +48,7 @@ SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14)
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
 MOST_FACTORS = 6  # with those past an edge
 ROUNDS, STEPS = 3, "steps.json"  # processes that time each row's step, and their file
-QUARTER, HALF, TWICE, FOUR = 0.25, 0.5, 2.0, 4.0  # lengths of the base's curve, beside 1
+QUARTER, HALF, TWICE, FOUR = 0.25, 0.5, 2.0, 4.0  # lengths of the base's curve; so is 1
 
 
 @dataclasses.dataclass
@@ -148,7 +148,7 @@ class Protocol:
             factors = [factors[0] / 2, *factors] if best == 0 else [*factors, 2 * factors[-1]]
 
     def worth(self, row, fresh):
-        """The logarithms of a row's tokens × by seed, each beside the base's run of its seed; None if any is missing.
+        """The logarithms of a row's tokens × by seed, each against the base's run of its seed; None if any is missing.
 
         fresh: at the row's own length, on fresh seeds; else those of the screening.
         """
@@ -259,6 +259,8 @@ def measure(options, words):
     config = load_config(words)
     dataset = open_dataset(config)
     rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())
+    if absent := [name for name in options.kept or () if name not in rungs]:
+        raise BadInput(f"--kept={absent[0]}: --on has it, or --rungs leaves it out; expected rungs that are measured")
     protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())
     protocol(loss=None).require_valid()
     at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
@@ -289,11 +291,14 @@ def time_steps(protocol, path, end):
     tasks = [(row, n) for n in range(ROUNDS + 1) for row in rows[:: -1 if n % 2 else 1]]
     for row, n in tqdm([] if protocol.wanted else tasks, unit="process", leave=False):
         step = steps[row.name]
+        is_missing = step["peak"] is None if n == ROUNDS else len(step["seconds"]) <= n
+        if not is_missing or time.monotonic() >= end:
+            continue
         try:
-            if n < ROUNDS and len(step["seconds"]) <= n and time.monotonic() < end:
-                step["seconds"].append(run_alone(measurements.time_steps, row.config)["seconds"])
-            elif n == ROUNDS and step["peak"] is None and time.monotonic() < end:
+            if n == ROUNDS:
                 step["peak"] = run_alone(measurements.profile_step, row.config)["memory"]["peak"]
+            else:
+                step["seconds"].append(run_alone(measurements.time_steps, row.config)["seconds"])
         except RuntimeError as error:
             raise BadInput(f"the step of {row.name} cannot be measured: {error}") from None
         write(path.parent, {path.name: steps})

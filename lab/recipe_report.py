@@ -5,20 +5,20 @@ import statistics
 
 from lab import tables
 from lab.results import write
-from lab.stats import LEVEL, intervals
+from lab.stats import LEAST, LEVEL, intervals
 from nanoladder import files
 
 KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
-those of the recipe (≥, ≤: a bound). **step ×**: that beside the row before that was kept. **alone ×**: this
-rung on the base. **without ×**: the recipe beside the recipe without this rung. In brackets: intervals over n seeds;
+those of the recipe (≥, ≤: a bound). **step ×**: the same, but against the row kept before it. **alone ×**: this
+rung on the base. **without ×**: the recipe, against the recipe without this rung. In brackets: intervals over n seeds;
 all of a column hold at once in {LEVEL:.0%} of tables. Verdicts: on the step; a rung whose learning rate was chosen on
 the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
 at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the
-screening, and the rows after stand on it. ms ×: time of a step beside the base's, alone on the machine, measured last;
-gain: tokens × / ms ×."""
+screening, and the rows after stand on it. ms ×: time of a step relative to the base's, alone on the machine,
+measured last; gain: tokens × / ms ×."""
 
 
 def report(protocol, trials, steps, words, on, parameters):
@@ -47,7 +47,7 @@ def report(protocol, trials, steps, words, on, parameters):
     if protocol.curve:
         draw(protocol.curve, rows, folder / "recipe.png")
     print(tables.markdown(COLUMNS, rows, tables.WIDTH))
-    print(f"\nwritten: {folder}/recipe.md with all columns, beside recipe.json, recipe.png and trials.jsonl")
+    print(f"\nwritten: {folder}/recipe.md with all columns, recipe.json, recipe.png and trials.jsonl")
 
 
 def in_words(curve):
@@ -64,7 +64,7 @@ def figures(protocol, trials, parameters, steps):
     for row in protocol.rows:
         pairs = (row, protocol.base), (row, row.below), (protocol.alone.get(row.name), protocol.base)
         for kind, (this, other) in zip(KINDS, (*pairs, (last, protocol.without.get(row.name))), strict=True):
-            if this and other and (gains := protocol.gains(this, other)):
+            if this and other and len(gains := protocol.gains(this, other) or ()) >= LEAST:
                 samples[kind][row.name] = gains
     changes = {kind: intervals(each) for kind, each in samples.items()}
     rows = []

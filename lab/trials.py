@@ -169,7 +169,7 @@ class Child:
             outcome["failed"] = DIVERGED not in last
             outcome["note"] = f"{'failed' if outcome['failed'] else 'diverged'}: {last.removeprefix('error: ')}"
         elif not outcome["val_loss"]:
-            outcome["note"] = "diverged: the validation loss is not finite"
+            outcome["note"] = "ended without a finite validation loss (is eval_interval=0?)"
         self.end()
         return outcome
 

@@ -31,7 +31,7 @@ class World:
     def __init__(self, monkeypatch):
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
         self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
-        self.running = self.most_running = 0
+        self.running = self.most_running = self.fails = 0
         monkeypatch.setattr(trials, "Child", lambda words, environment: Player(self, load_config(words)))
         monkeypatch.setattr(trials, "PAUSE", 0.0)
         monkeypatch.setattr("nanoladder.files.write", write)
@@ -67,6 +67,10 @@ class Player:
 
     def outcome(self):
         self.end()
+        if self.world.fails > 0:
+            self.world.fails -= 1
+            nothing = {"val_loss": None, "val_bpb": None, "tokens": None}
+            return {"seconds": 1.0, "note": "failed: no room", "failed": True, **nothing}
         loss = None if self.world.diverges(self.config) else self.world.loss(self.config)
         note = "diverged: stopped at step 3" if loss is None else None
         losses = {"val_loss": loss, "val_bpb": loss and 0.5 * loss, "tokens": 384}
@@ -134,6 +138,7 @@ def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run,
     )
 
 
+@pytest.mark.slow
 def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(world, run):
     # Without Muon twice the base's rate is bad, and four times, Muon's, better again: no place to search from
     world.short = lambda config: float(config.optimizer != "muon" and config.learning_rate == 2 * RATE)
@@ -151,6 +156,7 @@ def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(wo
     assert run("--kept=fine")[0].err.startswith("error: argument --kept: unknown 'fine'")
 
 
+@pytest.mark.slow
 def test_the_base_may_have_rungs_already(world, run, tmp_path):
     _, rows, found = run("--on=good", "--rungs=nothing,late")
     assert [*rows] == ["base", "nothing", "late"] and rows["late"]["tokens"]["times"] == pytest.approx(1.2, rel=0.01)
@@ -190,6 +196,17 @@ def test_trials_that_diverge_are_rows_that_say_so(world, run):
 
 
 @pytest.mark.slow
+def test_a_trial_that_failed_is_tried_again_by_the_next_command(world, run):
+    world.most, world.fails = 3, 1
+    run()
+    world.most = None
+    _, rows, found = run()
+    assert rows["late"]["verdict"] == "holds"
+    failed, *others = [row for row in found if (row["name"], row["seed"], row["lr_factor"]) == ("base", 0, 0.5)]
+    assert failed["note"] == "failed: no room" and others[0]["val_loss"]
+
+
+@pytest.mark.slow
 def test_a_bound_is_no_verdict(world, run, monkeypatch):
     monkeypatch.setitem(WORTH, "good", 3.0)
     world.short = lambda config: 2.0 * (config.optimizer == "muon" and config.max_steps < 400)
@@ -210,6 +227,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(world, run):
     world.rungs = RUNGS | {"late": {"n_head": 5}}
     done, _, rows = run()
     assert done.code == 2 and done.err.startswith("error: --mode=recipe: base + late: ") and not rows
+    assert run("--on=good", "--kept=good,late")[0].err.startswith("error: --kept=good: --on has it")
     world.rungs, world.diverges = RUNGS, lambda config: True
     assert "a run of the base" in run()[0].err
 
@@ -219,9 +237,15 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
     config = tiny(dataset=str(dense), eval_interval=6, out_dir=str(tmp_path / "run"), save_interval=0)
     train.train(config)
     expected = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["val_loss"]
-    for changes, note in ({}, ""), ({"learning_rate": 1e18}, "diverged: stopped at step"), ({"n_head": 5}, "failed: "):
-        words = trials.Trial("", replace(config, **changes), config.seed).words()
-        child = trials.Child(words, trials.ONE_THREAD)
+    other = tmp_path / "other.py"
+    other.write_text("raise SystemExit('error: no such model')")
+    for learning_rate, script, note in (
+        (config.learning_rate, trials.ROOT / "train.py", ""),
+        (1e18, trials.ROOT / "train.py", "diverged: stopped at step"),
+        (config.learning_rate, other, "failed: no such model"),
+    ):
+        words = trials.Trial("", replace(config, learning_rate=learning_rate), config.seed).words()
+        child = trials.Child(words, trials.ONE_THREAD, script)
         while not (outcome := child.outcome()):
             time.sleep(0.1)
         assert outcome["val_loss"] == (None if note else expected)
