@@ -80,7 +80,7 @@ def open_results(folder, conditions, mode, rows, reasons):
     part = results["modes"].setdefault(mode, {"limits": [], "rows": {}})
     part.pop("note", None)
     if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
-        raise BadInput(f"{folder} holds other rows of --mode={mode}; choose another --out_dir, or remove it")
+        raise BadInput(f"{folder} holds other rows of {mode}; choose another --out_dir, or remove it")
     for name, words in rows.items():
         part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # rows that failed are tried again
     write_results(folder, results)

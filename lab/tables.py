@@ -71,7 +71,7 @@ def conditions(results, mode, rows):
         f"a step is {keys['batch_size']} × {keys['context_length']} tokens{each}",
         f"medians over up to {rounds(rows)} processes, each of which times at least {results['steps']} steps",
     ]
-    if not rounds(rows):
+    if mode.startswith("train"):
         words[-1] = "whole training runs, from the same weights on the same batches"
     return f"{'; '.join(words)}."
 
@@ -111,15 +111,16 @@ def conclusion(rows):
     return " ".join(said)
 
 
-def run_in_words(cost, device, n_steps, mfu, world_size=1, price=None):
-    """The cost of a run (predict.costs) on devices of this kind. price: of an hour of one device, or None."""
-    hours = cost["hours"]
+def run_in_words(cost, device, n_steps, mfu, world_size, price):
+    """The cost of a run (predict.costs) on devices at a share mfu of their rate. price: of a device's hour, or None."""
+    rate = max(device.flops.values())
+    hours = cost["flops"] / (mfu * rate * world_size * 3600)
     time = f"{three_digits(hours)} hours" if hours >= 1 else f"{60 * hours:.2g} minutes"
     spent = f", {hours * price * world_size:,.2f} at {price:g} an hour" if price else ""
     return wrapped(
         f"{cost['n_params'] / 1e6:.1f} million parameters, {three_digits(cost['tokens'] / 1e6)} million tokens in "
         f"{n_steps} steps: {cost['flops']:.3g} FLOP, {time} on {world_size} × {device.name} at {mfu:.0%} of "
-        f"{max(device.flops.values()) / 1e12:.3g} TFLOP/s{spent}."
+        f"{rate / 1e12:.3g} TFLOP/s{spent}."
     )
 
 
@@ -215,12 +216,12 @@ def validation_loss(row):
 
 
 def against(first, row):
-    """A row's speed beside the first's; of a training run, how far its loss is from the first's."""
+    """A row's speed relative to the first's; of a training run, how far its loss is from the first's."""
     return f"{row['val_loss'] - first['val_loss']:+.4f}" if "val_loss" in row else gain(row, first["name"])
 
 
 def gain(row, other):
-    """A row's gain over another one; empty if they were not timed together twice."""
+    """A row's gain over another one; empty if they were timed together in too few rounds."""
     return times(row["gains"][other]) if other in row.get("gains", ()) else ""
 
 

@@ -30,7 +30,8 @@ def newest(folder):
     Raises BadInput if there is none.
     """
     folder, damaged = Path(folder), []
-    for path in found(folder) or [folder / LAST]:
+    paths = found(folder)
+    for path in paths or [folder / LAST]:
         try:
             state = load(path)
         except Damaged as error:
@@ -39,7 +40,8 @@ def newest(folder):
         for line in damaged:
             print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
         return path, state
-    raise BadInput("; ".join([*damaged, f"for a new run choose another --out_dir, or delete {folder}"]))
+    other = f"choose another --out_dir, or delete {folder}" if paths else "leave out --init_from"
+    raise BadInput("; ".join([*damaged, f"for a new run {other}"]))
 
 
 def load(path):
@@ -50,7 +52,7 @@ def load(path):
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
-        state = {**format.read(path)}
+        state = format.read(path)
         config = {**state["config"]}
     return {**state, "config": saved(config, path)}
 

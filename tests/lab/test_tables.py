@@ -1,6 +1,7 @@
 """A figure that was not measured leaves a cell of a table empty; a misspelt one is an error."""
 
 import pytest
+from conftest import MACHINE
 
 from lab import recipe_report, tables
 
@@ -16,6 +17,13 @@ def test_a_row_without_figures_has_empty_cells():
         recipe_report.COLUMNS,
     ]
     assert {tables.cell(text, UNTIMED) for group in columns for text in group.values()} == {""}
+
+
+def test_rows_that_were_not_timed_yet_are_not_called_training_runs():
+    keys = {"batch_size": 4, "context_length": 16}
+    results = {"keys": keys, "machine": MACHINE, "config": ["config/x.py"], "steps": 5}
+    assert "0 processes" in tables.conditions(results, "ladder", [UNTIMED])
+    assert "whole training runs" in tables.conditions(results, "train-optimizer", [UNTIMED])
 
 
 @pytest.mark.parametrize("text", [lambda row: row["second"], lambda row: row["memory"]["peaks"], lambda row: row[None]])
