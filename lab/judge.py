@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from lab import tables
+from lab.cli import command_line
 from lab.launch import run_command
 from lab.results import ROOT, code_hash, default_folder, resume, write
 from lab.stats import LEVEL, SIDES, Interval, intervals, looks, order
@@ -78,7 +79,7 @@ def judge(options, config_words):
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
     paths, climbed, given = parse_arguments(config_words)
     given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
-    keys = [f"--{key}={value}" for key, value in (climbed | given).items()]
+    keys = command_line(climbed | given)
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against)
@@ -200,7 +201,8 @@ def change_of_memory(config, other, this):
     batch = 2 * 8 * config.batch_size * config.context_length  # bytes of int64 inputs and targets
     if abs(this / other - 1) < max(LEAST, WAITING * batch / other):
         return UNCHANGED
-    return Interval(*3 * [math.log(this / other)])
+    change = math.log(this / other)
+    return Interval(change, change, change)
 
 
 def values(metric, results):

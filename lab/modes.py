@@ -74,7 +74,7 @@ def predict_all(options, config_words):
     rows |= {stage or AS_CONFIGURED: config}
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
-    cost = predict.costs(config, options.mfu, max(device.flops.values()), n)
+    cost = predict.costs(config)
     header = tables.run_in_words(cost, device, config.max_steps, options.mfu, n, price)
     if memory_gb:
         header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."

@@ -6,12 +6,11 @@ import re
 import textwrap
 from functools import cache
 
-from lab import bundle, records, summary, tables
+from lab import bundle, summary, tables
 from lab.bundle import FOLDER
 from lab.fold import fold, merge
 from lab.results import read, read_results
 from lab.stages import fields, fields_up_to, needs_several, reason, tree
-from lab.stats import times
 from nanoladder.config import DEFAULTS, stage_names
 from nanoladder.config.stages import RECIPE_DIR, STAGES_DIR, ladder_of, parse, stage_below
 
@@ -23,10 +22,10 @@ MEASURED = {  # {the README's words for a machine: its figures}; the page begins
     "two cores": RESULTS / "amd-epyc-2-threads-bf16" / "reference",
     "an H200": RESULTS / "nvidia-h200" / "reference-50257",
 }
-RECIPES = [  # the README's figures of the second ladder: the five that hold, the seven after them, the screening
-    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small_finished",
-    RESULTS / "amd-epyc-2-threads" / "recipe_small_second",
-    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",
+RECIPES = [  # the README's figures of the second ladder
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small_finished",  # without: of the five that hold
+    RESULTS / "amd-epyc-2-threads" / "recipe_small_second",  # of the seven after them
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",  # the screening
 ]
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
@@ -64,14 +63,14 @@ def group(name):
 def change(name):
     """Describes the assignment of a stage, "field: from → to"; empty for naive."""
     before = fields_up_to(below) if (below := stage_below(name)) else {}
-    return ", ".join(f"{field}: {before[field]} → {value}" for field, value in fields(name).items() if before)
+    changed = {field: value for field, value in fields(name).items() if before and before[field] != value}
+    return ", ".join(f"{field}: {before[field]} → {value}" for field, value in changed.items())
 
 
-def beside(row, other):
+def against(row, other):
     """Returns how many times as fast as another a row of summary.summarize is, and in how much less memory."""
     smaller = other["peak"] / row["peak"]
-    gain = row.get("gains", {}).get(other["name"])  # too few rounds have none
-    return times(gain) if gain else "", "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
+    return tables.gain(row, other["name"]), "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
 
 
 def gain(rows):
@@ -79,7 +78,7 @@ def gain(rows):
     first, *others = (row for row in rows if "seconds" in row)
     others = [row for row in others if "gains" in row]  # not of too few rounds
     tops = {group(row["name"]): row for row in others}.values()
-    said = [f"up to {row['name']}, {' as fast in '.join(beside(row, first))} less memory" for row in tops]
+    said = [f"up to {row['name']}, {' as fast in '.join(against(row, first))} less memory" for row in tops]
     return f"Against naive, all stages together: {'; '.join(said)}."
 
 
@@ -112,6 +111,12 @@ def diff(a, b):
             else:
                 yield from (f"-{line}" for line in old[i:j])
                 yield from (f"+{line}" for line in new[k:m])
+
+
+def short_diff(name):
+    """Returns the lines that a stage changes in the program of the one below, headed by functions, not by numbers."""
+    lines = diff(stage_below(name), name)
+    return "\n".join(re.sub("^@@ .* @@", "@@", line).rstrip() for line in lines).rstrip()
 
 
 @cache
@@ -148,7 +153,7 @@ def page():
 
 
 def measured(name, machine):
-    """Returns a stage's speed and memory beside the stage that it stands on; of the first, in ms and GB.
+    """Returns a stage's speed and memory relative to the stage that it stands on; of the first, in ms and GB.
 
     Texts, of the figures of a machine in MEASURED; empty if the stage is not among them.
     """
@@ -158,7 +163,7 @@ def measured(name, machine):
     row, below = rows[name], rows.get(summary.row_below(name, rows))
     if below is None:
         return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
-    return beside(row, below)
+    return against(row, below)
 
 
 @cache
@@ -191,7 +196,7 @@ def section(name):
         code = f"```python\n{ast.get_source_segment(program, step)}\n```"
         text = [explanation(name), code, f"`python ladder.py show {name}`"]
     else:
-        lines = "\n".join(re.sub("^@@ .* @@", "@@", line).rstrip() for line in diff(below, name)).rstrip()
+        lines = short_diff(name)
         text = [f"`{change(name)}`", explanation(name), f"```diff\n{lines}\n```" if lines else SAME]
         text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in definitions(below, name)]
         for machine in MEASURED:
@@ -203,8 +208,9 @@ def section(name):
 
 
 def readme():
-    """Returns the README with its tables, and the sentences on all stages' gain, rewritten; words on stages stay."""
-    text = records.with_table(README.read_text(encoding="utf-8"), "records/")
+    """Returns the README with its diff, its tables and the sentences on all stages' gain rewritten."""
+    text = README.read_text(encoding="utf-8")
+    text = re.sub(r"(?<=```diff\n).*?(?=\n```)", lambda _: short_diff("amp"), text, flags=re.DOTALL)
     for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
         text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)
     gains = {machine: gain(reference(machine)[1].values()).replace("Against", "against") for machine in MEASURED}
@@ -214,19 +220,21 @@ def readme():
 
 
 def stage_table(text):
-    """Returns the lines of the first ladder's table in the README, which is the text."""
+    """Returns the lines of the first ladder's table in the README, which is the text: the stages of one process."""
     heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in MEASURED for kind in KINDS)]
-    figures = {name: [figure for machine in MEASURED for figure in measured(name, machine)] for name in stage_names()}
+    names = [name for name in stage_names() if not needs_several(name)]
+    figures = {name: [figure for machine in MEASURED for figure in measured(name, machine)] for name in names}
     return table_lines(text, heads, figures)
 
 
 def rung_table(text):
-    """Returns the lines of the second ladder's table in the README, which is the text."""
+    """Returns the lines of the second ladder's table in the README, which is the text: the rungs of the trunk."""
     recipes = (read(folder / "recipe.json", ["rows"])["rows"] for folder in RECIPES)
     *together, screened = ({row["name"]: row for row in rows} for rows in recipes)
     heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
     figures = {}
-    for name in stage_names(RECIPE_DIR)[1:]:
+    _, *trunk = [name for branch, name in tree(RECIPE_DIR) if not branch]
+    for name in trunk:
         row, kept = screened.get(name, {}), next((rows[name] for rows in together if name in rows), {})
         verdict = kept.get("verdict") or row.get("verdict") or "not measured yet"
         factors = [row.get("step"), row.get("alone"), kept.get("without")]

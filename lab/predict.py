@@ -56,12 +56,6 @@ def predict_time(config, device, device_type="cpu", world_size=1):
 
 def traces(config, device_type, world_size):
     """A process's share of the config, what is traced of it, and its (Memory, Work), of a pipeline in every place."""
-    if device_type not in ("cpu", "cuda"):
-        raise BadInput(f"device={device_type}: memory is predicted for cpu and cuda")
-    if config.vocab_size == 0:
-        raise BadInput("vocab_size=0: memory depends on it; expected a number, such as --vocab_size=50257")
-    if config.micro_batch_size == "auto":
-        raise BadInput("micro_batch_size=auto: only training finds it; expected a number, such as --micro_batch_size=8")
     grid = parallel.divide(config, world_size)
     config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
     check(config)  # in float16 there is no update in the backward
@@ -127,12 +121,8 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     return sizes[n_fitting - 1] if n_fitting else 0
 
 
-def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
-    """The cost of a run: {n_params, flops_per_token, tokens, flops, hours}.
-
-    The hours are those of world_size devices, each at the share mfu of peak_flops (FLOP/s; default: an H100's or H200's
-    in bfloat16).
-    """
+def costs(config):
+    """The cost of a run: {n_params, flops_per_token, tokens, flops}."""
     with FakeTensorMode():
         model = GPT(config)
     per_token, tokens = flops_per_token(model), config.max_steps * config.batch_size * config.context_length
@@ -141,7 +131,6 @@ def costs(config, mfu=0.4, peak_flops=989e12, world_size=1):
         "flops_per_token": per_token,
         "tokens": tokens,
         "flops": per_token * tokens,
-        "hours": per_token * tokens / (mfu * peak_flops * world_size * 3600),
     }
 
 

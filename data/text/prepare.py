@@ -59,7 +59,7 @@ def open_corpus(args, folder):
     kinds = {path: next((kind for kind in KINDS if kind in path.suffixes), None) for path in paths}
     records = [path for path, kind in kinds.items() if kind]
     if not records:
-        return Files(find_texts(paths), args.documents == "lines", args.val_fraction, cut=args.documents == "none")
+        return Files(find_texts(paths), args.documents, args.val_fraction)
     if args.documents == "files":
         raise BadInput(f"--documents=files: {records[0]} holds many documents; expected --documents=lines or none")
     for path, kind in kinds.items():

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from lab import pages, tables
 from lab.page.markup import Markup, join, tag
-from lab.stats import times
 from lab.summary import row_below
 
 UNCHANGED = "no measurable change"
@@ -107,12 +106,8 @@ def chart_section(chart, rows, row):
 
 
 def verdict(chart, row, other):
-    """A row beside another one in words; good, bad or the same."""
-    if chart is MEMORY:
-        text = f"{other['peak'] / row['peak']:.2f}×"
-    else:
-        gain = row.get("gains", {}).get(other["name"])
-        text = times(gain) if gain else ""
+    """A row compared with another one, in words; good, bad or the same."""
+    text = f"{other['peak'] / row['peak']:.2f}×" if chart is MEMORY else tables.gain(row, other["name"])
     if "×" not in text:
         words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "too few rounds to compare with"
         return tag("p", f"{words} {other['name']}", class_="verdict")

@@ -26,8 +26,7 @@ and generators to plain tensors and back. Not here: atomic writes (nanoladder/fi
 (nanoladder/parallel).
 """
 
-from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, clear, found, history
-from nanoladder.checkpoint.format import Damaged
+from nanoladder.checkpoint.folder import best_or_last, clear, found
 from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,

@@ -8,5 +8,4 @@ meta_pkl.py reads a meta.pkl of nanoGPT's, datasets.py opens the folder, batches
 """
 
 from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, prefetch
-from nanoladder.data.datasets import Dataset, Split, find_folder, open_dataset
-from nanoladder.data.meta import read_meta
+from nanoladder.data.datasets import open_dataset

@@ -52,12 +52,6 @@ class Batches:
         """The share of process `rank` out of `world_size`, at these positions of each sequence alone (None: all)."""
         return replace(self, rank=rank, world_size=world_size, positions=positions)
 
-    @property
-    def micro_batch_size(self):
-        """Sequences in one forward pass of one process."""
-        share = self.config.batch_size // self.world_size
-        return min(self.config.micro_batch_size or share, share)
-
     def read(self, windows, phases, n_rows):
         """The windows as a Batch of n_rows; rows beyond them are padding."""
         batch = Batch(*map(torch.from_numpy, self.split.read(windows, phases)))
@@ -115,7 +109,9 @@ class ValidationBatches(Batches):
 
     def __iter__(self):
         n = min(self.config.eval_windows or self.split.n_windows, self.split.n_windows)
-        windows, n_rows = np.arange(n) * self.split.n_windows // n, self.micro_batch_size
+        windows = np.arange(n) * self.split.n_windows // n
+        share = self.config.batch_size // self.world_size
+        n_rows = min(self.config.micro_batch_size or share, share)  # of one forward pass of one process
         for start in range(0, n, self.world_size * n_rows):
             first = start + self.rank * n_rows
             yield self.read(windows[first : first + n_rows], 0, n_rows)

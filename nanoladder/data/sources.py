@@ -55,17 +55,17 @@ def opened(path):
 
 
 class Files(Corpus):
-    """The documents of text files, a list of TextFile: each line if `lines`, else each file.
+    """The documents of text files, a list of TextFile. documents: "lines", each line, "files", each file, or "none".
 
-    cut: a single file is cut at its end instead: the last val_fraction of its characters are val.
+    With "none" a single file is cut at its end: the last val_fraction of its characters are val.
     """
 
-    def __init__(self, files, lines=False, val_fraction=0.1, cut=True):
-        self.files, self.lines, self.val_fraction = files, lines, val_fraction
-        self.cut = cut and not lines and len(files) == 1
+    def __init__(self, files, documents, val_fraction):
+        self.files, self.val_fraction = files, val_fraction
+        self.lines, self.cut = documents == "lines", documents == "none" and len(files) == 1
         if self.cut:
             self.validation = f"the last {val_fraction:g} of the characters"
-        elif lines:
+        elif self.lines:
             self.validation = f"the documents whose SHA-256 is below {val_fraction:g} of the largest"
         else:
             self.val = lowest([file.sha256 for file in files], val_fraction)

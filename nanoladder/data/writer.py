@@ -117,8 +117,7 @@ def texts_to_learn(corpus, tokenizer, documents, limit_tokens):
 
 def write_tokens(work, corpus, encoding, documents, limit_tokens):
     """Encodes the corpus, or what is left of it, into token files. Returns the counts of each split."""
-    dtype = np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
-    eot = end_of_text(encoding)
+    dtype, eot = dtype_of(encoding), end_of_text(encoding)
     after = np.array([eot] if eot is not None else encode(encoding, "\n" * documents), dtype)
     before = after[: len(after) * documents]
     journal = work.journal or {"counts": {}, "place": None}
@@ -147,6 +146,11 @@ def write_tokens(work, corpus, encoding, documents, limit_tokens):
         return {name: split.sync() for name, split in splits.items()}
 
 
+def dtype_of(encoding):
+    """The dtype of token ids in a file."""
+    return np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
+
+
 def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
     """Writes meta.json. Returns its entries."""
     for name, count in counts.items():
@@ -157,7 +161,7 @@ def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
         "format_version": FORMAT_VERSION,
         "tokenizer": tokenizer,
         "vocab_size": encoding.n_vocab,
-        "dtype": "uint16" if encoding.n_vocab <= 2**16 else "uint32",
+        "dtype": dtype_of(encoding).name,
         "tokens": {name: count["tokens"] for name, count in counts.items()},
         "bytes": {name: count["bytes"] for name, count in counts.items()},  # separators not counted
         "digests": {path.name: sample_digest(path) for path in paths},

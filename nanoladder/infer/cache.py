@@ -4,6 +4,7 @@ Rows of the cache are texts of different lengths. Each begins at position 0 of i
 what lies right of a text's last token is hidden from it, and overwritten as it grows.
 """
 
+import itertools
 import math
 from functools import partial
 
@@ -56,7 +57,7 @@ class CachedGPT:
         """Compiles the step, on a GPU into CUDA graphs, and runs it often enough to have them recorded."""
         machine.keep_cache_sound()
         multiply_single_rows(self.gpt)
-        for tensor in sum(self.layers, ()) + tuple(self.kept):
+        for tensor in [*itertools.chain(*self.layers), *self.kept]:
             keep_address(tensor)
         mode = "reduce-overhead" if self.device.type == "cuda" else "default"
         self.next_logits = torch.compile(self.next_logits, mode=mode, dynamic=False, fullgraph=True)

@@ -5,7 +5,7 @@ import torch
 from nanoladder import machine
 from nanoladder.optim.galore import GaLore
 from nanoladder.optim.groups import WithAdamW, hidden_and_rest
-from nanoladder.optim.lion import BETAS, Lion
+from nanoladder.optim.lion import Lion
 
 # Good learning rate of an optimizer as a multiple of AdamW's: from its paper if stated there, else from
 # `profile.py --train`, whose table in results/ shows a lower and a higher one as well. Those of Muon (Liu et al. 2025)
@@ -28,7 +28,7 @@ def build(groups, model, config):
         return WithAdamW(galore, rest, config)
     groups = scale_lr(groups, config)
     if config.optimizer == "lion":
-        return Lion(groups, config.learning_rate, BETAS)
+        return Lion(groups, config.learning_rate)
     if config.optimizer == "adafactor":  # foreach=False, here and below, keeps only one update in memory at a time
         return torch.optim.Adafactor(groups, lr=config.learning_rate, foreach=False)
     for group in groups:

@@ -10,8 +10,8 @@ BETAS = (0.9, 0.99)  # Chen et al. 2023, table 12
 class Lion(torch.optim.Optimizer):
     """Updates by the sign of the averaged gradient (Chen et al. 2023, algorithm 2). State: one average per weight."""
 
-    def __init__(self, groups, lr, betas):
-        super().__init__(groups, {"lr": lr, "betas": betas})
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr, "betas": BETAS})
 
     @torch.no_grad()
     def step(self):

@@ -96,23 +96,23 @@ def require_agreement(facts, what):
 
 
 class LaggedMax:
-    """Maximum over all processes of the numbers passed to the previous call, reduced while a step runs. Collective.
+    """Maximum over all processes of the number passed to the previous call, reduced while a step runs. Collective.
 
-    A single process gets back the numbers passed to this call.
+    A single process gets back the number passed to this call.
     """
 
     def __init__(self):
         self.in_flight = None
 
-    def __call__(self, *numbers):
+    def __call__(self, number):
         if world_size() == 1:
-            return numbers
-        previous, tensor = self.in_flight, torch.tensor(numbers)
+            return number
+        previous, tensor = self.in_flight, torch.tensor(number)
         self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=mesh().cpu_group, async_op=True)
         if previous is None:
-            return (0,) * len(numbers)
+            return 0
         previous[1].wait()
-        return previous[0].tolist()
+        return previous[0].item()
 
 
 def all_reduce_mean(tensor):

@@ -4,15 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import json
 import sys
 from pathlib import Path
 
 import torch
 
-from nanoladder import checkpoint, files, machine, parallel
+from nanoladder import checkpoint, machine, parallel
 from nanoladder.private import loaded_compiler
-from nanoladder.run.start import CONFIG, changes, read_config
+from nanoladder.run.start import CONFIG, changes, read_config, write_config
 
 # The cheapest first
 SMALLER = "a smaller --micro_batch_size, --activation_checkpointing=every:1 or --optimizer=adamw8bit"
@@ -100,12 +99,10 @@ def record(config, size):
 
     Returns the size; 0 if the run had not begun. Of several processes, the first one writes it.
     """
-    path = Path(config.out_dir, CONFIG)
-    ours, halved = (dataclasses.asdict(part) for part in (config, dataclasses.replace(config, micro_batch_size=size)))
-    before = read_config(path)
-    if before == ours:
-        files.write(path, json.dumps(halved, indent=2) + "\n")
-    return size if before in (ours, halved) else 0
+    halved, before = dataclasses.replace(config, micro_batch_size=size), read_config(Path(config.out_dir, CONFIG))
+    if before == dataclasses.asdict(config):
+        write_config(config.out_dir, halved)
+    return size if before in map(dataclasses.asdict, (config, halved)) else 0
 
 
 def release_memory(device):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from nanoladder.run.header import print_header
 from nanoladder.run.metrics import Metrics, flops_per_token
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Signals
-from nanoladder.run.start import begin
+from nanoladder.run.start import begin, write_config
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
 
@@ -207,7 +206,7 @@ def prepare_out_dir(config, start_step, dataset):
         lock = files.hold(folder / LOCK)
         checkpoint.clear(folder, start_step)
         dataset.save_tokenizer(folder)
-        files.write(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        write_config(folder, config)
     except BlockingIOError:
         raise BadInput(f"another run trains in out_dir={folder}; wait for it, or choose another --out_dir") from None
     except OSError as error:

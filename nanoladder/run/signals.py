@@ -40,6 +40,6 @@ class Signals:
 
     def arrived(self):
         """True once a signal has arrived that ends the run. Collective: call it every step."""
-        (number,) = self.agreed(self.number)
+        number = self.agreed(self.number)
         self.received = signal.Signals(number) if number else None
         return bool(number)

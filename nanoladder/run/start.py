@@ -65,6 +65,11 @@ def read_config(path):
         return {key: typed(key, value, path) for key, value in values.items()}
 
 
+def write_config(folder, config):
+    """Writes a run's config.json. Raises OSError."""
+    files.write(Path(folder, CONFIG), json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+
 # -- the model
 
 

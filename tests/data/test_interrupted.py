@@ -82,7 +82,7 @@ def prepare(tmp_path, monkeypatch):
     files = [find_text(tmp_path / f"{name}.txt") for name in "ab"]
 
     def prepare(folder, tokenizer="byte"):
-        write_corpus(folder, Files(files, lines=True, val_fraction=0.4), tokenizer, {}, documents=True)
+        write_corpus(folder, Files(files, "lines", 0.4), tokenizer, {}, documents=True)
 
     return prepare
 

@@ -76,7 +76,7 @@ def without_scratch_of_products(events):
 STEPS = [
     {"stage": "naive", "vocab_size": 65},
     {"stage": "tf32", "vocab_size": 50257},
-    {"stage": "flash", "vocab_size": 30011},
+    {"stage": "flash", "vocab_size": 3011},
     {"stage": "chunked_loss", "compile": False, "vocab_size": 256},
     {"stage": "checkpointing", "compile": False, "vocab_size": 65},
     {"stage": "low_memory_optimizer", "compile": False, "n_layer": 2},
@@ -102,7 +102,7 @@ STEPS = [
         "set_to_none": False,
     },
     {"attention": "matmul", "activation_checkpointing": "every:2", "n_layer": 4, "optimizer": "lion", **INSIDE},
-    {"set_to_none": False, "micro_batch_size": 1, "vocab_size": 30011, "loss_chunks": 4, "adamw_impl": "forloop"},
+    {"set_to_none": False, "micro_batch_size": 1, "vocab_size": 3011, "loss_chunks": 4, "adamw_impl": "forloop"},
     {"adamw_impl": "forloop", **SHORT, **INSIDE},
     {"optimizer": "adafactor", "loss_chunks": 0, "n_layer": 3, **INSIDE},
     {"optimizer": "galore", "n_embd": 128},
@@ -144,7 +144,7 @@ LONG = pytest.mark.nightly
     "keys",
     [
         {"dtype": "float32", "vocab_size": 50257, "loss_chunks": 0},
-        {"loss_chunks": 3, "vocab_size": 30011, "micro_batch_size": 2},
+        {"loss_chunks": 3, "vocab_size": 3011, "micro_batch_size": 2},
         {"activation_checkpointing": "every:1", "shard": "full", "n_layer": 2},
         {"loss_chunks": 0, "vocab_size": 256, "n_layer": 2, "batch_size": 8},
         {"optimizer": "adafactor", "vocab_size": 256, "loss_chunks": 2, "n_layer": 2, **INSIDE},
@@ -249,10 +249,7 @@ def test_the_bytes_of_two_processes_are_predicted(tmp_path):
 def test_configs_that_cannot_be_predicted_are_refused():
     pipeline = small(dtype="float32", n_layer=1, pipeline_parallel=2, micro_batch_size=1)
     for arguments, message in [
-        ((small(), "mps"), "device=mps"),
         ((small(), "cpu", 3), "does not divide among 3 processes"),
-        ((small(vocab_size=0),), "vocab_size"),
-        ((small(micro_batch_size="auto"),), "micro_batch_size=auto"),
         ((pipeline, "cpu", 2), "n_layer=1"),
     ]:
         with pytest.raises(BadInput, match=message):
@@ -271,13 +268,12 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
 
 def test_costs_are_those_of_the_whole_run():
     config = small("config/gpt2.py", shape={}, vocab_size=50257, max_steps=1000)
-    costs = predict.costs(config, mfu=0.5, peak_flops=1e15, world_size=4)
+    costs = predict.costs(config)
     blocks = 12 * (12 * 768**2 + 2 * 768)
     assert costs["n_params"] == (50257 + 1024 + 1) * 768 + blocks
     assert costs["flops_per_token"] == 854_438_400
     assert costs["tokens"] == 1000 * 480 * 1024
     assert costs["flops"] == costs["tokens"] * costs["flops_per_token"]
-    assert costs["hours"] == pytest.approx(costs["flops"] / (0.5 * 1e15 * 4 * 3600))
 
 
 H100 = devices.datasheet("H100")
