@@ -2,7 +2,9 @@
 
 import dataclasses
 import gc
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -79,6 +81,11 @@ RECIPE = {  # every rung of the second ladder
 }
 UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}  # what tensor parallelism takes
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # a full collection looks through what was imported no more
 
 
 def pytest_runtest_setup(item):
@@ -305,6 +312,29 @@ def same(ours, theirs):
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
     return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+
+
+def assert_same_state(ours, theirs, *parts, name="last"):
+    """Asserts that parts of two runs' checkpoints are equal bit for bit; without names: all that a run continues."""
+    one, other = saved(ours, name), saved(theirs, name)
+    for part in parts or ("model", "optimizer", "scaler", "generators", "progress"):
+        assert same(one[part], other[part]), (name, part)
+
+
+def at_step(number, action):
+    """train.train_step, before which action(model, batch) is called at this step, counted from 1."""
+    original, numbers = train.train_step, itertools.count(1)
+
+    def step(model, optimizer, batch, lr, config):
+        if next(numbers) == number:
+            action(model, batch)
+        return original(model, optimizer, batch, lr, config)
+
+    return step
+
+
+def spoil_positions(model, batch):
+    model.position_embedding.weight.data[5] = math.nan
 
 
 def state_bytes(optimizer):

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import contents, refusal
+from conftest import contents, needs_rustbpe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +52,14 @@ def test_the_files_do_not_depend_on_threads_or_blocks(tokenizer, documents, tmp_
         write_corpus(folder, Texts(TEXTS[:-9], TEXTS[-9:]), tokenizer, {}, documents)
         found.append(contents(folder))
     assert found[0] == found[1]
+
+
+@needs_rustbpe
+def test_a_vocabulary_is_learned_from_the_training_text_alone(tmp_path):
+    write_corpus(tmp_path / "x", Texts(["mama mia, mama mia. "] * 9, ["zuzu zoo, zuzu zoo. "] * 99), "bpe:262", {})
+    tokens = load_tokenizer(tmp_path / "x").token_byte_values()
+    assert any(token.count(b"m") for token in tokens if len(token) > 1)
+    assert not any(b"z" in token for token in tokens if len(token) > 1)
 
 
 def test_only_a_few_chunks_are_held_at_a_time(monkeypatch):

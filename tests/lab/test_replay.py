@@ -1,12 +1,11 @@
 """Replaying a step of a run repeats it exactly and names the modules with non-finite values."""
 
-import math
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from conftest import contents, flags, rows, saved, tiny
+from conftest import at_step, contents, flags, rows, saved, spoil_positions, tiny
 
 import train
 from lab import replay
@@ -21,20 +20,6 @@ def config(dense, tmp_path):
 def words(config, **keys):
     given = {"dataset": config.dataset, "out_dir": config.out_dir, "max_steps": 20, "save_interval": 2}
     return flags(**given | {"log_interval": 5} | keys)
-
-
-def spoiled(at_step):
-    """train_step, but before the step's forward an embedding of a position becomes NaN."""
-    original, count = train.train_step, 0
-
-    def step(model, *rest):
-        nonlocal count
-        count += 1
-        if count == at_step:
-            model.position_embedding.weight.data[5] = math.nan
-        return original(model, *rest)
-
-    return step
 
 
 DIVERGING = {"learning_rate": 1e19, "min_lr": 1e19, "warmup_steps": 0, "dropout": 0.1, "save_interval": 1}
@@ -56,13 +41,26 @@ def test_the_command_that_a_fault_names_replays_its_step_and_writes_nothing(conf
     "keys", [{}, pytest.param({"compile": True, "n_layer": 1, "micro_batch_size": 2}, marks=pytest.mark.slow)], ids=str
 )
 def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config, run_main, monkeypatch, traced):
-    monkeypatch.setattr(train, "train_step", spoiled(7))
+    monkeypatch.setattr(train, "train_step", at_step(7, spoil_positions))
     run_main(train.main, *words(config, **keys))
-    monkeypatch.setattr(train, "train_step", spoiled(1))  # the seventh, the first after the checkpoint
+    monkeypatch.setattr(train, "train_step", at_step(1, spoil_positions))  # the seventh, the first after the checkpoint
     result = run_main(replay.main, *words(config, **keys), "--step", 7)
     assert "replaying steps 7 to 7, from step 6" in result.out
     assert "not finite in the forward: position_embedding, dropout, blocks.0" in result.out
     assert result.out.count("  loss ") == config.batch_size and "step 7: loss nan" in result.out
+
+
+def test_the_step_that_is_looked_into_is_not_a_recorded_graph_which_would_call_no_hooks(config, run_main, monkeypatch):
+    given, recorded, original = words(config, save_interval=5, cuda_graph=True), [], train.train_step
+
+    def step(*arguments):
+        recorded.append(arguments[-1].cuda_graph)
+        return original(*arguments)
+
+    run_main(train.main, *given)
+    monkeypatch.setattr(train, "train_step", step)
+    assert run_main(replay.main, *given, "--step=7").code == 0
+    assert recorded == [True] * 6 + [False]
 
 
 def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(config, run_main):
@@ -72,6 +70,17 @@ def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(config, run_main):
     result = run_main(replay.main, *words(config, **keys), "--step=10")
     assert f"gradient norm {logged['grad_norm']}" in result.out
     assert "not finite in the forward: nothing\nnot finite in the backward: nothing" in result.out
+
+
+def test_a_damaged_checkpoint_is_named_and_without_it_an_earlier_start_is_taken(config, run_main):
+    given = words(config)
+    run_main(train.main, *given)
+    damaged = Path(config.out_dir, "step_00000018.safetensors")
+    damaged.write_bytes(b"half")
+    result = run_main(replay.main, *given, "--step=20")
+    assert result.code == 2 and f"error: {damaged} is damaged" in result.err
+    damaged.unlink()
+    assert "replaying steps 1 to 20, from the beginning" in run_main(replay.main, *given, "--step=20").out
 
 
 @pytest.mark.parametrize("start", ["scratch", "hf"])

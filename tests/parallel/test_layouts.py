@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, UNCUT, replace, rows, same, saved, weights, words, write_folder, write_state
+from conftest import (
+    RECIPE,
+    UNCUT,
+    assert_same_state,
+    replace,
+    rows,
+    saved,
+    weights,
+    words,
+    write_folder,
+    write_state,
+)
 from processes import configuration, work
 from torch.utils._pytree import tree_map
 
@@ -22,6 +33,7 @@ INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
+AT_THE_END = {"eval_interval": 6, "lazy_metrics": True}
 
 # What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.
 TWO = {
@@ -56,8 +68,8 @@ TWO = {
     "context": {**CONTEXT, "data": "documents", **PARTS, "attention": "sdpa", "eval_interval": 3, "num_workers": 1},
     "context matmul": {**CONTEXT, "attention": "matmul", "context_length": 30, "activation_checkpointing": "sqrt"},
     "context compiled": {**CONTEXT, "compile": True, "n_layer": 1, "attention": "sdpa"},
-    "pipeline": {**PIPELINE, **PARTS, "data": "documents", "sample_interval": 6, "lazy_metrics": True},
-    "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "activation_checkpointing": "sqrt"},
+    "pipeline": {**PIPELINE, **PARTS, "data": "documents", "sample_interval": 6, "eval_interval": 3},
+    "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "activation_checkpointing": "sqrt", **AT_THE_END},
     "pipeline odd": {**PIPELINE, "n_layer": 3, "batch_size": 6, "micro_batch_size": 2, "pad_vocab_to": 48},
     "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
     "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
@@ -234,8 +246,7 @@ def test_several_processes_resume_their_checkpoints_and_those_of_one(dense, docu
         with subtests.test(f"{name}: bit for bit, each process with its own dropout"):
             one, parts = runs[f"dropping_{name}"], runs[f"dropping_{name}_resumed"]
             assert rows(one, *CURVE) == rows(parts, *CURVE)
-            for part in ("model", "optimizer", "generators", "progress"):
-                assert same(saved(one)[part], saved(parts)[part]), part
+            assert_same_state(one, parts)
             states = saved(one)["generators"]["cpu"]
             assert len(states) == 2 and not torch.equal(*states)
     for name in LAYOUTS:
@@ -263,8 +274,7 @@ def test_four_processes_resume_bit_for_bit(dense, documents, folder):
     rest = replace(first, init_from="resume", max_steps=6)
     together(folder / "four_job", {"whole": config, "first": first, "rest": rest}, 4)
     assert rows(rest, *CURVE, "grad_norm") == rows(config, *CURVE, "grad_norm")
-    for part in ("model", "optimizer"):
-        assert same(saved(rest)[part], saved(config)[part]), part
+    assert_same_state(rest, config, "model", "optimizer")
 
 
 # One dimension or two, and what else four processes can be.

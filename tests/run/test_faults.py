@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from conftest import build, needs_gpu, rows, same, saved, tiny, weights, words
+from conftest import at_step, build, needs_gpu, rows, same, saved, spoil_positions, tiny, weights, words
 
 import train
 from nanoladder.data import Batch
@@ -67,11 +67,15 @@ class Lazy:
         return self.value
 
 
-def test_a_gpu_s_results_are_read_only_when_they_are_due(capsys):
+def test_a_gpu_s_results_are_read_only_when_they_are_due(capsys, monkeypatch):
     watch = faults.Watch(tiny(), torch.device("cuda"), UNSCALED)
     for step in range(1, 10):
         watch.check(step, 1e-3, Lazy(1.0), Lazy(2.0), due=step == 9)
         assert Lazy.reads == (18 if step == 9 else 0)
+    monkeypatch.setattr(faults, "LOOK", 3)  # or after so many steps
+    for step in range(10, 13):
+        watch.check(step, 1e-3, Lazy(1.0), Lazy(2.0), due=False)
+        assert Lazy.reads == (24 if step == 12 else 18)
     watch.check(10, 1e-3, Lazy(math.nan), Lazy(2.0), due=False)
     with pytest.raises(SystemExit):
         watch.check(11, 1e-3, Lazy(1.0), Lazy(2.0), due=True)
@@ -81,31 +85,13 @@ def test_a_gpu_s_results_are_read_only_when_they_are_due(capsys):
 # -- whole runs
 
 
-def poisoned(at_step, poison):
-    """train_step, but before the step's forward `poison(model, batch)` is called."""
-    original, count = train.train_step, 0
-
-    def step(model, optimizer, batch, lr, config):
-        nonlocal count
-        count += 1
-        if count == at_step:
-            poison(model, batch)
-        return original(model, optimizer, batch, lr, config)
-
-    return step
-
-
-def spoil_positions(model, batch):
-    model.position_embedding.weight.data[5] = math.nan
-
-
 @pytest.fixture
 def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=20, save_interval=2, log_interval=5)
 
 
 def test_a_fault_is_reported_in_one_line_with_the_last_checkpoint(config, run_main, monkeypatch):
-    monkeypatch.setattr(train, "train_step", poisoned(7, spoil_positions))
+    monkeypatch.setattr(train, "train_step", at_step(7, spoil_positions))
     result = run_main(train.main, *words(config))
     line = result.err.strip()
     newest = f"{config.out_dir}/last.safetensors is the newest checkpoint: --init_from=resume continues from it"
@@ -121,7 +107,7 @@ def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
         for parameter in model.parameters():
             parameter.register_hook(torch.zeros_like)
 
-    monkeypatch.setattr(train, "train_step", poisoned(7, lose))
+    monkeypatch.setattr(train, "train_step", at_step(7, lose))
     line = run_main(train.main, *words(config)).err
     assert re.search(r"stopped at step 7: loss [\d.]+, gradient norm 0\.0,", line)
     assert saved(config)["progress"]["step"] == 6 and "--compile=False" in line
@@ -134,7 +120,7 @@ def test_gradients_that_overflow_float16_are_no_fault_but_a_scale_that_collapses
     def overflow(model, batch):
         model.position_embedding.weight.register_hook(lambda gradient: gradient * math.inf)
 
-    monkeypatch.setattr(train, "train_step", poisoned(3, overflow))
+    monkeypatch.setattr(train, "train_step", at_step(3, overflow))
     result = run_main(train.main, *words(config, dtype="float16"))
     step = int(re.search(r"stopped at step (\d+): .* loss scale 0\.5, which collapsed", result.err)[1])
     assert step == 3 + 16  # from 2**16 to 1/2, halved a step

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import replace, rows, tiny
+from conftest import replace, rows, tiny, words
 
 import train
 from model import GPT
@@ -112,3 +112,13 @@ def test_rows_that_could_not_be_written_are_there_at_the_end(config, monkeypatch
     train.train(config)
     assert "lacks step 3: [Errno 2]" in capsys.readouterr().err
     assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_curves_that_cannot_be_written_are_said_and_the_exit_code_is_1(config, monkeypatch, run_main):
+    def fail(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(metrics, "plot", fail)
+    result = run_main(train.main, *words(config))
+    assert result.code != 0 and "Traceback" not in result.err
+    assert f"error: {config.out_dir} lacks rows of metrics.jsonl, or loss.png: no room" in f"{result.err}{result.code}"

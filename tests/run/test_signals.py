@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, flags, replace, rows, same, saved, tiny, weights
+from conftest import ROOT, at_step, flags, replace, rows, same, saved, tiny, weights
 
 import train
 
@@ -21,19 +21,9 @@ def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=9, log_interval=4, dropout=0.2)
 
 
-def signaled(at_step, *numbers):
-    """train_step, in which the process gets these signals at that step."""
-    original, count = train.train_step, 0
-
-    def step(*args):
-        nonlocal count
-        count += 1
-        if count == at_step:
-            for number in numbers:
-                os.kill(os.getpid(), number)
-        return original(*args)
-
-    return step
+def send(*numbers):
+    """An action that sends these signals to this process."""
+    return lambda *_: [os.kill(os.getpid(), number) for number in numbers]
 
 
 def raises(error):
@@ -49,7 +39,7 @@ def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(numbe
     train.train(whole)
     before = [signal.getsignal(each) for each in NUMBERS]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(train, "train_step", signaled(6, number))
+        patch.setattr(train, "train_step", at_step(6, send(number)))
         train.train(config)
     assert ended.value.code == 128 + number and saved(config)["progress"]["step"] == 6
     assert [signal.getsignal(each) for each in NUMBERS] == before
@@ -59,14 +49,14 @@ def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(numbe
 
 
 def test_a_run_that_never_saves_names_no_checkpoint(config, monkeypatch, run_main):
-    monkeypatch.setattr(train, "train_step", signaled(3, signal.SIGTERM))
+    monkeypatch.setattr(train, "train_step", at_step(3, send(signal.SIGTERM)))
     result = run_main(train.main, *flags(dataset=config.dataset, out_dir=config.out_dir, save_interval=0))
     assert result.code == 143 and result.out.endswith("SIGTERM: ended after step 3\n")
     assert not list(Path(config.out_dir).glob("*.safetensors"))
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(config, monkeypatch):
-    monkeypatch.setattr(train, "train_step", signaled(1, signal.SIGINT, signal.SIGINT))
+    monkeypatch.setattr(train, "train_step", at_step(1, send(signal.SIGINT, signal.SIGINT)))
     monkeypatch.setattr(train, "forward_backward", raises(AssertionError("it went on")))
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
