@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +14,11 @@ from lab import launch
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
 launch.PRELOADED += ["pytest", "hypothesis"]  # which conftest.py imports: half a second of each child process
+
+
+def forked(command, cwd=ROOT, env=os.environ, **_):
+    """subprocess.run([python, *words], ...) by a fork, for code under test that would start Python."""
+    return python(*command[1:], cwd=cwd, env=env)
 
 
 def python(*words, cwd=ROOT, env=os.environ, stdin=""):
@@ -31,6 +35,8 @@ def python(*words, cwd=ROOT, env=os.environ, stdin=""):
         given = words, cwd, {**env}, streams
         process = launch.context().Process(target=child.become, args=given)
         process.start()
+        process.join(300)
+        process.kill()  # of what hangs
         process.join()
         return subprocess.CompletedProcess(words, process.exitcode, *(stream.read_text() for stream in streams[1:]))
 
@@ -62,10 +68,7 @@ def work(folder, jobs, n, start=script, **options):
     return result, [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
-
 def torchrun(*command, n=2, folder=None, options=()):
-    """The same by torchrun itself: each process imports torch anew."""
-    command = [*TORCHRUN, "--standalone", *options, f"--nproc_per_node={n}", *map(str, command)]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    """The same by torchrun itself, a fork: each process that it starts imports torch anew."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", *options, f"--nproc_per_node={n}"]
+    return python(*launcher, *command, env=ENVIRONMENT)

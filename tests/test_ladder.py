@@ -20,7 +20,8 @@ import train
 from lab import pages, show
 from lab.stages import needs_several
 from nanoladder import checkpoint, data, machine
-from nanoladder.config import RECIPE_DIR, Config, stage_files, stage_names
+from nanoladder.config import Config, stage_files, stage_names
+from nanoladder.config.stages import RECIPE_DIR
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.kernels import loss

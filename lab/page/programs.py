@@ -39,6 +39,7 @@ def of_statement(source):
     return [f"<code class=i{depth}>{line}</code>" for depth, line in zip(depths, lines[:-1], strict=False)]
 
 
+@cache  # also for the test that compares its lines with the programs
 def table():
     """Returns the distinct lines of all programs as HTML, by first use, and what climb.js needs to know of the stages.
 

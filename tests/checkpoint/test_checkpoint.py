@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import LOGGED, flags, replace, rows, same, saved, tiny, weights, write_state
+from conftest import LOGGED, assert_same_state, flags, replace, rows, same, saved, tiny, weights, write_state
 
 import train
 from model import GPT
@@ -76,9 +76,7 @@ def test_train_stop_resume_equals_one_run_bit_for_bit(kind, n, init_from, reques
     assert rows(two, *LOGGED) == rows(one, *LOGGED)
     assert [row["step"] for row in rows(two)] == [3, 4, 6, 8, 9, 12, 15, 16, 17]
     for name in ("last", "best"):
-        ours, theirs = saved(two, name), saved(one, name)
-        for part in ("model", "optimizer", "generators", "progress"):
-            assert same(ours[part], theirs[part]), (name, part)
+        assert_same_state(two, one, name=name)
 
 
 def test_a_longer_run_continues_where_the_shorter_one_ended(copy, run_main):

@@ -43,6 +43,11 @@ def test_the_pages_are_those_of_this_code(text):
         assert [html.unescape(re.sub(r"<[^>]*>", "", lines[n])) for n in stage["lines"]] == program
 
 
+def test_the_readme_has_the_ladder_as_it_was_measured():
+    """If it has not: python ladder.py docs. Here, as it simulates the same statistics as the page, for seconds."""
+    assert pages.README.read_text(encoding="utf-8") == pages.readme()
+
+
 def test_the_page_is_small_and_has_every_stage(text):
     assert len(text.encode()) < 1_500_000
     assert re.findall(r"<article id=(\w+) class=stage ", text) == pages.BOTH
@@ -187,7 +192,7 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     scales = [small, rungs.Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
     shown = words(rungs.worth_card("amd-epyc-2-threads-bf16", "muon", scales))
     assert shown.startswith("AMD EPYC, 2 threads, native bfloat16 ") and "kept at another scale" not in shown
-    assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) beside the row before 1.50 (1.40–1.60) without" in shown
+    assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) than the last kept 1.50 (1.40–1.60) without" in shown
     assert "≥ 1.50 (1.40–1.60) 3.47 (1.40–1.60) time of a step × 1.25 gain 1.20" in shown and " alone 1" not in shown
     assert (
         "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 7.4 million "

@@ -1,6 +1,7 @@
 """profile.py measures the documented rows and does not shadow the standard library's module of the same name."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -62,10 +63,15 @@ def measured(monkeypatch, dense, tmp_path):
     return run
 
 
+@functools.cache
+def at_stages(batch_size):
+    return {name: load_config([f"--batch_size={batch_size}", f"--stage={name}"]) for name in stage_names()}
+
+
 def stage_of(config):
     """Name of the stage at which the ladder's fields have the values of a config."""
-    configs = {name: load_config([f"--batch_size={config.batch_size}", f"--stage={name}"]) for name in stage_names()}
-    return next(name for name in configs if not changes_from(configs[name], config).keys() & pages.fields("naive"))
+    configs, fields = at_stages(config.batch_size), pages.fields("naive").keys()
+    return next(name for name in configs if not changes_from(configs[name], config).keys() & fields)
 
 
 def usual(what, config):

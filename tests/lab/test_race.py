@@ -6,10 +6,12 @@ Or one config and nanoGPT's own command, which a checkout with the outside of na
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import build, flags, replace, tiny
+from processes import forked
 
 import train
 from lab import modes, race
@@ -132,6 +134,7 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("SAVED", str(tmp_path / "ckpt.pt"))
     (tmp_path / "nanoGPT").mkdir()
     (tmp_path / "nanoGPT" / "train.py").write_text(SCRIPT)
+    monkeypatch.setattr(nanogpt, "subprocess", SimpleNamespace(run=forked))
     return tmp_path / "nanoGPT"
 
 

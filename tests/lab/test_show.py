@@ -1,6 +1,7 @@
 """Programs shown by ladder.py train as train.py does, and each stage's diff contains its change and little else."""
 
 import ast
+import functools
 import importlib.util
 import json
 import os
@@ -20,7 +21,7 @@ from lab import pages, show
 from lab.bundle import OPTIONS, standalone
 from lab.stages import needs_several, reason
 from nanoladder.config import stage_names
-from nanoladder.config.stages import RECIPE_DIR, stage_below
+from nanoladder.config.stages import RECIPE_DIR, stage_below, stage_path
 from nanoladder.run import load_config
 
 STAGES = stage_names()
@@ -89,10 +90,10 @@ def load(path):
     return module
 
 
-def command(stage, program, dense, folder):
+def command(stage, program, dense, folder, **keys):
     """The command line of a program at a stage."""
-    keys = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2, "out_dir": folder / stage / program}
-    return [f"--{key}={value}" for key, value in keys.items()]
+    own = {**TINY, "dataset": dense, "stage": stage, "eval_interval": 2, "out_dir": folder / stage / program}
+    return [f"--{key}={value}" for key, value in {**own, **keys}.items()]
 
 
 def figures(words):
@@ -101,9 +102,15 @@ def figures(words):
 
 @pytest.fixture(scope="module")
 def naive(dense, tmp_path_factory):
-    words = command("naive", "naive", dense, tmp_path_factory.mktemp("naive"))
-    train.main(words)
-    return figures(words)
+    """naive(**keys): the figures of the naive loop."""
+
+    @functools.cache
+    def run(**keys):
+        words = command("naive", "naive", dense, tmp_path_factory.mktemp("naive"), **keys)
+        train.main(words)
+        return figures(words)
+
+    return run
 
 
 def compare(ours, shown, naive):
@@ -121,27 +128,30 @@ def losses(text):
 TRACED = "import torch\ntorch.compiler.set_stance(force_backend='aot_eager').__enter__()\n"  # as the others compile
 
 
-def take_along(stage, folder, dense):
+def take_along(stage, folder, dense, **keys):
     """Writes the standalone program of a stage into a folder. Returns its path, and its command line."""
     path = folder / f"{stage}_alone.py"
     path.write_text(TRACED + standalone(stage), encoding="utf-8")
     vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
     own = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "max_steps", "warmup_steps", "learning_rate")
-    return path, [dense / "train.bin", f"--vocab_size={vocab_size}", *(f"--{key}={TINY[key]}" for key in own)]
+    return path, [dense / "train.bin", f"--vocab_size={vocab_size}", *(f"--{key}={(TINY | keys)[key]}" for key in own)]
+
+
+SMALLER = {"n_layer": 1, "eval_interval": 0}  # one block and no evaluation, so that less is traced
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ALONE)
 def test_all_programs_of_a_stage_train_alike_and_as_naive_does(stage, dense, naive, tmp_path):
     """train.py, the program shown, and the one that runs alone: bit for bit."""
-    commands = []
+    commands, keys = [], SMALLER if "compile" in stage_path(stage) else {}
     for program in (train, load(write(stage, tmp_path))):
         torch._dynamo.reset()
-        commands.append(command(stage, program.__name__, dense, tmp_path))
+        commands.append(command(stage, program.__name__, dense, tmp_path, **keys))
         with torch.compiler.set_stance(force_backend="aot_eager"):
             program.main(commands[-1])
-    compare(*commands, naive)
-    path, words = take_along(stage, tmp_path, dense)
+    compare(*commands, naive(**keys))
+    path, words = take_along(stage, tmp_path, dense, **keys)
     result = python(path, *words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
     assert result.returncode == 0, result.stderr
     assert losses(result.stdout) == [row["train_loss"] for row in figures(commands[0])]
@@ -175,7 +185,7 @@ def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_p
     assert not any(process[name]["error"] for process in seen for name in jobs)
     commands = [job["argv"] for job in jobs.values()]
     for ours, shown in zip(commands[::2], commands[1::2], strict=True):
-        compare(ours, shown, naive)
+        compare(ours, shown, naive())
     for stage, ours in zip(STAGES[len(ALONE) :], commands[::2], strict=True):
         path, words = take_along(stage, tmp_path, dense)
         result = script(path, *words, n=2, folder=tmp_path / stage)
@@ -221,6 +231,7 @@ def test_the_program_of_a_rung_has_the_loss_and_the_gradients_of_model_py(rung, 
     assert same(*({name: p.grad for name, p in each.named_parameters()} for each in models))
 
 
+@pytest.mark.slow
 def test_shown_programs_are_as_tidy_as_the_project(tmp_path):
     for stage in pages.BOTH:
         write(stage, tmp_path)
@@ -230,6 +241,7 @@ def test_shown_programs_are_as_tidy_as_the_project(tmp_path):
         assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_a_shown_program_has_no_trace_of_other_stages():
     for stage in STAGES:
         assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", pages.script(stage)) == [], stage
@@ -239,6 +251,7 @@ def test_a_shown_program_has_no_trace_of_other_stages():
     assert "    loss.backward()\n" in naive and "    optim.step_if_finite(optimizer, loss + grad_norm)\n" in naive
 
 
+@pytest.mark.slow
 def test_a_stage_changes_few_lines_and_shows_what_stands_behind_them():
     assert list(CHANGES) == STAGES[1:]
     for stage, (call, most, _, behind) in CHANGES.items():

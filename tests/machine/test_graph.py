@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import build, flags, replace, same, saved, tiny
+from conftest import assert_same_state, build, flags, replace, same, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -95,8 +95,7 @@ def test_a_recorded_run_resumes_bit_for_bit(emulated, dense, tmp_path):
     parts = replace(whole, out_dir=str(tmp_path / "parts"))
     train.train(replace(parts, max_steps=3))
     train.train(replace(parts, init_from="resume"))
-    for part in ("model", "optimizer", "progress"):
-        assert same(saved(whole)[part], saved(parts)[part]), part
+    assert_same_state(whole, parts, "model", "optimizer", "progress")
 
 
 @pytest.mark.parametrize(

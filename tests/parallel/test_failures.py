@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import flags, replace, rows, same, saved, words
+from conftest import assert_same_state, flags, replace, rows, words
 from processes import configuration, torchrun, work
 
 pytestmark = pytest.mark.slow
@@ -62,11 +62,11 @@ def interrupted(dense, documents, folder, kind, n=2, **keys):
 def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been(n, keys, dense, documents, tmp_path):
     whole, ours, result = interrupted(dense, documents, tmp_path, "SIGKILL", n, **keys)
     assert "failed (exitcode" in result.stderr and rows(ours, *CURVE) == rows(whole, *CURVE)
-    assert all(same(saved(ours)[part], saved(whole)[part]) for part in ("model", "optimizer", "generators"))
+    assert_same_state(ours, whole, "model", "optimizer", "generators")
 
 
 def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(dense, documents, tmp_path):
     whole, ours, result = interrupted(dense, documents, tmp_path, "SIGTERM", save_interval=100)
     assert len(re.findall(r"SIGTERM: ended after step \d\n.*is the newest checkpoint", result.stdout)) == 1
     assert rows(ours, *CURVE) == rows(whole, *CURVE)
-    assert all(same(saved(ours)[part], saved(whole)[part]) for part in ("model", "optimizer", "generators"))
+    assert_same_state(ours, whole, "model", "optimizer", "generators")

@@ -1,13 +1,13 @@
 """wandb gets the config and every row; if it cannot begin, the run goes on without."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, replace, rows, tiny, words
+from conftest import replace, rows, tiny, words
+from processes import python
 
 import train
 
@@ -61,8 +61,7 @@ def test_wandb_that_cannot_begin_is_a_warning(trouble, wandb, config, run_main, 
 def test_wandb_for_real_offline(config, tmp_path):
     folders = {f"WANDB_{kind}_DIR": str(tmp_path / "wandb") for kind in ("DATA", "CACHE", "CONFIG")}
     environment = {**os.environ, **folders, "WANDB_MODE": "offline"}
-    command = [sys.executable, "train.py", *words(config)]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = python("train.py", *words(config), env=environment)
     assert result.returncode == 0 and "wandb sync" in result.stderr, result.stderr
     assert list(Path(config.out_dir, "wandb", "latest-run").glob("run-*.wandb"))
     assert len(rows(config)) == 6
