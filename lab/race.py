@@ -68,7 +68,7 @@ def race(options, words):
     text = report(results, commands)
     write(folder, {"race.md": text})
     draw(runs, folder / "race.png")
-    print(f"{text}\n\nwritten: {folder}/race.md, beside race.json and race.png")
+    print(f"{text}\n\nwritten: {folder}/race.md, race.json and race.png")
 
 
 def beside_naive(options, words, config):

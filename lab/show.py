@@ -46,8 +46,8 @@ def command_line():
     show.add_argument("name", metavar="NAME", help="a stage of either ladder")
     show.add_argument("--standalone", action="store_true", help="one file that imports nothing of nanoladder")
     diff = add("diff", print_diff, usage="%(prog)s [-h] [--program] NAME | A B")
-    diff.add_argument("name", metavar="NAME | A", help="a stage, beside the one that it stands on")
-    diff.add_argument("other", nargs="?", metavar="B", help="a stage, beside A instead")
+    diff.add_argument("name", metavar="NAME | A", help="a stage, compared with the one that it stands on")
+    diff.add_argument("other", nargs="?", metavar="B", help="a stage, compared with A instead")
     diff.add_argument("--program", action="store_true", help="the changed lines alone, without definitions")
     add("records", print_records)
     check = add("check", check_entry)
@@ -116,7 +116,7 @@ def print_records(options):
 def check_entry(options):
     """Checks an entry of the race: the rules, then whether it holds.
 
-    It runs beside the record before it and the naive loop, on seeds that follow from its files, and writes
+    It runs against the record before it and the naive loop, on seeds that follow from its files, and writes
     MACHINE.json to its folder. The same command continues. Exit code: 0 if it holds, 1 if not, 2 if it
     breaks a rule.
     """
