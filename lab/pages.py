@@ -6,7 +6,7 @@ import re
 import textwrap
 from functools import cache
 
-from lab import bundle, summary, tables
+from lab import bundle, records, summary, tables
 from lab.bundle import FOLDER
 from lab.fold import fold, merge
 from lab.results import read, read_results
@@ -209,7 +209,7 @@ def section(name):
 
 def readme():
     """Returns the README with its diff, its tables and the sentences on all stages' gain rewritten."""
-    text = README.read_text(encoding="utf-8")
+    text = records.with_table(README.read_text(encoding="utf-8"), "records/")
     text = re.sub(r"(?<=```diff\n).*?(?=\n```)", lambda _: short_diff("amp"), text, flags=re.DOTALL)
     for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
         text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)

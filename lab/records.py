@@ -197,10 +197,11 @@ def figures(entry, results):
     }
 
 
-def table():
-    """What is new in each entry, then a table of those that each machine has run."""
+def table(link=""):
+    """What is new in each entry, then a table of those that each machine has run. link: to the entries' folders."""
     news = [
-        f"- [{entry.name}]({entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})" for entry in entries()
+        f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})"
+        for entry in entries()
     ]
     parts = ["\n".join(news)]
     for machine, runs in measured().items():
@@ -209,11 +210,16 @@ def table():
 
 
 def page():
-    """Returns records/README.md with the part between its <!-- records --> marks rewritten."""
+    """Returns records/README.md with its tables rewritten."""
+    return with_table(PAGE.read_text(encoding="utf-8"))
+
+
+def with_table(text, link=""):
+    """Returns a page with the part between its <!-- records --> marks rewritten."""
     return re.sub(
         r"(<!-- records -->\n).*?(\n<!-- records -->)",
-        lambda marks: f"{marks[1]}{table()}{marks[2]}",
-        PAGE.read_text(encoding="utf-8"),
+        lambda marks: f"{marks[1]}{table(link)}{marks[2]}",
+        text,
         flags=re.DOTALL,
     )
 
