@@ -69,6 +69,7 @@ def run(dense, tmp_path, run_main, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_each_seed_s_runs_are_compared_and_none_is_run_twice(run, tmp_path):
     Player.most = 4
     assert run().code == 130 and len(json.loads((tmp_path / "race.json").read_text())["runs"]) == 4

@@ -105,6 +105,7 @@ def run(dense, tmp_path, run_main):
     return run
 
 
+@pytest.mark.slow
 def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run, tmp_path):
     done, rows, found = run()
     assert done.code == 0 and world.most_running == 2
