@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import MACHINE, ROOT, TINY, write_folder
-from processes import forked
+from processes import forked, python
 
 from lab import race, records, referee, show
 
@@ -70,6 +70,12 @@ def patch_of(path, old, new):
     return "\n".join([f"--- a/{path}", f"+++ b/{path}", f"@@ -{n},3 +{n},3 @@", *around, ""])
 
 
+def read_configs_in_forks(monkeypatch):
+    """Saves the referee's processes their imports. The server of forks, once started, keeps its temporary folder."""
+    python("-c", "")  # not within a check, which removes the temporary folder that it sets
+    monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))
+
+
 def planted(monkeypatch, notes="", shuffled=0.5, **losses):
     """Replaces runs by figures: seconds of FASTER and these losses, each with a little noise of its seed.
 
@@ -91,7 +97,7 @@ def planted(monkeypatch, notes="", shuffled=0.5, **losses):
 
     monkeypatch.setattr(race, "run", run)
     monkeypatch.setattr(referee, "require_seeded", lambda *_: None)
-    monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))
+    read_configs_in_forks(monkeypatch)
     return began
 
 
@@ -196,7 +202,7 @@ HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_what_is_no_entry_is_refused_in_one_line(changes, said, at_home, check, monkeypatch):
-    monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))
+    read_configs_in_forks(monkeypatch)
     folder = write_entry(at_home / "records" / "003_new", **changes)
     before = sorted(folder.iterdir())
     done = check()
@@ -249,7 +255,7 @@ def test_a_cheat_is_refused(kind, at_home, check, monkeypatch):
     folder = write_entry(at_home / "records" / "003_new", patch=patch_of(*change))
     if kind != "seed":
         monkeypatch.setattr(referee, "require_seeded", lambda *_: None)  # saves two processes
-        monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))  # and what a third would import
+        read_configs_in_forks(monkeypatch)  # and what a third would import
     done = check("--quick")
     assert done.code == 2 and f"error: 003_new{said}" in done.err
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]
