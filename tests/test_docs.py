@@ -84,8 +84,8 @@ def test_the_records_are_as_they_were_measured_and_the_laptop_s_config_is_one():
     """If not: python ladder.py docs."""
     assert records.PAGE.read_text(encoding="utf-8") == records.page()
     assert records.TRIED.read_text(encoding="utf-8") == records.tried()
-    first, *others = [differences(load_config([str(path) for path in each.configs])) for each in records.entries()]
+    entries = {each.name: differences(load_config([*map(str, each.configs)])) for each in records.entries()}
     laptop = differences(load_config(["config/laptop.py"]))
-    assert {key: value for key, value in laptop.items() if key != "out_dir"} in others
+    assert entries["004_key_offset"] == {key: value for key, value in laptop.items() if key != "out_dir"}
     naive = differences(load_config(["config/laptop_gpt2.py", "--stage=naive"]))
-    assert first == {key: value for key, value in naive.items() if key not in ("out_dir", "ddp")}
+    assert entries["001_naive"] == {key: value for key, value in naive.items() if key not in ("out_dir", "ddp")}

@@ -24,7 +24,7 @@ def table(random, gain=1.0, jitter=0.04, rounds=ROUNDS):
     return stats.intervals({(row, other): logs[other] - logs[row] for row, other in pairs})
 
 
-def share_of_tables(found, n=250, **options):
+def share_of_tables(found, n=500, **options):
     random = np.random.default_rng(0)
     return sum(map(bool, (found(table(random, **options)) for _ in range(n)))) / n
 
