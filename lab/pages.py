@@ -67,7 +67,7 @@ def change(name):
     return ", ".join(f"{field}: {before[field]} → {value}" for field, value in changed.items())
 
 
-def against(row, other):
+def compared(row, other):
     """Returns how many times as fast as another a row of summary.summarize is, and in how much less memory."""
     smaller = other["peak"] / row["peak"]
     return tables.gain(row, other["name"]), "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
@@ -78,7 +78,7 @@ def gain(rows):
     first, *others = (row for row in rows if "seconds" in row)
     others = [row for row in others if "gains" in row]  # not of too few rounds
     tops = {group(row["name"]): row for row in others}.values()
-    said = [f"up to {row['name']}, {' as fast in '.join(against(row, first))} less memory" for row in tops]
+    said = [f"up to {row['name']}, {' as fast in '.join(compared(row, first))} less memory" for row in tops]
     return f"Against naive, all stages together: {'; '.join(said)}."
 
 
@@ -163,7 +163,7 @@ def measured(name, machine):
     row, below = rows[name], rows.get(summary.row_below(name, rows))
     if below is None:
         return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
-    return against(row, below)
+    return compared(row, below)
 
 
 @cache

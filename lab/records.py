@@ -148,7 +148,7 @@ def verdict(results):
     return f"holds (p = {max(of_loss, of_time):.2g})", True
 
 
-def against(results, record, entry):
+def compared(results, record, entry):
     """How an entry's runs compare with the record's, in words."""
     logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
     losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
@@ -229,7 +229,7 @@ def tried():
     text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
     text += "Each row is a trial that lost to the one most like it that ended lower and, where times are known, no "
     text += "later: one run each, of the same preset and seed. *no KEY*: it lacks a key that the other one sets.\n\n"
-    text += "| preset | what the loser does | its bits/byte | the other's |\n| --- | --- | --- | --- |\n"
+    text += "| preset | change | bits/byte | the other's |\n| --- | --- | --- | --- |\n"
     for path in sorted(RESULTS.glob("*/*/trials.jsonl")):
         trials = [trial for trial in read_metrics(path) if "preset" in trial]
         for trial in trials:

@@ -75,7 +75,7 @@ def check(options):
         finally:
             tempfile.tempdir = None
     if options.quick:
-        print(f"{entry.name} keeps the rules, as far as a machine can see. {records.against(results, record, entry)}")
+        print(f"{entry.name} keeps the rules, as far as a machine can see. {records.compared(results, record, entry)}")
         return 0
     said, holds = records.verdict(results)
     print(f"{tables.texts({entry.name: records.figures(entry, results)})}\n\n{entry.name} {said}")

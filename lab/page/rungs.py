@@ -14,11 +14,11 @@ from lab.results import read
 from lab.stats import LEVEL
 from nanoladder.config.stages import stage_below
 
-FIGURES = {"tokens": "tokens ×", "step": "than the last kept", "alone": "alone", "without": "without"}
+FIGURES = {"tokens": "tokens ×", "step": "over the last kept", "alone": "alone", "without": "without"}
 FACTORS = {"ms": "time of a step ×", "gain": "gain"}
 HOW_TO_READ = (
     "How many times fewer tokens reach the same loss. tokens ×: the recipe up to this rung, compared with the base; "
-    "than the last kept: with the rungs kept before this one was measured; alone: this rung on the base; without: the "
+    "over the last kept: with the rungs kept before this one was measured; alone: this rung on the base; without: the "
     "finished recipe, compared with itself without the rung (≥, ≤: bounds). Time of a step: relative to the base's; "
     f"gain: tokens × divided by it. In brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
 )

@@ -192,7 +192,7 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     scales = [small, rungs.Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
     shown = words(rungs.worth_card("amd-epyc-2-threads-bf16", "muon", scales))
     assert shown.startswith("AMD EPYC, 2 threads, native bfloat16 ") and "kept at another scale" not in shown
-    assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) than the last kept 1.50 (1.40–1.60) without" in shown
+    assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) over the last kept 1.50 (1.40–1.60) without" in shown
     assert "≥ 1.50 (1.40–1.60) 3.47 (1.40–1.60) time of a step × 1.25 gain 1.20" in shown and " alone 1" not in shown
     assert (
         "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 7.4 million "
