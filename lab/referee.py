@@ -9,6 +9,7 @@ read nothing else. A quick check leaves out the naive loop, which takes most of 
 
 import ast
 import json
+import os
 import re
 import shutil
 import signal
@@ -190,6 +191,7 @@ def is_inside(path, entry):
     """True for a file of the check's folder, of the entry, of Python and its packages, or of the system."""
     python = [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
     roots = [tempfile.gettempdir(), str(entry.folder), *python, *SYSTEM]
+    roots += map(os.path.realpath, python)  # .venv may be a link; PyTorch's own files are opened by either name
     return any(Path(path).is_relative_to(root) for root in roots)
 
 

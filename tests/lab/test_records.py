@@ -261,6 +261,18 @@ def test_a_cheat_is_refused(kind, at_home, check, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]
 
 
+def test_packages_may_be_read_by_either_name_of_a_linked_environment(tmp_path, monkeypatch):
+    entry = SimpleNamespace(folder=tmp_path / "records" / "003_new")
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "environment")
+    monkeypatch.setattr(referee, "sys", SimpleNamespace(prefix=str(tmp_path / "link"), base_prefix="/usr"))
+    monkeypatch.setattr(referee.tempfile, "tempdir", str(tmp_path / "check"))
+    inside = {
+        name: referee.is_inside(str(tmp_path / name / "font.ttf"), entry) for name in ("link", "environment", "data")
+    }
+    assert inside == {"link": True, "environment": True, "data": False}
+
+
 def test_tried_lists_what_ended_higher_and_no_sooner(monkeypatch, tmp_path):
     fast, slow, worse = ("fast", 2.0, 30.0), ("slow", 1.8, 60.0), ("worse", 1.9, 70.0)
     trials = [
