@@ -144,10 +144,10 @@ LONG = pytest.mark.nightly
     "keys",
     [
         {"dtype": "float32", "vocab_size": 50257, "loss_chunks": 0},
-        {"loss_chunks": 3, "vocab_size": 3011, "micro_batch_size": 2},
         {"activation_checkpointing": "every:1", "shard": "full", "n_layer": 2},
-        {"loss_chunks": 0, "vocab_size": 256, "n_layer": 2, "batch_size": 8},
         {"optimizer": "adafactor", "vocab_size": 256, "loss_chunks": 2, "n_layer": 2, **INSIDE},
+        pytest.param({"loss_chunks": 3, "vocab_size": 3011, "micro_batch_size": 2}, marks=LONG),
+        pytest.param({"loss_chunks": 0, "vocab_size": 256, "n_layer": 2, "batch_size": 8}, marks=LONG),
         pytest.param(
             {"dropout": 0.1, "bias": True, "attention": "matmul", "activation_checkpointing": "selective"}, marks=LONG
         ),
@@ -239,7 +239,7 @@ def test_the_bytes_of_two_processes_are_predicted(tmp_path):
         {"context_parallel": 2},
         {"pipeline_parallel": 2, "micro_batch_size": 2, "n_layer": 4},
     ]
-    configs = [small(dtype="float32", **row) for row in rows]
+    configs = [small(dtype="float32", **{"n_layer": 2} | row) for row in rows]
     peaks = run_together(peaks_of, configs, n=2, folder=tmp_path, seconds=300)
     for config, *found in zip(configs, *peaks, strict=True):
         tolerance = {"rel": 0.02} if config.pipeline_parallel > 1 else {"abs": 2000}
@@ -294,14 +294,14 @@ def test_a_row_has_the_memory_and_the_time_of_a_config():
     assert in_float16["note"].startswith("optimizer_in_backward=True")
 
 
-ON_AN_H200 = {
-    50257: ["naive", "amp", "flash", "compile", "cuda_graph", "grad_accumulation"],
-    256: ["naive", "cuda_graph"],
-}
+ON_AN_H200 = [(50257, "naive"), (50257, "amp"), (50257, "flash"), (50257, "cuda_graph"), (256, "naive")]
+ON_AN_H200 += [
+    pytest.param(*row, marks=LONG) for row in ((50257, "compile"), (50257, "grad_accumulation"), (256, "cuda_graph"))
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_ids, stage", [(n_ids, stage) for n_ids, stages in ON_AN_H200.items() for stage in stages])
+@pytest.mark.parametrize("n_ids, stage", ON_AN_H200)
 def test_the_peaks_that_an_h200_had_are_predicted(n_ids, stage):
     """torch.cuda.max_memory_allocated of config/reference.py, with torch 2.11."""
     results = json.loads((ROOT / f"results/nvidia-h200/reference-{n_ids}/results.json").read_text())

@@ -175,19 +175,18 @@ def test_the_program_of_muon_shows_its_code_and_runs_alone(dense, tmp_path):
 @pytest.mark.slow
 def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_path):
     """Every stage that one process ignores."""
-    jobs = {}
-    for stage in STAGES[len(ALONE) :]:
+    jobs, keys = {}, {stage: {} if stage == "pipeline_parallel" else SMALLER for stage in STAGES[len(ALONE) :]}
+    for stage in keys:
         for program in ("train.py", str(write(stage, tmp_path))):
-            words = command(stage, Path(program).stem, dense, tmp_path)
+            words = command(stage, Path(program).stem, dense, tmp_path, **keys[stage])
             jobs[f"{stage}, {program}"] = {"program": program, "argv": words}
     result, seen = work(tmp_path / "work", jobs, 2)
     assert result.returncode == 0 and len(seen) == 2, result.stderr
     assert not any(process[name]["error"] for process in seen for name in jobs)
     commands = [job["argv"] for job in jobs.values()]
-    for ours, shown in zip(commands[::2], commands[1::2], strict=True):
-        compare(ours, shown, naive())
-    for stage, ours in zip(STAGES[len(ALONE) :], commands[::2], strict=True):
-        path, words = take_along(stage, tmp_path, dense)
+    for stage, ours, shown in zip(keys, commands[::2], commands[1::2], strict=True):
+        compare(ours, shown, naive(**keys[stage]))
+        path, words = take_along(stage, tmp_path, dense, **keys[stage])
         result = script(path, *words, n=2, folder=tmp_path / stage)
         assert result.returncode == 0, result.stderr
         assert losses(result.stdout) == [row["train_loss"] for row in figures(ours)]

@@ -76,7 +76,7 @@ def peak_of(argv):
 
     def watch():
         nonlocal peak
-        while not ended.wait(1e-3):
+        while not ended.wait(1e-2):
             peak = max(peak, resident("RssAnon"))
 
     thread = threading.Thread(target=watch)
