@@ -169,10 +169,11 @@ def inspect(entry, folder, words, data):
         shutil.copytree(folder, watched, symlinks=True)
         shuffle_validation(watched / "data" / data.folder.name, data)
         outcome = race.run([str(notes), *words], script=watched / "lab" / "witness.py")
+        folders = readable(entry)
         for path in notes.read_text(errors="replace").splitlines():
             if path.startswith("the network"):
                 raise BadInput(f"{entry.name} connects to {path}; expected a run that needs none")
-            if not is_inside(path, entry):
+            if not any(Path(path).is_relative_to(folder) for folder in folders):
                 raise BadInput(f"{entry.name} reads {path}; expected no file but the data, PyTorch's and its own")
     return outcome
 
@@ -187,12 +188,11 @@ def shuffle_validation(folder, data):
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
-def is_inside(path, entry):
-    """True for a file of the check's folder, of the entry, of Python and its packages, or of the system."""
+def readable(entry):
+    """The folders that an entry may read: the check's, its own, those of Python and its packages, and the system's."""
     python = [sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages()]
-    roots = [tempfile.gettempdir(), str(entry.folder), *python, *SYSTEM]
-    roots += map(os.path.realpath, python)  # .venv may be a link; PyTorch's own files are opened by either name
-    return any(Path(path).is_relative_to(root) for root in roots)
+    linked = map(os.path.realpath, python)  # .venv may be a link; its files are opened by either name
+    return [tempfile.gettempdir(), str(entry.folder), *python, *linked, *SYSTEM]
 
 
 def require_honest(entry, inspected, run):

@@ -118,7 +118,6 @@ if __name__ == "__main__":  # in the interpreter: Triton asks for it when it is 
     for cap in (0.0, 15.0):
         check_shard_of_padding(softmax_triton.softmax_, cap)
     for dtype in DTYPES:
-        for n_columns, n_real in (
-            SHAPES if dtype == torch.float32 else SHAPES[1:3]
-        ):  # a block of half precision is longer than all
+        shapes = SHAPES if dtype == torch.float32 else SHAPES[1:3]  # in half precision each is within one block
+        for n_columns, n_real in shapes:
             check(softmax_triton.softmax_, n_columns, n_real, dtype, seed, rounding=truncated)
