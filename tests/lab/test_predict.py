@@ -189,7 +189,6 @@ def test_weights_gradients_and_state_are_exact(device_type):
     assert memory.inputs == inputs
 
 
-@pytest.mark.slow
 def test_cuda_keeps_the_tensors_of_its_own_kernels():
     B, T, C, nh = 8, 128, 128, 4
     matmul = small("--stage=amp", attention="matmul")
@@ -257,9 +256,7 @@ def test_configs_that_cannot_be_predicted_are_refused():
             predict.predict_memory(*arguments)
 
 
-@pytest.mark.parametrize(
-    "stage, device_type", [("naive", "cpu"), pytest.param("checkpointing", "cuda", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("stage, device_type", [("naive", "cpu"), ("checkpointing", "cuda")])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(stage, device_type):
     config, sizes = small(f"--stage={stage}", shape=THIN, batch_size=12), [1, 2, 3, 4, 6, 12]
     peaks = [predict.predict_memory(replace(config, micro_batch_size=size), device_type).peak for size in sizes]

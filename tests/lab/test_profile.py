@@ -312,7 +312,6 @@ def figures_of(out):
     return {name: cells for name, *cells in lines[2:]}
 
 
-@pytest.mark.slow
 def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_there(tmp_path, capsys):
     argv = [*PREDICTED, "--gpu=a100", "--stages=flash", "--max_steps=3600", "--memory_gb=0.07"]
     modes.main([*argv, "--price_per_hour=1000", f"--out_dir={tmp_path}"])

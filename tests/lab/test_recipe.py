@@ -218,7 +218,6 @@ def test_a_bound_is_no_verdict(world, run, monkeypatch):
         assert rows[name]["verdict"] == "beyond the curve"
 
 
-@pytest.mark.slow
 def test_a_recipe_is_only_known_to_be_better_than_what_ends_beyond_the_curve(world, run):
     world.short = lambda config: 2.0 * (config.optimizer != "muon" and config.weight_decay == 0.2)
     row = run("--kept=good,late")[1]["good"]
