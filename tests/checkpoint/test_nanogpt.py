@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+import transformers
 from conftest import Call, flags, refusal
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from model import GPT
@@ -17,7 +17,7 @@ ODD = {"n_layer": 3, "n_head": 5, "n_embd": 35, "n_positions": 7}
 def reference(bias=True, vocab_size=V, **shape):
     """A GPT-2 of transformers with large random weights; without bias, its biases are 0."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **SHAPE | shape)).eval()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=vocab_size, **SHAPE | shape)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

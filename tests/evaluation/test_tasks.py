@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 from conftest import LINE
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import build_tokenizer
@@ -27,11 +27,11 @@ def folder(tmp_path_factory):
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator([LINE * 10], vocab_size=300, special_tokens=["<|endoftext|>"])
     trained.save_model(str(folder))
-    tokenizer = GPT2TokenizerFast.from_pretrained(folder)
+    tokenizer = transformers.GPT2TokenizerFast.from_pretrained(folder)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=len(tokenizer), initializer_range=0.1, **SHAPE)
-    model = GPT2LMHeadModel(config)
+    config = transformers.GPT2Config(vocab_size=len(tokenizer), initializer_range=0.1, **SHAPE)
+    model = transformers.GPT2LMHeadModel(config)
     model.transformer.wte.weight.data *= 10  # the likeliest token is often the last one again
     model.save_pretrained(folder)
     return folder
@@ -41,8 +41,8 @@ class Reference:
     """A straightforward evaluation by transformers."""
 
     def __init__(self, folder):
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     @torch.no_grad()
     def score(self, context, ending):
