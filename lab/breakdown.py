@@ -90,7 +90,7 @@ def plain(tensor):
 
 
 def kind_of(event, config, kernel=""):
-    """The kind of an event of torch.profiler, or of the kernel of that name that it launched, which has no data wait.
+    """Classifies an event of torch.profiler, or a kernel that it launched, by its name; a kernel is never a data wait.
 
     Norms, activations, residuals, copies and dropout are "elementwise". event: None if only the kernel is known.
     """
@@ -114,7 +114,7 @@ def kind_of(event, config, kernel=""):
 
 
 def seconds_by_kind(events, config, on_gpu):
-    """Seconds of a step by kind: of operators on a CPU; on a GPU of its kernels and copies, all of which count.
+    """Seconds of a step by kind: of operators on a CPU, of kernels and copies on a GPU.
 
     Data is the time that the host waits for a batch.
     """

@@ -40,7 +40,7 @@ def values(name):
 
 
 def definitions(program, before, known):
-    """Returns [(path, source)] of the definitions in nanoladder/ that a program calls and the one before does not.
+    """Returns [(path, source)] of the definitions in nanoladder/ that a program calls and its predecessor does not.
 
     The source is folded by known, {field: expression}, and has what the definitions need of the same file. A class
     keeps the methods that it or the program calls.

@@ -26,7 +26,7 @@ DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=sca
 
 
 def number(kind, accepts, expected):
-    """Makes a parser of numbers of a kind for which `accepts` is true. expected: these numbers, in words."""
+    """Makes a parser of numbers that satisfy `accepts`. expected: a description of these numbers."""
 
     def parse(text):
         with contextlib.suppress(ValueError):
@@ -149,7 +149,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
 
 
 def parse(argv):
-    """Splits a command line into profile.py's options and the config's words, to which measuring adds some.
+    """Splits a command line into profile.py's options and the config's arguments, and adds those that measuring needs.
 
     Raises BadInput for options that are wrong or that the mode does not use, and for a config that it cannot measure.
     """
@@ -181,7 +181,7 @@ def parse(argv):
 
 
 def split(argv):
-    """Returns the options and the other words. Prints --help. Raises BadInput for an option that the mode ignores."""
+    """Returns the options and the rest. Prints --help. Raises BadInput for an option that the mode ignores."""
     options, words = parser_of("ladder", add_help=False).parse_known_args(argv)
     mode = options.mode = options.mode or ("vary" if options.vary else "ladder")
     if not {"-h", "--help"}.isdisjoint(words):
@@ -194,7 +194,7 @@ def split(argv):
 
 
 def parser_of(mode, **settings):
-    """Makes the parser of all options; its help shows those of a mode."""
+    """Makes the parser of all options, whose help shows those of one mode."""
     lines = [textwrap.fill(mode.meaning, 100, subsequent_indent=" " * 14) for mode in MODES.values()]
     head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
     parser = Parser(

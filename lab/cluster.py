@@ -1,4 +1,4 @@
-"""Plans runs on many GPUs, on paper: the memory and the time of a step in any layout, and the fastest that fit.
+"""Plans runs on many GPUs: predicts the memory and the time of a step in every layout, and ranks those that fit.
 
 python -m lab.cluster config/x.py --gpus=64 [--memory_gb=80] [--key=value ...]
 
@@ -43,7 +43,7 @@ SCHEDULES = get_args(TYPES["pipeline_schedule"])
 
 
 class Sizes(NamedTuple):
-    """Parameters of a GPT: in total, and of one block. flops: per token, if nothing is recomputed."""
+    """Numbers of parameters of a GPT, in total and per block. flops: per token, without recomputation."""
 
     n_params: int
     block: int

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 
 @contextlib.contextmanager
 def without_kernels(ledger):
-    """Lets torch.compile work on fake tensors, in programs whose buffers the ledger, the innermost dispatch mode, sees.
+    """Lets torch.compile work on fake tensors, and shows the buffers of its programs to the ledger.
 
     The ledger is off while the compiler works: Dynamo skips all code that runs in a dispatch mode it does not know, and
     the compiler's own tensors are not the step's.

@@ -90,7 +90,7 @@ WINDOW = 0.3  # seconds for which an action is timed
 
 
 def measured(name, limits):
-    """The Device of several measurements of limits(), their medians; None if there are none."""
+    """The Device with the medians of several measurements by limits(); None if there are none."""
     if not limits:
         return None
     most = tree_map(lambda *rates: statistics.median(rates), *limits)
@@ -127,7 +127,7 @@ def median_seconds(action):
 
 
 def product_rate(dtype, device):
-    """FLOP/s of a product of square matrices, doubled in size as long as it takes at most LONGEST_PRODUCT."""
+    """FLOP/s of the largest product of square matrices, by powers of two, that takes at most LONGEST_PRODUCT."""
     n = SMALLEST
     while True:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))

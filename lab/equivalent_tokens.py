@@ -1,4 +1,4 @@
-"""What a loss is worth in tokens.
+"""Converts a loss into the tokens that the base needs to reach it.
 
 A base's completed runs of several lengths give a curve. A row's loss becomes the length of the base's run that ends
 with it; that length divided by the length of the row's own run is its *tokens ×*, kept as a logarithm for each seed.
@@ -10,7 +10,7 @@ EXPONENTS = np.geomspace(1e-3, 2, 400)  # the smallest is as good as a straight 
 
 
 class Curve:
-    """loss = a + b · length ** -c: the least squares through {length: mean loss}, of two points with the least c."""
+    """loss = a + b · length ** -c, fitted to {length: mean loss} by least squares; to two points, with the least c."""
 
     def __init__(self, points):
         self.points, self.low, self.high = points, min(points), max(points)

@@ -94,7 +94,7 @@ def fold(source, values):
 
 
 def settle(source, values):
-    """Substitutes what is known and simplifies each statement, until nothing changes any more."""
+    """Substitutes known values and simplifies each statement, until nothing changes any more."""
     known = {f"config.{field}": value for field, value in values.items()}
     for field, value, replacement, *calls in NO_OPS:
         if values.get(field) == repr(value):
@@ -108,7 +108,7 @@ def settled(statement, known):
 
 
 def prune(source):
-    """Removes what nothing reads, until nothing changes any more."""
+    """Removes unused code, until nothing changes any more."""
     return until_same(lambda text: Prune(text).result(), source)
 
 
@@ -194,7 +194,7 @@ class Edits:
 
 
 class Fold(Edits):
-    """Puts in what is known, {code: replacement}, drops no-op calls, folds constants and resolves branches."""
+    """Substitutes known, {code: replacement}, drops no-op calls, folds constants and resolves branches."""
 
     def __init__(self, source, known):
         super().__init__(source)
@@ -255,7 +255,7 @@ class Fold(Edits):
             self.edits[end, end + comment.end()] = ""
 
     def decide(self, node):
-        """Drops the operands of `and`, or `or`, that do not matter; one that decides takes the place of all."""
+        """Drops the operands of `and` or `or` that have no effect; one that decides replaces the whole expression."""
         kept = []
         for operand in node.values:
             known = self.truth(operand)
@@ -269,7 +269,7 @@ class Fold(Edits):
             self.drop(operand for operand in node.values if operand not in kept)
 
     def branch(self, node):
-        """Leaves the branch that is taken, if it is known."""
+        """Replaces a conditional by the branch that is taken, if that is known."""
         known, start, [other, *_] = self.truth(node.test), self.span(node)[0], [*node.orelse, None]
         is_elif, chained = (part is not None and self.code(part).startswith("elif") for part in (node, other))
         if "raise BadInput" in self.known and not other and self.code(node.body[-1]).startswith("raise BadInput("):
@@ -289,7 +289,7 @@ class Fold(Edits):
             self.unwrap(node, node.orelse)
 
     def end(self, node):
-        """Drops what comes after a return, and a variable that is only assigned and returned."""
+        """Drops statements after a return, and a variable that is only assigned and returned."""
         block = next(block for _, block in ast.iter_fields(node.parent) if isinstance(block, list) and node in block)
         place = block.index(node)
         for statement in block[place + 1 :]:
@@ -324,7 +324,7 @@ class Prune(Edits):
         self.unread = {function.name: self.unused(function) for function in functions if function.name not in passed}
 
     def edit(self, node):
-        """Removes a statement that nothing needs, and unused parameters."""
+        """Removes an unneeded statement and unused parameters."""
         scope, needed = getattr(node, "scope", None), True
         match node:
             case ast.ClassDef(name=name):

@@ -1,6 +1,6 @@
-"""Takes, part by part, all measurements that need an NVIDIA GPU: bash lab/gpu.sh [--minutes=9]
+"""Takes all measurements that need an NVIDIA GPU, part by part: bash lab/gpu.sh [--minutes=9]
 
-Each part is a command of its own, with its own log and results; the same command later runs what is not done. A part
+Each part is a command with its own log and results; repeated, this command runs the parts that are left. A part
 that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong; a part that was skipped or ran
 out of time does not count as wrong.
 """
@@ -143,7 +143,7 @@ def run(words, folder, seconds):
 
 
 def end(process):
-    """Ends a process and all that it started: first politely, so that a training run saves, then at once."""
+    """Ends a process and its children: first by SIGTERM, so that a training run can save, then by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

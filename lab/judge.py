@@ -37,11 +37,11 @@ UNCHANGED = Interval(0.0, 0.0, 0.0)
 
 
 class Wrong(Exception):
-    """Raised, with the reason, if this version does not do the same as the other."""
+    """Raised, with the reason, if this version does not train like the other one."""
 
 
 class Metric(NamedTuple):
-    """A figure of a process (lower is better), and the words for it. size: of the unit in which it is printed.
+    """A figure of a process (lower is better), and how it is printed. size: of its unit.
 
     A change is the logarithm of a ratio, or with nats=True a difference.
     """
@@ -103,7 +103,7 @@ def judge(options, config_words):
 
 
 def begun(path, conditions):
-    """The results of an interrupted judgment of the same versions, to be continued, or new ones."""
+    """Returns the results of an interrupted judgment of the same versions, or new ones."""
     new = {"rounds": []}
     with contextlib.suppress(BadInput):
         if "verdict" not in (results := resume(path, conditions, new)):
@@ -197,7 +197,7 @@ def compare(options, config, ask, results, save):
 
 
 def change_of_memory(config, other, this):
-    """The Interval of the change of bytes, without width because they are counted; a small change counts as none."""
+    """The Interval of the change in bytes: of width 0, as bytes are counted, and 0 for a small change."""
     batch = 2 * 8 * config.batch_size * config.context_length  # bytes of int64 inputs and targets
     if abs(this / other - 1) < max(LEAST, WAITING * batch / other):
         return UNCHANGED
@@ -239,7 +239,7 @@ def require_comparable(measured, seed):
 
 
 def decide(metric, change):
-    """The verdict in words, with the figures that it rests on."""
+    """Returns the verdict as a sentence, with its figures."""
     kind, text = "unchanged", f"no change of {metric.heading}"
     if change.seen:
         kind, words = ("worse", metric.worse) if change.middle > 0 else ("better", metric.better)

@@ -2,9 +2,9 @@
 
 A measurement is a function, called in a separate process (run_alone) or in several that find one another, as
 torchrun starts them (run_together). On Linux that is a fork of multiprocessing's fork server, which has imported torch
-and the compiler. A fork is as good as a new process as long as the server has nothing that does not survive a fork: no
-CUDA context, no parallel region, no threads of the compiler. So the server computes nothing;
-PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the compiler ask for a GPU without CUDA.
+and the compiler. A fork is as good as a new process as long as the server holds only fork-safe state: no CUDA context,
+no parallel region, no compiler threads. So the server computes nothing, and PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the
+compiler ask for a GPU without CUDA.
 
 The code of another folder takes the command line of measure.py (run_command).
 """
@@ -53,7 +53,7 @@ class Child:
         theirs.close()
 
     def result(self):
-        """What the function returned. Raises BadInput or RuntimeError, with the reason, if it failed."""
+        """Returns the function's result. Raises BadInput or RuntimeError, with the reason, if it failed."""
         wait(self.handles())
         self.busy = False
         with contextlib.suppress(EOFError, OSError):
@@ -67,11 +67,11 @@ class Child:
         raise RuntimeError(KILLED if code in (-9, 255) else f"exit code {code}")
 
     def handles(self):
-        """What multiprocessing.connection.wait takes: one is ready once the process has answered or ended."""
+        """Objects for multiprocessing.connection.wait: one is ready once the process has answered or ended."""
         return [self.connection, self.process.sentinel]
 
     def end(self):
-        """Ends the process: by itself, with the workers of its loader, unless it is busy."""
+        """Lets the process end by itself, with the workers of its loader; kills it if it is busy."""
         self.connection.close()
         self.process.join(0 if self.busy else ENDING)
         self.process.kill()
@@ -103,7 +103,7 @@ def answer(connection, function, args, options):
 
 
 def reason(error):
-    """The line that says why a measurement failed."""
+    """Says in one line why a measurement failed."""
     if is_out_of_memory(error):
         return "out of memory"
     error = getattr(error, "inner_exception", error)  # of torch.compile's errors
@@ -160,6 +160,6 @@ def run_command(measurement, words, root):
 
 
 def reason_of_exit(process):
-    """Why a finished process of subprocess.run, whose stderr was captured as text, failed: in one line."""
+    """Says in one line why a process of subprocess.run, whose stderr was captured as text, failed."""
     last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     return KILLED if process.returncode == -9 else last.removeprefix("error: ")

@@ -77,7 +77,7 @@ class Loop:
     def seconds(self, steps, window=WINDOW):
         """Mean seconds of a step over the next steps: as many as given, or more if those take less than the window.
 
-        The clock is read only before and after all steps, when the device has finished: a host that runs ahead gains.
+        The clock is read before and after all steps, when the device has finished, so that a host may run ahead.
         """
         start = synchronized_time(self.device)
         for _ in range(steps):
@@ -88,7 +88,7 @@ class Loop:
 
 
 def compared(config):
-    """The config of steps whose losses are compared: the learning rate reaches its peak in them, and shows a fault.
+    """Returns a config for comparing losses: within these steps the learning rate reaches its peak, so a fault shows.
 
     The peak is at most HIGHEST_RATE: at Muon's rate AdamW's losses rise, and then 8 bits of its state differ by more
     than a fault does.
@@ -114,7 +114,7 @@ def time_steps(config, steps=4, threads=None):
 
 
 def curve(config):
-    """The config's whole run: its highest learning rate, the tokens, losses at its end, and the final validation loss.
+    """Trains the whole run. Returns its peak learning rate, tokens, last losses and final validation loss.
 
     A run whose loss is not finite has no validation loss.
     """
@@ -209,7 +209,7 @@ def machine_facts(config):
 
 
 def machine_limits(config):
-    """The most that the machine can do (devices.py)."""
+    """Measures the limits of the machine (devices.py)."""
     return devices.limits(train.set_up(config))
 
 

@@ -12,7 +12,7 @@ from model import GPT, Rotary
 
 
 class NanoladderConfig(PretrainedConfig):
-    """The model's sizes, as config.json has them; all else is in the code."""
+    """The model's sizes, as in config.json; everything else is in the code."""
 
     model_type = "nanoladder"
     attribute_map = {  # theirs: ours

@@ -54,7 +54,7 @@ def check_device(config):
 
 
 def sized(config_words):
-    """The config's words and, if they set no vocab_size, the dataset's."""
+    """Returns the config's arguments and, unless they set vocab_size, the dataset's."""
     config = load_config(config_words)
     if config.vocab_size:
         return config_words
@@ -142,7 +142,7 @@ def measure_rows(options, config_words):
 
 
 def take(measurement, config, name, options, threads):
-    """The figures of one of measure.MEASUREMENTS of a row, or of a peer. threads: of this machine."""
+    """Takes one of measure.MEASUREMENTS of a row, or measures a peer. threads: of this machine."""
     given = {"steps": options.steps} if measurement == "time" else {}
     if options.mode == "peers":
         peer, best = task.PEERS.get(name, ("ours", True))

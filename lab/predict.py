@@ -55,7 +55,7 @@ def predict_time(config, device, device_type="cpu", world_size=1):
 
 
 def traces(config, device_type, world_size):
-    """A process's share of the config, what is traced of it, and its (Memory, Work), of a pipeline in every place."""
+    """A process's share of the config, the traced config and its (Memory, Work); of a pipeline, at each place."""
     grid = parallel.divide(config, world_size)
     config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
     check(config)  # in float16 there is no update in the backward

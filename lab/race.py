@@ -1,4 +1,4 @@
-"""How much sooner a config ends with another's loss: python profile.py config/x.py --mode=race --against=config/y.py
+"""Races a config to another one's loss: python profile.py config/x.py --mode=race --against=config/y.py
 
 For each seed three commands train to their end, one after the other:
 
@@ -87,7 +87,7 @@ def beside_naive(options, words, config):
 
 
 def beside_nanogpt(options, words, config):
-    """The same of a race against nanoGPT's command."""
+    """Returns the same for a race against nanoGPT's command."""
     require_checkout(options.nanogpt)
     if config.eval_windows:
         raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT evaluates on all; expected --eval_windows=0")
@@ -127,7 +127,7 @@ def run(words, **settings):
 
 
 def units(runs):
-    """How times and losses are shown: seconds in a unit, its name, the key of a loss, its name.
+    """Returns the units of times and losses: seconds in a unit, its name, the key of a loss, its unit's name.
 
     A race against nanoGPT has nats per token, as nanoGPT has.
     """
@@ -136,7 +136,7 @@ def units(runs):
 
 
 def report(results, commands):
-    """The table of the runs, and what they say. The first command is what the others are compared with."""
+    """Returns the table of the runs. The others are compared with the first command."""
     runs, rows, (first, *others) = results["runs"], {}, commands
     unit, time, key, loss = units(runs)
     first_loss = of(runs, first, key)

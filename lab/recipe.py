@@ -3,21 +3,21 @@
 Every loss is that of a whole run with its own schedule, at the best learning rate of its row. Rows are compared seed by
 seed: those of one seed train on the same batches. In this order:
 
-1. The base's learning rate: half, once and twice the config's on three seeds, and on, by a factor of 2, past an edge.
+1. The base's learning rate: 0.5, 1 and 2 times the config's, on three seeds; further factors of 2 if an end wins.
 2. The base at length 1 on ten seeds.
-3. Screening: the rungs, each on top of those that were kept, with rates likewise. What lowers the mean loss is kept.
-4. The base's curve: half and twice the length, with rates likewise, and once four times the length.
+3. Screening: each rung on top of those kept so far, tuned in the same way. It is kept if it lowers the mean loss.
+4. The base's curve: half and twice the length, tuned in the same way, and four times the length, once.
 5. Confirming, on fresh seeds: every row at the length at which, by the curve, it ends with the base's loss, with the
    learning rate that one other seed chooses there.
 6. The recipe without each rung; then each alone, on the base. Their rates are chosen on one seed.
 7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
-What to run next is a function of the finished trials. So any time is used in this order, and the same command goes on.
+The next trial is a function of the finished ones, so an interrupted command, repeated, continues in this order.
 
---kept=a,b,c: the rungs that another scale has kept are not screened, but measured together, tuned at half the length,
+--kept=a,b,c: rungs kept at another scale are not screened, but measured together, tuned at half the length,
 then without each, and alone. Rates are chosen on one seed; the base's curve spans a quarter of the length to twice it.
 
---on=a,b,c: the base has these rungs already. --rungs=d,e: of the others, these are measured.
+--on=a,b,c: the base includes these rungs. --rungs=d,e: only these of the others are measured.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ class Row:
 
 
 class Protocol:
-    """What the finished trials say: rows (alone and without by the rung's name), a curve; and what is wanted next."""
+    """Conclusions from the finished trials: rows (alone, without: by rung), the curve, the trials wanted next."""
 
     def __init__(self, config, rungs, loss, kept=()):
         """rungs: {name: changes of the config}, first the base's. loss: function of a trial; None: it has not run.
@@ -85,7 +85,7 @@ class Protocol:
         self.rows, self.alone, self.without, self.curve, self.wanted = [], {}, {}, None, []
 
     def follow(self):
-        """Goes through the phases as far as the finished trials go, and lists those that are wanted. Returns itself."""
+        """Goes through the phases as far as the finished trials allow, and lists the wanted ones. Returns itself."""
         if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, self.many) is not None:
             screened = self.take_together(self.given) if self.given else self.screen()
             self.curve = self.measure_curve()
@@ -95,7 +95,7 @@ class Protocol:
         return self
 
     def built(self, names):
-        """The config of the base with these rungs, or the BadInput that says why there is none."""
+        """The config of the base with these rungs, or the BadInput that explains why there is none."""
         merged = {}
         for name in [next(iter(self.rungs)), *names]:
             merged |= self.rungs[name]
@@ -131,7 +131,7 @@ class Protocol:
         return self.losses(row, row.tuned_at, row.seeds)
 
     def tune(self, row, length, center, lowest=math.inf):
-        """The factor of the learning rate whose worst seed is best, which the row gets; None if trials are missing.
+        """Sets and returns the factor of the learning rate whose worst seed is best; None if trials are missing.
 
         The mean would choose rates at which two seeds do well and the third does not. lowest: every factor from here to
         the center is tried too, since a rate that beats its half and its double may still be far from the best.
@@ -255,7 +255,7 @@ class Protocol:
 
 
 def measure(options, words):
-    """Runs the trials that are missing, for --minutes, and writes what all of them say."""
+    """Runs missing trials for --minutes, and writes the report on all of them."""
     config = load_config(words)
     dataset = open_dataset(config)
     rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())

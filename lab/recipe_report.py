@@ -105,7 +105,7 @@ def figures(protocol, trials, parameters, steps):
 
 
 def seen(change):
-    """The Interval of a change in words, with the largest that may be hidden if none is seen."""
+    """Describes the Interval of a change; if none is seen, with the largest change that it may hide."""
     if change.seen:
         return "holds" if change.middle > 0 else "costs"
     return f"not seen (± {math.expm1(change.high - change.middle):.0%})"

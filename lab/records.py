@@ -1,4 +1,4 @@
-"""The entries of the race, a folder each in records/: what they are, what they gained, and whether it holds.
+"""The entries of the race, a folder each in records/: their files, their gains and their verdicts.
 
 An entry has a README.md (a title; By NAME, YYYY-MM-DD.), config files, at most one patch, and a MACHINE.json of each
 machine that has run it, which referee.py writes. The rules are in records/README.md.
@@ -149,7 +149,7 @@ def verdict(results):
 
 
 def compared(results, record, entry):
-    """How an entry's runs compare with the record's, in words."""
+    """Compares an entry's runs with the record's, in words."""
     logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
     losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
     return (
@@ -198,7 +198,7 @@ def figures(entry, results):
 
 
 def table(link=""):
-    """What is new in each entry, then a table of those that each machine has run. link: to the entries' folders."""
+    """Lists the entries, then a table of results for each machine. link: to the entries' folders."""
     news = [
         f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})"
         for entry in entries()
@@ -258,7 +258,7 @@ def is_better(trial, other):
 
 
 def changes(trial, other):
-    """What a trial changes in another, prototypes included, in words."""
+    """Lists the changes from another trial to this one, prototypes included."""
     these, those = ({**each["keys"], **each["prototype"]} for each in (trial, other))
     without = [f"no {key}" for key in those if key not in these]
     return [*(f"{key}={value}" for key, value in these.items() if those.get(key) != value), *without]

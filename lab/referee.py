@@ -208,7 +208,7 @@ def require_honest(entry, inspected, run):
 
 
 def run_in_turns(entry, copies, words, seeds, data, results, path):
-    """Runs what has not run yet, seed by seed, the entry first; writes the results after each run.
+    """Takes the missing runs, seed by seed, the entry first; writes the results after each one.
 
     The entry's first run is also repeated by inspect. Raises BadInput if it breaks a rule.
     """

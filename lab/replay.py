@@ -1,4 +1,4 @@
-"""Repeats a step of a run and looks into it: which sequences, which modules, which gradients are not finite.
+"""Repeats a step of a run and finds the sequences, modules and gradients that are not finite.
 
     python -m lab.replay config/x.py --step=N [--key=value ...]
 

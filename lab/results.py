@@ -1,6 +1,6 @@
-"""Files of results: everything that was measured, process by process, and the conditions of the measurement.
+"""Result files: all measurements, process by process, and their conditions.
 
-results.json has its own functions here; the files of other modes are read, resumed and written by the same ones.
+results.json has functions of its own; the other modes' files share read(), resume() and write().
 """
 
 import contextlib

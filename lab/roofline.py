@@ -1,4 +1,4 @@
-"""The least time of a training step: every operation at the limit of a device (the roofline of Williams et al. 2009).
+"""The least time of a training step, with every operation at the limit of the device (roofline, Williams et al. 2009).
 
 An operation takes the longest of three times: its floating-point operations at the rate of their dtype, its bytes at
 the memory's rate, and its launch. trace.py counts a step's operations with count(). Fused, a run of operations that are
@@ -78,7 +78,7 @@ class Work(NamedTuple):
 
 
 def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
-    """The Operation of a call of an operator; None if it moves nothing, like a view.
+    """The Operation of an operator's call; None if it moves no data, like a view.
 
     number: function of a storage. repeated: as an Operation has it. opaque: within an operator of which a compiler sees
     only the outside.

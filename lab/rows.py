@@ -59,7 +59,7 @@ def stage_rows(names, words):
 
 
 def toggled(config, stage):
-    """Returns the row of a config without one of its stages, or with one that it lacks."""
+    """Returns the row in which one stage is toggled: off if the config has it, else on."""
     (field,), path = fields(stage), stage_path(stage_below(stage))
     below = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
     if getattr(config, field) in below:
@@ -83,7 +83,7 @@ def changes_from(config, base):
 
 
 def trains_otherwise(config, base):
-    """True if the configs differ in more than how a step is computed. AdamW in 8 bits counts as AdamW."""
+    """True if the configs train differently, not just faster or in less memory. AdamW in 8 bits counts as AdamW."""
     another_optimizer = config.optimizer.removesuffix("8bit") != base.optimizer.removesuffix("8bit")
     return another_optimizer or not changes_from(config, base).keys() <= {*fields("naive"), "optimizer"}
 
@@ -99,7 +99,7 @@ def stages_of(n):
 
 
 def normal_form(config):
-    """Returns the config in a normal form: two that train alike in one process on this machine have the same.
+    """Returns the config's normal form, which is the same for configs that train alike in one process on this machine.
 
     A BadInput is returned as it is.
     """

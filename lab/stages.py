@@ -1,4 +1,4 @@
-"""What the files of both ladders' stages say, to be shown and measured: fields, reasons, the tree that they form."""
+"""Reads the files of both ladders' stages: their fields, their reasons and the tree that they form."""
 
 import ast
 

@@ -20,7 +20,7 @@ import numpy as np
 LEVEL = 0.95  # probability that all intervals of a table hold at once
 LEAST = 3  # rounds that an interval needs: of two it would span powers of ten
 DRAWS = 10_000  # simulated tables
-TAILS = 4  # degrees of freedom of the simulated noise, Student's t: every now and then a round far off
+TAILS = 4  # degrees of freedom of the simulated noise, Student's t: now and then a round is far off
 BY_CHANCE = 0.9  # of equally noisy tables look less unequal than this quantile; only what is beyond counts
 TINY = 1e-12  # the least spread, of rounds that are equal
 SIDES = ("other", "this")  # two versions that take turns
@@ -81,7 +81,7 @@ def spread(x):
 
 
 def trimmed(n):
-    """How many of n values are left out at each end."""
+    """The number of n values to leave out at each end."""
     return max(n // 5, 1) if n > 2 else 0
 
 
@@ -108,7 +108,7 @@ class Null:
         self.by_chance = np.quantile(log_mean_over_median(self.own), BY_CHANCE)
 
     def inequality_of(self, spreads):
-        """How unequally noisy rows with these spreads are: the standard deviation of their noise's logarithm.
+        """Estimates how unequal rows' noise is, from their spreads: the standard deviation of its logarithm.
 
         In tenths, and 0 if chance explains it. The mean of a lognormal exceeds its median by a factor exp(s² / 2).
         """
@@ -160,7 +160,7 @@ def mean_ratio(logs):
 
 
 def times(interval):
-    """How many times as fast, of the Interval of a logarithm: 1.84× (1.81–1.87), or if not seen ≈ 1 (0.98–1.03)."""
+    """Formats the Interval of a logarithm as times as fast: 1.84× (1.81–1.87), or ≈ 1 (0.98–1.03) if not seen."""
     middle, low, high = map(math.exp, interval)
     return f"{f'{middle:.2f}×' if interval.seen else '≈ 1'} ({low:.2f}–{high:.2f})"
 

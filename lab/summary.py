@@ -1,4 +1,4 @@
-"""The rows of a mode as figures: medians over the processes in results.json, and what follows from them."""
+"""Summarizes the rows of a mode: medians over the processes in results.json, and figures derived from them."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from nanoladder.config import stage_names, stage_path
 def summarize(results, mode):
     """A dict for each row of a mode, in the order of measurement: its name, a note if it failed, and its figures.
 
-    Those that were measured are there, in seconds, bytes, nats, FLOP/s. seconds: of a step, the median of the rounds.
+    Only measured figures are present, in seconds, bytes, nats, FLOP/s. seconds: of a step, the median of the rounds.
     first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
     resident: peak resident memory above the start's. memory: by part (breakdown.py). peak: of the bytes of all tensors.
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least

@@ -77,7 +77,7 @@ def conditions(results, mode, rows):
 
 
 def brief(results, mode):
-    """A mode's measurements for a terminal: what came of them, then the rows in as many columns as fit."""
+    """A mode's measurements for a terminal: a conclusion, then the rows in as many columns as fit."""
     rows = summarize(results, mode)
     read = f" {INTERVALS}" if any("gains" in row for row in rows) else ""
     return on_terminal(conclusion(rows) + read, columns(rows, mode), rows)
@@ -98,7 +98,7 @@ def wrapped(text):
 
 
 def conclusion(rows):
-    """What came of a mode: rows that are wrong, and the best ones."""
+    """The conclusion of a mode: rows that are wrong, and the best ones."""
     said = [f"WRONG: the losses of {row['name']} are not {rows[0]['name']}'s." for row in rows if is_wrong(row)]
     best = {
         "Fastest": lambda row: (-row["tokens_per_s"], f"{row['tokens_per_s']:,.0f} tokens/s, {row['name']}"),
@@ -167,7 +167,7 @@ def machine_limits(limits, native_bfloat16):
 
 
 def machine_in_words(on):
-    """The machine: its GPU, or its CPU with what matters for speed."""
+    """Describes the machine: its GPU, or its CPU with the features that matter for speed."""
     units = ", AMX" if on.get("amx") else ", native bfloat16" * on["native_bfloat16"]
     threads = f"{on['threads']} thread" if on["threads"] == 1 else f"{on['threads']} threads"
     return on["gpu"] or f"{processor(on)}, {threads}{units}"

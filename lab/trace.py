@@ -1,4 +1,4 @@
-"""Traces the memory and the operations of a training step: what train.py's own step does, without running it.
+"""Traces the memory and the operations of train.py's step without running it.
 
 The step runs on fake tensors, which have a shape and a dtype but no numbers. That takes seconds and no accelerator, yet
 allocates and frees what a real step does, compiled or not, and a ledger counts the bytes that are alive. Nothing is
@@ -137,7 +137,7 @@ class Ledger(TorchDispatchMode):
 
     @contextlib.contextmanager
     def seeing_resizes(self):
-        """Counts what FSDP2 does to gathered weights: it frees and refills their storages, without an operator."""
+        """Counts gathered weights, whose storages FSDP2 frees and refills without calling an operator."""
         resize_ = torch.UntypedStorage.resize_
 
         def resize(storage, n_bytes):

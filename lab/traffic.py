@@ -1,4 +1,4 @@
-"""Counts what the processes exchange in a step."""
+"""Counts the messages that processes exchange in a step."""
 
 from collections import defaultdict
 

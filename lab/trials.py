@@ -1,7 +1,7 @@
 """Trials: whole training runs, each by train.py in a separate process with one thread.
 
-A finished trial is a line of trials.jsonl and is not run again. Its key is all that its config changes in the defaults,
-and the data. A trial that diverged is a line that says so; one that failed in another way is tried again.
+A finished trial is a line of trials.jsonl and is not run again. Its key is its config's non-default keys
+and the data. A trial that diverged is a line that says so; one that failed for another reason is tried again.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ PAUSE = 0.2  # seconds between two looks at the processes
 
 
 class Trial(NamedTuple):
-    """A config of a row, and how this trial runs it: at a multiple of its learning rates and of its steps."""
+    """A run of a row's config at a multiple of its learning rates and of its steps."""
 
     name: str
     config: Config
@@ -95,7 +95,7 @@ class Trials:
         return next(row["val_bpb"] / row["val_loss"] for row in self.rows if row["val_loss"])
 
     def add(self, trial, outcome, parameters):
-        """Writes what a process found."""
+        """Adds a process's outcome to trials.jsonl."""
         config, key = trial.resolved(), self.key(trial)
         row = {"name": trial.name, "seed": trial.seed, "lr_factor": trial.factor, "length": trial.length}
         row |= {"steps": config.max_steps, **outcome, "parameters": parameters, **self.origin}
@@ -134,7 +134,7 @@ class Trials:
 
 
 def key_of(config, data):
-    """The key of a trial. config: what it changes in the defaults."""
+    """The key of a trial. config: its non-default keys."""
     return json.dumps([config, data], sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Runs train.py and notes what its Python opens and connects to: python lab/witness.py NOTES.txt [words of train.py]
+"""Runs train.py and records what its Python opens and connects to: python lab/witness.py NOTES.txt [words of train.py]
 
 referee.py reads the notes, a line each. All caches and temporary files go to the folder of the notes.
 """

@@ -106,7 +106,7 @@ def chart_section(chart, rows, row):
 
 
 def verdict(chart, row, other):
-    """A row compared with another one, in words; good, bad or the same."""
+    """Compares a row with another one, in words; good, bad or the same."""
     text = f"{other['peak'] / row['peak']:.2f}×" if chart is MEMORY else tables.gain(row, other["name"])
     if "×" not in text:
         words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "too few rounds to compare with"

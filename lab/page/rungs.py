@@ -1,4 +1,4 @@
-"""The cards of the second ladder: what came of a rung, on each machine at every scale, as HTML.
+"""The cards of the second ladder, as HTML: the result of a rung on each machine, at every scale.
 
 A scale is a recipe.json of --mode=recipe.
 """

@@ -79,7 +79,7 @@ def train(task):
 
 
 def flags(task):
-    """The words of its command line. It evaluates before the first step, on no batches here, and never saves."""
+    """Its command line's arguments: it evaluates before the first step, here on no batches, and never saves."""
     config, folder = task.naive, task.folder.resolve()
     keys = {key: getattr(config, key) for key in SAME} | {"block_size": config.context_length}
     keys |= {"dataset": folder, "out_dir": folder, "device": task.device.type, "gradient_accumulation_steps": 1}

@@ -69,7 +69,7 @@ def flushed(append):
 
 @pytest.fixture
 def prepare(tmp_path, monkeypatch):
-    """prepare(folder) -> writes a dataset into it, with a journal now and then, on top of an older one."""
+    """prepare(folder) -> writes a dataset into it, whose journal is saved often, on top of an older one."""
     for module in (corpus, encode):
         monkeypatch.setattr(module, "BLOCK", 100)
     monkeypatch.setattr(encode, "n_cores", lambda: 2)
