@@ -1,4 +1,4 @@
-"""What a fork does that is to be a program. It imports nothing that lab/launch.py has not loaded before the fork."""
+"""Turns a forked process into a program. Imports only what lab/launch.py has loaded before the fork."""
 
 import multiprocessing
 import os
@@ -31,7 +31,7 @@ def become(words, folder, environment, streams):
 
 
 def fork_children():
-    """Makes this process start others, as those of a DataLoader, as any program does: not by the server of its own."""
+    """Makes this process start children, such as a DataLoader's workers, by fork, not by its own fork server."""
     multiprocessing.set_start_method("fork", force=True)
 
 

@@ -40,7 +40,7 @@ needs_gpu = pytest.mark.gpu  # pytest -m gpu runs these alone
 needs_rustbpe = pytest.mark.skipif(find_spec("rustbpe") is None, reason="needs rustbpe: pip install rustbpe")
 MACHINE = {"cpu": "a CPU", "threads": 4, "native_bfloat16": True, "gpu": None, "datasheet_flops": None, "torch": "2.13"}
 LINE = "the cat sat on the mat, naïve at the café ☕\n"
-LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"  # that no clock can change
+LOGGED = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr", "grad_norm"  # independent of the clock
 TINY = {
     "device": "cpu",
     "n_layer": 2,
@@ -79,13 +79,13 @@ RECIPE = {  # every rung of the second ladder
     "cautious_decay": True,
     "ema": True,
 }
-UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}  # what tensor parallelism takes
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}  # supported by tensor parallelism
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 
 def pytest_collection_finish():
     gc.collect()
-    gc.freeze()  # a full collection looks through what was imported no more
+    gc.freeze()  # full collections no longer scan what was imported
 
 
 def pytest_runtest_setup(item):
@@ -94,12 +94,12 @@ def pytest_runtest_setup(item):
 
 
 def tiny(**overrides):
-    """A model and a run of milliseconds, the naive loop."""
+    """Config of the naive loop whose model and run take milliseconds."""
     return Config(**{**TINY, **overrides})
 
 
 def run_interpreted(file):
-    """Runs a file of tests as a script with Triton's interpreter, which must be asked for before Triton is imported."""
+    """Runs a test file as a script in Triton's interpreter, which must be enabled before Triton is imported."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
     result = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
@@ -107,23 +107,23 @@ def run_interpreted(file):
 
 
 def with_torchao(names):
-    """Names of stages or optimizers as parameters, of which those that need torchao are skipped without it."""
+    """Names of stages or optimizers as pytest parameters; without torchao, skips the ones that need it."""
     lacking = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install torchao")
     return [pytest.param(name, marks=[lacking] * (name in ("low_memory_optimizer", "adamw8bit"))) for name in names]
 
 
 def flags(**overrides):
-    """tiny() as words of a command line."""
+    """Command-line arguments for tiny(**overrides)."""
     return [f"--{key}={value}" for key, value in {**TINY, **overrides}.items()]
 
 
 def words(config, **overrides):
-    """A config as words of a command line."""
+    """Command-line arguments for a config."""
     return [f"--{key}={value}" for key, value in {**vars(config), **overrides}.items()]
 
 
 def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, **meta):
-    """Writes a prepared folder. train, val: ids, or for separate documents a list of lists of ids."""
+    """Writes a prepared dataset. train, val: token ids, or one list of ids for each document."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "meta.json").unlink(missing_ok=True)
     if encoding:
@@ -152,7 +152,7 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
 
 @pytest.fixture(scope="session")
 def dense(tmp_path_factory):
-    """A folder of characters in one stream, the same line again and again."""
+    """Dataset of characters in one stream: one line, repeated."""
     folder = tmp_path_factory.mktemp("data") / "dense"
     tokenizer = build_tokenizer("char", [LINE])
     train, val = (encode(tokenizer, LINE * times) for times in (30, 8))
@@ -161,7 +161,7 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory):
-    """A folder of documents of 2 to 40 bytes: shorter and longer than a tiny context."""
+    """Dataset of documents of 2 to 40 bytes, some shorter and some longer than a tiny context."""
     folder = tmp_path_factory.mktemp("data") / "documents"
     rng = np.random.default_rng(0)
     train, val = ([rng.integers(0, 256, rng.integers(2, 41)).tolist() for _ in range(n)] for n in (30, 7))
@@ -170,7 +170,7 @@ def documents(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def no_plot_and_no_wait_for_the_disk():
-    """Either takes longer than a tiny run; the tests of the plot and of files.py bring their own."""
+    """Disables both, as either takes longer than a tiny run; tests of the plot and of files.py patch in their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "plot", lambda rows, path, title: None)
         patch.setattr(os, "fsync", lambda descriptor: None)  # the kernel keeps what a killed process wrote
@@ -179,7 +179,7 @@ def no_plot_and_no_wait_for_the_disk():
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, dense):
-    """The config of a run on characters, long enough to begin to know its line. Not to be written to."""
+    """Config of a run on characters, long enough to begin to learn its line. Read-only."""
     keys = {"max_steps": 30, "batch_size": 8, "eval_interval": 10, "eval_windows": 0}  # with a best checkpoint
     config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("run")), **keys)
     train.train(config)
@@ -188,7 +188,7 @@ def trained(tmp_path_factory, dense):
 
 @pytest.fixture(autouse=True)
 def process():
-    """What training sets for the whole process is set back: hypothesis does not like denormals to be flushed."""
+    """Resets what training sets for the whole process: hypothesis objects to flushed denormals."""
     yield
     torch.set_flush_denormal(False)
     if torch.are_deterministic_algorithms_enabled():
@@ -199,7 +199,7 @@ def process():
 
 @pytest.fixture
 def traced():
-    """torch.compile traces, differentiates and cuts as always, but generates no code: seconds less."""
+    """Makes torch.compile trace, differentiate and partition as usual, but generate no code, which saves seconds."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch.compiler.set_stance(force_backend="aot_eager"):
@@ -208,7 +208,7 @@ def traced():
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C reaches this process and its children, which ignore it when the tests run in the background of a shell."""
+    """Lets Ctrl-C reach this process and its children, which ignore it if the tests are a shell's background job."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -216,7 +216,7 @@ def interruptible():
 
 @pytest.fixture
 def fresh_gpu():
-    """GPU memory holds nothing of earlier tests: no compiled graphs, no garbage, no workspaces of cuBLAS."""
+    """Frees the GPU memory of earlier tests: compiled graphs, garbage, cuBLAS workspaces."""
     torch.compiler.reset()
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
@@ -224,7 +224,7 @@ def fresh_gpu():
 
 @pytest.fixture
 def run_main(monkeypatch, capsys):
-    """run_main(main, *words) -> code, out, err of a command line, run in this process as its script would."""
+    """run_main(main, *words) runs a command line in this process, as its script would; returns code, out and err."""
 
     def run(main, *words):
         monkeypatch.setattr(sys, "argv", ["script.py", *map(str, words)])
@@ -242,7 +242,7 @@ def run_main(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(run_main):
-    """refused(main, *words): asserts that a command line is bad input, and returns its one line."""
+    """refused(main, *words) asserts that a command line is bad input; returns the one-line error message."""
 
     def refuse(main, *words):
         result = run_main(main, *words)
@@ -267,7 +267,7 @@ def contents(folder):
 
 
 class Call:
-    """Unpickled, it would make a folder."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -277,20 +277,20 @@ class Call:
 
 
 def rows(config, *keys):
-    """The rows of a run's metrics.jsonl; with keys, of each row only those, which no clock can change."""
+    """Rows of a run's metrics.jsonl. keys: the only ones to return, such as those that do not depend on the clock."""
     lines = (Path(config.out_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     logged = [json.loads(line) for line in lines]
     return [{key: row[key] for key in keys if key in row} for row in logged] if keys else logged
 
 
 def weights(config, name="last"):
-    """The weights in a run's checkpoint, as a model's load_state_dict takes them."""
+    """Weights in a run's checkpoint, as a state dict for load_state_dict."""
     state = saved(config, name)["model"]
-    return {**state, "head.weight": state["token_embedding.weight"]}  # tied: once in the file
+    return {**state, "head.weight": state["token_embedding.weight"]}  # tied: stored once
 
 
 def saved(config, name="last"):
-    """A run's checkpoint as a nested dict, read whole."""
+    """A run's checkpoint as a nested dict, with its tensors copied into memory."""
     state = checkpoint.load(Path(config.out_dir) / f"{name}.safetensors")
     return tree_map_only(torch.Tensor, torch.clone, state)
 
@@ -303,26 +303,26 @@ def write_state(path, state):
 
 
 def whole(values, tensors):
-    """The dict of a checkpoint, from what checkpoint.snapshot() returns."""
+    """Builds a checkpoint's dict from what checkpoint.snapshot() returns."""
     return unflatten(dict(tensors), values)
 
 
 def same(ours, theirs):
-    """Whether two state dicts, or nested dicts of tensors, are equal bit for bit."""
+    """True if two state dicts, or nested dicts of tensors, are equal bit for bit."""
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
     return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
 def assert_same_state(ours, theirs, *parts, name="last"):
-    """Asserts that parts of two runs' checkpoints are equal bit for bit; without names: all that a run continues."""
+    """Asserts that parts of two runs' checkpoints are equal bit for bit; by default, all parts that resuming uses."""
     one, other = saved(ours, name), saved(theirs, name)
     for part in parts or ("model", "optimizer", "scaler", "generators", "progress"):
         assert same(one[part], other[part]), (name, part)
 
 
 def at_step(number, action):
-    """train.train_step, before which action(model, batch) is called at this step, counted from 1."""
+    """Wraps train.train_step to call action(model, batch) first at step `number`, counted from 1."""
     original, numbers = train.train_step, itertools.count(1)
 
     def step(model, optimizer, batch, lr, config):
@@ -338,7 +338,7 @@ def spoil_positions(model, batch):
 
 
 def state_bytes(optimizer):
-    """Bytes of the tensors of an optimizer's state, of 8-bit ones those of their parts."""
+    """Bytes of the tensors in an optimizer's state; 8-bit tensors count by their parts."""
     leaves = tree_leaves([plain_parts(value) for state in optimizer.state.values() for value in state.values()])
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 

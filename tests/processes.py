@@ -12,20 +12,20 @@ from conftest import ROOT, tiny
 from lab import launch
 
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}  # as torchrun sets it, with a warning
-launch.PRELOADED += ["pytest", "hypothesis"]  # which conftest.py imports: half a second of each child process
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}  # which torchrun would set too, with a warning
+launch.PRELOADED += ["pytest", "hypothesis"]  # imported by conftest.py: saves half a second per child process
 
 
 def forked(command, cwd=ROOT, env=os.environ, **_):
-    """subprocess.run([python, *words], ...) by a fork, for code under test that would start Python."""
+    """Replaces subprocess.run([python, *words], ...) by a fork, for code under test that starts Python."""
     return python(*command[1:], cwd=cwd, env=env)
 
 
 def python(*words, cwd=ROOT, env=os.environ, stdin=""):
     """Runs `python *words` in a fork of a process that has imported torch: 0.1 s, not 3.
 
-    For what does not test how Python starts: of the variables that Python and torch read once, only OMP_NUM_THREADS
-    has an effect. Returns the returncode, stdout and stderr.
+    Not for tests of Python's startup: of the environment variables that Python and torch read once, only
+    OMP_NUM_THREADS has an effect. Returns the returncode, stdout and stderr.
     """
     words = [str(word) for word in words]
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def python(*words, cwd=ROOT, env=os.environ, stdin=""):
         process = launch.context().Process(target=child.become, args=given)
         process.start()
         process.join(300)
-        process.kill()  # of what hangs
+        process.kill()  # if it hangs
         process.join()
         return subprocess.CompletedProcess(words, process.exitcode, *(stream.read_text() for stream in streams[1:]))
 
@@ -61,7 +61,7 @@ def script(path, *words, n, folder):
 
 
 def work(folder, jobs, n, start=script, **options):
-    """Runs jobs by n processes of tests/parallel/worker.py; returns what they left and what each of them saw."""
+    """Runs jobs in n processes of tests/parallel/worker.py; returns the completed process and each rank's results."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     result = start("tests/parallel/worker.py", folder / "jobs.json", n=n, folder=folder, **options)
@@ -69,6 +69,6 @@ def work(folder, jobs, n, start=script, **options):
 
 
 def torchrun(*command, n=2, folder=None, options=()):
-    """The same by torchrun itself, a fork: each process that it starts imports torch anew."""
+    """Runs a command under torchrun itself, in a fork; each process that it starts imports torch anew."""
     launcher = ["-m", "torch.distributed.run", "--standalone", *options, f"--nproc_per_node={n}"]
     return python(*launcher, *command, env=ENVIRONMENT)

@@ -1,4 +1,4 @@
-"""convert.py writes a folder that transformers loads, and from which training goes on."""
+"""convert.py writes a folder that transformers loads and from which training continues."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ TOKENIZERS = [pytest.param("bpe:270", marks=needs_rustbpe), "char"]
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def trained(request, tmp_path_factory):
-    """A run with biases and a padded vocabulary, long enough to begin to know its line."""
+    """A run with biases and a padded vocabulary, long enough to begin to learn its line."""
     folder = tmp_path_factory.mktemp("run")
     encoding = build_tokenizer(request.param, [LINE * 30])
     train_ids, val_ids = (encode(encoding, LINE * n) for n in (30, 8))
@@ -61,8 +61,8 @@ def test_transformers_loads_model_and_tokenizer(trained, converted):
     torch.testing.assert_close(theirs(tokens).logits, expected, rtol=0, atol=1e-5)
 
 
-def test_greedy_text_is_the_same_token_for_token(trained, converted, run_main):
-    """Of prompts of different lengths, here in one batch; up to the end of the context."""
+def test_greedy_generation_matches_transformers_token_for_token(trained, converted, run_main):
+    """For prompts of different lengths, batched by sample.py only; up to the end of the context."""
     theirs, tokenizer = load(converted)
     prompts, texts = ["the c", "on the mat, naïve at"], []
     ids = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in prompts]
@@ -77,8 +77,8 @@ def test_greedy_text_is_the_same_token_for_token(trained, converted, run_main):
         assert run_main(sample.main, *source, *words, "--device=cpu", "--dtype=float32").out == expected
 
 
-def test_training_goes_on_from_what_was_written(trained, converted, tmp_path):
-    """train -> export -> import -> train: the losses are those of going on from our own checkpoint's weights."""
+def test_training_continues_from_an_exported_model(trained, converted, tmp_path):
+    """train -> export -> import -> train: the losses equal those of continuing from our own checkpoint's weights."""
     keys = {"max_steps": 6, "eval_interval": 3}
     losses = {}
     for source in (f"{trained.out_dir}/last.safetensors", f"hf:{converted}"):
@@ -89,7 +89,7 @@ def test_training_goes_on_from_what_was_written(trained, converted, tmp_path):
     assert ours == theirs and len(ours) == 6  # bit for bit
 
 
-def test_best_is_taken_if_there_is_one(trained, tmp_path, run_main):
+def test_the_best_checkpoint_is_exported_if_there_is_one(trained, tmp_path, run_main):
     words = [f"--out_dir={trained.out_dir}", f"--output={tmp_path}/hf"]
     result = run_main(convert.main, *words)
     assert "best.safetensors" in result.out and "no biases" not in result.out

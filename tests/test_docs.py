@@ -22,7 +22,7 @@ def without_fences(text):
 
 
 def code(text):
-    """The code in a page: fenced and indented blocks, with continued lines joined, and what stands in backticks."""
+    """Code in a page: fenced and indented blocks, with continued lines joined, and inline code in backticks."""
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     rest = without_fences(text)
     indented = re.findall(r"^    .*", rest, flags=re.MULTILINE)
@@ -37,7 +37,7 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_leads_somewhere(page):
+def test_every_relative_link_resolves(page):
     for link in LINK.findall(without_fences(page.read_text(encoding="utf-8"))):
         if not link.startswith("https://"):
             path, _, anchor = link.partition("#")
@@ -80,8 +80,8 @@ def test_every_option_given_to_profile_py_exists(run_main):
     assert set(table) == listed_modes
 
 
-def test_the_records_are_as_they_were_measured_and_the_laptop_s_config_is_one():
-    """If not: python ladder.py docs."""
+def test_the_records_pages_are_up_to_date_and_the_laptop_s_config_is_a_record():
+    """If the pages differ, run python ladder.py docs."""
     assert records.PAGE.read_text(encoding="utf-8") == records.page()
     assert records.TRIED.read_text(encoding="utf-8") == records.tried()
     entries = {each.name: differences(load_config([*map(str, each.configs)])) for each in records.entries()}

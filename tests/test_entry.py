@@ -25,7 +25,7 @@ def run(code, stdout):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists(FULL), reason="no /dev/full")
-def test_a_full_disk_is_one_line_and_a_pipe_that_nobody_reads_ends_a_script_silently():
+def test_a_full_disk_is_one_line_and_a_closed_pipe_ends_a_script_silently():
     with open(FULL, "w") as full:
         result = run(HELP, full)
     assert result.returncode == 1
@@ -46,17 +46,17 @@ def test_ctrl_c_is_one_line():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 143])
-def test_one_of_several_ends_with_its_code_after_all_exit_functions_and_frees_nothing(code):
-    """Freed while Python ends, an object that a thread of gloo holds aborts the process, now and then."""
+def test_one_of_several_processes_exits_with_its_code_after_all_exit_handlers_and_frees_nothing(code):
+    """An object held by a gloo thread sometimes aborts the process if it is freed while Python exits."""
     freed = "type('Freed', (), {'__del__': lambda self, abort=__import__('os').abort: abort()})()\n"
     before, later = (f"import atexit, sys\natexit.register(print, {name!r})\n" for name in ("before", "later"))
     script = f"{before}{IMPORT}{later}held = {freed}run_script(lambda argv: {code} and sys.exit({code}))"
-    assert run(script, subprocess.PIPE).returncode == -signal.SIGABRT  # alone
+    assert run(script, subprocess.PIPE).returncode == -signal.SIGABRT  # a single process frees it
     result = run(f"import os\nos.environ['WORLD_SIZE'] = '2'\n{script}", subprocess.PIPE)
     assert (result.returncode, result.stdout) == (code, "later\nbefore\n")
 
 
-def test_each_line_is_passed_on_at_once(tmp_path, monkeypatch):
+def test_each_line_is_flushed_at_once(tmp_path, monkeypatch):
     path, seen = tmp_path / "log", []
 
     def main(argv):
@@ -78,7 +78,7 @@ class Broken(io.StringIO):
         return super().write(text)
 
 
-def test_training_saves_at_ctrl_c_although_the_same_ctrl_c_ended_the_reader_of_its_output(dense, tmp_path, monkeypatch):
+def test_training_saves_at_ctrl_c_even_if_it_also_ended_the_reader_of_its_output(dense, tmp_path, monkeypatch):
     config = tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), max_steps=9)
     step, write = train.train_step, os.write
 

@@ -1,4 +1,4 @@
-"""evaluate.py: a run or a model from elsewhere, on its dataset and on tasks; the same figures for several processes."""
+"""evaluate.py scores a run or an external model on datasets and tasks; several processes give the same figures."""
 
 import json
 import re
@@ -42,13 +42,13 @@ def report(run_main, tmp_path):
     return run
 
 
-def test_a_run_is_evaluated_on_the_whole_of_its_dataset(trained, report):
+def test_a_run_is_evaluated_on_its_whole_dataset(trained, report):
     result, out = report(f"--out_dir={trained.out_dir}")
     path, n_tokens = Path(trained.out_dir) / "best.safetensors", (Path(trained.dataset) / "val.bin").stat().st_size // 2
     ((name, figures),) = result["results"].items()
     assert name == f"{Path(trained.dataset).name} val" and figures["targets"] == n_tokens - 1
     best = checkpoint.load(path)["progress"]
-    assert figures["loss"] == pytest.approx(best["best_val_loss"], rel=0.02)  # but for the tail behind the last window
+    assert figures["loss"] == pytest.approx(best["best_val_loss"], rel=0.02)  # except for the last, partial window
     assert result["model"] == {
         **{"source": str(path), "step": best["step"], "context_length": 16},
         "parameters": checkpoint.load_gpt(path).n_params,
@@ -68,7 +68,7 @@ def test_a_model_of_transformers_is_evaluated_like_the_run_it_was_converted_from
     assert theirs == ours
 
 
-def test_last_and_train_and_a_shorter_context_can_be_asked_for(trained, report):
+def test_the_last_checkpoint_the_training_split_and_a_shorter_context_can_be_requested(trained, report):
     words = [f"--out_dir={trained.out_dir}", "--checkpoint=last", "--split=train", "--context_length=8", "--stride=3"]
     found, _ = report(*words)
     assert found["model"]["step"] == 30 and found["model"]["context_length"] == 8 and found["settings"]["stride"] == 3
@@ -110,7 +110,7 @@ def agree(a, b):
 # -- bad input
 
 
-def test_a_dataset_in_other_tokens_is_refused(trained, tmp_path, refused):
+def test_a_dataset_with_another_tokenizer_is_refused(trained, tmp_path, refused):
     other = build_tokenizer("char", [LINE.replace("t", "d")])
     folder = write_folder(tmp_path / "other", [1] * 40, [1] * 40, other.n_vocab, encoding=other, tokenizer="char")
     line = refused(evaluate.main, f"--out_dir={trained.out_dir}", f"--dataset={folder}")

@@ -15,7 +15,7 @@ def test_a_file_is_written_from_bytes_text_or_by_a_function(content, tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace", "content"])
-def test_what_fails_leaves_the_old_file_and_nothing_else(failing, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(failing, tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"old")
 
     def fail(*_):
@@ -38,7 +38,7 @@ def test_the_file_and_then_its_folder_reach_the_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_second_name_replaces_what_was_there(links, tmp_path, monkeypatch):
+def test_a_second_name_replaces_an_existing_file(links, tmp_path, monkeypatch):
     def no_links(*_):
         raise OSError(1, "Operation not permitted")
 
@@ -52,7 +52,7 @@ def test_a_second_name_replaces_what_was_there(links, tmp_path, monkeypatch):
     assert os.path.samefile(tmp_path / "x", tmp_path / "y") == links
 
 
-def test_only_temporaries_of_ours_are_removed(tmp_path):
+def test_only_our_temporary_files_are_removed(tmp_path):
     for name in (".last.safetensors.123.tmp", ".hidden", "x.tmp", "last.safetensors"):
         (tmp_path / name).write_bytes(b"")
     files.remove_temporaries(tmp_path)

@@ -26,7 +26,7 @@ LAYERS = [
     ("nanoladder.config",),
     ("nanoladder.errors", "nanoladder.files", "config"),
     ("model",),
-    ("nanoladder.kernels",),  # operators, of tensors and numbers alone: what model.py is made of, beside torch
+    ("nanoladder.kernels",),  # operators on tensors and numbers only; with torch, all that model.py is made of
     ("nanoladder.private",),
     ("nanoladder",),  # its docstring: every import of a room in nanoladder/ runs it, also model.py's
 ]
@@ -41,14 +41,14 @@ MODULES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path 
 
 
 def nodes():
-    """Every syntax node of the house, tests excepted, as (module, "file:line", node)."""
+    """Every syntax node of the code, except in tests, as (module, "file:line", node)."""
     for module, path in MODULES.items():
         for node in ast.walk(TREES[path]):
             yield module, f"{path}:{getattr(node, 'lineno', 0)}", node
 
 
 def imports():
-    """Every import of one of our modules by another, those inside functions too, as (source, target, "file:line")."""
+    """Every import of one of our modules by another, also inside functions, as (source, target, "file:line")."""
     for source, place, node in nodes():
         match node:
             case ast.Import():
@@ -66,12 +66,12 @@ def imports():
 
 
 def room(module):
-    """nanoladder.run.report -> nanoladder.run, lab.tables -> lab: the name that stands in LAYERS."""
+    """Name of a module's room in LAYERS: nanoladder.run.report -> nanoladder.run, lab.tables -> lab."""
     parts = module.split(".")
     return ".".join(parts[:2] if parts[0] == "nanoladder" else parts[:1])
 
 
-def test_every_import_follows_the_rule():
+def test_every_import_points_to_a_lower_layer():
     for source, target, place in imports():
         above, below = room(source), room(target)
         assert above == below or HEIGHT[above] > HEIGHT[below], f"{place}: {source} imports {target}, not below it"
@@ -114,7 +114,7 @@ def test_uv_installs_the_versions_of_make_train():
     assert settings["constraint-dependencies"] == (ROOT / "requirements.txt").read_text(encoding="utf-8").split()
 
 
-def test_private_names_of_torch_stand_in_one_file():
+def test_private_names_of_torch_are_confined_to_one_file():
     """Names that begin with an underscore, also as strings, in nanoladder and in the scripts; lab may have its own."""
     for module, place, node in nodes():
         if room(module) in ("lab", "data", "config", "nanoladder.private"):

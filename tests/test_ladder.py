@@ -37,7 +37,7 @@ GPU_SIZES = {"n_embd": 128, "context_length": 64}  # heads of 64: cuDNN has no a
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    """A folder of 4000 tokens below 60, each the one before plus 1, 2 or 3: there is something to learn."""
+    """Dataset of 4000 tokens below 60, each 1, 2 or 3 above the previous one (mod 60): there is something to learn."""
     folder = tmp_path_factory.mktemp("data")
     ids = (torch.randint(1, 4, (4000,), generator=torch.Generator().manual_seed(0)).cumsum(0) % 60).numpy()
     for split in ("train", "val"):
@@ -47,7 +47,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Lets loss_chunks=auto cut the losses of tiny models, too."""
+    """Makes loss_chunks=auto split the losses of tiny models, too."""
     monkeypatch.setattr(loss, "FEW_BYTES", 2048)
     monkeypatch.setattr(loss, "TOKENS_PER_CHANNEL", 2)
 
@@ -70,7 +70,7 @@ def begin(config):
 
 
 def step(config, state, targets=None):
-    """A training step on random tokens, which are their own targets if there are none. Returns its loss and norm."""
+    """Runs a training step on random tokens, which are also the targets by default. Returns its loss and norm."""
     tokens = torch.randint(60, (config.batch_size, config.context_length), generator=torch.Generator().manual_seed(1))
     return train.train_step(*state, Batch(tokens, tokens if targets is None else targets), 1e-3, config)
 
@@ -90,14 +90,14 @@ def climb(config):
 
 climbed = functools.cache(climb)  # once for each config
 
-# Largest difference of a loss over 20 steps. 0: bit-equal, for gradient norms and final weights too.
+# Largest difference of a loss over 20 steps. 0: bit-identical, including gradient norms and final weights.
 TOLERANCE = dict.fromkeys(ALONE[1:], 1e-4) | {"amp": 5e-3}
 TOLERANCE |= dict.fromkeys(["set_to_none", "lazy_metrics", "loader", "allocator", "tf32"], 0)
 TOLERANCE |= dict.fromkeys(["cuda_graph", "checkpointing"], 0)
 
 
 def agree(a, b, tolerance):
-    """Compares the losses, gradient norms and final weights of two runs; the weights in relative error."""
+    """Asserts that losses, gradient norms and final weights of two runs agree; the weights by relative error."""
     for ours, theirs in zip(a, b, strict=True):
         if tolerance == 0:
             torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
@@ -109,8 +109,8 @@ def agree(a, b, tolerance):
 
 
 @pytest.mark.parametrize("keys", [{"learning_rate": 0, "min_lr": 0}, {"seed": 1}, {"weight_decay": 9}])
-def test_another_training_does_not_agree(tiny, keys):
-    """What the comparison must be able to tell apart."""
+def test_agree_rejects_another_training(tiny, keys):
+    """The comparison must detect these differences."""
     with pytest.raises(AssertionError):
         agree(climbed(tiny("naive", **keys)), climbed(tiny("naive")), max(TOLERANCE.values()))
 
@@ -124,8 +124,8 @@ def test_a_stage_alone_trains_the_same_model(tiny, traced, stage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["compile", "chunked_loss", "checkpointing"])
-def test_the_gradients_of_the_compiled_model_are_the_eager_ones(tiny, traced, stage):
-    """In float32, in which nothing hides behind rounding, and with padding."""
+def test_the_compiled_model_has_the_gradients_of_the_eager_one(tiny, traced, stage):
+    """In float32, so that rounding hides no error, and with padding."""
 
     def gradients(**keys):
         gpt, *_ = begin(tiny(stage=stage, dtype="float32", **keys))
@@ -154,7 +154,7 @@ def test_the_list_draws_every_stage_on_its_branch(capsys):
     assert lines[14:] == [*branches, "  ├ tensor_parallel", "  ├ context_parallel", "  └ pipeline_parallel"]
 
 
-def test_the_trunk_is_the_defaults():
+def test_the_trunk_ends_at_the_default_config():
     trunk = load_config(["--stage=cuda_graph"])
     assert replace(trunk, ddp=True) == Config()
 
@@ -171,7 +171,7 @@ def spy(monkeypatch, owner, name, record):
 
 
 class Operators(TorchDispatchMode):
-    """Records the operators that run, by name, and the number of elements of every tensor that they make."""
+    """Records the names of operators that run, and the numbers of elements of the tensors that they return."""
 
     def __init__(self):
         super().__init__()
@@ -180,7 +180,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.nanoladder.chunked_head_loss.default:
             with self:
-                return loss.compute(*args)  # its operations, as it is opaque
+                return loss.compute(*args)  # runs its operations, as the operator is opaque
         outputs = func(*args, **(kwargs or {}))
         self.names.append(func.overloadpacket.__name__)
         self.sizes |= {leaf.numel() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
@@ -203,7 +203,7 @@ def test_set_to_none_has_no_gradients_during_the_forward(tiny, monkeypatch, stag
 
 
 def test_lazy_metrics_reads_no_loss_in_a_step(tiny):
-    """Python reads a value with this operator, which waits for the device."""
+    """_local_scalar_dense reads a value for Python, and waits for the device."""
     reads = [
         operators_of_a_step(tiny("naive", stage)).names.count("_local_scalar_dense")
         for stage in ("naive", "lazy_metrics")
@@ -213,7 +213,7 @@ def test_lazy_metrics_reads_no_loss_in_a_step(tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage, workers", [("naive", 0), ("loader", 2)])
-def test_loader_cuts_batches_in_worker_processes_and_leaves_the_generator_alone(tiny, stage, workers):
+def test_loader_makes_batches_in_worker_processes_and_leaves_the_generator_alone(tiny, stage, workers):
     config = tiny("naive", stage)
     before = torch.get_rng_state()
     batches = iter(train.training_batches(data.open_dataset(config).train, config, 1, torch.device("cpu")))
@@ -255,8 +255,8 @@ for stage in "loader", "allocator":
 
 @pytest.mark.slow
 @pytest.mark.skipif(not machine.memory.GLIBC, reason="mallopt is glibc's")
-def test_allocator_touches_no_page_twice():
-    """Page faults of ten times 64 MB, in pages of up to 2 MB."""
+def test_allocator_faults_in_no_page_twice():
+    """Counts the page faults of ten allocations of 64 MB, in pages of up to 2 MB."""
     given, kept = map(int, python("-c", FAULTS, env=os.environ | {"PYTHONPATH": "."}).stdout.split())
     assert kept < 50 and given > 300
 
@@ -286,7 +286,7 @@ def test_tf32_rounds_the_products_of_a_gpu(tiny):
 
 
 def linear_dtypes(gpt):
-    """Collects the dtype that each linear layer of the model puts out."""
+    """Collects the dtypes of the outputs of the model's linear layers."""
     seen = set()
     for layer in gpt.modules():
         if isinstance(layer, torch.nn.Linear):
@@ -311,7 +311,7 @@ def test_amp_trains_the_same_model_in_any_dtype(tiny, dtype):
 
 
 @pytest.mark.parametrize("stage, stored", [("amp", True), ("flash", False)])
-def test_flash_never_stores_the_weights_of_attention(tiny, stage, stored):
+def test_flash_never_stores_the_attention_weights(tiny, stage, stored):
     B, nh, T = 8, 2, 128
     seen = operators_of_a_step(tiny(stage=stage, context_length=T)).sizes
     assert (B * nh * T * T in seen) == stored
@@ -339,7 +339,7 @@ BLOCKS += [({"dtype": "float32", "context_length": T}, T == 256) for T in (256, 
 
 
 @pytest.mark.parametrize("keys, active", BLOCKS, ids=str)
-def test_blocks_act_on_a_cpu_where_they_are_faster(tiny, keys, active):
+def test_blocks_are_used_on_a_cpu_where_they_are_faster(tiny, keys, active):
     keys = {"dtype": "bfloat16", "batch_size": 2, "compile": False, **keys}
     for stage, expected in {"flash": False, "blocks": active}.items():
         config = tiny(stage=stage, **keys)
@@ -351,7 +351,7 @@ ADAMW_KERNELS = [("forloop", "addcdiv_"), ("fused", "_fused_adamw_")]
 
 
 @pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
-def test_fused_adamw_calls_its_kernel_once_a_group(tiny, adamw_impl, kernel):
+def test_fused_adamw_calls_its_kernel_once_per_group(tiny, adamw_impl, kernel):
     config = tiny(adamw_impl=adamw_impl)
     gpt, optimizer = build(config)
     for parameter in gpt.parameters():
@@ -405,7 +405,7 @@ def test_the_model_or_its_blocks_are_compiled_and_keep_plain_names(tiny, keys, c
     assert gpt.head.weight is gpt.token_embedding.weight
 
 
-def test_a_compiler_that_fails_stops_with_its_reason(tiny, monkeypatch, tmp_path):
+def test_a_compiler_failure_stops_the_run_with_its_reason(tiny, monkeypatch, tmp_path):
     def fail(*_):
         raise torch._dynamo.exc.TorchDynamoException("no room\nand so on")
 
@@ -426,7 +426,7 @@ CHECKPOINTING = ["every:1", "every:2", "sqrt", "selective"]
 
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_every_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing):
+def test_every_kind_of_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing):
     keys = {"dropout": 0.2, "n_layer": 5, "max_steps": 5}
     agree(climbed(tiny("naive", activation_checkpointing=checkpointing, **keys)), climbed(tiny("naive", **keys)), 0)
 
@@ -452,7 +452,7 @@ def test_checkpointing_keeps_less_for_the_backward(tiny):
 @pytest.mark.parametrize(
     "attention, kernel", [("sdpa", "_scaled_dot_product_flash_attention_for_cpu"), ("blocks", "attend")]
 )
-def test_selective_checkpointing_repeats_no_matrix_product(tiny, attention, kernel):
+def test_selective_checkpointing_recomputes_no_matrix_product(tiny, attention, kernel):
     times = {}
     for how in ("none", "selective", "every:1"):
         names = operators_of_a_step(tiny("naive", activation_checkpointing=how, attention=attention)).names
@@ -463,8 +463,8 @@ def test_selective_checkpointing_repeats_no_matrix_product(tiny, attention, kern
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard, checkpointing", [("none", "sqrt"), ("none", "selective"), ("full", "every:1")])
-def test_checkpointing_under_compile_drops_the_same_in_the_backward(tiny, traced, checkpointing, shard):
-    """The gradient must be that of the forward that ran: compared with a difference quotient under one seed."""
+def test_compiled_checkpointing_recomputes_the_same_dropout_in_the_backward(tiny, traced, checkpointing, shard):
+    """The gradient must match the forward that ran: it is compared with a finite difference under one seed."""
     keys = {"compile": True, "shard": shard, "activation_checkpointing": checkpointing}
     gpt, *_ = begin(tiny("naive", dropout=0.3, **keys))
     tokens = torch.randint(60, (8, 16))
@@ -498,7 +498,7 @@ def test_grad_accumulation_runs_micro_batches_and_updates_once(tiny, monkeypatch
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 def test_grad_accumulation_weighs_tokens_not_micro_batches(tiny, micro_batch_size):
-    """With padding, the mean of the micro-batches' means is another number: it would fail here."""
+    """With padding, averaging the micro-batches' means gives another number and would fail here."""
     targets = torch.randint(60, (8, 16))
     targets[0, 1:] = targets[5, 3:] = model.IGNORE
     results = []
@@ -544,7 +544,7 @@ FINISHED = {
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("keys", FINISHED.values(), ids=FINISHED)
 def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, keys, device):
-    """With worker processes, dropout, and a stop after step 9, off every interval."""
+    """With worker processes, dropout, and a stop after step 9, which ends no interval."""
     if device == "cuda":
         torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # cuBLAS has run before
         keys = {"device": "cuda", "deterministic": True, **GPU_SIZES, **keys}
@@ -564,7 +564,7 @@ def test_several_processes_without_ddp_are_refused(tiny, monkeypatch):
 
 
 def overwrite_outputs(monkeypatch):
-    """Makes every forward spoil the loss and the gradients of the step before: a CUDA graph reuses their memory."""
+    """Makes every forward fill the previous step's loss and gradients with NaN: a CUDA graph reuses their memory."""
     build_model, outputs = train.build_model, []
 
     def overwrite(gpt, _):
@@ -583,7 +583,7 @@ def overwrite_outputs(monkeypatch):
 
 
 @pytest.mark.parametrize("keys", [{"lazy_metrics": True}, {"optimizer": "muon"}, {"dtype": "float16"}], ids=str)
-def test_a_step_reads_no_output_of_a_step_before(tiny, tmp_path, monkeypatch, keys):
+def test_no_step_reads_an_output_of_a_previous_step(tiny, tmp_path, monkeypatch, keys):
     """As CUDA graphs require, in training, logging, evaluating and saving."""
     keys = {"set_to_none": True, "log_interval": 3, "eval_interval": 4, "eval_windows": 9, "save_interval": 5, **keys}
     train.train(tiny("naive", out_dir=tmp_path / "kept", **keys))
@@ -617,7 +617,7 @@ def test_on_a_gpu_a_recorded_step_trains_logs_evaluates_and_resumes(tiny, tmp_pa
 
 @needs_gpu
 @pytest.mark.parametrize("compile", [False, True])
-def test_on_a_gpu_a_recorded_step_launches_one_graph_and_draws_another_dropout(tiny, compile):
+def test_on_a_gpu_a_recorded_step_launches_one_graph_and_draws_new_dropout(tiny, compile):
     config = tiny(learning_rate=0, min_lr=0, device="cuda", compile=compile, dropout=0.2, **GPU_SIZES)
     state = begin(config)
     batch = Batch(*torch.randint(60, (2, 8, 64), device="cuda"))
@@ -632,7 +632,7 @@ def test_on_a_gpu_a_recorded_step_launches_one_graph_and_draws_another_dropout(t
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
 def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path, dtype, request):
-    """With code once; with scaled gradients of float16 traced alone."""
+    """Generates code once; with the scaled gradients of float16, only traces."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     if dtype == "float16":

@@ -21,7 +21,7 @@ def tokens(*shape, seed=0):
 
 
 def shake(model, seed=0):
-    """Larger weights, so that a wrong term shows in the logits; biases and norms that are not 0 and 1."""
+    """Enlarges the weights, so that a wrong term shows in the logits; moves biases and norms away from 0 and 1."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,7 +45,7 @@ def test_a_later_token_leaves_earlier_logits_unchanged():
         changed[:, place] = (changed[:, place] + 1) % V
         after = model.logits(changed)
         torch.testing.assert_close(after[:, :place], before[:, :place], atol=1e-6, rtol=0)
-        assert ((after[:, place:] - before[:, place:]).abs().amax(-1) > 1e-4).all()  # and every later one sees it
+        assert ((after[:, place:] - before[:, place:]).abs().amax(-1) > 1e-4).all()  # and every later position sees it
 
 
 def test_forward_sums_over_the_valid_targets():
@@ -58,7 +58,7 @@ def test_forward_sums_over_the_valid_targets():
     torch.testing.assert_close(loss_sum, by_hand)
 
 
-def test_nothing_valid_is_a_loss_of_zero():
+def test_the_loss_without_valid_targets_is_zero():
     assert build()(tokens(2, 16), torch.full((2, 16), IGNORE)) == 0
 
 
@@ -94,9 +94,9 @@ def test_loss_at_initialization_is_that_of_a_uniform_guess():
     assert (loss_sum / (16 * 16)).item() == pytest.approx(math.log(V), abs=0.05)
 
 
-def test_initialization_depends_on_the_seed_and_the_name_alone():
+def test_initialization_depends_only_on_the_seed_and_the_name():
     ours, other = build(1).state_dict(), build(2).state_dict()
-    torch.rand(9)  # the global generator has no say
+    torch.rand(9)  # the global generator has no effect
     again = build(1).state_dict()
     assert all(torch.equal(ours[name], again[name]) for name in ours)
     assert not torch.equal(ours["head.weight"], other["head.weight"])

@@ -1,4 +1,4 @@
-"""The notebook: committed without outputs, and every cell of it runs, in a copy of this repository."""
+"""The notebook is committed without outputs, and all of its cells run in a copy of this repository."""
 
 import base64
 import shutil

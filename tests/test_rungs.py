@@ -1,4 +1,4 @@
-"""The second ladder: every rung changes what it says and nothing else, and all of them train, resume and generate."""
+"""The second ladder: every rung changes only what it says, and all rungs together train, resume and generate."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ def test_the_last_block_and_every_second_one_before_it_have_a_value_embedding(n_
 
 @functools.cache
 def loss_after_five_steps(name):
-    """Loss of the tiny config with the rungs up to this one, of averaged weights if it averages."""
+    """Loss of the tiny config with the rungs up to this one, with averaged weights if it averages them."""
     config = of_rung(name)
     model, optimizer = build(config)
     for step in range(1, 6):
@@ -77,7 +77,7 @@ def test_a_rung_changes_the_model_its_update_or_its_schedule_and_shares_all_comm
     assert math.isfinite(loss) and loss != loss_after_five_steps(below)
 
 
-def test_what_is_trained_whole_is_what_is_trained_in_two_runs_and_generated_from(dense, tmp_path):
+def test_the_recipe_resumes_bit_for_bit_and_its_averaged_model_is_loaded_and_exported(dense, tmp_path):
     keys = {"dataset": str(dense), "save_interval": 3, "eval_interval": 3, "pad_vocab_to": 64, **RECIPE}
     whole, halves = (tiny(out_dir=str(tmp_path / name), **keys) for name in ("whole", "halves"))
     train.train(whole)
@@ -106,7 +106,7 @@ def test_recomputed_blocks_get_the_embeddings_again(checkpointing):
     assert all(torch.equal(one, other) and one.any() for one, other in zip(*gradients, strict=True))
 
 
-def test_rotated_scores_depend_on_the_distance_alone():
+def test_rotary_scores_depend_only_on_the_distance():
     rotary = GPT(of_rung("rotary")).blocks[0].attention.rotary
     q, k = torch.randn(2, 1, 1, 1, 16).expand(2, 1, 1, 16, 16).unbind()
     scores = (rotary(q) @ rotary(k).transpose(-2, -1))[0, 0]
@@ -118,7 +118,7 @@ def test_rotated_scores_depend_on_the_distance_alone():
 
 @pytest.mark.parametrize("position", ["learned", "rotary"])
 def test_attention_gets_queries_and_keys_in_the_dtype_of_values(position, monkeypatch):
-    """CUDA's autocast, unlike a CPU's, normalizes in float32, which no flash kernel takes and messages carry twice."""
+    """CUDA's autocast, unlike a CPU's, normalizes in float32, which no flash kernel takes and doubles messages."""
     rms_norm = F.rms_norm
     monkeypatch.setattr(F, "rms_norm", lambda x, *args: rms_norm(x.float(), *args))
     attention = GPT(tiny(vocab_size=40, qk_norm=True, position=position)).blocks[0].attention
@@ -132,7 +132,7 @@ def test_attention_gets_queries_and_keys_in_the_dtype_of_values(position, monkey
 def test_the_input_of_a_block_is_mixed_with_the_embedding():
     block = GPT(tiny(vocab_size=40, x0_skip=True)).blocks[0]
     x, y, embedded = torch.randn(3, 2, 16, 32)
-    torch.testing.assert_close(block(x, embedded), block(x, y))  # not at first
+    torch.testing.assert_close(block(x, embedded), block(x, y))  # not initially
     with torch.no_grad():
         block.lambdas.copy_(torch.tensor([0.0, 1.0]))
     torch.testing.assert_close(block(x, embedded), block(y, embedded))
@@ -150,7 +150,7 @@ def test_every_parameter_is_in_one_group_with_its_rate():
     assert rates[model.smear] == rates[model.value_lambdas] == rates[model.blocks[0].lambdas] == 2
 
 
-def test_cautious_decay_spares_what_the_update_moves_away_from_zero():
+def test_cautious_decay_spares_weights_that_the_update_does_not_move_towards_zero():
     weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
     optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.5)
     optim.decay_cautiously(optimizer)
@@ -159,7 +159,7 @@ def test_cautious_decay_spares_what_the_update_moves_away_from_zero():
     torch.testing.assert_close(weight.detach(), torch.tensor([0.9 - 0.05, -1.1, 2.0]))
 
 
-def test_the_average_is_evaluated_and_the_weights_train_on():
+def test_evaluation_uses_the_average_and_training_continues_with_the_weights():
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     optim.keep_average(optimizer)
@@ -192,7 +192,7 @@ def test_the_trapezoid_is_flat_for_half_the_run():
 
 
 @pytest.mark.parametrize("key, value", [("tie_embeddings", False), ("embedding_norm", True), ("x0_skip", True)])
-def test_a_pipeline_refuses_what_its_stages_do_not_hand_on(key, value):
+def test_a_pipeline_refuses_what_its_stages_do_not_pass_on(key, value):
     grid = refusals.Grid(pipeline=2)
     with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 pipeline processes"):
         refusals.check_grid(dataclasses.replace(tiny(), **{key: value}), grid, CPU)

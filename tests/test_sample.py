@@ -34,13 +34,13 @@ def test_a_seed_gives_the_same_text(text):
 
 
 @pytest.mark.parametrize("prompt", ["t", "the cat sat on the mat"])  # the second fills the context
-def test_the_least_of_chance_is_the_likeliest_token(prompt, text):
+def test_options_that_leave_one_candidate_give_the_likeliest_token(prompt, text):
     likeliest = text(f"--prompt={prompt}", "--temperature=0")
     assert all(text(f"--prompt={prompt}", word) == likeliest for word in ("--top_k=1", "--top_p=0.0001"))
     assert text(f"--prompt={prompt}", "--temperature=9") != likeliest
 
 
-def test_a_batch_of_prompts_is_what_each_is_alone(text, tmp_path):
+def test_batched_prompts_give_the_text_of_each_alone(text, tmp_path):
     (tmp_path / "file").write_bytes(b"at the cafe\n\n")
     options = "--seed=1", "--temperature=1.5", "--stop=s"
     prompts = "--prompt=the", "--prompt=the cat sat on the mat", f"--prompt_file={tmp_path / 'file'}", "--prompt=t"
@@ -81,7 +81,7 @@ def test_an_empty_prompt_begins_a_document(text):
     assert text("--temperature=0") == text("--prompt=\n", "--temperature=0")[1:]
 
 
-# -- the ends of a run
+# -- how a run ends
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_empty_prompt_begins_a_document(text):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_other_ends_are_one_line(error, code, line, trained, run_main, monkeypatch):
+def test_interrupts_and_failures_end_in_one_line(error, code, line, trained, run_main, monkeypatch):
     def step(*arguments):
         raise error
 
@@ -105,7 +105,7 @@ def test_other_ends_are_one_line(error, code, line, trained, run_main, monkeypat
     assert result.code in (code, text) and result.out.startswith("the")
 
 
-def test_a_cache_larger_than_the_memory_is_not_begun(trained, refused, monkeypatch):
+def test_a_cache_larger_than_the_memory_is_refused(trained, refused, monkeypatch):
     monkeypatch.setattr(sample, "CachedGPT", None)
     words = f"--out_dir={trained.out_dir}", "--device=cpu", "--num_samples=1000000000", "--dtype=bfloat16"
     line = refused(sample.main, *words)
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_a_sample_and_not_the_interactive_program(trained):
             process.stdin.write(line)
             process.stdin.flush()
             seen = b"\n"
-            while b"\n" + line.strip() not in seen:  # behind the sample before, which streams
+            while b"\n" + line.strip() not in seen:  # after the previous sample, which is streamed
                 seen += process.stdout.read1(100)
             process.send_signal(signal.SIGINT)
         process.stdin.close()
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_a_sample_and_not_the_interactive_program(trained):
 # -- bad input
 
 
-def test_prompts_that_are_no_text(trained, refused, stdin, tmp_path):
+def test_prompts_that_are_not_utf8_are_refused(trained, refused, stdin, tmp_path):
     words = [f"--out_dir={trained.out_dir}"]
     (tmp_path / "file").write_bytes(b"the\xffcat")
     assert "position 3" in refused(sample.main, *words, f"--prompt_file={tmp_path / 'file'}")

@@ -1,4 +1,4 @@
-"""Start-up: what takes a second to load is loaded only by what needs it."""
+"""Startup: modules that take a second to load are loaded only by code that needs them."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ print([name for name in slow if name in sys.modules])
 
 
 @pytest.mark.slow
-def test_neither_a_door_nor_eager_generation_nor_evaluation_loads_the_compiler(trained):
+def test_neither_imports_nor_eager_generation_nor_evaluation_load_the_compiler(trained):
     command = [sys.executable, "-c", SCRIPT, trained.out_dir]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"

@@ -34,7 +34,7 @@ def run(config, **overrides):
 
 
 def initial_model(config):
-    """The model as training begins with it."""
+    """Model at the start of training."""
     vocab_size = open_dataset(config).vocab_size
     return GPT(replace(config, vocab_size=vocab_size))
 
@@ -47,15 +47,15 @@ def mean_loss(model, inputs, targets):
 # -- the loop as a whole
 
 
-def test_the_loss_falls_on_what_repeats_itself(config):
+def test_the_loss_falls_on_repetitive_text(config):
     done = run(config, max_steps=60, eval_interval=20, log_interval=20)
     losses = [row["val_loss"] for row in rows(done)]
     assert len(losses) == 3 and max(losses) < 2.0 < math.log(17) < rows(run(config, max_steps=1))[0]["train_loss"] + 0.2
 
 
 @pytest.mark.parametrize("kind", ["dense", "documents"])
-def test_equals_a_loop_written_out(kind, request, tmp_path):
-    """Textbook code: the mean loss, clipping, AdamW with decay on matrices that are multiplied."""
+def test_training_equals_a_textbook_loop(kind, request, tmp_path):
+    """Textbook code: the mean loss, clipping, AdamW with decay only on matrices used in products."""
     dataset = str(request.getfixturevalue(kind))
     config = tiny(
         dataset=dataset, out_dir=str(tmp_path), bias=True, weight_decay=0.3, grad_clip=0.5, beta1=0.8, max_steps=5
@@ -83,11 +83,11 @@ def test_equals_a_loop_written_out(kind, request, tmp_path):
                 hat = mean / (1 - config.beta1**step), square / (1 - config.beta2**step)
                 parameter -= lr * hat[0] / (hat[1].sqrt() + 1e-8)
     for name, weight in weights(config).items():
-        if not name.endswith("qkv.bias"):  # a key's bias has no gradient but noise, which AdamW blows up
+        if not name.endswith("qkv.bias"):  # the gradient of a key's bias is only noise, which AdamW amplifies
             torch.testing.assert_close(weight, model.state_dict()[name], atol=2e-4, rtol=2e-3, msg=name)
 
 
-def test_a_run_repeats_itself_bit_for_bit(config):
+def test_a_run_is_reproducible_bit_for_bit(config):
     ours, again, other = (
         run(config, dropout=0.1, out_dir=f"{config.out_dir}{number}", seed=seed)
         for number, seed in enumerate([1, 1, 2])
@@ -96,7 +96,7 @@ def test_a_run_repeats_itself_bit_for_bit(config):
     assert not same(weights(ours), weights(other))
 
 
-def test_watching_does_not_change_training(documents, tmp_path):
+def test_logging_evaluating_and_saving_do_not_change_training(documents, tmp_path):
     config = tiny(dataset=str(documents), out_dir=str(tmp_path / "run"), dropout=0.2)
     quiet = run(config, log_interval=0)
     watched = run(config, log_interval=1, eval_interval=1, save_interval=1)
@@ -184,7 +184,7 @@ def test_throughput_counts_every_sequence(config, monkeypatch, capsys):
 # -- what a run prints and leaves behind
 
 
-def test_a_run_leaves_what_the_documents_say(config):
+def test_a_run_leaves_the_documented_files(config):
     done = run(config, eval_interval=3)
     names = {path.name for path in Path(done.out_dir).iterdir()}
     checkpoints = {f"{name}.safetensors" for name in ("last", "best", "step_00000003", "step_00000006")}

@@ -1,6 +1,6 @@
-"""Trains with the words from argv[3] on; killed as it calls the function argv[1] for the argv[2]-th time (0: never).
+"""Trains with the arguments from argv[3] on; killed right before the argv[2]-th call of function argv[1] (0: never).
 
-A kill before each call is one after the call before it, too. That before write_tensors leaves half of the file written.
+A kill before a call is also one after the previous call. A kill before write_tensors leaves half of the file written.
 """
 
 import io

@@ -23,7 +23,7 @@ class PowerCut(Exception):
 
 @contextlib.contextmanager
 def stopped_at(step):
-    """Training in here ends abruptly once it has logged a row of that step or later."""
+    """Context in which training ends abruptly once it has logged a row of this step or a later one."""
     original = metrics.Metrics.write
 
     def log(self, row):
@@ -38,7 +38,7 @@ def stopped_at(step):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, dense):
-    """A finished run of 6 steps, saved at 2, 4 and 6. Not to be written to."""
+    """A finished run of 6 steps, saved at 2, 4 and 6. Read-only."""
     config = tiny(dataset=str(dense), out_dir=str(tmp_path_factory.mktemp("trained")), save_interval=2)
     train.train(config)
     return config
@@ -46,7 +46,7 @@ def trained(tmp_path_factory, dense):
 
 @pytest.fixture
 def copy(trained, tmp_path):
-    """The finished run, copied to be changed."""
+    """A writable copy of the finished run."""
     out_dir = tmp_path / "copy"
     shutil.copytree(trained.out_dir, out_dir)
     return replace(trained, out_dir=str(out_dir))
@@ -63,7 +63,7 @@ def words(config, **overrides):
 @pytest.mark.parametrize("kind, n, init_from", [("dense", 7, "resume"), ("documents", 10, "auto")])
 def test_train_stop_resume_equals_one_run_bit_for_bit(kind, n, init_from, request, tmp_path):
     dataset = str(request.getfixturevalue(kind))
-    # 7 ends no interval of the log; the last row before the stop comes from after the checkpoint.
+    # 7 ends no interval of the log; the last row before the stop is later than the checkpoint.
     options = {"dataset": dataset, "max_steps": 17, "log_interval": 3, "eval_interval": 4, "save_interval": n}
     one = tiny(**options, out_dir=str(tmp_path / "one"), dropout=0.2)
     two = replace(one, out_dir=str(tmp_path / "two"), init_from=init_from)
@@ -71,7 +71,7 @@ def test_train_stop_resume_equals_one_run_bit_for_bit(kind, n, init_from, reques
     with stopped_at(n + 1):
         train.train(replace(two, init_from="auto"))
     assert rows(two)[-1]["step"] > n == saved(two)["progress"]["step"]
-    torch.manual_seed(99)  # whatever the generators were, they come from the checkpoint
+    torch.manual_seed(99)  # must not matter: the generators' states come from the checkpoint
     train.train(two)
     assert rows(two, *LOGGED) == rows(one, *LOGGED)
     assert [row["step"] for row in rows(two)] == [3, 4, 6, 8, 9, 12, 15, 16, 17]
@@ -80,7 +80,7 @@ def test_train_stop_resume_equals_one_run_bit_for_bit(kind, n, init_from, reques
 
 
 def test_a_longer_run_continues_where_the_shorter_one_ended(copy, run_main):
-    """A finished one says so and changes nothing; a line of its metrics that was cut off is mended."""
+    """A finished run says so and changes nothing; a truncated last line of its metrics is repaired."""
     before = Path(copy.out_dir, "last.safetensors").read_bytes(), rows(copy)
     result = run_main(train.main, *words(copy, init_from="resume"))
     assert result.code == 0 and "nothing is left to train" in result.out
@@ -93,7 +93,7 @@ def test_a_longer_run_continues_where_the_shorter_one_ended(copy, run_main):
 
 @pytest.mark.parametrize("init_from", ["scratch", "PATH"])
 def test_a_new_run_does_not_replace_another(init_from, trained, copy, refused):
-    """One that was stopped before its first last checkpoint neither."""
+    """Not even one that was stopped before its first last.safetensors."""
     init_from = init_from.replace("PATH", f"{trained.out_dir}/last.safetensors")
     Path(copy.out_dir, "last.safetensors").unlink()
     files = {path: path.read_bytes() for path in Path(copy.out_dir).iterdir()}
@@ -103,7 +103,7 @@ def test_a_new_run_does_not_replace_another(init_from, trained, copy, refused):
 
 
 @pytest.mark.parametrize("key, value, expected", [("context_length", 8, "=16"), ("optimizer", "sgd", "=adamw")])
-def test_resuming_needs_the_same(key, value, expected, copy, refused):
+def test_resuming_needs_the_same_context_length_and_optimizer(key, value, expected, copy, refused):
     line = refused(train.main, *words(copy, init_from="resume", max_steps=8, **{key: value}))
     assert f"{key}{expected}" in line and "--init_from=" in line
 
@@ -112,7 +112,7 @@ def test_resuming_needs_the_same(key, value, expected, copy, refused):
 
 
 def test_any_tool_for_safetensors_reads_a_checkpoint(trained):
-    """What the docstring of nanoladder/checkpoint says a file holds, read by the library alone."""
+    """The file holds what nanoladder/checkpoint's docstring says; read only with the safetensors library."""
     path = Path(trained.out_dir, "last.safetensors")
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, framework="pt") as file:
@@ -128,7 +128,7 @@ def test_any_tool_for_safetensors_reads_a_checkpoint(trained):
     assert tensors.keys() == names | states | {"generators/cpu"}
     assert all(tensor.is_contiguous() and tensor.data_ptr() % tensor.itemsize == 0 for tensor in tensors.values())
     missing, unexpected = model.load_state_dict({name: tensors[name] for name in names}, strict=False)
-    assert missing == ["head.weight"] and not unexpected  # tied: it has the embedding's
+    assert missing == ["head.weight"] and not unexpected  # tied to the embedding
     assert same(model.state_dict(), weights(trained))
 
 
@@ -139,7 +139,7 @@ VALUES = [
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 
-def test_values_and_tensors_of_any_type_come_back_as_they_were(trained, tmp_path):
+def test_values_and_tensors_of_any_type_survive_saving_and_loading(trained, tmp_path):
     state, path = saved(trained), tmp_path / "x.safetensors"
     values = {f"value{n}": value for n, value in enumerate(VALUES)}
     values |= {
@@ -179,7 +179,7 @@ def test_a_file_of_another_version_or_program_is_refused(copy, tmp_path, refused
         assert not (tmp_path / "new").exists()
 
 
-def test_a_checkpoint_that_is_not_there(trained, tmp_path, refused):
+def test_a_missing_checkpoint_is_refused(trained, tmp_path, refused):
     for given in ({"init_from": "resume"}, {"init_from": "nowhere/ckpt.pt"}, {"init_from": "."}):
         line = refused(train.main, *words(trained, out_dir=tmp_path / "new", **given))
         assert "no checkpoint at" in line and not (tmp_path / "new").exists()
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_is_not_there(trained, tmp_path, refused):
 
 
 def test_init_from_a_path_takes_the_weights_and_nothing_else(trained, tmp_path):
-    """Of a shorter context the first positions."""
+    """A shorter context takes the first positions."""
     path = f"{trained.out_dir}/last.safetensors"
     still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 0.0, "min_lr": 0.0}
     other = replace(trained, out_dir=str(tmp_path / "new"), init_from=path, context_length=5, **still)
@@ -199,7 +199,7 @@ def test_init_from_a_path_takes_the_weights_and_nothing_else(trained, tmp_path):
     assert torch.equal(ours.pop(name), theirs.pop(name)[:5]) and same(ours, theirs)
     assert [row["step"] for row in rows(other)] == [1]
     steps = {float(state["step"]) for state in saved(other)["optimizer"].values()}
-    assert steps == {1.0}  # the optimizer began anew
+    assert steps == {1.0}  # the optimizer started afresh
 
 
 SHAPES = [

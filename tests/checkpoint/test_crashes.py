@@ -31,7 +31,7 @@ def equal(ours, theirs, names=("last", "best")):
         assert_same_state(ours, theirs, name=name)
 
 
-def test_a_run_killed_fifteen_times_ends_as_if_nothing_had_been(dense, tmp_path):
+def test_a_run_killed_fifteen_times_ends_as_if_uninterrupted(dense, tmp_path):
     keys = {"dropout": 0.2, "max_steps": 60, "n_layer": 1, "log_interval": 3, "eval_interval": 7, "eval_windows": 2}
     keys |= {"dataset": str(dense), "save_interval": 2, "init_from": "auto"}
     ours, theirs = (tiny(**keys, out_dir=str(tmp_path / name)) for name in ("killed", "whole"))
@@ -49,7 +49,7 @@ def test_a_run_killed_fifteen_times_ends_as_if_nothing_had_been(dense, tmp_path)
 
 @pytest.fixture
 def limit():
-    """limit(bytes): the most that any file may have from now on, as if the disk were full; None: as before."""
+    """limit(bytes) caps the size of files from now on, as if the disk were full; None removes the cap."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def set_limit(size):
@@ -61,7 +61,7 @@ def limit():
 
 @contextlib.contextmanager
 def before_step(actions):
-    """Calls actions[step] before a step, when nothing is being written."""
+    """Context in which actions[step] is called before that step, while nothing is being written."""
     original, writers = train.train_step, []
 
     def step(*arguments):
@@ -107,7 +107,7 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written_and_saves_later(nu
     assert names(ours) == ["best", "last", "step_00000006", "step_00000008"]
 
 
-def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(dense, tmp_path, limit, run_main):
+def test_checkpoints_missing_at_the_end_are_named_and_the_exit_code_is_1(dense, tmp_path, limit, run_main):
     ours = saving(dense, tmp_path / "full")
     with before_step({4: lambda: limit(250_000)}):
         result = run_main(train.main, *words(ours))
@@ -123,7 +123,7 @@ def test_what_is_missing_at_the_end_is_said_and_the_exit_code_is_1(dense, tmp_pa
     equal(ours, theirs)
 
 
-# -- which checkpoints there are
+# -- which checkpoints exist
 
 
 def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
@@ -139,7 +139,7 @@ def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
     assert not same(state["model"], whole(*checkpoint.snapshot(config, {}, model, optimizer, progress))["model"])
 
 
-def test_a_new_start_removes_what_was_being_written_and_later_steps(dense, tmp_path):
+def test_a_restart_removes_partial_files_and_later_steps(dense, tmp_path):
     config = saving(dense, tmp_path)
     train.train(config)
     (tmp_path / ".last.safetensors.123.tmp").write_bytes(b"half")

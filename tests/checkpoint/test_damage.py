@@ -20,7 +20,7 @@ FILES = ["last.safetensors", "step_00000006.safetensors", "step_00000004.safeten
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, dense):
-    """A run of 8 steps, whole; the same after 6 of them; and one of another model."""
+    """A complete run of 8 steps, the same run after 6 steps, and one of another model."""
     folder = tmp_path_factory.mktemp("runs")
     keys = {"dataset": str(dense), "dropout": 0.2, "max_steps": 8, "save_interval": 2, "eval_interval": 2}
     whole = tiny(**keys, n_layer=1, eval_windows=2, out_dir=str(folder / "whole"))
@@ -73,7 +73,7 @@ def damage(folder, name, other, how, *arguments):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_path, run_main):
+def test_a_damaged_checkpoint_is_refused_passed_over_or_harmless(runs, tmp_path, run_main):
     whole, six, other = runs
     outcomes = collections.Counter()
     expected = saved(whole)
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_refused_fallen_back_from_or_harmless(runs, tmp_
         result = run_main(train.main, *words(config))
         if result.code == 2:
             assert result.err.startswith("error: ") and result.err.count("\n") == 1
-            # The next one may be another model's: what was damaged is then said before it is refused.
+            # The next checkpoint may be another model's: the damage is then reported before the refusal.
             assert all(line.startswith("warning: ") for line in result.out.splitlines())
             outcomes["refused"] += 1
         else:

@@ -1,4 +1,4 @@
-"""GPT-2s of transformers are read and written: equal logits; others are refused in one line."""
+"""GPT-2 models of transformers are read and written with equal logits; others are refused in one line."""
 
 import json
 import os
@@ -117,14 +117,14 @@ def test_shards_and_other_float_dtypes(saved, tmp_path):
 
 
 def test_reading_copies_no_weight(saved):
-    """All lie in the mapped file, of which a process then reads no more than its shards."""
+    """All weights lie in the mapped file, of which a process then reads only its shards."""
     weights = read_huggingface(str(saved[0]))["model"].values()
     addresses = [weight.data_ptr() for weight in weights]
     assert max(addresses) - min(addresses) < (saved[0] / "model.safetensors").stat().st_size
 
 
 def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
-    """As in the files of gpt2 in the hub, and of older versions."""
+    """As in the files of gpt2 on the hub, and of older versions."""
     tensors = {name.removeprefix("transformer."): t for name, t in load_file(copy / "model.safetensors").items()}
     for n in range(2):
         tensors[f"h.{n}.attn.bias"] = torch.ones(7, 7).tril()[None, None]
@@ -177,7 +177,7 @@ def test_another_shape_is_refused_with_every_key_to_set(saved, tmp_path, refused
     expected = line.partition("expected ")[2].split()
     assert expected == ["--n_head=2", "--n_embd=16", "--context_length=7"]
     assert not (tmp_path / "new").exists()
-    assert run_main(train.main, *flags(**given), *expected, "--max_steps=1").code == 0  # as pasted
+    assert run_main(train.main, *flags(**given), *expected, "--max_steps=1").code == 0  # pasted from the error
 
 
 def test_without_a_network_one_line_says_which_files_to_put_where(monkeypatch, refused):
@@ -202,14 +202,14 @@ def state_of(config):
     return {"config": vars(config), "model": dict(GPT(config).named_parameters())}
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+def test_a_non_empty_folder_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert "holds notes.txt; delete it" in refusal(write_huggingface, tmp_path, state_of(tiny(vocab_size=57)))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("n_written", range(4))
-def test_half_of_an_export_does_not_look_like_a_model(n_written, tmp_path, monkeypatch):
+def test_a_partial_export_does_not_look_like_a_model(n_written, tmp_path, monkeypatch):
     paths, replace = [], os.replace
 
     def replace_until(source, target):

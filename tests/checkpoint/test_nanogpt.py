@@ -78,8 +78,8 @@ def test_a_compiled_model_and_the_mask_of_an_older_one(saved):
     assert torch.equal(found["blocks.1.mlp.fc.weight"], expected["transformer.h.1.mlp.c_fc.weight"])
 
 
-def test_padding_of_gpt2s_vocabulary_is_no_vocabulary(tmp_path):
-    """nanoGPT counts 50304 tokens, of which a run on GPT-2's 50257 takes its own, whatever its padding."""
+def test_padding_of_gpt2_s_vocabulary_is_not_part_of_it(tmp_path):
+    """nanoGPT counts 50304 tokens; a run on GPT-2's 50257 tokens takes these, whatever its own padding."""
     gpt2 = reference(n_layer=1, n_embd=4, vocab_size=50304)
     torch.save(saved_by_nanogpt(gpt2), tmp_path / "ckpt.pt")
     model = imported(tmp_path / "ckpt.pt")
@@ -93,7 +93,7 @@ def test_padding_of_gpt2s_vocabulary_is_no_vocabulary(tmp_path):
 # -- bad input
 
 
-def test_an_object_is_refused_and_not_made(saved, tmp_path, dense, refused):
+def test_a_pickled_object_is_refused_and_not_constructed(saved, tmp_path, dense, refused):
     state, path = saved
     torch.save(state | {"config": Call(tmp_path / "made")}, path)
     line = refused(train.main, *flags(dataset=dense, out_dir=tmp_path / "run", bias=True, init_from=path))

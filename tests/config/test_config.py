@@ -31,7 +31,7 @@ def file(tmp_path):
     return write
 
 
-def test_no_arguments_are_the_defaults():
+def test_no_arguments_give_the_defaults():
     assert load_config([]) == Config() and config.differences(Config()) == {}
 
 
@@ -116,13 +116,13 @@ def test_a_config_file_is_python(file):
     assert config.differences(load_config([file(text + "n_layer += int(_root)")])) == {"n_layer": 8}
 
 
-def test_the_page_for_users_of_nanogpt_has_every_name_that_is_refused_for_another():
+def test_the_page_for_nanogpt_users_has_every_name_that_is_refused_for_another():
     page = (ROOT / "docs" / "from-nanogpt.md").read_text(encoding="utf-8")
     assert all(f"`{name}" in page for name in INSTEAD)
 
 
 @pytest.mark.parametrize("key", RENAMED)
-def test_a_key_that_was_is_refused_in_one_line_that_says_what_to_write(key, file, refused):
+def test_a_former_key_is_refused_in_one_line_that_says_what_to_write(key, file, refused):
     assert key not in DEFAULTS
     line = refused(load_config, file(f"seed = 1\n{key} = 'none'"))
     assert f"x.py line 2: {key} is no longer a key; expected {RENAMED[key]}" in line
@@ -134,7 +134,7 @@ def test_a_key_that_was_is_refused_in_one_line_that_says_what_to_write(key, file
 SELECTIVE = {"activation_checkpointing": "selective"}
 IN_BACKWARD = {"optimizer_in_backward": True, "grad_clip": 0.0}
 
-# (values that cannot work together; parts of the error line: keys, values and a way out)
+# (incompatible values; parts of the error line: keys, values and a way out)
 IMPOSSIBLE = [
     ({"attention": "blocks", "dropout": 0.1}, ["attention=blocks", "dropout=0.1", "--attention=auto"]),
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "multiple of n_head"]),
@@ -161,7 +161,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("values, named", IMPOSSIBLE, ids=lambda value: repr(value)[:60])
-def test_values_that_cannot_work_together_are_refused(values, named, refused):
+def test_incompatible_values_are_refused(values, named, refused):
     line = refused(load_config, *(f"--{key}={value}" for key, value in values.items()))
     assert all(word in line for word in [*named, "expected"]), line
 

@@ -26,14 +26,14 @@ def config_of(folder, **keys):
 
 
 def open_ids(folder, train_ids, val_ids=None, dtype="uint16"):
-    """A dataset of the given ids. If they are 0, 1, 2, ... each id is its own place in the file."""
+    """A dataset of the given ids. If they are 0, 1, 2, ... each id equals its position in the file."""
     write_folder(folder, train_ids, val_ids or train_ids, VOCAB, dtype)
     return open_dataset(config_of(folder))
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A folder that every example of hypothesis writes anew."""
+    """A folder that every hypothesis example overwrites."""
     return tmp_path_factory.mktemp("data") / "ids"
 
 
@@ -69,7 +69,7 @@ document_lengths = st.lists(st.integers(2, 4 * T), min_size=1, max_size=9)
 
 
 @pytest.mark.slow
-def test_a_batch_is_a_batch_behind_a_loader(dense):
+def test_a_dataloader_yields_the_same_batches(dense):
     config = config_of(dense)
     batches = TrainingBatches(open_dataset(config).train, config)
     assert len(pickle.dumps(batches)) < 5000  # a worker maps the file itself
@@ -80,7 +80,7 @@ def test_a_batch_is_a_batch_behind_a_loader(dense):
 # -- training
 
 
-def test_a_batch_depends_on_seed_and_step_alone(folder):
+def test_a_batch_depends_only_on_seed_and_step(folder):
     split = open_ids(folder, list(range(500))).train
     batches = TrainingBatches(split, tiny(seed=1))
     first = [batches[step] for step in range(1, 41)]  # more than two epochs
@@ -103,7 +103,7 @@ def test_an_epoch_visits_every_window_once_and_targets_are_the_next_tokens(folde
     assert inputs.dtype == targets.dtype == torch.int64 and inputs.shape == targets.shape == (3 * n, T)
     assert (inputs == inputs[:, :1] + torch.arange(T)).all()  # consecutive in the file
     assert (targets == inputs + 1).all() and targets.max() < n_tokens
-    for starts in inputs[:, 0].view(3, n):  # an epoch each
+    for starts in inputs[:, 0].view(3, n):  # one row per epoch
         starts = starts.sort().values
         assert (starts == starts[0] + T * torch.arange(n)).all() and starts[0] < T
 
@@ -115,7 +115,7 @@ def test_every_epoch_has_a_new_order_and_a_new_phase(folder):
     assert {int(starts.min()) for starts in epochs} == set(range(T))  # each phase comes up in 60 epochs
     orders = {tuple(starts.sub(starts.min()).tolist()) for starts in epochs}
     assert len(orders) == 60
-    assert set(targets.flatten().tolist()) == set(range(1, 400))  # no token of the file is out of reach
+    assert set(targets.flatten().tolist()) == set(range(1, 400))  # every token of the file is reached
 
 
 def order(n, seed, places=None):
@@ -124,14 +124,14 @@ def order(n, seed, places=None):
 
 
 @given(n=st.integers(1, 3000), seed=seeds)
-def test_an_order_is_a_permutation_and_can_be_asked_in_any_part(n, seed):
+def test_an_order_is_a_permutation_and_can_be_computed_in_parts(n, seed):
     whole = order(n, seed)
     assert (np.sort(whole) == np.arange(n)).all()
     assert (order(n, seed, range(n // 3, n)) == whole[n // 3 :]).all()
 
 
 def test_an_order_is_as_random_as_numpys():
-    """Windows at each place, neighbors that stay neighbors, and windows that stay in place, over 1000 orders."""
+    """Counts windows at each place, neighbors that stay neighbors, and windows that stay in place, in 1000 orders."""
     n, n_orders = 50, 1000
     found = np.array([order(n, seed) for seed in range(n_orders)]).astype(int)
     at = np.zeros((n, n))
@@ -153,7 +153,7 @@ def test_batches_do_not_depend_on_the_size_of_the_blocks_of_an_order(folder, mon
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", ["dense", "documents"])
-def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, kind):
+def test_the_shares_of_all_processes_form_the_batch_in_order(folder, world_size, kind):
     ids = list(range(500)) if kind == "dense" else counted([3, 40, 2, 17, 9])
     whole = TrainingBatches(open_ids(folder, ids).train, tiny(batch_size=8, seed=3))
     ranks = [whole.share(rank, world_size) for rank in range(world_size)]
@@ -165,7 +165,7 @@ def test_the_rows_of_all_processes_are_the_batch_in_order(folder, world_size, ki
 
 
 @given(lengths=document_lengths, batch_size=batch_sizes, seed=seeds)
-def test_documents_are_never_crossed_and_every_target_comes_once_an_epoch(folder, lengths, batch_size, seed):
+def test_windows_never_cross_documents_and_every_target_comes_once_per_epoch(folder, lengths, batch_size, seed):
     documents = counted(lengths)
     split = open_ids(folder, documents).train
     n = split.n_windows
@@ -222,7 +222,7 @@ def test_validation_windows_are_evenly_spaced(folder, n_windows, expected):
 
 @pytest.mark.parametrize("world_size, micro_batch_size, n_rows", [(1, 2, 2), (2, 0, 4), (4, 1, 1)])
 @pytest.mark.parametrize("n_windows", [1, 37])
-def test_every_process_validates_as_many_batches(folder, world_size, micro_batch_size, n_rows, n_windows):
+def test_every_process_validates_the_same_number_of_batches(folder, world_size, micro_batch_size, n_rows, n_windows):
     """Every process needs the same number of batches: one without a batch would leave the others waiting."""
     split = open_ids(folder, list(range(50 * T))).val
     config = tiny(batch_size=8, micro_batch_size=micro_batch_size, eval_windows=n_windows)

@@ -1,4 +1,4 @@
-"""Corpora of any size: bounded memory, the same files whatever the number of threads; bad ones end in one line."""
+"""Corpora of any size: bounded memory, the same files for any number of threads; bad ones are refused in one line."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_the_files_do_not_depend_on_threads_or_blocks(tokenizer, documents, tmp_
 
 
 @needs_rustbpe
-def test_a_vocabulary_is_learned_from_the_training_text_alone(tmp_path):
+def test_a_vocabulary_is_learned_only_from_the_training_text(tmp_path):
     write_corpus(tmp_path / "x", Texts(["mama mia, mama mia. "] * 9, ["zuzu zoo, zuzu zoo. "] * 99), "bpe:262", {})
     tokens = load_tokenizer(tmp_path / "x").token_byte_values()
     assert any(token.count(b"m") for token in tokens if len(token) > 1)
@@ -81,7 +81,7 @@ def test_only_a_few_chunks_are_held_at_a_time(monkeypatch):
     assert given_back == taken > 300
 
 
-def test_special_tokens_in_a_text_are_ordinary_text():
+def test_special_tokens_in_a_text_are_encoded_as_ordinary_text():
     tokens = [bytes([value]) for value in range(256)] + [b"a ", b"a c"]
     encoding = make_encoding("bpe", r"a cat|[\s\S]", tokens, {END_OF_TEXT: 258})
     texts = ["naïve <|endoftext|> a cat", "", "☕"]
@@ -94,7 +94,7 @@ lines = st.lists(st.text("a. \n", max_size=9), max_size=9)
 
 
 @given(lines, st.integers(1, 5), st.integers(6, 20))
-def test_blocks_do_not_depend_on_the_parts_in_which_a_text_comes(parts, block, longest):
+def test_blocks_do_not_depend_on_how_a_text_is_split_into_parts(parts, block, longest):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "BLOCK", block)
         patch.setattr(corpus, "LONGEST_BLOCK", longest)
@@ -106,7 +106,7 @@ def test_blocks_do_not_depend_on_the_parts_in_which_a_text_comes(parts, block, l
 @given(st.text("aé1.' \n\r\t\x1c\u3000", max_size=40), st.integers(1, 4))
 @pytest.mark.parametrize("pattern", [GPT4_PATTERN, *GPT2_PATTERNS])
 def test_blocks_are_encoded_to_the_ids_of_the_whole_text(pattern, text, block):
-    pairs = [bytes(pair) for pair in product(b"a1.' \n\r\t", repeat=2)]  # a token for each shows where the text is cut
+    pairs = [bytes(pair) for pair in product(b"a1.' \n\r\t", repeat=2)]  # their tokens show where the text is cut
     encoding = make_encoding("bpe", pattern, [bytes([value]) for value in range(256)] + pairs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "BLOCK", block)
@@ -118,7 +118,7 @@ def test_blocks_are_encoded_to_the_ids_of_the_whole_text(pattern, text, block):
 
 
 @given(st.integers(2, 50), st.floats(1e-9, 0.999999))
-def test_the_documents_whose_hash_is_lowest_are_val_at_least_one_and_not_all(n, val_fraction):
+def test_val_takes_the_documents_with_the_lowest_hashes_at_least_one_and_not_all(n, val_fraction):
     train, val = corpus.split_documents(TEXTS[:n], val_fraction)
     assert len(val) == min(max(1, round(n * val_fraction)), n - 1) and set(train + val) == set(TEXTS[:n])
     assert train == [text for text in TEXTS if text in train]
@@ -144,7 +144,7 @@ FORMATS = {"x.jsonl": write_lines, "x.parquet": write_parquet}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_of_records_gives_the_same_files(name, tmp_path):
-    """Of another field, with records that are left out as they hold no text."""
+    """From another field, with records that are skipped because they hold no text."""
     FORMATS[name](tmp_path / name, [*TEXTS, " "], "body")
     options = ["--field=body", "--tokenizer=byte", "--documents=lines", f"--out_dir={tmp_path / 'out'}"]
     own_text.main(["--input", str(tmp_path / name), *options])
@@ -159,7 +159,7 @@ def test_every_format_of_records_gives_the_same_files(name, tmp_path):
 
 
 @pytest.mark.parametrize("documents", ["none", "lines", "files"])
-def test_a_byte_order_mark_is_no_text(documents, tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_text(documents, tmp_path):
     (tmp_path / "x.txt").write_bytes("\ufeffaé\nb\nc\n".encode())
     (tmp_path / "y.txt").write_bytes("\ufeffd\n".encode())
     options = ["--tokenizer=byte", f"--documents={documents}", f"--out_dir={tmp_path / 'out'}"]
@@ -182,7 +182,7 @@ def test_a_byte_order_mark_is_no_text(documents, tmp_path):
         ("x.parquet", lambda path: os.truncate(path, path.stat().st_size - 50), ["x.parquet cannot be read"]),
     ],
 )
-def test_a_bad_corpus_is_one_line_and_the_old_dataset_stays(name, damage, words, tmp_path, capfd):
+def test_a_bad_corpus_is_refused_in_one_line_and_the_old_dataset_stays(name, damage, words, tmp_path, capfd):
     path, out = tmp_path / name, tmp_path / "out"
     write_corpus(out, Texts(["old"], ["dataset"]), "byte")
     old = contents(out)
@@ -225,7 +225,7 @@ def test_a_limit_ends_at_the_document_that_reaches_it(hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one_stream", [True, False])
-def test_a_stream_goes_on_from_any_document(one_stream, hub):
+def test_a_stream_resumes_from_any_document(one_stream, hub):
     streams = [hub] if one_stream else [{**hub, "data_files": [path]} for path in hub["data_files"]]
     whole = list(Records(streams).documents())
     for n_done in (1, 199, 200, 201, len(whole) - 1):

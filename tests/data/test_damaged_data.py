@@ -26,7 +26,7 @@ def flip(path, place):
 
 
 def replace(path, place):
-    """By another file of the same size."""
+    """Replaces a file by another one of the same size."""
     path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
@@ -63,8 +63,8 @@ def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, document
     ],
     ids=str,
 )
-def test_a_dataset_that_cannot_serve_is_bad_input(meta, given, words, dense, tmp_path, refused):
-    """meta: in place of its meta.json; "": its own, None: none."""
+def test_an_unusable_dataset_is_bad_input(meta, given, words, dense, tmp_path, refused):
+    """meta: new content of meta.json; "": unchanged, None: deleted."""
     folder = shutil.copytree(dense, tmp_path / "data")
     if meta is None:
         (folder / "meta.json").unlink()
@@ -75,7 +75,7 @@ def test_a_dataset_that_cannot_serve_is_bad_input(meta, given, words, dense, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sample_of_a_large_file_has_its_ends_and_any_stretch_as_long_as_the_gaps(tmp_path):
+def test_the_digest_of_a_large_file_covers_its_ends_and_any_stretch_as_long_as_the_gaps(tmp_path):
     size = 2**25
     gap = (size - BLOCK) // (BLOCKS - 1)  # from one sampled block to the next
     path, whole = tmp_path / "file", None

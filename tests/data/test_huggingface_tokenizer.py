@@ -43,7 +43,7 @@ def build(name):
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=needs_rustbpe) for name in NAMES])
 def pair(request):
-    """A tokenizer of ours, and what the package tokenizers makes of its tokenizer.json."""
+    """One of our tokenizers, and its tokenizer.json as loaded by the package tokenizers."""
     from tokenizers import Tokenizer
 
     encoding = build(request.param)
@@ -56,14 +56,14 @@ def pair(request):
 @example("a" * 50)
 def test_any_text_has_the_same_ids(pair, text):
     ours, theirs = pair
-    theirs.encode_special_tokens = True  # as ordinary text, as here
+    theirs.encode_special_tokens = True  # as ordinary text, like ours
     ids = encode(ours, text)
     assert theirs.encode(text).ids == ids
     assert theirs.decode(ids, skip_special_tokens=False) == ours.decode(ids)
 
 
 def ranks_and_text():
-    """Tokens in any order, most of which no merges make, and a text of the same letters."""
+    """Tokens in any order, most of which no merges produce, and a text of the same letters."""
     tokens = st.lists(st.text("ab", min_size=2, max_size=6), unique=True, max_size=12)
     return st.tuples(tokens, st.text("ab", max_size=40))
 
@@ -84,7 +84,7 @@ def test_ranks_in_any_order_become_merges(tokens_and_text):
 
 @pytest.fixture
 def write(tmp_path):
-    """write(content): the folder of a tokenizer.json."""
+    """write(content) writes a tokenizer.json; returns its folder."""
 
     def write_json(content):
         text = content if isinstance(content, str) else json.dumps(content)
@@ -100,7 +100,7 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs_rustbpe) for name in [*NAMES, "char"]])
-def test_what_is_written_is_read_back_without_the_package(name, write, monkeypatch):
+def test_a_written_tokenizer_is_read_back_without_the_package(name, write, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     encoding = build(name)
     read = from_huggingface(write(to_huggingface(encoding)))
@@ -111,7 +111,7 @@ def test_what_is_written_is_read_back_without_the_package(name, write, monkeypat
 
 
 def test_a_tokenizer_that_hugging_face_trained(tmp_path):
-    """Special tokens come first, then the bytes, in another order; save_pretrained of transformers, too."""
+    """Special tokens come first, then the bytes in another order. Also as written by transformers' save_pretrained."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import GPT2Tokenizer
 

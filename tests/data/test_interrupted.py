@@ -1,4 +1,4 @@
-"""An interrupted preparation goes on, and ends with the same files."""
+"""An interrupted preparation resumes, and ends with the same files."""
 
 import json
 import multiprocessing
@@ -21,13 +21,15 @@ from nanoladder.data.writer import write_corpus
 from nanoladder.errors import BadInput
 
 RNG = random.Random(0)
-TEXTS = ["".join(RNG.choices("abcde ", k=RNG.choice([2, 9, 50, 400]))) for _ in range(90)]  # of a block, and several
+TEXTS = ["".join(RNG.choices("abcde ", k=RNG.choice([2, 9, 50, 400]))) for _ in range(90)]  # in one block or several
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes to kill them")
 
 
 def killed_at(event, function, *arguments):
-    """Calls a function in a process of its own that is killed by SIGKILL right before one of the calls by which the
-    writer touches files, counted from 1. Returns True if it came to its end before."""
+    """Calls a function in a process that gets SIGKILL right before the writer's `event`-th file operation, from 1.
+
+    Returns True if the function finished first.
+    """
 
     def child():
         count = 0
@@ -57,7 +59,7 @@ def killed_at(event, function, *arguments):
 
 
 def flushed(append):
-    """SplitFiles.append that leaves nothing in Python's buffers, as happens with more than a few ids."""
+    """Wraps SplitFiles.append to leave nothing in Python's buffers, as happens with more than a few ids."""
 
     def append_and_flush(self, *args):
         append(self, *args)
@@ -69,7 +71,7 @@ def flushed(append):
 
 @pytest.fixture
 def prepare(tmp_path, monkeypatch):
-    """prepare(folder) -> writes a dataset into it, whose journal is saved often, on top of an older one."""
+    """prepare(folder) writes a dataset over an older one, and saves its journal often."""
     for module in (corpus, encode):
         monkeypatch.setattr(module, "BLOCK", 100)
     monkeypatch.setattr(encode, "n_cores", lambda: 2)
@@ -104,7 +106,7 @@ def interrupt(prepare, folder):
 
 @pytest.mark.slow
 @needs_fork
-def test_killed_at_any_instant_it_goes_on_to_the_same_files(prepare, expected, tmp_path):
+def test_a_preparation_killed_at_any_instant_resumes_to_the_same_files(prepare, expected, tmp_path):
     write_corpus(tmp_path / "old", Texts(["old"] * 9, ["dataset"]), "byte")
     old, seen = contents(tmp_path / "old"), []
     for event in range(1, 10_000, 17):
@@ -122,7 +124,7 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_files(prepare, expected, t
 
 @pytest.mark.slow
 @needs_fork
-def test_it_goes_on_from_the_last_journal(prepare, expected, tmp_path, monkeypatch):
+def test_a_preparation_resumes_from_the_last_journal(prepare, expected, tmp_path, monkeypatch):
     folder = interrupt(prepare, tmp_path / "new")
     n_appended, append = [], SplitFiles.append
 
@@ -139,7 +141,7 @@ def test_it_goes_on_from_the_last_journal(prepare, expected, tmp_path, monkeypat
 @pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("change", ["another tokenizer", "a damaged journal"])
-def test_with_anything_else_it_starts_over(change, prepare, tmp_path, capsys):
+def test_another_tokenizer_or_a_damaged_journal_starts_over(change, prepare, tmp_path, capsys):
     folder = interrupt(prepare, tmp_path / "new")
     if change == "a damaged journal":
         (folder / UNFINISHED / JOURNAL).write_bytes(b"\0" * 50)
@@ -153,7 +155,7 @@ def test_with_anything_else_it_starts_over(change, prepare, tmp_path, capsys):
 
 @pytest.mark.slow
 @needs_fork
-def test_unfinished_work_that_is_damaged_is_one_line(prepare, tmp_path):
+def test_damaged_unfinished_work_is_refused_in_one_line(prepare, tmp_path):
     folder = interrupt(prepare, tmp_path / "new")
     os.truncate(folder / UNFINISHED / "train.bin", 9)
     with pytest.raises(BadInput, match=r"train.bin is shorter than .* remove the folder .*prepare-unfinished"):

@@ -44,14 +44,14 @@ def test_a_run_has_the_tokenizer_and_sample_generates(tmp_path, run_main):
     assert open_dataset(tiny(dataset=str(folder))).meta["tokenizer"] == "char"
 
 
-def test_a_larger_vocabulary_may_be_asked_for_and_a_smaller_not(tmp_path, refused):
+def test_a_larger_vocabulary_is_accepted_and_a_smaller_one_refused(tmp_path, refused):
     folder = write(tmp_path / "data")
     assert open_dataset(tiny(dataset=str(folder), vocab_size=64)).vocab_size == 64
     assert "vocab_size=3 is less than" in refused(train.main, *run(folder, vocab_size=3))
 
 
-def test_what_an_interrupted_prepare_left_is_not_nanogpts(tmp_path, refused):
-    """meta.pkl may lie beside files of ours, whose ids are others; meta.json is missing while they are replaced."""
+def test_an_interrupted_preparation_is_not_taken_for_nanogpt_s_data(tmp_path, refused):
+    """meta.pkl may lie beside our files, which use other ids; meta.json is missing while they are replaced."""
     folder = write(tmp_path / "data")
     (folder / "tokenizer.json").write_text("{}")
     assert "has no meta.json; prepare it again" in refused(train.main, *run(folder))
@@ -61,7 +61,7 @@ def test_what_an_interrupted_prepare_left_is_not_nanogpts(tmp_path, refused):
 
 
 @pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
-def test_an_object_is_refused_and_not_made(protocol, tmp_path):
+def test_a_pickled_object_is_refused_and_not_constructed(protocol, tmp_path):
     with pytest.raises(BadInput, match=f"{os.mkdir.__module__}.mkdir"):
         read_tokenizer(write(tmp_path / "data", {**META, "more": Call(tmp_path / "made")}, protocol))
     assert not (tmp_path / "made").exists()

@@ -79,7 +79,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(n_vocab, dtype, tmp_path, monke
 
 @pytest.mark.parametrize("train, val, named", [([""], VAL, "train"), (TRAIN, [], "val"), (["hi"], ["!"], "val")])
 def test_an_empty_split_is_refused(train, val, named, tmp_path):
-    """One of a single token too, which leaves none to predict."""
+    """So is one of a single token, which leaves none to predict."""
     assert f"too little text for {named}" in refusal(write_dataset, tmp_path, train, val, "byte")
     assert contents(tmp_path) == {}
 
@@ -87,7 +87,7 @@ def test_an_empty_split_is_refused(train, val, named, tmp_path):
 # -- all or nothing
 
 
-def test_a_dataset_replaces_no_run_s_tokenizer(trained, tmp_path):
+def test_a_dataset_never_replaces_the_tokenizer_of_a_run(trained, tmp_path):
     shutil.copytree(trained.out_dir, tmp_path / "run")
     before = contents(tmp_path / "run")
     assert "holds a run" in refusal(write_dataset, tmp_path / "run", TRAIN, VAL, "byte")
@@ -168,7 +168,7 @@ def prepare_text(tmp_path, *options):
     ],
 )
 def test_text_takes_folders_and_says_what_it_skipped(options, texts, folder, tmp_path, capsys):
-    """A file named twice is read once; a dataset in the folder that is read is no text."""
+    """A file named twice is read once; a dataset in the input folder is not read as text."""
     for _ in range(2):
         splits = prepare_text(tmp_path, "--input", folder, tmp_path, *options)
         assert sorted(splits.values()) == texts and read_meta(tmp_path / "out")["documents"] == bool(options)
@@ -181,7 +181,7 @@ def test_one_text_is_split_at_its_end(folder, tmp_path):
     assert splits == {"train": "drittes S", "val": "tück\n"}
 
 
-def test_shakespeare_is_downloaded_checked_or_a_copy(tmp_path, monkeypatch):
+def test_shakespeare_is_downloaded_and_checked_or_copied(tmp_path, monkeypatch):
     def fail(url, timeout):
         raise urllib.error.URLError("no network")
 

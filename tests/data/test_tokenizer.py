@@ -44,7 +44,7 @@ def trainer():
 
 @needs_rustbpe
 @given(st.text(min_size=1))
-def test_every_tokenizer_gives_a_text_back(bpe, trainer, text):
+def test_every_tokenizer_decodes_what_it_encoded(bpe, trainer, text):
     char = build_tokenizer("char", [text])
     for encoding in (bpe, BYTE, char):
         assert encoding.decode(encode(encoding, text)) == text
@@ -71,7 +71,7 @@ def test_char_names_the_character_it_does_not_know():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_saved_and_loaded_is_the_same(name, tmp_path):
+def test_a_saved_tokenizer_loads_as_the_same(name, tmp_path):
     built = build_tokenizer(name, CORPUS)
     save_tokenizer(built, tmp_path)
     loaded = load_tokenizer(tmp_path)
@@ -120,7 +120,7 @@ def test_damaged_files_are_refused(bpe, damage, tmp_path):
     assert str(tmp_path) in message and "prepare the dataset again" in message
 
 
-def test_gpt2_offline_is_one_line(tmp_path, monkeypatch):
+def test_gpt2_offline_fails_in_one_line(tmp_path, monkeypatch):
     def get(url):
         raise requests.exceptions.ConnectionError("no network")
 

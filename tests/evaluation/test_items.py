@@ -1,4 +1,4 @@
-"""A task file is read whole, or refused in one line that names its line."""
+"""A task file is read completely, or refused in one line that names the broken one."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Rows are scored in batches of little padding; any batches give the same scores."""
+"""Rows are scored in batches with little padding; the scores do not depend on the batches."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def padding(batches, lengths):
 
 
 @given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 200))
-def test_each_row_is_in_one_batch_which_does_not_exceed_its_tokens(lengths, batch_tokens):
+def test_each_row_is_in_one_batch_within_its_limit_of_tokens(lengths, batch_tokens):
     lengths = np.array(lengths)
     batches = score.schedule(lengths, batch_tokens)
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
@@ -30,7 +30,7 @@ def test_each_row_is_in_one_batch_which_does_not_exceed_its_tokens(lengths, batc
 
 
 def rows_of(lengths, n_targets):
-    """Rows, some of one token alone, and a function that reads them; of each the last n_targets are predicted."""
+    """Rows, some of which repeat one token, and a function that reads them; each one's last n_targets are predicted."""
     rows = np.random.default_rng(0).integers(0, 5, (len(lengths), 17))
     rows[::3] = rows[::3, :1]
 
@@ -43,7 +43,7 @@ def rows_of(lengths, n_targets):
     return rows, read
 
 
-def test_scores_are_those_of_each_row_alone(monkeypatch):
+def test_batched_scores_equal_those_of_each_row_alone(monkeypatch):
     """With a padded vocabulary, whose logits are computed three positions at a time."""
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, 17, 60)
@@ -65,7 +65,7 @@ def test_scores_are_those_of_each_row_alone(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scores_in_half_precision_are_close(dtype):
-    """Those of float16 too, whose loss is scaled in training: here there is nothing to scale."""
+    """In float16, too, whose loss is scaled in training: here there is nothing to scale."""
     lengths = np.full(3, 16)
     read = rows_of(lengths, lengths)[1]
     found = [Scorer(GPT(tiny(vocab_size=5)), name, CPU, 70).score("rows", lengths, read) for name in ("float32", dtype)]

@@ -1,4 +1,4 @@
-"""The loss over a whole split counts every target once, and equals that of one target after the other."""
+"""The loss over a whole split counts every target once, and equals that of scoring one target at a time."""
 
 import math
 from itertools import pairwise
@@ -32,14 +32,14 @@ def tokens(folder):
 
 
 def nats(model, ids):
-    """Loss of the last of these ids, given the others."""
+    """Loss of the last id given the others, in nats."""
     with torch.no_grad():
         logits = model.logits(torch.tensor([ids[:-1].tolist()]))[0, -1]
     return -float(logits.double().log_softmax(0)[ids[-1]])
 
 
 def by_target(model, ids, stride):
-    """Loss of each target of a stream, one by one: from the first window that has it."""
+    """Loss of each target of a stream, one by one, in the first window that contains it."""
     last = len(ids) - 1 - T
     starts = [min(last, stride * max(0, math.ceil((i + 1 - T) / stride))) for i in range(len(ids) - 1)]
     return [nats(model, ids[start : i + 2]) for i, start in enumerate(starts)]
@@ -73,7 +73,7 @@ def test_the_loss_is_that_of_each_target_of_each_document(documents):
     "kind, stride, fragment",
     [("dense", -1, "1 to context_length=16"), ("dense", 17, "1 to context_length=16"), ("documents", 4, "one by one")],
 )
-def test_another_stride_is_refused(kind, stride, fragment, dense, documents):
+def test_an_invalid_stride_is_refused(kind, stride, fragment, dense, documents):
     folder = {"dense": dense, "documents": documents}[kind]
     with pytest.raises(BadInput, match=fragment):
         WholeSplit(data.open_dataset(tiny(dataset=str(folder))), "val", stride)

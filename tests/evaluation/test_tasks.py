@@ -1,4 +1,4 @@
-"""Tasks agree with transformers, one item after the other without padding, to the last item."""
+"""Tasks agree on every item with transformers, which scores one at a time, without padding."""
 
 import json
 import math
@@ -46,7 +46,7 @@ class Reference:
 
     @torch.no_grad()
     def score(self, context, ending):
-        """Log-probabilities of the ending's tokens after the context and a space, and if it is the greedy one."""
+        """Log-probabilities of the ending's tokens after the context and a space, and True if it is greedy."""
         context, ending = (self.tokenizer(text).input_ids for text in (context, " " + ending))
         ids = (context + ending)[-self.model.config.n_positions - 1 :]
         logits = self.model(torch.tensor([ids[:-1]])).logits[0, -len(ending) :]
@@ -59,7 +59,7 @@ def texts(rng, longest):
 
 
 def endings(rng, n):
-    """n texts that differ: of equal ones the last bit decides."""
+    """n distinct texts: between equal ones, the last bit would decide."""
     return list(dict.fromkeys(texts(rng, 4) for _ in range(n + 9)))[:n]
 
 
@@ -69,7 +69,7 @@ def write(path, items):
 
 
 def evaluate(folder, path):
-    """evaluate.py's figures for a folder of transformers, and the scores of every ending."""
+    """Figures of evaluate.py for a model folder of transformers, and the scores of every ending."""
     source = f"hf:{folder}"
     model = checkpoint.load_gpt(source)
     task = Task(path, checkpoint.tokenizer_of(source, model.config.vocab_size), model.config.context_length)
@@ -98,7 +98,7 @@ def test_choices_agree_with_transformers(folder, tmp_path):
         for key, values in by_size.items():
             right[key] += int(np.argmax(values)) == item["label"]
     assert {key: found[key] * 60 for key in right} == pytest.approx(right)
-    assert len(set(right.values())) > 1  # the three ways differ
+    assert len(set(right.values())) > 1  # the three accuracies differ
     cut = [len(reference.tokenizer(item["ctx"]).input_ids) for item in items]
     assert (found["contexts_cut"] > 0) == (max(cut) > reference.model.config.n_positions)
 
@@ -122,7 +122,7 @@ def test_last_words_agree_with_transformers(folder, tmp_path):
 
 
 def test_a_context_is_cut_from_the_left_and_leaves_room_for_the_ending(tmp_path):
-    """16 inputs: of the ending's 10 tokens all but the last, and 7 of the context."""
+    """16 inputs: 7 tokens of the context, and all but the last of the ending's 10."""
     path = write(tmp_path / "words.jsonl", [{"text": "0123456789 abcdefghi"}, {"text": "3456789 abcdefghi"}])
     task = Task(path, build_tokenizer("byte"), 16)
     assert [bytes(row.tolist()) for row in task.rows] == [b"3456789 abcdefghi"] * 2
@@ -136,7 +136,7 @@ def test_a_context_is_cut_from_the_left_and_leaves_room_for_the_ending(tmp_path)
     "text, reason",
     [("ab " + "c" * 16, "an ending of 17 tokens; expected at most .*=16"), ("a q", "character 'q'")],
 )
-def test_what_the_model_cannot_score_is_refused_with_its_line(text, reason, tmp_path):
+def test_an_item_that_the_model_cannot_score_is_refused_with_its_line(text, reason, tmp_path):
     path = write(tmp_path / "words.jsonl", [{"text": "a b"}, {"text": text}])
     with pytest.raises(BadInput, match=f"words.jsonl line 2: {reason}"):
         Task(path, build_tokenizer("char", ["abc "]), 16)

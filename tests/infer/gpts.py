@@ -11,7 +11,7 @@ TOKENIZER = make_encoding("few", EVERY_CHARACTER, [bytes([65 + i]) for i in rang
 
 
 def random_gpt(context_length, **keys):
-    """A GPT with random weights and biases, which repeats itself little."""
+    """A GPT with random weights and biases that rarely repeats itself."""
     gpt = GPT(tiny(vocab_size=N_VOCAB, context_length=context_length, n_embd=16, **keys)).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in gpt.parameters():

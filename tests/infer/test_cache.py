@@ -1,4 +1,4 @@
-"""The cache hides all but a text's own tokens; the compiled step and products of single rows compute the same."""
+"""A text sees only its own tokens in the cache; the compiled step and single-row products compute the same."""
 
 import math
 
@@ -13,7 +13,7 @@ from nanoladder.infer.linear import multiply_single_rows
 
 
 def step(model, windows):
-    """Prefills all windows but their last token, steps with that, and returns the logits."""
+    """Prefills all but each window's last token, runs a step with the last ones, and returns its logits."""
     model.prefill([window[:-1] for window in windows], list(range(len(windows))))
     return model.step([window[-1] for window in windows], [len(window) - 1 for window in windows])
 
@@ -32,8 +32,8 @@ def test_prefill_and_step_return_the_logits_of_the_model(keys):
 
 
 @torch.inference_mode()
-def test_a_text_sees_nothing_of_those_that_were_in_its_row():
-    """What lies right of a text may be any finite number, and its keys even not a number."""
+def test_a_text_sees_nothing_of_earlier_texts_in_its_row():
+    """Values to the right of a text may be any finite number, and keys even NaN."""
     windows = [random_tokens(n, seed=n) for n in (8, 2, 5)]
     clean = step(CachedGPT(random_gpt(12), 3, 12), windows)
     model = CachedGPT(random_gpt(12), 3, 12)
@@ -43,7 +43,7 @@ def test_a_text_sees_nothing_of_those_that_were_in_its_row():
 
 
 @torch.inference_mode()
-def test_a_second_cache_takes_the_model_over():
+def test_a_second_cache_can_take_over_the_model():
     gpt, windows = random_gpt(12), [random_tokens(5)]
     first = step(CachedGPT(gpt, 1, 12), windows)
     assert torch.equal(step(CachedGPT(gpt, 1, 12), windows), first)

@@ -1,4 +1,4 @@
-"""Generation with a cache gives the tokens of running the whole window each time; drawing obeys its options."""
+"""Generation with a cache gives the tokens of running the whole window each time; sampling obeys its options."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.3, top_p=0.9)
 
 @torch.no_grad()
 def uncached(gpt, prompt, n, sampling=GREEDY, seed=0):
-    """Up to n tokens after the prompt. Each runs the whole window, and all of its logits are made."""
+    """Generates up to n tokens after the prompt. Each runs the whole window and computes all of its logits."""
     size, device = gpt.config.context_length, gpt.norm.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     window, found = prompt[-size:], []
@@ -36,7 +36,7 @@ def uncached(gpt, prompt, n, sampling=GREEDY, seed=0):
 
 
 def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None, compile=False):
-    """The tokens after each prompt, all in one batch, up to lengths[i] of them."""
+    """Generates up to lengths[i] tokens after each prompt, in one batch."""
     generators = [torch.Generator(gpt.norm.weight.device).manual_seed(seed) for seed in seeds or [0] * len(prompts)]
     texts = [Text(TOKENIZER, *each) for each in zip(prompts, generators, lengths, strict=True)]
     model = CachedGPT(gpt, len(texts), n_tokens or gpt.config.context_length, compile)
@@ -46,8 +46,8 @@ def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None, co
 
 
 @given(data=st.data())
-def test_each_text_of_a_batch_is_what_it_is_alone(data):
-    """Prompts of any lengths, equal ones too, some that end early, windows that move at different times."""
+def test_each_text_of_a_batch_equals_that_generated_alone(data):
+    """With prompts of any length, some equal, texts that end early, and windows that move at different times."""
     context_length = data.draw(st.integers(1, 9))
     keys = {
         "bias": data.draw(st.booleans()),
@@ -76,7 +76,7 @@ def test_tokens_on_a_gpu(compile):
         assert cached(copy.deepcopy(gpt), batch, [30] * len(batch), SAMPLED, compile=compile) == expected
 
 
-def test_the_end_of_the_text_ends_one_text_and_not_the_others():
+def test_an_end_of_text_token_ends_only_its_own_text():
     gpt = random_gpt(8)
     gpt.token_embedding.weight.data[END] *= 1.5
     prompts = [[token] for token in range(20)]
@@ -87,7 +87,7 @@ def test_the_end_of_the_text_ends_one_text_and_not_the_others():
 
 
 def watched(gpt):
-    """Lists that fill with the shapes (B, T) of tokens that the model runs, and with the positions of the head."""
+    """Lists that collect the shapes (B, T) of the model's input tokens, and the head's numbers of positions."""
     shapes, rows = [], []
     gpt.token_embedding.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
     gpt.head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
@@ -145,7 +145,7 @@ numbers = st.floats(-40, 40, width=32) | st.sampled_from([-torch.inf, -1e30, 0.0
     top_k=st.integers(0, 45),
     top_p=st.floats(0.001, 1) | st.just(1.0),
 )
-def test_the_nucleus_is_that_of_sorting_everything(logits, temperature, top_k, top_p):
+def test_the_nucleus_equals_that_of_a_full_sort(logits, temperature, top_k, top_p):
     """The candidates are the likeliest tokens, as many as reach top_p of the total of the top_k likeliest."""
     weights = candidates(torch.tensor(logits), Sampling(temperature, top_k, top_p))
     exact = [float(x) for x in torch.tensor(logits)]
@@ -163,11 +163,11 @@ def test_the_nucleus_is_that_of_sorting_everything(logits, temperature, top_k, t
 
 
 def test_a_long_tail_counts_in_the_total():
-    """The candidates reach top_p of all probability, half of whose missing part lies in a tail that is not sorted."""
+    """The candidates reach top_p of the total probability; half of the rest lies in a tail that is not sorted."""
     tail = [0.05 / 10000] * 10000
     weights = candidates(torch.tensor([0.0095] * 100 + tail).log(), Sampling(top_p=0.9))
     assert len(weights) == 95  # 0.9 / 0.0095
 
 
-def test_of_equally_likely_tokens_top_k_takes_k():
+def test_top_k_takes_k_of_equally_likely_tokens():
     assert set(candidates(torch.tensor([1.0, 0, 1, 0, 1]), Sampling(top_k=3))) == {0, 2, 4}

@@ -1,4 +1,4 @@
-"""int8 keeps weights within half a step of their row and the table tied; sample.py and evaluate.py take it."""
+"""int8 keeps weights within half a step of their row and the table tied; sample.py and evaluate.py support it."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from nanoladder.infer.int8 import Rows
 
 
 def both():
-    """A GPT with random weights and biases, and a padded vocabulary, beside itself in int8."""
+    """A GPT with random weights and biases and a padded vocabulary, and its copy in int8."""
     gpt = random_gpt(16, bias=True, pad_vocab_to=64)
     quantized = copy.deepcopy(gpt)
     infer.quantize(quantized)

@@ -12,7 +12,7 @@ BYTES = build_tokenizer("byte")
 
 
 def pieces(ids, stop="", max_new_tokens=100, tokenizer=BYTES):
-    """What take() returns after each of the ids, until the text ends."""
+    """Outputs of take() after each of the ids, until the text ends."""
     text, found = Text(tokenizer, [1], torch.Generator(), max_new_tokens, stop), []
     for token in ids:
         if text.ended:
@@ -31,7 +31,7 @@ def test_the_end_of_the_text_and_the_last_token_end_it():
     assert pieces([0, 1, 2], max_new_tokens=2, tokenizer=TOKENIZER) == ["A", "B"]
     text = Text(TOKENIZER, [3, 4], torch.Generator(), 5)
     text.add(END)
-    assert text.tokens == [3, 4] and text.ended  # the end is no token of the text
+    assert text.tokens == [3, 4] and text.ended  # the end is not one of the text's tokens
 
 
 @given(
@@ -40,14 +40,14 @@ def test_the_end_of_the_text_and_the_last_token_end_it():
     size=st.integers(1, 30),
     takes=st.lists(st.booleans(), min_size=40, max_size=40),
 )
-def test_a_text_is_what_comes_before_the_stop_text(content, stop, size, takes):
+def test_a_text_ends_before_the_stop_text(content, stop, size, takes):
     text, found, ids = Text(BYTES, [1], torch.Generator(), size, stop), "", content.encode()
     for token, take in zip(ids, takes, strict=False):
         if text.ended:
             break
         text.add(token)
         found += text.take() if take else ""  # it may be taken later
-    if not text.ended:  # all that cannot be the beginning of the stop text is there
+    if not text.ended:  # all that cannot begin the stop text has been returned
         found += text.take()
         assert content.startswith(found) and stop.startswith(content[len(found) :])
         return

@@ -1,4 +1,4 @@
-"""Attention in blocks: equal to SDPA, compiled too, and without the products that the mask hides."""
+"""Attention in blocks equals SDPA, also when compiled, and skips the products that the mask hides."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_output_and_gradients_equal_sdpa_with_the_sizes_of_training():
     equals_sdpa(300)
 
 
-def test_in_bfloat16_it_errs_no_more_than_the_formula():
+def test_errors_in_bfloat16_are_no_larger_than_those_of_the_formula():
     def formula(q, k, v):
         scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(200, 200, dtype=bool).triu(1), -torch.inf)
         return scores.softmax(-1) @ v
@@ -72,8 +72,8 @@ def test_in_bfloat16_it_errs_no_more_than_the_formula():
         assert errors[0] < 1.2 * errors[1]
 
 
-def test_only_products_that_the_mask_shows_are_computed(small):
-    """Of 5 × 5 pairs of blocks 15; in the forward two products, in the backward four."""
+def test_products_that_the_mask_hides_are_not_computed(small):
+    """15 of 5 × 5 pairs of blocks, in two products of the forward and four of the backward."""
     parts, _ = inputs(40)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         y, kept = attention.forward(*parts, True)
@@ -83,7 +83,7 @@ def test_only_products_that_the_mask_shows_are_computed(small):
     assert kept.numel() == 3 * 2 * 40 * 40 * 15 / 25
 
 
-def test_the_operators_keep_what_they_promise_the_compiler(small):
+def test_the_operators_pass_opcheck(small):
     (q, k, v), _ = inputs(19)
     torch.library.opcheck(attention.operator, (q, k, v, True), test_utils=["test_schema", "test_faketensor"])
     y, kept = attention.operator(q.detach(), k.detach(), v.detach(), True)

@@ -13,7 +13,7 @@ from nanoladder.kernels import loss
 
 triton = pytest.importorskip("triton", reason="needs triton: pip install triton")
 
-SIZES = [  # tokens, vocabulary, padding, width, chunks: rows, columns and channels that end within a tile, and do not
+SIZES = [  # tokens, vocabulary, padding, width, chunks; rows, columns and channels end within a tile or at its edge
     (40, 200, 24, 64, 3),
     (64, 256, 0, 32, 2),
     (33, 77, 59, 96, 1),
@@ -49,9 +49,9 @@ def interpreted():
 
 
 def divided(hidden, weight, targets, n_vocab, n_chunks):
-    """What two processes compute, which hold half of the vocabulary each.
+    """Loss and gradients in two processes, which hold half of the vocabulary each.
 
-    One runs after the other, and takes what the other sent the last time; what they send third is what both would.
+    They take turns, each with the messages of the other's last turn; those of the third turn are as in parallel runs.
     """
     sent, found, whole = [{}, {}], [None, None], loss.all_gather
     halves = weight.chunk(2)
@@ -71,7 +71,7 @@ def divided(hidden, weight, targets, n_vocab, n_chunks):
 
 
 def check_large_losses():
-    """Losses up to 116 nats are exact; larger ones count as at least that, and their gradients are numbers."""
+    """Losses up to 116 nats are exact; larger ones count as at least 116 nats, and their gradients are finite."""
     weight = torch.zeros(64, 32)
     weight[1, 0] = 1.0  # the logit of token 1 is the first channel
     hidden = torch.zeros(4, 32)
@@ -94,7 +94,7 @@ def check_large_losses():
         ("cpu", torch.bfloat16, 64, (9, 0), False),
     ],
 )
-def test_which_gpus_take_exponentials(device, dtype, width, capability, expected, monkeypatch):
+def test_exponentials_are_used_only_on_gpus_that_support_them(device, dtype, width, capability, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(loss, "why_not_triton", lambda: "")
     hidden = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, shape=(8, width))
@@ -104,7 +104,7 @@ def test_which_gpus_take_exponentials(device, dtype, width, capability, expected
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [90, 100, 120])
-def test_as_machine_code_tiles_are_copied_whole_without_local_memory(capability):
+def test_machine_code_copies_whole_tiles_without_local_memory(capability):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -141,5 +141,5 @@ def test_on_a_gpu_loss_and_gradients_are_as_exact_as_bfloat16(shape):
         assert error(found.cpu(), correct) < 2**-7
 
 
-if __name__ == "__main__":  # in the interpreter: Triton asks for it when it is imported
+if __name__ == "__main__":  # in the interpreter, which Triton checks for when it is imported
     interpreted()

@@ -1,4 +1,4 @@
-"""Head and loss as one operator: exact, compiled too."""
+"""Head and loss as one operator: exact, also when compiled."""
 
 import math
 from collections import Counter
@@ -80,7 +80,7 @@ def test_half_precision_is_as_exact_as_its_logits(dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_of_half_precision_are_limited_in_float32(dtype):
+def test_half_precision_logits_are_capped_in_float32(dtype):
     hidden, weight, targets = inputs(dtype=dtype)
     with torch.autocast("cpu", dtype), torch.no_grad():
         ours = head_loss(hidden, weight, targets, 200, 4, cap=5.0)
@@ -91,7 +91,7 @@ def test_logits_of_half_precision_are_limited_in_float32(dtype):
 
 @pytest.mark.parametrize("cap", [0.0, 15.0])
 def test_a_chunk_starts_four_kernels_on_a_gpu(monkeypatch, cap):
-    """Two products, the softmax, and the product that is added to the weight's gradient: each costs the host time."""
+    """Two products, the softmax, and the product that is added to the weight's gradient. Launches cost host time."""
     started = []
 
     class Started(TorchDispatchMode):
@@ -113,7 +113,7 @@ def test_a_chunk_starts_four_kernels_on_a_gpu(monkeypatch, cap):
 
 
 def test_the_scale_of_float16_is_applied_to_its_gradients():
-    """A GradScaler's scale, divided by the tokens; scaled gradients of the weight are float32 and do not overflow."""
+    """GradScaler's scale over the number of tokens; the weight's scaled gradients are float32 and do not overflow."""
     scale = 2.0**20
     hidden, weight, targets = inputs(n_tokens=64, scale=0.5, dtype=torch.float16)
     with torch.autocast("cpu", torch.float16):
@@ -124,7 +124,7 @@ def test_the_scale_of_float16_is_applied_to_its_gradients():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_it_is_one_operator_in_one_graph(dtype):
+def test_it_compiles_into_one_operator_in_one_graph(dtype):
     hidden, weight, targets = inputs()
     graphs = []
 
@@ -144,7 +144,7 @@ def test_compiled_it_is_one_operator_in_one_graph(dtype):
 
 
 def test_the_operator_is_registered_as_pytorch_expects():
-    """By PyTorch's own check. Its fourth, of tracing, returns the gradients too, which the backward overwrites."""
+    """By opcheck, except its fourth test, of tracing, which also returns the gradients that the backward overwrites."""
     hidden, weight, targets = inputs()
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for cap, needs_grad in ((0.0, True), (5.0, True), (0.0, False)):
@@ -161,7 +161,7 @@ def test_a_second_backward_is_refused():
         torch.autograd.grad(value, (hidden, weight))
 
 
-def test_a_target_outside_the_vocabulary_shows_in_the_loss():
+def test_a_target_outside_the_vocabulary_makes_the_loss_infinite():
     hidden, weight, targets = inputs()
     for target in (200, 10**6, -1):
         targets[3] = target
@@ -172,14 +172,14 @@ def test_chunks_of_large_logits_have_tokens_in_proportion_to_the_width():
     assert [count_chunks(n, 10**6, 10**6, 64) for n in (0, 1, 8)] == [0, 1, 8]
     assert count_chunks("auto", 32 * 512, 256, 256) == 0  # 8 MB
     assert count_chunks("auto", 32 * 512, 50304, 256) == 8  # 1.65 GB, in chunks of 2,048 tokens
-    assert count_chunks("auto", 60 * 1024, 50304, 768) == 10  # of 6,144 tokens; not 48, each of which adds to 154 MB
+    assert count_chunks("auto", 60 * 1024, 50304, 768) == 10  # of 6,144 tokens; not 48, each adding to 154 MB
     assert count_chunks("auto", 128, 10**6, 8) == 0  # exactly 256 MB
     assert count_chunks("auto", 129, 10**6, 8) == 3
 
 
 @pytest.fixture
 def launches(monkeypatch):
-    """launches(error) -> a list of the launches of Triton's kernel, on a pretended GPU; each raises the error."""
+    """launches(error) -> list of launches of Triton's kernel on a pretended GPU, each of which raises the error."""
     pytest.importorskip("triton")
     from nanoladder.kernels import softmax_triton
 
@@ -200,8 +200,8 @@ def launches(monkeypatch):
     loss.why_not_triton.cache_clear()
 
 
-def test_without_a_c_compiler_a_gpu_takes_pytorchs_operations(launches):
-    """Triton can be imported all the same: its driver looks for the compiler at the first launch. Tried once."""
+def test_without_a_c_compiler_a_gpu_uses_pytorch_s_operations(launches):
+    """Triton can still be imported: its driver looks for the compiler at the first launch, which is tried once."""
     tried = launches(RuntimeError("Failed to find C compiler. Please specify via CC.\nMore lines."))
     assert loss.fastest_softmax(True) is loss.fastest_softmax(True) is loss.softmax.softmax_
     assert len(tried) == 1

@@ -1,4 +1,4 @@
-"""The loss's Triton kernel as machine code of five generations of GPUs, without a GPU: Triton brings the assembler."""
+"""The loss's Triton kernel as machine code for five GPU generations, without a GPU: Triton brings the assembler."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ WIDTH, N_REAL = 50304, 50257  # GPT-2's vocabulary, padded
 
 
 def machine_code(capability, dtype, cap):
-    """The kernel as a launch compiles it, for logits that begin at a multiple of 16 bytes; disassembled."""
+    """Disassembled kernel, compiled as at a launch with logits that begin at a multiple of 16 bytes."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -39,7 +39,7 @@ def test_rows_are_read_and_written_16_bytes_at_a_time_without_local_memory(capab
     code = machine_code(capability, dtype, cap)
     accesses = re.findall(r"\b(?:LDG|STG)\.\S*", code)  # of the GPU's memory
     narrow = [name[:3] for name in accesses if ".128" not in name]
-    # Of a row: the target's column and logit; that logit, log-sum-exp, and the gradient of the target's logit
+    # Loads of a row: the target's column and logit. Stores: that logit, log-sum-exp, the target logit's gradient
     assert sorted(narrow) == ["LDG", "LDG", "STG", "STG", "STG"]
     assert len(accesses) - len(narrow) >= 3  # each pass reads, the second one writes
     assert not re.search(r"\b(?:LDL|STL)\b", code)  # local memory

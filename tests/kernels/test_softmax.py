@@ -12,7 +12,7 @@ from conftest import needs_gpu, run_interpreted
 
 from nanoladder.kernels import softmax
 
-EXACT = 4e-6  # sums of thousands of numbers, of fewer at a time where vectors are short: 1.1e-6 to 2.0e-6
+EXACT = 4e-6  # errors of sums of thousands of numbers: 1.1e-6 to 2.0e-6, depending on the CPU's vector length
 ROUNDING = {torch.float32: EXACT, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # relative
 DTYPES = list(ROUNDING)
 
@@ -40,8 +40,7 @@ def exact(logits, columns, n_real, cap, log_sum=None):
 
 
 def check(softmax_, n_columns, n_real, dtype, seed, device="cpu", rounding=ROUNDING):
-    """Asserts that softmax_ agrees with the formula: limited or not, its own log-sum-exp or a given one, overwriting or
-    not."""
+    """Asserts that softmax_ agrees with the formula, with and without cap, given log-sum-exp and overwriting."""
     for cap, find in itertools.product((0.0, 5.0), (True, False)):
         logits, columns = rows(n_columns, n_real, dtype, seed, device)
         given = None if find else logits[:, :n_real].float().logsumexp(1) + 0.5
@@ -72,7 +71,7 @@ def test_the_operations_equal_the_formula(dtype, block, monkeypatch):
 
 
 def check_shard_of_padding(softmax_, cap):
-    """Asserts that a shard without a real column adds nothing, whatever its logits are."""
+    """Asserts that a shard without real columns contributes nothing, whatever its logits."""
     logits, columns = torch.ones(2, 8), torch.tensor([softmax.ELSEWHERE, softmax.IGNORED])
     log_sum, picked = torch.full((2, 2), math.nan)
     softmax_(logits, columns, log_sum, picked, 0, cap, overwrite=False)
@@ -109,7 +108,7 @@ def test_the_triton_kernel_equals_the_formula_on_a_gpu(dtype, shape):
     check(softmax_triton.softmax_, *shape, dtype, seed=0, device="cuda")
 
 
-if __name__ == "__main__":  # in the interpreter: Triton asks for it when it is imported
+if __name__ == "__main__":  # in the interpreter, which Triton checks for when it is imported
     from nanoladder.kernels import softmax_triton
 
     truncated = ROUNDING | {torch.bfloat16: 2**-7}  # the interpreter does not round

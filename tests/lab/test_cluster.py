@@ -27,7 +27,7 @@ def test_memory_on_paper_is_near_that_of_the_traced_step(checkpointing):
 
 
 @pytest.mark.parametrize("name", ["tensor", "context", "pipeline", "data"])
-def test_every_part_of_a_step_is_cut_as_the_layout_says(name):
+def test_every_part_of_a_step_is_split_as_the_layout_says(name):
     keys = {} if name == "data" else {f"{name}_parallel": 4}
     rows = {"data": 2, "pipeline": 1}.get(name, 8)
     cut = step(replace(WIDE, micro_batch_size=rows, **keys), 4)

@@ -1,4 +1,4 @@
-"""The limits of devices: of those with a datasheet, and of measured ones."""
+"""Limits of devices: from datasheets, and measured."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_measured_limits_are_medians_and_no_cache_is_slower_than_the_memory():
     assert devices.measured("not measured", []) is None
 
 
-def test_a_gpu_is_found_by_its_name_and_an_unknown_one_has_the_nearest_named():
+def test_a_gpu_is_found_by_its_name_and_for_an_unknown_one_the_nearest_are_named():
     assert devices.datasheet("rtx4090") == devices.datasheet("RTX 4090")
     assert devices.datasheet("h100").flops["bfloat16"] == 989e12
     for name in devices.DATASHEETS:
@@ -43,8 +43,8 @@ def test_the_machine_s_limits_are_positive_rates(monkeypatch):
 
 
 @pytest.mark.parametrize("flops, rows", [(5e7, 128), (0.5e9, 256), (3e9, 512), (2.5e12, 2048)])
-def test_matrices_are_as_large_as_the_machine_is_fast(flops, rows, monkeypatch):
-    """So that limits take seconds where bfloat16 is emulated, at half a GFLOP/s."""
+def test_the_size_of_matrices_follows_the_speed_of_the_machine(flops, rows, monkeypatch):
+    """So that measuring limits takes seconds, even if bfloat16 is emulated at half a GFLOP/s."""
     found = []
 
     def seconds(action):

@@ -1,4 +1,4 @@
-"""A model of the recipe leaves with its code: transformers computes, caches, trains and saves what model.py does."""
+"""A recipe model is exported with its code: transformers computes, caches, trains and saves what model.py does."""
 
 import ast
 import json
@@ -23,13 +23,13 @@ from nanoladder.checkpoint.shape import RECIPE as KEYS
 from nanoladder.config import DEFAULTS
 from nanoladder.data.tokenizer import encode, load_tokenizer
 
-ALL = {key: RECIPE[key] for key in KEYS}  # of the recipe, what changes the model
+ALL = {key: RECIPE[key] for key in KEYS}  # the recipe's keys that change the model
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
 
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path_factory, monkeypatch):
-    """Copies of the code that transformers makes lie in a folder of the tests."""
+    """Makes transformers keep its copies of the code in a temporary folder."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -41,7 +41,7 @@ def load(folder, **options):
 
 
 def pair(folder, **keys):
-    """A GPT with weights large enough for any mistake to show, and what transformers reads of it."""
+    """A GPT with weights large enough for any mistake to show, and its export as loaded by transformers."""
     config = tiny(vocab_size=40, pad_vocab_to=64, **keys)
     gpt, generator = GPT(config).eval(), torch.Generator().manual_seed(0)
     for parameter in gpt.parameters():
@@ -106,7 +106,7 @@ def test_it_trains_as_a_model_of_transformers(tmp_path):
         torch.testing.assert_close(parameter.grad, gpt.get_parameter(name).grad[: len(parameter)], rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_that_transformers_begins_has_our_first_weights(tmp_path):
+def test_a_new_model_of_transformers_has_our_initial_weights(tmp_path):
     from transformers import AutoModelForCausalLM
 
     _, theirs = pair(tmp_path, **ALL, zero_init=True, seed=7)
@@ -123,7 +123,7 @@ def test_bfloat16_keeps_angles_in_float32(tmp_path):
     assert theirs.smear.dtype == torch.bfloat16
 
 
-def test_what_it_cannot_do_is_refused(tmp_path):
+def test_unsupported_calls_are_refused(tmp_path):
     _, theirs = pair(tmp_path, **ALL)
     for refused, words, options in (
         (tokens(17), "17 tokens; expected at most context_length=16", {}),
@@ -137,8 +137,8 @@ def test_what_it_cannot_do_is_refused(tmp_path):
         theirs.resize_token_embeddings(50)
 
 
-def test_the_code_is_the_models_alone():
-    """No branch is left on a key of ours, and no name of this project."""
+def test_the_code_is_specialized_to_the_model():
+    """It has no branch on our config keys, and no name of this project."""
     for keys in ({"norm": "rms"}, ALL):
         tree = ast.parse(modeling(tiny(vocab_size=40, **keys)))
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]

@@ -97,7 +97,7 @@ class Batches:
 
 
 def clipped(clip):
-    """The norm that a clipping function returns, and what it makes of a gradient."""
+    """Norm that a clipping function returns, and the clipped gradient."""
     model = torch.nn.Linear(3, 1, bias=False)
     model.weight.grad = torch.arange(3.0)[None]
     return float(clip(model)), model.weight.grad.tolist()
@@ -112,7 +112,7 @@ def unscaled():
 
 
 def untouched(gpt):
-    """True if a model is as GPT makes it: no hooks, no method of its own, plain parameters."""
+    """True if a model is as GPT() makes it: no hooks, no patched methods, plain parameters."""
     hooks = [module for module in gpt.modules() if module._forward_hooks or module._forward_pre_hooks]
     methods = [name for module in gpt.modules() for name in ("forward", "attend") if name in vars(module)]
     return not hooks and not methods and {type(p) for p in gpt.parameters()} == {torch.nn.Parameter}
@@ -125,7 +125,7 @@ def default(module, parameter):
 batches, model = Batches(), torch.nn.Linear(1, 1)
 gpt = GPT(tiny(vocab_size=8, tensor_parallel=2, context_parallel=2, pipeline_parallel=2))
 parts = [X, X]
-# Each call, made while its stage is off, and what the table says that it is.
+# {call: check, with its stage off, that it does only what the table says}
 MADE = {
     "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
     "parallel.add": lambda: parallel.add(0.1) == 0.1,
@@ -233,5 +233,5 @@ main(1)
 """
 
 
-def test_what_nothing_reads_is_dropped():
+def test_unused_code_is_dropped():
     assert fold(f'"""A file."""\n{BEFORE}', VALUES) == f'"""A file."""{AFTER}'

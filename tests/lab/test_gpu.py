@@ -1,4 +1,4 @@
-"""lab/gpu.sh runs its parts one by one, goes on where it was, and says what is wrong."""
+"""lab/gpu.sh runs its parts one by one, resumes where it stopped, and reports what is wrong."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def planted(folder, **parts):
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_running(tmp_path, monkeypatch, capsys):
+def test_a_part_that_fails_or_runs_out_of_time_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "GRACE", 0.5)
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}])"
@@ -45,14 +45,14 @@ def test_a_part_that_fails_or_runs_out_of_time_does_not_keep_the_others_from_run
     assert gpu.faults(tmp_path, state) == ["a: failed: exit code 1; no luck"]
     assert "d …\nours\nd: done\n" in capsys.readouterr().out
     with pytest.raises(ProcessLookupError):
-        while True:  # what b has started: it is there until its new parent has waited for it
+        while True:  # the child of b exists until its new parent has reaped it
             os.kill(int((tmp_path / "child").read_text()), 0)
             time.sleep(0.1)
     assert (tmp_path / "b.log").read_text() == "so far\n"
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again_and_what_is_not_is(tmp_path):
+def test_finished_parts_are_skipped_and_unfinished_ones_run_again(tmp_path):
     count = "f = folder / '{0}'; f.write_text(f.read_text() + 'x' if f.exists() else 'x')"
     parts = planted(tmp_path, a=count.format("a"), b=count.format("b") + "; assert len(f.read_text()) > 1")
     assert gpu.measure(parts, tmp_path, 1000)["b"].startswith("failed")

@@ -22,7 +22,7 @@ PROFILED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
 
 @pytest.fixture
 def planted(monkeypatch, dense, tmp_path):
-    """planted(answer, *words) -> exit code and judge-METRIC.json; answer(side, measurement, words) plays processes."""
+    """planted(answer, *words) -> exit code and judge-METRIC.json; answer(side, measurement, words) fakes processes."""
     monkeypatch.setattr(judge, "check_out", lambda folder, *_: {"other": "1234567", "this": "7654321"})
 
     def run(answer, *words, metric="speed"):
@@ -42,7 +42,7 @@ def planted(monkeypatch, dense, tmp_path):
 
 
 def judged(seed, gain):
-    """The change that is seen on a noisy machine that slows down and has outliers, or 0.0 if none is."""
+    """Change detected on a noisy machine that slows down and has outliers; 0.0 if none is."""
     draw, pace, (looks, level), changes = random.Random(seed), 1.0, stats.looks(24), []
     for number in range(1, 25):
         values = {}
@@ -57,7 +57,7 @@ def judged(seed, gain):
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.02, -0.02])
-def test_equal_versions_are_told_apart_once_in_20_at_most_and_2_percent_are_found(gain):
+def test_equal_versions_are_told_apart_at_most_once_in_20_and_2_percent_are_found(gain):
     found = [judged(seed, gain) for seed in range(200)]
     assert sum(change == 0 if gain == 0 else change * gain > 0 for change in found) >= (190 if gain == 0 else 180)
 
@@ -129,7 +129,7 @@ def test_other_losses_are_wrong_before_anything_is_timed(planted, capsys):
 
 
 def trained(changes=(0.0,), **this):
-    """Answers of training runs whose loss depends on the seed, and of this version on a change for each seed."""
+    """Answers of training runs whose loss depends on the seed and, for this version, on a change per seed."""
 
     def answer(side, measurement, words):
         assert measurement == "curve"
@@ -173,7 +173,7 @@ def test_this_version_that_fails_is_wrong_and_the_other_is_bad_input(planted, re
         planted(answer)
 
 
-def test_an_interrupted_judgment_goes_on_and_a_finished_one_begins_again(planted):
+def test_an_interrupted_judgment_resumes_and_a_finished_one_starts_over(planted):
     def answer(side, measurement, _):
         asked.append(measurement)
         if len(asked) == 7:
@@ -228,7 +228,7 @@ def git(root, *words):
     return done.stdout.strip()
 
 
-def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path, monkeypatch):
+def test_the_working_tree_is_judged_and_left_unchanged(repository, tmp_path, monkeypatch):
     before = contents(repository)
     names = judge.check_out(tmp_path / "judge", "HEAD")
     assert names == {"other": "HEAD", "this": f"{git(repository, 'rev-parse', '--short', 'HEAD')} + changes"}
@@ -244,7 +244,7 @@ def test_the_tree_as_it_stands_is_judged_and_stays_as_it_is(repository, tmp_path
     assert words == [str(other / "config/x.py"), str(repository / "config/mine.py"), "--seed=1"]
 
 
-def test_a_version_that_cannot_be_had_is_named(repository, tmp_path):
+def test_an_unavailable_version_is_named(repository, tmp_path):
     with pytest.raises(BadInput, match="--against=nowhere: expected a commit or branch"):
         judge.check_out(tmp_path / "one", "nowhere")
     shutil.rmtree(repository / ".git")

@@ -1,4 +1,4 @@
-"""Processes that measure are as good as new ones, run side by side, and say why they fail."""
+"""Measuring processes behave like new ones, run side by side, and report why they fail."""
 
 import time
 

@@ -17,7 +17,7 @@ FAST = {"dtype": "bfloat16", "adamw_impl": "fused", "set_to_none": True, "lazy_m
 
 
 def event(name, parents=(), shapes=(), microseconds=0.0, device="CPU", id=0, is_user_annotation=False):
-    """An event of torch.profiler, as far as kind_of and seconds_by_kind read it."""
+    """Fake event of torch.profiler, with the attributes that kind_of and seconds_by_kind read."""
     above = None
     for parent in parents:
         above = parent if isinstance(parent, SimpleNamespace) else event(parent, [above] if above else [])
@@ -99,13 +99,13 @@ KERNELS = {
 
 
 def test_every_kernel_has_its_kind():
-    """By its operators if there are any, else, as under CUDA graphs, by its own name."""
+    """Determined by its operators if there are any; otherwise, as under CUDA graphs, by its name."""
     for name, (operators, kind) in KERNELS.items():
         seconds = breakdown.seconds_by_kind(launched(name, operators), tiny(vocab_size=V), on_gpu=True)
         assert {kind: value for kind, value in seconds.items() if value} == {kind: 0.2}, name
 
 
-def test_data_is_what_the_host_waits_and_a_range_on_the_gpu_s_timeline_is_no_kernel():
+def test_data_is_the_time_that_the_host_waits_and_a_gpu_range_is_not_a_kernel():
     events = [event("data wait", microseconds=50_000), *launched("nvjet_tst", REPLAYED)]
     events.append(event("step", microseconds=10**7, device="CUDA", is_user_annotation=True))
     seconds = breakdown.seconds_by_kind(events, tiny(vocab_size=V), on_gpu=True)
@@ -143,7 +143,7 @@ def test_activations_grow_with_the_batch_and_the_weights_do_not(dense):
         assert small[part] == large[part] > 0
 
 
-def test_a_system_that_does_not_say_how_much_is_resident_leaves_the_figure_out():
+def test_the_figure_is_left_out_if_the_system_does_not_report_resident_memory():
     assert measure.resident_bytes("VmNothing") is None
 
 
@@ -165,7 +165,7 @@ def test_a_run_that_diverges_has_no_validation_loss(dense):
     assert found["val_loss"] is None
 
 
-def test_products_in_tf32_only_on_a_gpu():
+def test_products_use_tf32_only_on_a_gpu():
     config = tiny(matmul_precision="high")
     assert breakdown.product_format(config, torch.device("cpu")) == "float32"
     assert breakdown.product_format(config, torch.device("cuda")) == "tf32"
@@ -173,7 +173,7 @@ def test_products_in_tf32_only_on_a_gpu():
 
 
 @pytest.mark.parametrize(("given", "expected"), [(2e-2, 1e-3), (6e-4, 6e-4)])
-def test_losses_are_compared_at_rates_that_adamw_bears(given, expected):
+def test_losses_are_compared_at_learning_rates_that_suit_adamw(given, expected):
     """At the quickstart's 2e-2, which is Muon's, AdamW's loss rises from 7.5 to 8.7, and 8-bit states look WRONG."""
     config = measure.compared(tiny(learning_rate=given, min_lr=given / 10, max_steps=100))
     rates = [train.learning_rate(step, config) for step in range(1, 101)]

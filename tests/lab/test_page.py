@@ -1,4 +1,4 @@
-"""docs/ladder.md and ladder.html are those of this code, with the figures of results/; no text becomes markup."""
+"""docs/ladder.md and ladder.html match this code and the figures in results/; no text becomes markup."""
 
 import html
 import json
@@ -33,8 +33,8 @@ def text():
 
 
 @pytest.mark.slow
-def test_the_pages_are_those_of_this_code(text):
-    """If they are not: python ladder.py docs; python ladder.py html. They hold every program."""
+def test_the_pages_match_this_code(text):
+    """If they do not, run python ladder.py docs and python ladder.py html. They contain every program."""
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
     assert text == build.page()
     lines, ladder = programs.table()
@@ -44,7 +44,7 @@ def test_the_pages_are_those_of_this_code(text):
 
 
 def test_the_readme_has_the_ladder_as_it_was_measured():
-    """If it has not: python ladder.py docs. Here, as it simulates the same statistics as the page, for seconds."""
+    """If not, run python ladder.py docs. Here because it simulates the page's statistics, which takes seconds."""
     assert pages.README.read_text(encoding="utf-8") == pages.readme()
 
 
@@ -80,7 +80,7 @@ def words(markup):
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
 
 
-def test_every_machine_is_there_and_that_of_the_readme_is_first():
+def test_every_machine_is_listed_and_that_of_the_readme_comes_first():
     assert MEASURED.keys() == pages.summaries("ladder").keys()
     assert re.findall(r'data-set="(.+?)"', figures.section("amp")) == list(pages.summaries("ladder"))
     assert next(iter(pages.summaries("ladder"))) == "/".join(pages.MEASURED["two cores"].parts[-2:])
@@ -95,7 +95,7 @@ def test_bars_and_parts_are_those_of_results_json(key):
     for stage in (stage for stage in STAGES if stage in rows):
         row, raw = pages.summaries("ladder")[key][1][stage], rows[stage]["profile"][0]
         kinds, parts = figures.TIME.parts(row), figures.MEMORY.parts(row)
-        # A GPU's kernels take in the profiled step what they take in any; the profiler holds up the host
+        # A GPU's kernels take as long in the profiled step as in any other; the profiler slows down the host
         usual = 1.0 if results["machine"]["gpu"] else median[stage] / raw["profiled_seconds"]
         assert sum(kinds.values()) == pytest.approx(median[stage], rel=0.05 if results["machine"]["gpu"] else 1e-6)
         assert kinds["gemm"] == pytest.approx(raw["seconds_by_kind"]["gemm"] * usual)
@@ -202,7 +202,7 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     assert words(rungs.worth_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
 
 
-def test_what_a_rung_is_worth_on_another_corpus_is_said_apart():
+def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():
     saves, costs = ({"note": None, "verdict": verdict, "step": {"times": 1.5}} for verdict in ("holds", "costs"))
     code = rungs.Scale("small", 1_300_000, [], {"muon": saves})
     assert rungs.sentence("muon", [code, code._replace(rows={"muon": costs}, corpus="prose")]) == (
@@ -234,7 +234,7 @@ def test_every_verdict_on_a_rung_is_said_in_words(row, said):
 
 
 def test_every_rung_has_a_card_in_words(monkeypatch):
-    """Every measured one a sentence, and one that no run has measured says so."""
+    """Every measured rung has a sentence, and one that no run has measured says so."""
     for rung in stage_names(RECIPE_DIR)[1:]:
         shown = words(rungs.section(rung))
         assert f"No run has measured {rung} yet." == shown or re.search(r"At [\d.]+ million parameters .*\.", shown)
@@ -248,7 +248,7 @@ def test_every_rung_has_a_card_in_words(monkeypatch):
 
 
 def own_results(folder, evil):
-    """A results.json whose every text is markup."""
+    """A results.json in which every text is markup."""
     results = json.loads((ROOT / "results/amd-epyc-2-threads-bf16/reference/results.json").read_text())
     results["machine"] |= dict.fromkeys(("gpu", "torch", "python"), evil)
     results |= {"config": [evil], "code": evil, "commit": evil}
@@ -261,7 +261,7 @@ def own_results(folder, evil):
     return path
 
 
-def test_own_results_come_first_and_no_text_of_theirs_becomes_markup(tmp_path):
+def test_own_results_come_first_and_none_of_their_texts_becomes_markup(tmp_path):
     evil = "<script>alert(1)</script>&\"'"
     path = own_results(tmp_path, evil)
     seen, said = set(), []
@@ -292,7 +292,7 @@ def test_html_writes_the_page(run_main, refused, monkeypatch, tmp_path):
     assert f"wrote {ours.with_name('ladder.html')}" in found.out
 
 
-def test_what_holds_no_ladder_is_refused(tmp_path):
+def test_a_file_without_a_ladder_is_refused(tmp_path):
     path = own_results(tmp_path, "mine")
     for text, answer in (
         ("{}", "not a results file"),

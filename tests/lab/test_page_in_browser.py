@@ -1,4 +1,4 @@
-"""docs/ladder.html in a browser: all of it is reached, read and taken along.
+"""docs/ladder.html in a browser: everything can be reached, read, and copied or downloaded.
 
 Needs Chromium and playwright, which drives it; accessibility needs axe-playwright-python, which brings axe.
 """
@@ -59,7 +59,7 @@ def wide(visit):
 
 @pytest.fixture
 def page(wide):
-    """The one wide page, as it opens."""
+    """The shared wide page, as it opens."""
     wide.evaluate("""() => { view.folded.clear(); document.activeElement.blur();
         choose({ plain: false, quiet: false }); go(0, null) }""")
     return wide
@@ -74,7 +74,7 @@ LINES = """() => [...document.querySelectorAll("#program .line:not(p), #program 
 
 
 def lines(page):
-    """Lines of the program on the page, as a diff has them."""
+    """Lines of the program on the page, in the format of a diff."""
     return [text if kind == "hunk" else SIGNS[tag] + text for tag, kind, text in page.evaluate(LINES)]
 
 
@@ -225,11 +225,11 @@ def test_functions_fold(page):
     assert visible(page) == whole
 
 
-def test_the_program_is_taken_along(page, tmp_path):
+def test_the_program_can_be_copied_and_downloaded(page, tmp_path):
     at(page, "#flash")
     page.evaluate("getSelection().selectAllChildren(program)")  # a selection leaves out what was removed
     assert page.evaluate("getSelection().toString()").split() == pages.script("flash").split()
-    page.click("#quiet")  # what is folded is taken along, too
+    page.click("#quiet")  # folded code is copied, too
     page.click("#copy")
     page.locator("#said", has_text="Copied").wait_for(state="attached")
     alone = standalone("flash")  # one file that needs nothing of ours
@@ -241,14 +241,14 @@ def test_the_program_is_taken_along(page, tmp_path):
     assert (tmp_path / "program.py").read_text(encoding="utf-8") == alone
 
 
-def test_a_step_is_said_to_a_screen_reader(page):
+def test_a_step_is_announced_to_a_screen_reader(page):
     at(page, "#amp")
     marks = [line[0] for line in changed(pages.diff("tf32", "amp"))]
     said = f"amp, stage 7 of {len(STAGES)}: {marks.count('+')} lines added, {marks.count('-')} removed"
     assert page.inner_text("#said") == said
 
 
-def test_a_machine_is_chosen_and_kept_with_one_beside_it_and_so_is_the_light(visit):
+def test_the_chosen_machines_and_color_scheme_are_kept(visit):
     page = visit("#amp", color_scheme="light")
     shown = "[...document.querySelectorAll('#amp [data-set]')].filter(e => e.checkVisibility()).map(e => e.dataset.set)"
     first, *_, last = page.evaluate("[...machine.options].map((option) => option.value)")
@@ -283,7 +283,7 @@ def test_a_phone_scrolls_in_one_direction_only(visit):
         assert at(page, f"#{stage}").evaluate("document.documentElement.scrollWidth <= innerWidth"), stage
 
 
-def test_on_paper_the_whole_program_is_there(visit):
+def test_the_whole_program_is_printed(visit):
     page = visit("#amp", color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("program.scrollHeight <= program.clientHeight")
@@ -291,7 +291,7 @@ def test_on_paper_the_whole_program_is_there(visit):
     assert not page.is_visible("#rail") and page.is_visible("#amp .text") and not page.is_visible("#flash")
 
 
-def test_without_script_texts_and_figures_are_read(visit):
+def test_texts_and_figures_are_visible_without_javascript(visit):
     page = visit(java_script_enabled=False)
     for stage in STAGES:
         for part in ("h2", ".text", ".cards .card"):
@@ -308,5 +308,5 @@ def test_axe_finds_no_violation(visit, viewport, light, stage):
     page = visit(f"#{stage}", viewport, color_scheme=light)
     page.evaluate("choose({ quiet: true })")
     page.evaluate("document.querySelectorAll('.stage[hidden]').forEach((stage) => stage.replaceChildren())")
-    found = Axe().run(page)  # of what is seen alone: axe takes long
+    found = Axe().run(page)  # only of what is visible: axe is slow
     assert found.violations_count == 0, found.generate_report()

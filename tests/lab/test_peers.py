@@ -1,4 +1,4 @@
-"""--mode=peers gives every peer the same weights and batches, one clock, and a row, also if it fails."""
+"""--mode=peers gives every peer the same weights and batches, one clock, and a row, even if it fails."""
 
 import itertools
 import sys
@@ -15,7 +15,7 @@ from lab.peers import nanogpt, task
 from lab.peers.task import Task
 from nanoladder.errors import BadInput
 
-# A checkout whose script has the outside of nanoGPT's: its flags, files, draws and printed lines. It keeps what it saw.
+# A checkout whose script has nanoGPT's interface: flags, files, random draws, printed lines. It records its inputs.
 SCRIPT = """
 import pickle
 import sys
@@ -64,7 +64,7 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def run_script(checkout, monkeypatch):
-    """run_script(task) runs the checkout's train.py; what that changes in this process is set back."""
+    """run_script(task) runs the checkout's train.py, and undoes what it changes in this process."""
     monkeypatch.chdir(checkout)
     for name in ("argv", "path"):
         monkeypatch.setattr(sys, name, list(getattr(sys, name)))
@@ -100,7 +100,7 @@ def our_losses(task, n):
 
 
 @pytest.mark.parametrize("window, n", [(0, 6), (4, 6), (4.5, 7), (20, 22)])
-def test_the_clock_leaves_the_first_steps_out_and_times_the_least_number_and_the_least_time(window, n, monkeypatch):
+def test_the_clock_skips_the_first_steps_and_times_at_least_a_number_of_steps_and_a_time(window, n, monkeypatch):
     """Steps of a second each; the first two take a hundred."""
     now, clock = 0, task.Clock(torch.device("cpu"), 4)
     monkeypatch.setattr(task, "WINDOW", window)

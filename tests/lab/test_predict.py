@@ -36,8 +36,9 @@ def small(*files, shape=SMALL, **keys):
 
 
 def measured(config):
-    """The peak of all tensors in the first two steps, as torch.profiler sees every allocation of the CPU, the bytes of
-    the gradients, and those of the optimizer's state.
+    """Bytes of all tensors at the peak of the first two steps, of the gradients, and of the optimizer's state.
+
+    From torch.profiler, which sees every allocation of the CPU.
     """
     gc.collect()  # garbage of other tests would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -71,8 +72,8 @@ def without_scratch_of_products(events):
     return sizes
 
 
-# Each setting that memory depends on, and pairs of which one changes what the other takes. float32, as its peaks are
-# elsewhere than those that bfloat16 copies make; each optimizer, its update after or inside the backward.
+# Each setting that memory depends on, and pairs of which one changes the memory of the other. float32, whose peaks are
+# elsewhere than those of bfloat16 copies; each optimizer, with its update after or inside the backward.
 STEPS = [
     {"stage": "naive", "vocab_size": 65},
     {"stage": "tf32", "vocab_size": 50257},
@@ -121,8 +122,8 @@ def test_the_memory_of_an_eager_step_is_predicted(keys):
 
 
 @pytest.mark.parametrize("B, nh, T, dtype", [(1, 2, 64, torch.bfloat16), (3, 12, 512, torch.float32)])
-def test_what_attention_in_blocks_holds_for_a_moment_is_predicted(B, nh, T, dtype):
-    """Of all heads at once, or of some at a time; the model's layout, of which each of them is copied."""
+def test_the_temporary_memory_of_attention_in_blocks_is_predicted(B, nh, T, dtype):
+    """For all heads at once or some at a time, in the model's layout, from which each head is copied."""
 
     def attend():
         q, k, v = torch.empty(3, B, T, nh, 32, dtype=dtype, requires_grad=True).transpose(2, 3)
@@ -209,7 +210,7 @@ def test_on_cuda_the_weights_of_blocks_are_gathered_in_half_precision():
 def peaks_of(configs):
     """The peak bytes of this process's tensors in a step of each config.
 
-    The least of several steps, as the thread of a collective sometimes frees its tensors a moment after the wait.
+    The minimum over several steps, as the thread of a collective sometimes frees its tensors just after the wait.
     """
     found = []
     for config in configs:
@@ -301,7 +302,7 @@ ON_AN_H200 += [pytest.param(*row, marks=LONG) for row in ((50257, "compile"), (2
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_ids, stage", ON_AN_H200)
-def test_the_peaks_that_an_h200_had_are_predicted(n_ids, stage):
+def test_the_measured_peaks_of_an_h200_are_predicted(n_ids, stage):
     """torch.cuda.max_memory_allocated of config/reference.py, with torch 2.11."""
     results = json.loads((ROOT / f"results/nvidia-h200/reference-{n_ids}/results.json").read_text())
     (measured,) = results["modes"]["ladder"]["rows"][stage]["profile"]

@@ -41,7 +41,7 @@ PREDICT_TIME = predict.predict_time
 
 @pytest.fixture
 def measured(monkeypatch, dense, tmp_path):
-    """measured(answer, *words) -> all calls so far, and the table; answer(measurement, config) plays processes."""
+    """measured(answer, *words) -> all calls so far, and the table; answer(measurement, config) fakes processes."""
     asked = []
 
     def run_together(function, config, n=1, folder=None, **options):
@@ -159,7 +159,7 @@ def test_a_step_is_one_micro_batch_unless_a_batch_size_is_given():
         assert cli.parse([*words, "--micro_batch_size=16"])[1][-1] == "--micro_batch_size=16"
 
 
-# -- measuring, the processes played
+# -- measuring, with fake processes
 
 
 def test_every_stage_is_measured_in_turns_and_an_interrupted_measurement_goes_on(measured, tmp_path, capsys):
@@ -214,7 +214,7 @@ def test_one_slow_process_of_naive_hides_no_gain(measured):
 
 
 def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
-    timed = {"naive": 0.2, "compile": 0.3}  # slower than naive, which the limits do not have
+    timed = {"naive": 0.2, "compile": 0.3}  # slower than naive, unlike the limits
     monkeypatch.setattr(modes.predict, "predict_time", PREDICT_TIME)
     _, rows = measured(
         lambda what, config: PROFILED if what == "profile" else TIMED | {"seconds": timed[stage_of(config)]},
@@ -229,7 +229,7 @@ def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
             assert rows[name]["bound by"].startswith("launches ")
 
 
-def test_measuring_goes_on_without_the_first_stage_and_a_loss_that_is_nan_is_wrong(measured):
+def test_measuring_continues_without_the_first_stage_and_a_loss_that_is_nan_is_wrong(measured):
     def answer(what, config):
         if stage_of(config) == "naive":
             raise RuntimeError("out of memory")
@@ -272,7 +272,7 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
     assert rows["4"]["bubble predicted"] == "25%"
 
 
-def test_a_row_that_trains_otherwise_has_losses_of_its_own_unless_they_are_no_numbers(measured):
+def test_a_row_that_trains_differently_may_have_other_losses_unless_they_are_nan(measured):
     losses = {"sgd": [5.0, 4.5], "adamw8bit": [5.0, 4.5], "adafactor": [5.0, math.nan]}
     _, rows = measured(
         lambda what, config: usual(what, config) | {"losses": losses.get(config.optimizer, [5.0, 4.0])},

@@ -1,6 +1,6 @@
 """--mode=race trains three configs to their end, seed by seed, and says how much sooner each ends with naive's loss.
 
-Or one config and nanoGPT's own command, which a checkout with the outside of nanoGPT's plays.
+Or one config and nanoGPT's own command, faked by a checkout with nanoGPT's interface.
 """
 
 import json
@@ -25,7 +25,7 @@ SECONDS = {"naive": 120.0, "loop": 40.0, "both": 10.0}
 
 
 class Player:
-    """Plays a Child: the recipe ends with a lower loss, except where `missed` says otherwise."""
+    """Fake of a Child: the recipe ends with a lower loss, except where `missed` says otherwise."""
 
     runs, missed, most = [], (), None
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(run, refused, dense, tmp
 
 # -- against nanoGPT's own command
 
-# It keeps what it saw, trains nothing, and saves the checkpoint that a test has written.
+# It records its inputs, trains nothing, and saves the checkpoint that a test has written.
 SCRIPT = """
 import json
 import os

@@ -1,4 +1,4 @@
-"""--mode=recipe finds what planted rungs are worth, in a fixed order, and goes on after an interruption."""
+"""--mode=recipe finds what planted rungs are worth, in a fixed order, and resumes after an interruption."""
 
 import json
 import math
@@ -26,7 +26,7 @@ WORTH = {"good": 1.5, "nothing": 1.0, "bad": 0.8, "late": 1.2}  # in tokens
 
 
 class World:
-    """Trains in no time. The loss is a power of the tokens, each times what the config's rungs are worth."""
+    """Trains in no time. The loss is a power of the tokens, each multiplied by the worth of the config's rungs."""
 
     def __init__(self, monkeypatch):
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
@@ -55,7 +55,7 @@ class World:
 
 
 class Player:
-    """Plays a Child."""
+    """Fake of a Child."""
 
     def __init__(self, world, config):
         if len(world.configs) == world.most:
@@ -168,7 +168,7 @@ def test_the_base_may_have_rungs_already(world, run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 20, 100])
-def test_it_goes_on_after_ctrl_c_and_says_what_is_known(world, run, most):
+def test_it_resumes_after_ctrl_c_and_says_what_is_known(world, run, most):
     world.most = most
     done, _, before = run()
     assert done.code == 130 and len(before) >= most - 2 and world.running == 0
@@ -208,7 +208,7 @@ def test_a_trial_that_failed_is_tried_again_by_the_next_command(world, run):
 
 
 @pytest.mark.slow
-def test_a_bound_is_no_verdict(world, run, monkeypatch):
+def test_a_bound_is_not_a_verdict(world, run, monkeypatch):
     monkeypatch.setitem(WORTH, "good", 3.0)
     world.short = lambda config: 2.0 * (config.optimizer == "muon" and config.max_steps < 400)
     rows = run()[1]

@@ -1,4 +1,4 @@
-"""Records: entries of the race are read, compared and checked; what breaks a rule is refused in one line."""
+"""Records: entries of the race are read, compared and checked; one that breaks a rule is refused in one line."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ def house(tmp_path_factory):
 
 @pytest.fixture
 def at_home(house, monkeypatch):
-    """The house, for the records and copies of this process; new entries are removed in the end."""
+    """Uses the house for the records and copies of this process; removes new entries at the end."""
     monkeypatch.setattr(records, "RECORDS", house / "records")
     monkeypatch.setattr("lab.judge.ROOT", house)
     monkeypatch.setattr("nanoladder.data.datasets.DATA_DIR", house / "data")
@@ -140,7 +140,7 @@ def test_an_entry_with_more_cores_the_network_or_a_validation_of_its_own_is_refu
     folder = write_entry(at_home / "records" / "003_new", activation="relu2")
     notes = "the network, 192.0.2.1\n" if cheat == "network" else ""
     planted(monkeypatch, notes, shuffled=0.0 if cheat == "validation" else 0.5)
-    used = itertools.count(step=400.0 if cheat == "cores" else 1.0)  # seconds of a processor; a run takes up to 100
+    used = itertools.count(step=400.0 if cheat == "cores" else 1.0)  # CPU seconds; a run takes up to 100
     monkeypatch.setattr(referee, "cpu_seconds", lambda: next(used))
     done = check()
     said = {
@@ -201,7 +201,7 @@ HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_is_no_entry_is_refused_in_one_line(changes, said, at_home, check, monkeypatch):
+def test_an_invalid_entry_is_refused_in_one_line(changes, said, at_home, check, monkeypatch):
     read_configs_in_forks(monkeypatch)
     folder = write_entry(at_home / "records" / "003_new", **changes)
     before = sorted(folder.iterdir())
@@ -241,7 +241,7 @@ def test_an_honest_entry_keeps_the_rules(at_home, check, monkeypatch):
 DRAW = 'generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one per name'
 STEPS = "for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):"
 BUILD = "model = build_model(config, device)"
-CHEATS = {  # {what is cheated with: a line of a file, the line that replaces it, and what is said}
+CHEATS = {  # {what is cheated with: (file, a line of it, its replacement, part of the refusal)}
     "seed": ("model.py", DRAW, DRAW.replace("{self.config.seed}", "7"), ": its weights are the same for each seed"),
     "validation": ("train.py", STEPS, STEPS.replace("train,", "val,"), ": its training losses depend on the valid"),
     "file": ("train.py", BUILD, f"{BUILD}; open({str(ROOT / 'LICENSE')!r})", f" reads {ROOT / 'LICENSE'}; expected"),

@@ -50,7 +50,7 @@ def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config,
     assert result.out.count("  loss ") == config.batch_size and "step 7: loss nan" in result.out
 
 
-def test_the_step_that_is_looked_into_is_not_a_recorded_graph_which_would_call_no_hooks(config, run_main, monkeypatch):
+def test_the_inspected_step_is_not_a_recorded_graph_which_would_call_no_hooks(config, run_main, monkeypatch):
     given, recorded, original = words(config, save_interval=5, cuda_graph=True), [], train.train_step
 
     def step(*arguments):

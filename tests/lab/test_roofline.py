@@ -49,7 +49,7 @@ def sizes(work):
 
 def test_the_bytes_of_a_small_graph_are_counted_exactly():
     def graph(x, w, b):
-        y = x @ w.T  # the transposed is a view
+        y = x @ w.T  # the transpose is a view
         y = y + b.expand(8, 4)  # an expanded tensor is read once
         return y.relu_().sum(), y
 
@@ -95,13 +95,13 @@ def test_only_bytes_that_must_move_are_counted(action, read, written):
     assert last[1:] == (read, written) if read is None else last[1:] == (4 * read, 4 * written)
 
 
-def test_causal_attention_counts_the_pairs_that_the_mask_shows():
+def test_causal_attention_counts_only_unmasked_pairs():
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     [operation] = counted(lambda q: attend(q, q, q, is_causal=True), (1, 1, 4, 8)).operations
     assert operation.flops == 2 * 2 * (1 + 2 + 3 + 4) * 8  # two products
 
 
-def test_the_fused_update_moves_28_bytes_of_a_parameter():
+def test_the_fused_update_moves_28_bytes_per_parameter():
     """It reads weight, gradient and two moments, and writes all but the gradient."""
     config = small(adamw_impl="fused", pad_vocab_to=1)
     moved = sum(op.bytes for op in works(config).operations if op.name == "_fused_adamw_")
@@ -109,7 +109,7 @@ def test_the_fused_update_moves_28_bytes_of_a_parameter():
 
 
 @pytest.mark.slow
-def test_the_fused_update_in_8_bits_moves_24_bytes_of_a_parameter():
+def test_the_fused_update_in_8_bits_moves_24_bytes_per_parameter():
     """It reads the gradient for its norm, then weight, gradient and two bytes of moments, and writes these, clipped."""
     pytest.importorskip("torchao")
     config = small(optimizer="adamw8bit", pad_vocab_to=1, n_embd=256)
@@ -117,7 +117,7 @@ def test_the_fused_update_in_8_bits_moves_24_bytes_of_a_parameter():
     assert sum(operation.bytes for operation in update) == pytest.approx(24 * GPT(config).n_params, rel=0.01)
 
 
-def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not_kept():
+def test_new_pages_are_counted_only_for_large_tensors_and_if_freed_ones_are_not_kept():
     large, small_ = roofline.NEW_PAGES // 4, roofline.NEW_PAGES // 4 - 1
     for n, pages in ((large, 4 * large / DEVICE.new_bytes_per_s), (small_, 0)):
         work = counted(lambda x: x.exp().neg_(), (n,))
@@ -126,7 +126,7 @@ def test_new_pages_are_counted_for_large_tensors_alone_and_if_freed_ones_are_not
 
 
 def counted_flops(config, world_size):
-    """FLOP a token of the matrix products in the forward and backward of a step, counted in world_size processes."""
+    """FLOP per token of the matrix products in the forward and backward of a step, counted in world_size processes."""
     share, traced, found = predict.traces(replace(config, compile=False), "cpu", world_size)
     flops = sum(op.flops for _, work in found for op in work.operations if op.dtype and op.repeated)
     passes, alike = share.batch_size / traced.batch_size, world_size / len(found)
@@ -134,7 +134,7 @@ def counted_flops(config, world_size):
 
 
 def done_beside(config):
-    """FLOP a token of a step that flops_per_token ignores: of padding, what is recomputed, what a kernel skips."""
+    """FLOP per token that flops_per_token ignores: padding, recomputation, less what a kernel skips."""
     L, C, T = config.n_layer, config.n_embd, config.context_length
     forward, backward = 4 * C * T, 8 * C * T  # of attention in a block, if it computes all scores once
     if uses_blocks(config, "cpu", torch.float32):  # skips the blocks that the mask hides

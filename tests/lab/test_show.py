@@ -41,7 +41,7 @@ TINY = {
     "log_interval": 1,
     "eval_windows": 8,
 }
-# Of each stage: a call among its changes, the most lines that it adds and removes together, the most lines of its
+# For each stage: a call among its changes, the most lines that it adds and removes together, the most lines of its
 # standalone program, and what the definitions that it newly calls contain. Of the lines of a standalone program the
 # model, the data and the loop take 330, attention in blocks 125, and the loss in chunks 155.
 CHANGES = {
@@ -114,7 +114,7 @@ def naive(dense, tmp_path_factory):
 
 
 def compare(ours, shown, naive):
-    """train.py and the program shown trained bit for bit alike, and as naive does but for rounding."""
+    """Asserts that train.py and the program shown trained identically, and like naive except for rounding."""
     assert figures(shown) == figures(ours) and len(figures(ours)) == TINY["max_steps"]
     assert same(*(saved(load_config(words))["model"] for words in (ours, shown)))
     for row, expected in zip(figures(ours), naive, strict=True):
@@ -142,7 +142,7 @@ SMALLER = {"n_layer": 1, "eval_interval": 0}  # one block and no evaluation, so 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ALONE)
-def test_all_programs_of_a_stage_train_alike_and_as_naive_does(stage, dense, naive, tmp_path):
+def test_all_programs_of_a_stage_train_identically_and_like_naive(stage, dense, naive, tmp_path):
     """train.py, the program shown, and the one that runs alone: bit for bit."""
     commands, keys = [], SMALLER if "compile" in stage_path(stage) else {}
     for program in (train, load(write(stage, tmp_path))):
@@ -173,7 +173,7 @@ def test_the_program_of_muon_shows_its_code_and_runs_alone(dense, tmp_path):
 
 
 @pytest.mark.slow
-def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_path):
+def test_in_two_processes_all_programs_train_identically_and_like_naive(dense, naive, tmp_path):
     """Every stage that one process ignores."""
     jobs, keys = {}, {stage: {} if stage == "pipeline_parallel" else SMALLER for stage in STAGES[len(ALONE) :]}
     for stage in keys:
@@ -193,7 +193,7 @@ def test_in_two_processes_they_train_alike_and_as_naive_does(dense, naive, tmp_p
 
 
 @pytest.mark.slow
-def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_need_be(tmp_path):
+def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_necessary(tmp_path):
     for stage in STAGES:
         program = standalone(stage)
         nodes = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -204,7 +204,7 @@ def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_need
         assert stage == "naive" or len(program.splitlines()) <= CHANGES[stage][2], stage
         assert "BadInput(" not in program and "nanoladder." not in program, stage
         (tmp_path / f"{stage}.py").write_text(program, encoding="utf-8")
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F", tmp_path]  # no name missing or too many
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F", tmp_path]  # no undefined or unused names
     assert subprocess.run(ruff, text=True, capture_output=True).stdout == "All checks passed!\n"
 
 
@@ -263,7 +263,7 @@ def test_a_stage_changes_few_lines_and_shows_what_stands_behind_them():
                 assert node.end_lineno - node.lineno < LONGEST, node.name
 
 
-def test_a_diff_patches_the_program_before_into_the_one_after(tmp_path):
+def test_a_diff_patches_the_previous_program_into_the_next(tmp_path):
     """git apply reads what pages.py diff prints."""
     patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(pages.diff("naive", STAGES[-1])) + "\n"
     naive = write("naive", tmp_path)
@@ -296,7 +296,7 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
         (["amp"], "invalid choice: 'amp' (choose from"),
     ],
 )
-def test_what_is_no_command_or_no_stage_is_refused(refused, words, answer):
+def test_an_unknown_command_or_stage_is_refused(refused, words, answer):
     assert answer in refused(show.main, *words)
 
 

@@ -1,4 +1,4 @@
-"""A gain is told from noise as rarely wrong as promised, and is not hidden by one bad round."""
+"""Gains are told from noise with the promised error rate, and are not hidden by one bad round."""
 
 import math
 
@@ -33,7 +33,7 @@ def any_seen(intervals):
     return any(interval.seen for interval in intervals.values())
 
 
-def test_a_whole_table_of_noise_shows_a_gain_once_in_20_at_most():
+def test_a_whole_table_of_noise_shows_a_gain_at_most_once_in_20():
     assert share_of_tables(any_seen) <= 0.05
 
 
@@ -55,7 +55,7 @@ def test_three_rounds_show_a_gain_of_8_in_a_noisy_row_beside_quiet_ones():
 
 
 def rows_of(seconds):
-    """{stage: its gains} of a ladder, of {stage: seconds by round}."""
+    """Gains of a ladder, {stage: its gains}, from {stage: seconds by round}."""
     rows = [{"name": name, "rounds": list(each)} for name, each in seconds.items()]
     summary.add_gains(rows, "ladder")
     return {row["name"]: row.get("gains", {}) for row in rows}
@@ -80,7 +80,7 @@ def test_one_slow_round_of_naive_hides_no_gain_and_makes_none(bad):
         assert gain.low <= math.log(0.253 / paces[name]) <= gain.high
 
 
-def test_the_interval_of_a_row_is_as_wide_as_its_own_rounds_ask_for():
+def test_the_width_of_a_row_s_interval_depends_on_its_own_rounds():
     quiet, noisy = [0.10, 0.11, 0.09, 0.10, 0.11], [0.10, 0.30, -0.10, 0.25, -0.05]
     alike = stats.intervals(dict.fromkeys("abcdef", quiet))
     assert len(set(alike.values())) == 1 and alike["a"].seen

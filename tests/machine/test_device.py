@@ -1,4 +1,4 @@
-"""Devices: the right one is chosen, and what it lacks is said or refused in one line."""
+"""Devices: the right one is chosen; what it lacks is reported, or refused in one line."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_auto_is_the_gpu_that_pytorch_finds_and_the_loop_supports(found, chosen,
         ("cuda:7", "has 0 CUDA devices"),
     ],
 )
-def test_a_device_that_is_not_there_is_bad_input(name, expected, dense, refused, tmp_path, monkeypatch):
+def test_a_missing_or_unknown_device_is_bad_input(name, expected, dense, refused, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     line = refused(train.main, *flags(device=name, dataset=dense, out_dir=tmp_path / "run"))
@@ -52,7 +52,7 @@ def test_a_device_that_is_not_there_is_bad_input(name, expected, dense, refused,
     assert not (tmp_path / "run").exists()
 
 
-# -- mps, which no machine of these tests has: a CPU's tensors, and PyTorch's functions replaced
+# -- mps, which no test machine has: CPU tensors, with PyTorch's functions patched
 
 
 class NoFloat64(TorchDispatchMode):
@@ -83,8 +83,8 @@ def test_mps_chooses_float32_and_its_own_attention():
 
 
 def test_mps_does_not_recompute_dropout():
-    """PyTorch would draw other numbers, because torch.mps has not the attribute that it looks for."""
-    assert not hasattr(torch.mps, "_initialized")  # once it has, or this changes otherwise, look again
+    """PyTorch would draw other numbers, because torch.mps lacks the attribute that it looks for."""
+    assert not hasattr(torch.mps, "_initialized")  # if it gets one, or this fails otherwise, look again
     line = "activation_checkpointing=every:1 with dropout=0.1: on mps .* expected --activation_checkpointing=none or"
     with pytest.raises(BadInput, match=line):
         machine.check(tiny(activation_checkpointing="every:1", dropout=0.1), MPS)
@@ -113,8 +113,8 @@ def test_the_generator_of_mps_is_saved_and_restored(monkeypatch):
 
 
 @pytest.mark.parametrize("number, may", [(1.0, True), (float("inf"), False), (float("nan"), False)])
-def test_the_host_looks_before_an_update_on_mps(number, may, monkeypatch):
-    """PyTorch's fused kernel applies it whatever found_inf says."""
+def test_on_mps_the_host_checks_for_non_finite_values_before_an_update(number, may, monkeypatch):
+    """PyTorch's fused kernel applies the update whatever found_inf says."""
     optimizer, steps = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=True), []
     monkeypatch.setattr(optimizer, "step", lambda: steps.append(1))
     monkeypatch.setattr(torch, "isfinite", lambda number: torch.tensor(number.value < float("inf")))
@@ -129,7 +129,7 @@ def test_several_processes_on_mps_are_bad_input(monkeypatch):
         parallel.start(tiny(ddp=True), MPS)
 
 
-# -- CUDA before Ampere: a CPU's answers replaced
+# -- CUDA before Ampere, emulated by patches
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_gpu_before_ampere_uses_float16(gpu):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not precision.multiplies_bfloat16(), reason="needs bfloat16, to be forbidden")
-def test_a_cpu_whose_bfloat16_is_forbidden_to_onednn_takes_float32():
+def test_a_cpu_chooses_float32_if_onednn_may_not_use_bfloat16():
     code = "import torch; from nanoladder import machine; print(machine.choose_dtype('auto', torch.device('cpu')))"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -167,7 +167,7 @@ def test_a_cpu_whose_bfloat16_is_forbidden_to_onednn_takes_float32():
 
 
 @pytest.mark.parametrize("most, n_processes, free", [("max", 1, 8e9), ("5000000000", 1, 4e9), ("5000000000", 2, 2e9)])
-def test_what_a_container_and_other_processes_leave_is_free(most, n_processes, free, monkeypatch):
+def test_free_memory_is_what_a_container_and_other_processes_leave(most, n_processes, free, monkeypatch):
     texts = {"/proc/meminfo": "MemFree: 5 kB\nMemAvailable: 7812500 kB\n", "/sys/fs/cgroup/memory.max": f"{most}\n"}
     texts["/sys/fs/cgroup/memory.stat"] = "anon 1000000000\nfile 7\n"
     monkeypatch.setattr(memory, "Path", lambda path: SimpleNamespace(read_text=lambda: texts[path]))
@@ -208,12 +208,12 @@ def test_libraries_that_a_killed_linker_left_are_deleted_from_the_cache(tmp_path
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", None),
     ],
 )
-def test_a_peak_is_that_of_the_very_device(name, tflops, gpu):
+def test_a_peak_is_that_of_the_exact_device(name, tflops, gpu):
     gpu(name, (8, 6))
     assert machine.peak_flops(CUDA) == (tflops and pytest.approx(tflops * 1e12))
 
 
-# -- Windows and macOS, of which no test machine has one: Linux without what they lack
+# -- Windows and macOS, which no test machine runs: Linux without what they lack
 
 LIKE_WINDOWS = """
 import multiprocessing, os, signal, sys

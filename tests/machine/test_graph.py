@@ -1,4 +1,4 @@
-"""A CUDA graph of the step: recorded at the second, replayed from then on. On a CPU by a graph that is emulated."""
+"""The step's CUDA graph: recorded at the second step, replayed from then on. Emulated on a CPU."""
 
 import json
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Recorder(TorchDispatchMode):
-    """Emulates torch.cuda.CUDAGraph: replay() calls the recorded operators again, on and into the same memory."""
+    """Emulates torch.cuda.CUDAGraph: replay() reruns the recorded operators with the same input and output memory."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ def emulated(monkeypatch):
 
 
 def steps(config, n=5):
-    """The losses, norms and weights of n steps on different batches, and where the inputs of each forward lie."""
+    """Losses and norms of n steps on different batches, final weights, and the address of each forward's inputs."""
     torch.manual_seed(0)
     model, optimizer = build(config)
     calls = []
@@ -71,17 +71,17 @@ def steps(config, n=5):
     [{}, {"set_to_none": False}, {"micro_batch_size": 1}, {"loss_chunks": 3}, {"grad_clip": 0.1}],
     ids=str,
 )
-def test_a_recorded_step_trains_as_any_other_does(emulated, keys):
+def test_a_recorded_step_trains_like_any_other(emulated, keys):
     config = tiny(**KEYS | {"lazy_metrics": True, **keys})
     n_micro = 4 if config.micro_batch_size else 1
     losses, weights, calls = steps(config)
     expected, expected_weights, usual = steps(replace(config, cuda_graph=False))
     assert losses == expected and same(weights, expected_weights)
     assert (len(calls), len(usual)) == (2 * n_micro, 5 * n_micro)  # the second is recorded
-    assert calls[:n_micro] == calls[n_micro:]  # on the memory of the first: nothing compiles anew while it is recorded
+    assert calls[:n_micro] == calls[n_micro:]  # in the memory of the first step: nothing recompiles during recording
 
 
-def test_dropout_draws_anew_in_every_replay(emulated):
+def test_every_replay_draws_new_dropout(emulated):
     model, optimizer = build(config := tiny(**KEYS | {"dropout": 0.5, "attention": "sdpa"}))
     tokens = torch.arange(64).reshape(4, 16) % 40
     losses = [float(train.train_step(model, optimizer, Batch(tokens, tokens), 0.0, config)[0]) for _ in range(6)]
@@ -109,7 +109,7 @@ def test_a_recorded_run_resumes_bit_for_bit(emulated, dense, tmp_path):
     ],
     ids=str,
 )
-def test_what_cannot_be_recorded_is_named(keys, reason, monkeypatch):
+def test_the_reason_why_a_step_cannot_be_recorded_is_named(keys, reason, monkeypatch):
     config = tiny(**keys)
     assert machine.why_not_recorded(config, CPU) == "cpu has none" and not machine.can_record(config, CPU)
     assert machine.why_not_recorded(config, torch.device("cuda")).startswith(reason)

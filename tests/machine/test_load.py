@@ -1,4 +1,4 @@
-"""Load of other programs: measured without counting this one, and said in the header if it makes threads wait."""
+"""Load of other programs: measured without counting this one; reported in the header if it makes threads wait."""
 
 import math
 
@@ -17,8 +17,8 @@ intr 1
 """
 
 
-def test_what_other_programs_leave(tmp_path, monkeypatch):
-    """Of a CPU that this process may use, in ten seconds: 2 idle, 1 niced, 3 this program's, 4 of others."""
+def test_free_cpus_are_what_other_programs_leave(tmp_path, monkeypatch):
+    """Ten seconds of the one CPU that this process may use: 2 idle, 1 niced, 3 of this program, 4 of others."""
     monkeypatch.setattr(load, "Path", lambda name: tmp_path / "stat")
     monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0}, raising=False)
     monkeypatch.setattr(load.os, "sysconf", lambda _: 100)
@@ -42,11 +42,11 @@ def test_what_other_programs_leave(tmp_path, monkeypatch):
         (1.9, 2, {}, None),
         (math.inf, 8, {}, None),
         (1.0, 2, {"device": "cuda"}, None),
-        (1.0, 2, {"processes": 2}, None),  # torchrun's, which take the CPUs from each other
+        (1.0, 2, {"processes": 2}, None),  # of torchrun, which compete for the CPUs
         (1.0, 2, {"policy": "passive"}, None),
     ],
 )
-def test_a_faster_setting_is_named_on_a_busy_machine_only(free, threads, given, expected, monkeypatch):
+def test_a_faster_setting_is_named_only_on_a_busy_machine(free, threads, given, expected, monkeypatch):
     monkeypatch.setattr(machine, "free_cpus", lambda _: free)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(parallel, "world_size", lambda: given.get("processes", 1))

@@ -31,7 +31,7 @@ from nanoladder.optim import galore, lion, muon
 
 OTHERS = ["sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"]
 CPU = torch.device("cpu")
-WIDE = {"n_embd": 64, "vocab_size": 256, "context_length": 16}  # matrices of 4096 numbers and more, which 8 bits need
+WIDE = {"n_embd": 64, "vocab_size": 256, "context_length": 16}  # matrices of at least 4096 elements, as 8 bits need
 
 
 def make(**keys):
@@ -41,7 +41,7 @@ def make(**keys):
 
 
 def batch_of(step, config):
-    """A batch that depends on the step alone."""
+    """A batch that depends only on the step."""
     shape = 2, config.batch_size, config.context_length
     return Batch(*torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(step)).unbind())
 
@@ -58,7 +58,7 @@ def matrices(*shapes):
 
 
 def with_gradients(parameters, step):
-    """The gradients of a step, the same in every call."""
+    """Sets the gradients of a step, the same in every call; returns them in float64."""
     generator = torch.Generator().manual_seed(step)
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -86,7 +86,7 @@ def test_lion_takes_the_steps_of_the_paper():
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (8, 8)])
 def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
-    """With a new subspace at steps 1, 4 and 7, in which the averages go on."""
+    """With a new subspace at steps 1, 4 and 7, in which the moving averages continue."""
     monkeypatch.setattr(galore, "GAP", 3)
     (parameter,) = matrices(shape)
     wide = shape[0] <= shape[1]
@@ -94,7 +94,7 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
     optimizer = galore.GaLore([{"params": [parameter], "weight_decay": 0.3}], 0.01, (0.9, 0.95))
     for step in range(1, 8):
         (gradient,) = with_gradients([parameter], step)
-        if step % 3 == 1:  # the largest 2 of 8 singular vectors; their signs are any, but both programs have the same
+        if step % 3 == 1:  # the top 2 of 8 singular vectors; their signs are arbitrary, but the same in both programs
             left, _, _ = torch.linalg.svd(parameter.grad if wide else parameter.grad.T, full_matrices=False)
             basis = left[:, :2].double()
         optimizer.step()
@@ -108,14 +108,14 @@ def test_galore_takes_the_steps_of_the_paper(shape, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_muon_takes_the_steps_of_pytorchs(dtype, monkeypatch):
-    """Wide, tall and square matrices, several of a shape; PyTorch's converts to bfloat16 alone."""
+def test_muon_takes_the_steps_of_torch_optim_muon(dtype, monkeypatch):
+    """Wide, tall and square matrices, several of one shape. PyTorch's Muon converts only to bfloat16."""
     tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-3}[dtype]
     if dtype == torch.float32:
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
         monkeypatch.setattr(torch, "bfloat16", torch.float32)  # as PyTorch 2.15 names it
     monkeypatch.setattr(muon, "WARMUP", 1)
-    monkeypatch.setattr(muon, "AT_ONCE", 2 * 8 * 20)  # the three of a shape in two products
+    monkeypatch.setattr(muon, "AT_ONCE", 2 * 8 * 20)  # the three of one shape take two products
     shapes = [(8, 20), (20, 8), (8, 20), (8, 8), (8, 20)]
     ours, theirs = matrices(*shapes), matrices(*shapes)
     optimizer = muon.Muon([{"params": ours, "weight_decay": 0.3}], 0.01, dtype, muon.NEWTON_SCHULZ)
@@ -128,7 +128,7 @@ def test_muon_takes_the_steps_of_pytorchs(dtype, monkeypatch):
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
-def test_muon_takes_the_matrices_of_queries_keys_and_values_apart():
+def test_muon_updates_the_matrices_of_queries_keys_and_values_separately():
     (whole,), thirds = matrices((24, 8)), matrices((24, 8))[0].detach().chunk(3)
     thirds = [torch.nn.Parameter(third.clone()) for third in thirds]
     apart = muon.Muon([{"params": thirds, "weight_decay": 0.3}], 0.01, torch.float32, muon.POLAR_EXPRESS)
@@ -146,7 +146,7 @@ def test_muon_takes_the_matrices_of_queries_keys_and_values_apart():
     "coefficients, low, high", [(muon.NEWTON_SCHULZ, 0.6, 1.3), (muon.POLAR_EXPRESS, 0.4, 1.6)], ids=["five", "four"]
 )
 @pytest.mark.parametrize("shape", [(3, 16, 40), (3, 40, 16)])
-def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_about_1(shape, coefficients, low, high):
+def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_near_1(shape, coefficients, low, high):
     given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     left, _, right = torch.linalg.svd(given, full_matrices=False)
     values = left.mT @ muon.orthogonalize(coefficients, given) @ right.mT
@@ -156,7 +156,7 @@ def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_abo
 
 
 @pytest.mark.parametrize("name", ["muon", "galore"])
-def test_the_parameters_of_adamw_beside_another_optimizer_have_the_configs_learning_rate(name):
+def test_adamw_beside_another_optimizer_uses_the_config_s_learning_rate(name):
     model, optimizer, config = make(optimizer=name)
     lr = train.learning_rate(config.warmup_steps, config)
     train.train_step(model, optimizer, batch_of(0, config), lr, config)
@@ -164,7 +164,7 @@ def test_the_parameters_of_adamw_beside_another_optimizer_have_the_configs_learn
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "galore", "adamw8bit"])
-def test_beta1_is_that_of_adamw_and_of_what_copies_it(name):
+def test_beta1_applies_to_adamw_and_to_optimizers_derived_from_it(name):
     _, optimizer, config = make(optimizer=name, beta1=0.8)
     assert {group["betas"] for group in optimizer.param_groups if "betas" in group} == {(0.8, config.beta2)}
 
@@ -196,7 +196,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
     assert same(model.state_dict(), twin.state_dict())
 
 
-def test_eight_bits_train_almost_as_32_do():
+def test_8_bit_state_trains_almost_like_32_bit_state():
     losses = []
     for name in ("adamw", "adamw8bit"):
         model, optimizer, config = make(optimizer=name)
@@ -221,7 +221,7 @@ class ProductDtypes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype, native", [("auto", False), ("auto", True), ("float32", True), ("bfloat16", True)])
-def test_muon_multiplies_as_the_model_does(dtype, native, monkeypatch):
+def test_muon_multiplies_in_the_dtype_of_the_model(dtype, native, monkeypatch):
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: native)
     model, optimizer, _ = make(optimizer="muon", dtype=dtype)
     gradients = with_gradients(list(model.parameters()), 0)
@@ -246,8 +246,8 @@ def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
 
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if name != "sgd"])  # its decay goes through the momentum
-def test_a_step_shrinks_the_weights_as_adamws_does(name):
-    """Where gradients are zero, only the decay is left."""
+def test_weight_decay_shrinks_the_weights_as_in_adamw(name):
+    """With zero gradients, only the decay changes the weights."""
     model, optimizer, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5)
     before = model.blocks[0].mlp.fc.weight.detach().clone()
     for group in optimizer.param_groups:
@@ -261,20 +261,20 @@ def test_a_step_shrinks_the_weights_as_adamws_does(name):
 # -- the state
 
 
-MUCH = {"n_embd": 128, "vocab_size": 256, "context_length": 32}  # norms and positions are hardly anything
+MUCH = {"n_embd": 128, "vocab_size": 256, "context_length": 32}  # norms and positions are negligible
 BYTES = {"adamw": 8, "sgd": 4, "lion": 4, "adafactor": 0.049, "adamw8bit": 2.088}
-BYTES |= {"muon": 4.348, "galore": 2.827}  # with AdamW's of embeddings and norms
+BYTES |= {"muon": 4.348, "galore": 2.827}  # including AdamW's state for embeddings and norms
 
 
 @pytest.mark.parametrize("name, expected", BYTES.items())
-def test_the_state_takes_its_documented_bytes_a_parameter(name, expected):
+def test_the_state_takes_its_documented_bytes_per_parameter(name, expected):
     config = tiny(**MUCH, optimizer=name)
     model, optimizer = build(config)
     steps(model, optimizer, config, 1)
     assert state_bytes(optimizer) / model.n_params == pytest.approx(expected, rel=0.01)
 
 
-# The smallest width has matrices whose product depends on the order in which memory holds their numbers
+# The smallest width has matrices whose product depends on their memory layout
 @pytest.mark.parametrize(
     "keys",
     [
@@ -297,7 +297,7 @@ def test_every_optimizer_resumes_bit_for_bit(keys, dense, tmp_path, monkeypatch)
     assert rows(one, "train_loss", "grad_norm") == rows(two, "train_loss", "grad_norm")
     assert_same_state(one, two)
     tensors = [leaf for leaf in tree_leaves(saved(one)) if isinstance(leaf, torch.Tensor)]
-    assert {type(tensor) for tensor in tensors} == {torch.Tensor}  # a file asks for no one's class
+    assert {type(tensor) for tensor in tensors} == {torch.Tensor}  # the file needs no tensor subclass
 
 
 # -- together with the rest of the loop
@@ -329,12 +329,12 @@ def test_without_torchao_one_line_says_how_to_install_it(dense, tmp_path, monkey
 # -- the update in the backward
 
 
-# The backward uses weights once more
+# With these keys, the backward reads weights again
 LATE = {"activation_checkpointing": "every:1", "loss_chunks": 4, "attention": "sdpa"}
 
 
 @pytest.mark.parametrize("keys", [LATE, *({"optimizer": name, "dropout": 0.1} for name in ["adamw", *OTHERS])], ids=str)
-def test_updates_in_the_backward_are_those_after_it_bit_for_bit(keys, monkeypatch):
+def test_updates_in_the_backward_equal_updates_after_it_bit_for_bit(keys, monkeypatch):
     monkeypatch.setattr(galore, "GAP", 2)
     runs, weights = [], []
     for inside in (False, True):
@@ -350,8 +350,8 @@ IMPLEMENTATIONS = [{"optimizer": "lion"}, {"optimizer": "muon"}, {"adamw_impl": 
 
 
 @pytest.mark.parametrize("keys", IMPLEMENTATIONS, ids=lambda keys: "-".join(keys.values()))
-def test_updates_in_the_backward_are_not_applied_once_a_gradient_is_not_finite(keys):
-    """Gradients arrive from the last layer to the first: one that overflows in the middle leaves the first layers."""
+def test_updates_in_the_backward_stop_at_the_first_non_finite_gradient(keys):
+    """Gradients arrive from the last layer to the first: an overflow in the middle spares the first layers."""
     model, optimizer, config = make(optimizer_in_backward=True, grad_clip=0.0, **keys)
     steps(model, optimizer, config, 2)
 
@@ -366,10 +366,10 @@ def test_updates_in_the_backward_are_not_applied_once_a_gradient_is_not_finite(k
     assert "blocks.1.mlp.proj.weight" in changed and not any(name.startswith("blocks.0") for name in changed)
     assert not changed & {"blocks.1.mlp.fc.weight", "token_embedding.weight"}
     handle.remove()
-    assert len(changed_by_a_step(3)) == len(list(model.parameters()))  # the step before left nothing behind
+    assert len(changed_by_a_step(3)) == len(list(model.parameters()))  # the previous step left nothing behind
 
 
-def test_gradients_never_exist_together():
+def test_at_most_one_gradient_exists_at_a_time():
     model, optimizer, config = make(optimizer_in_backward=True, grad_clip=0.0)
     alive = []
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Several processes, one of which fails, is killed or gets a signal: all end as they should, and go on exactly."""
+"""If one of several processes fails, is killed or gets a signal, all end properly and resume exactly."""
 
 import re
 
@@ -16,7 +16,7 @@ def error_lines(result):
     return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
 
 
-def test_what_every_process_refuses_is_said_once(dense, tmp_path):
+def test_what_every_process_refuses_is_reported_once(dense, tmp_path):
     result = torchrun("train.py", *flags(dataset=dense, out_dir=tmp_path / "run", ddp=True, batch_size=5))
     assert result.returncode != 0 and result.stdout == "" and not (tmp_path / "run").exists()
     line = "batch_size=5 does not divide among 2 processes in micro-batches of 1; expected a multiple of 2, "
@@ -26,7 +26,7 @@ def test_what_every_process_refuses_is_said_once(dense, tmp_path):
     assert f"traceback : nanoladder.errors.BadInput: {line}" in result.stderr
 
 
-def test_a_process_that_fails_ends_the_job_with_its_own_error_first(dense, documents, tmp_path):
+def test_a_failing_process_ends_the_job_and_its_own_error_comes_first(dense, documents, tmp_path):
     config = configuration(dense, documents, tmp_path / "run", max_steps=1000)
     result, _ = work(tmp_path / "work", {"job": {"argv": words(config), "fault": [1, 3, "raise"]}}, 2, torchrun)
     assert result.returncode != 0
@@ -44,7 +44,10 @@ def test_a_gradient_that_overflows_on_one_stage_ends_every_process(dense, docume
 
 
 def interrupted(dense, documents, folder, kind, n=2, **keys):
-    """A run, and the same with a fault in its last process, which torchrun may start anew once; and what that said."""
+    """Trains a run, and the same run with a fault in its last process, under torchrun with one restart.
+
+    Returns both configs, and torchrun's completed process.
+    """
     whole = configuration(dense, documents, folder / "whole", dropout=0.2, **{"save_interval": 2, **keys})
     assert work(folder / "undisturbed", {"job": {"argv": words(whole)}}, n)[0].returncode == 0
     ours = replace(whole, out_dir=f"{folder}/ours", init_from="auto")
@@ -59,13 +62,13 @@ def interrupted(dense, documents, folder, kind, n=2, **keys):
     [(2, {}), pytest.param(4, {**PIPELINE, "tensor_parallel": 2}, marks=pytest.mark.nightly)],
     ids=["ddp", "parts of the model"],
 )
-def test_a_job_whose_process_was_killed_restarts_and_ends_as_if_nothing_had_been(n, keys, dense, documents, tmp_path):
+def test_a_job_with_a_killed_process_restarts_and_ends_as_if_uninterrupted(n, keys, dense, documents, tmp_path):
     whole, ours, result = interrupted(dense, documents, tmp_path, "SIGKILL", n, **keys)
     assert "failed (exitcode" in result.stderr and rows(ours, *CURVE) == rows(whole, *CURVE)
     assert_same_state(ours, whole, "model", "optimizer", "generators")
 
 
-def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_go_on_exactly(dense, documents, tmp_path):
+def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_resume_exactly(dense, documents, tmp_path):
     whole, ours, result = interrupted(dense, documents, tmp_path, "SIGTERM", save_interval=100)
     assert len(re.findall(r"SIGTERM: ended after step \d\n.*is the newest checkpoint", result.stdout)) == 1
     assert rows(ours, *CURVE) == rows(whole, *CURVE)

@@ -1,4 +1,4 @@
-"""Several processes, on gloo, train what one does under every layout, and continue each other's checkpoints."""
+"""Under every layout, several gloo processes train the same model as one, and resume each other's checkpoints."""
 
 import itertools
 import os
@@ -31,11 +31,11 @@ CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
 TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"pipeline_parallel": 2}
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
-SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: it tells apart what AdamW scales alike
+SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: detects wrong scales, which AdamW hides
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 AT_THE_END = {"eval_interval": 6, "lazy_metrics": True}
 
-# What several processes train, and then one without the keys of LAYOUT. tiny() is float32, of 6 steps of 4 sequences.
+# Trained by several processes, and by one without the keys of LAYOUT; tiny() is float32, 6 steps of 4 sequences.
 TWO = {
     "ddp": {"eval_interval": 3, "eval_windows": 0},
     "micro-batches": {"data": "documents", "batch_size": 8, "micro_batch_size": 1, "set_to_none": False},
@@ -93,7 +93,7 @@ TWO = {
     "adamw8bit context": {**CONTEXT, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "attention": "sdpa"},
     "adamw8bit pipeline": {**PIPELINE, **PARTS, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64},
 }
-LOOSE = {"float16": 5e-3, "bfloat16": 2e-2, "adamw8bit": 1e-2, "muon": 1e-3}  # relative, of losses; else 1e-4
+LOOSE = {"float16": 5e-3, "bfloat16": 2e-2, "adamw8bit": 1e-2, "muon": 1e-3}  # relative, of losses; 1e-4 for the others
 
 
 def tolerance(name):
@@ -119,7 +119,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(dense, documents, folder):
-    """alone(keys): the run of one process with these keys but without a layout, trained once."""
+    """alone(keys) -> run of one process with these keys but without a layout, trained once."""
     runs = {}
 
     def find(keys):
@@ -134,7 +134,7 @@ def alone(dense, documents, folder):
 
 
 def together(folder, runs, n, **jobs):
-    """n processes train the runs, {name: config}, and do other jobs. Returns what they printed, and what each saw."""
+    """Trains the runs, {name: config}, and does other jobs in n processes. Returns stdout and each rank's results."""
     result, seen = work(folder, {name: {"argv": words(run)} for name, run in runs.items()} | jobs, n)
     assert result.returncode == 0, result.stderr
     assert not [process[name]["error"] for process in seen for name in runs if process[name]["error"]]
@@ -143,8 +143,8 @@ def together(folder, runs, n, **jobs):
     return result.stdout, seen
 
 
-def test_two_processes_train_what_one_does(dense, documents, folder, alone, subtests):
-    """One test, as that of what they resume: spread over pytest's workers, each of them would train all of it."""
+def test_two_processes_train_the_same_model_as_one(dense, documents, folder, alone, subtests):
+    """One test, like that of resuming: if it were spread over pytest's workers, each of them would train all runs."""
     runs = {name: configuration(dense, documents, folder / "two" / name, **keys) for name, keys in TWO.items()}
     printed, seen = together(folder / "of two", runs, 2)
     for name, keys in TWO.items():
@@ -167,8 +167,8 @@ def test_two_processes_train_what_one_does(dense, documents, folder, alone, subt
         assert {process["ddp"]["threads"] for process in seen} == {max(1, os.cpu_count() // 2)}
 
 
-def test_another_curve_does_not_agree(alone):
-    """What the comparison must be able to tell apart."""
+def test_agree_rejects_another_curve(alone):
+    """The comparison must detect this difference."""
     with pytest.raises(AssertionError):
         agree(alone(TWO["ddp"]), alone(TWO["float16"]))
 
@@ -184,7 +184,7 @@ LAYOUTS = {
     "context": CONTEXT,
     "pipeline": PIPELINE,
 }
-EXACT = {  # what resumes bit for bit in several processes, each with its own dropout
+EXACT = {  # layouts that resume bit for bit, with another dropout in each process
     **LAYOUTS,
     "muon": {"optimizer": "muon", "shard": "full"},
     "lion": {"optimizer": "lion", **TENSOR},
@@ -193,7 +193,7 @@ EXACT = {  # what resumes bit for bit in several processes, each with its own dr
 
 
 def stop_and_resume(dense, documents, folder):
-    """Runs that continue after 3 of 6 steps, as if killed then. Returns {name: config}, and what each process saw."""
+    """Trains runs that resume after 3 of 6 steps, as if killed. Returns {name: config} and each rank's results."""
     folder = folder / "resumed"
     half = {"max_steps": 3, "lr_decay_steps": 6}
     base = configuration(dense, documents, folder / "alone", **BASE)
@@ -221,7 +221,7 @@ def stop_and_resume(dense, documents, folder):
     assert not [process[name]["error"] for process in seen for name in jobs if process[name]["error"]]
     assert printed.count("damaged/last.safetensors is damaged") == 1
     continued = printed.count("/step_00000003.safetensors, step 3, as it was configured")
-    assert continued == len(EXACT) + 1  # the damaged one too
+    assert continued == len(EXACT) + 1  # including the damaged one
     return runs, seen
 
 
@@ -277,7 +277,7 @@ def test_four_processes_resume_bit_for_bit(dense, documents, folder):
     assert_same_state(rest, config, "model", "optimizer")
 
 
-# One dimension or two, and what else four processes can be.
+# Layouts of four processes: along two dimensions, along one, and variants.
 ALONG = {"data": {}, "tensor": TENSOR, "context": CONTEXT, "pipeline": PIPELINE}
 FOUR = {f"{one} {other}": ALONG[one] | ALONG[other] for one, other in itertools.combinations(ALONG, 2)}
 FOUR |= {f"{name} full": keys | {"shard": "full"} for name, keys in FOUR.items() if name != "tensor pipeline"}
@@ -285,13 +285,13 @@ FOUR |= {"optimizer": {"shard": "optimizer"}, "shared by 2": {"shard": "full", "
 FOUR |= {"interleaved": INTERLEAVED, "4 data": {}} | {f"4 {key}": {key: 4} for key in parallel.CUTS}
 ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
 ODD |= {"data": "documents", "vocab_size": 257}  # padded, with heads of 9
-ODD |= {"learning_rate": 1e-3, "min_lr": 1e-4, "lr_decay_steps": 40}  # a long chain of runs stays near the beginning
+ODD |= {"learning_rate": 1e-3, "min_lr": 1e-4, "lr_decay_steps": 40}  # keeps a long chain of runs near its beginning
 
 
-def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(dense, documents, folder, subtests):
+def test_every_layout_resumes_the_checkpoint_of_another_like_one_process(dense, documents, folder, subtests):
     """Each trains two steps from the checkpoint of the layout before it, as does one process.
 
-    tests/parallel/worker.py also compares what it has resumed with the file.
+    tests/parallel/worker.py also compares the resumed state with the file.
     """
     runs, jobs = {"first": configuration(dense, documents, folder / "four" / "first", **ODD, max_steps=2)}, {}
     train.train(runs["first"])
@@ -300,7 +300,7 @@ def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(de
         resumed = {"init_from": "resume", "max_steps": before.max_steps + 2}
         runs[name] = configuration(dense, documents, folder / "four" / name, **ODD, **keys, **resumed)
         jobs[name] = {"argv": words(runs[name])}
-        if before is runs["first"]:  # the worker copies once there is a group, which the first job makes
+        if before is runs["first"]:  # the worker needs a process group to copy, which the first job makes
             shutil.copytree(before.out_dir, runs[name].out_dir)
         else:
             jobs[name]["copy"] = [before.out_dir, runs[name].out_dir]
@@ -314,8 +314,8 @@ def test_every_layout_continues_the_checkpoint_of_another_as_one_process_does(de
             agree(runs[name], one, 1e-5)
 
 
-def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense, documents, folder, subtests):
-    """In uneven shards, and in empty ones."""
+def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_sharded(dense, documents, folder, subtests):
+    """Including uneven and empty shards."""
     base = {"optimizer": "muon", "n_head": 2, "n_embd": 18, "n_layer": 3}
     layouts = {"full": {"shard": "full"}, "shared by 2": {"shard": "optimizer", "shard_within": 2}}
     layouts |= {"tensor": TENSOR, "tensor full": {**TENSOR, "shard": "full"}, "empty": {"shard": "full", "n_embd": 6}}
@@ -337,7 +337,7 @@ def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_cut(dense,
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("keys", [{}, {"shard": "full"}, {"compile": True}], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_two_gpus_train_what_one_does(dtype, keys, dense, documents, tmp_path):
+def test_two_gpus_train_the_same_model_as_one(dtype, keys, dense, documents, tmp_path):
     given = {"device": "cuda", "dtype": dtype, "attention": "sdpa", "set_to_none": True, "n_embd": 128}
     config = configuration(dense, documents, tmp_path / "alone", **given, context_length=64)
     train.train(config)

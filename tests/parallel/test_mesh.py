@@ -1,4 +1,4 @@
-"""The mesh: which process has which part, and what cannot be divided. Nothing here starts a process."""
+"""The mesh: which process has which part, and what cannot be divided. No test here starts a process."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ CPU, PIPELINE = torch.device("cpu"), {"pipeline_parallel": 2, "batch_size": 8, "
 
 
 @given(st.tuples(*[st.sampled_from([1, 2, 3])] * 4))
-def test_data_is_what_the_other_dimensions_leave_and_every_process_has_its_own_place(sizes):
+def test_data_takes_what_the_other_dimensions_leave_and_every_process_has_its_own_place(sizes):
     grid = Grid(*sizes)
     n = grid.pipeline * grid.data * grid.context * grid.tensor
     keys = {f"{name}_parallel": getattr(grid, name) for name in ("pipeline", "context", "tensor")}
@@ -28,7 +28,7 @@ def test_data_is_what_the_other_dimensions_leave_and_every_process_has_its_own_p
     assert places == list(itertools.starmap(Grid, itertools.product(*map(range, sizes))))  # tensor groups are neighbors
 
 
-def test_the_mesh_is_drawn_by_its_dimensions_of_several_processes():
+def test_the_mesh_prints_only_its_dimensions_of_several_processes():
     assert str(Grid(pipeline=2, data=2, tensor=4)) == "2 data × 2 pipeline × 4 tensor"
 
 
@@ -48,7 +48,7 @@ def test_processes_that_share_a_copy_are_those_of_a_node(keys, n, per_node, expe
 
 
 def refuse(keys, sizes, device=CPU):
-    """Everything that is checked before several processes train."""
+    """Runs all checks that precede training in several processes."""
     config = tiny(**{"ddp": True, **keys})
     check_config(config)
     refusals.check_processes(config, device, 2, 2)
@@ -84,7 +84,7 @@ def test_what_several_processes_cannot_train_is_refused(keys, sizes, expected):
     assert "\n" not in str(refused.value)
 
 
-def test_what_cannot_be_divided_is_refused(monkeypatch):
+def test_indivisible_sizes_are_refused(monkeypatch):
     with pytest.raises(BadInput, match="tensor_parallel=4 does not divide 6 processes; expected a multiple of 4"):
         divide(tiny(tensor_parallel=4), 6)
     with pytest.raises(BadInput, match="shard_within=4 does not divide the 6 processes"):
@@ -94,7 +94,7 @@ def test_what_cannot_be_divided_is_refused(monkeypatch):
         refusals.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))
 
 
-def test_what_divides_is_taken():
+def test_divisible_sizes_are_accepted():
     refuse({"batch_size": 16, "micro_batch_size": 4}, Grid(data=8))
     refuse({**PIPELINE, "n_layer": 4, "batch_size": 12, "micro_batch_size": "auto"}, Grid(4))
     assert pipeline.micro_batch_sizes(tiny(batch_size=12), Grid(4)) == [1, 2, 3]
@@ -102,7 +102,7 @@ def test_what_divides_is_taken():
 
 
 @pytest.mark.parametrize("n_head, n, T", [(4, 2, 12), (4, 4, 12), (3, 4, 24), (2, 4, 16), (1, 2, 4)])
-def test_every_position_has_one_process_and_each_as_many_pairs_if_keys_are_gathered(n_head, n, T, monkeypatch):
+def test_every_position_has_one_process_and_pairs_are_balanced_if_keys_are_gathered(n_head, n, T, monkeypatch):
     found = []
     for rank in range(n):
         monkeypatch.setattr(context, "mesh", lambda rank=rank: Mesh(Grid(context=n), rank))

@@ -1,4 +1,4 @@
-"""A model that no process holds whole: its first weights, and the memory of starting, saving and resuming."""
+"""A model that no process holds whole: its initial weights, and the memory of starting, saving and resuming."""
 
 import ctypes
 import resource
@@ -33,7 +33,7 @@ LAYOUTS = {
 
 
 def find_differences(layouts):
-    """Names of the weights and buffers that are not, bit for bit, as in a single process, for each layout."""
+    """{layout: names of the weights and buffers that are not bit-identical to those of a single process}."""
     found = {}
     for name, keys in layouts.items():
         config = tiny(vocab_size=17, ddp=True, **keys)
@@ -51,7 +51,7 @@ def find_differences(layouts):
     return found
 
 
-def test_the_first_weights_are_those_of_one_process_under_every_layout(tmp_path):
+def test_the_initial_weights_are_those_of_one_process_under_every_layout(tmp_path):
     for found in run_together(find_differences, LAYOUTS, n=4, folder=tmp_path):
         assert not any(found.values()), found
 
@@ -59,7 +59,7 @@ def test_the_first_weights_are_those_of_one_process_under_every_layout(tmp_path)
 # -- memory
 
 BIG = {"n_layer": 48, "n_embd": 256}
-BYTES = 4 * 48 * 12 * 256**2  # of its blocks' matrices: 151 MB
+BYTES = 4 * 48 * 12 * 256**2  # size of its blocks' matrices: 151 MB
 M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
 
 
@@ -68,7 +68,7 @@ def resident(field="VmRSS"):
 
 
 def peaks_of(argv):
-    """Trains for one step. Returns the most resident memory before it, in it and after it, in bytes above the first.
+    """Trains for one step. Returns the peaks of resident memory before, in and after it, in bytes above the start.
 
     Files mapped into memory do not count, nor do fragments of the heap: freed tensors go back to the system.
     """
@@ -98,10 +98,10 @@ def peaks_of(argv):
 
 @pytest.mark.skipif(not GLIBC, reason="needs glibc's allocator, and /proc")
 def test_no_process_holds_a_whole_model_while_it_starts_saves_or_resumes(dense, documents, tmp_path):
-    """The most that one of four processes takes beyond a tiny model's run, as a share of the whole model.
+    """Limits the peak of each of four processes, beyond that of a tiny model, to a share of the whole model's bytes.
 
-    It starts with a quarter of the weights, and resumes with a quarter of the momentum too. A step adds a quarter of
-    the gradients, and for a moment a few gathered blocks.
+    A process starts with a quarter of the weights, and resumes with a quarter of the momentum, too. A step adds a
+    quarter of the gradients and, briefly, a few gathered blocks.
     """
     limits = {"start": {"before": 0.4, "step": 1.2, "after": 0.95}}
     limits["resume"] = limits["start"] | {"before": 0.7}
@@ -121,7 +121,7 @@ def test_no_process_holds_a_whole_model_while_it_starts_saves_or_resumes(dense, 
 
 
 def train_with_a_full_disk(argv, until):
-    """Trains; no file of the first process may be large before this step."""
+    """Trains; before step `until`, rank 0 cannot write files larger than 50 kB."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     step, numbers = train.train_step, count(1)
 
@@ -136,7 +136,7 @@ def train_with_a_full_disk(argv, until):
     train.main(argv)
 
 
-def test_processes_train_on_when_the_disk_is_full_and_save_when_there_is_room(dense, documents, tmp_path):
+def test_processes_keep_training_when_the_disk_is_full_and_save_once_there_is_room(dense, documents, tmp_path):
     config = configuration(dense, documents, tmp_path / "run", save_interval=2, shard="full")
     run_together(train_with_a_full_disk, words(config), until=4, n=2, folder=tmp_path, seconds=100)
     warnings = (tmp_path / "stderr").read_text().splitlines()

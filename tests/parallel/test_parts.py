@@ -1,4 +1,4 @@
-"""What a process of a tensor or context group has, keeps and sends: weights, activations, collectives."""
+"""Weights that a process of a tensor or context group has, activations that it keeps, collectives that it runs."""
 
 import math
 
@@ -23,7 +23,7 @@ KEYS = {
 
 
 def look_at_tensor_parallel(names):
-    """Finds, for each config, this process's parts of the weights, sizes of activations, and what a step sends."""
+    """Returns this process's parts of the weights, activation shapes, and a step's collectives, for each config."""
     found = {}
     for name in names:
         config = tiny(n_head=4, tensor_parallel=2, vocab_size=17, ddp=True, **KEYS[name])
@@ -49,7 +49,7 @@ def look_at_tensor_parallel(names):
 
 
 def look_at_context_parallel():
-    """Finds the largest errors of this process's part of attention and of its gradients, and what it sends."""
+    """Returns the largest error of this process's part of attention and its gradients, and its collectives."""
     found = {}
     for name, keys in {"heads": {"n_head": 4}, "keys": {"n_head": 2, "attention": "sdpa"}}.items():
         config = tiny(context_parallel=4, vocab_size=8, ddp=True, **keys)
@@ -83,7 +83,7 @@ def test_a_process_has_half_of_every_matrix_and_of_the_sequence(tmp_path):
             assert shapes["blocks.1.mlp.proj.weight"] == [32, 64]
             assert found["bytes"] == {name: 4 * math.prod(shape) for name, shape in shapes.items()}  # no views
             assert list(found["sizes"].values()) == [[4, 8, 32]] * 3  # (B, T / 2, C)
-        # Two blocks exchange activations eight times; embedding and loss take two of each kind; norms and positions
+        # Activations of two blocks: eight of each; embedding and loss: two of each. all_reduce: norms and positions
         exchanges = {"all_gather": 4 * 2 + 2, "reduce_scatter": 4 * 2 + 2, "all_reduce": 2 * 2 + 2}
         assert {kind: process["chunks"]["calls"][kind] for kind in exchanges} == exchanges
 
@@ -134,7 +134,7 @@ def test_owners_take_turns():
 
 @pytest.mark.slow
 def test_attention_and_its_gradients_are_those_of_the_whole_sequence(tmp_path):
-    """Processes that exchange heads send q, k, v and y, and back; else they gather keys and values, and back."""
+    """Processes exchange heads, sending q, k, v and y, or gather keys and values; the backward does the reverse."""
     part = 8 * 2 * 4 * 4 * 8  # bytes of 2 sequences, 4 heads, 4 of 16 positions, 8 numbers
     for process in run_together(look_at_context_parallel, n=4, folder=tmp_path):
         assert max(process["heads"]["error"], process["keys"]["error"]) < 1e-14

@@ -2,12 +2,13 @@
 
 argv[0] is a JSON file, {name: job}. A job has argv (of train.py) and optionally
 - program: script to run instead of train.py
-- copy: [from, to], copied before the job begins; without: patterns of the files that are not
+- copy: [from, to], copied before the job begins; without: patterns of files to leave out
 - rank_1: argv or cwd of the second process only
 - fault: [rank, step, kind], where kind is raise, overflow (of a gradient) or a signal; in the first attempt only
 
-Compiled programs are traced, differentiated and cut as always, without code (aot_eager): a tenth of the time. Each
-process writes its results beside the file, as rank0.json and so on: {job: {"error", "reductions", "threads"}}.
+Compiled programs are traced, differentiated and partitioned as usual, but run without generated code (aot_eager), which
+takes a tenth of the time. Each process writes its results beside the file, as rank0.json and so on:
+{job: {"error", "reductions", "threads"}}.
 """
 
 import functools
@@ -35,7 +36,7 @@ reductions = 0
 
 
 def counted(function):
-    """The function, counting its calls as reductions of gradients."""
+    """Wraps a function to count its calls as reductions of gradients."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -53,7 +54,7 @@ class CountedDataParallel(data_parallel.DistributedDataParallel):
 
 
 def faulty(rank, at_step, kind, forward_backward=train.forward_backward):
-    """train.forward_backward with a fault in this process and step."""
+    """Wraps train.forward_backward to cause a fault at a rank and step."""
     steps = 0
 
     def call(model, *args):
@@ -73,7 +74,7 @@ def faulty(rank, at_step, kind, forward_backward=train.forward_backward):
 
 
 def resume_exactly(model, optimizer, state, path, resume=checkpoint.resume):
-    """checkpoint.resume, after which a new checkpoint must be as the old one, whatever the layout that wrote that."""
+    """Resumes, and asserts that a new checkpoint would equal the old one, whatever layout wrote that."""
     progress = resume(model, optimizer, state, path)
     again = whole(*checkpoint.snapshot(model.config, {}, model, optimizer, progress))
     assert parallel.rank() > 0 or all(same(again[part], state[part]) for part in ("model", "optimizer")), path

@@ -116,12 +116,12 @@ def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
 # -- float16
 
 
-def test_gradients_that_overflow_float16_are_no_fault_but_a_scale_that_collapses_is(config, run_main, monkeypatch):
+def test_an_overflow_in_float16_is_not_a_fault_but_a_collapsed_loss_scale_is(config, run_main, monkeypatch):
     def overflow(model, batch):
         model.position_embedding.weight.register_hook(lambda gradient: gradient * math.inf)
 
     monkeypatch.setattr(train, "train_step", at_step(3, overflow))
     result = run_main(train.main, *words(config, dtype="float16"))
     step = int(re.search(r"stopped at step (\d+): .* loss scale 0\.5, which collapsed", result.err)[1])
-    assert step == 3 + 16  # from 2**16 to 1/2, halved a step
+    assert step == 3 + 16  # from 2**16 to 1/2, halved at each step
     assert "loss nan" not in result.err

@@ -44,7 +44,7 @@ def test_rows_have_the_documented_keys(config):
             assert row["tokens_per_s"] * row["step_ms"] / 1e3 == pytest.approx(4 * 16)
 
 
-def test_an_interval_of_0_is_never(config):
+def test_an_interval_of_0_means_never(config):
     train.train(replace(config, log_interval=0, eval_interval=0))
     assert rows(config) == []
     assert not list(Path(config.out_dir).glob("*.safetensors"))
@@ -69,7 +69,7 @@ def test_loss_png_is_an_image(config, monkeypatch):
 
 
 def test_a_part_of_a_pipeline_has_the_flops_of_the_whole_model(monkeypatch):
-    """tests/lab/test_roofline.py holds them against counted operations."""
+    """tests/lab/test_roofline.py compares them with counted operations."""
     monkeypatch.setattr(pipeline, "mesh", lambda: Mesh(Grid(pipeline=2)))
     model = GPT(tiny(vocab_size=17))
     part = pipeline.Pipeline(model)
@@ -78,7 +78,7 @@ def test_a_part_of_a_pipeline_has_the_flops_of_the_whole_model(monkeypatch):
 
 @pytest.fixture
 def time(monkeypatch):
-    """A clock that stands still but for time.now += seconds."""
+    """A clock that advances only by time.now += seconds."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: clock.now)
     return clock
@@ -102,7 +102,7 @@ def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatc
     assert timed == [pytest.approx(1000)] * 4
 
 
-def test_rows_that_could_not_be_written_are_there_at_the_end(config, monkeypatch, capsys):
+def test_rows_that_could_not_be_written_are_present_at_the_end(config, monkeypatch, capsys):
     def log(self, row):
         self.path = self.folder / ("nowhere/x" if row["step"] == 3 else "metrics.jsonl")
         write(self, row)
@@ -114,7 +114,7 @@ def test_rows_that_could_not_be_written_are_there_at_the_end(config, monkeypatch
     assert [row["step"] for row in rows(config)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_curves_that_cannot_be_written_are_said_and_the_exit_code_is_1(config, monkeypatch, run_main):
+def test_curves_that_cannot_be_written_are_reported_and_the_exit_code_is_1(config, monkeypatch, run_main):
     def fail(*_):
         raise OSError("no room")
 

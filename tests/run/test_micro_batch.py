@@ -29,7 +29,10 @@ def config(dense, tmp_path):
 
 
 def running_out(above, at_step=1):
-    """train_step, for which memory runs out if a micro-batch has more than `above` sequences, from that step on."""
+    """A train_step that runs out of memory above this micro-batch size (sequences), from its at_step-th call on.
+
+    Returns it, and a list that collects the micro-batch sizes of its calls.
+    """
     original, sizes = train.train_step, []
 
     def step(model, optimizer, batch, lr, config):
@@ -43,7 +46,7 @@ def running_out(above, at_step=1):
 
 @pytest.mark.parametrize("at_step, save_interval", [(1, 100), (3, 1)])
 def test_auto_halves_the_micro_batch_until_it_fits(at_step, save_interval, config, monkeypatch, run_main):
-    """It goes on from the last checkpoint, or from the beginning, and trains as if the number had been given.
+    """The run continues from the last checkpoint, or from the beginning, and trains as if the size had been given.
 
     The model that did not fit is gone before the next one is built.
     """
@@ -72,13 +75,13 @@ def test_auto_halves_the_micro_batch_until_it_fits(at_step, save_interval, confi
         assert rows(config, "train_loss", "grad_norm") == rows(by_hand, "train_loss", "grad_norm")
 
 
-def test_the_peak_of_an_attempt_is_its_own(config, run_main, monkeypatch):
-    """The attempt before touched 300 MB more, which the highest resident memory of the process would still hold."""
+def test_each_attempt_reports_its_own_peak_memory(config, run_main, monkeypatch):
+    """The previous attempt touched 300 MB more, which the process's peak resident memory would still include."""
     original = train.train_step
 
     def step(model, optimizer, batch, lr, config):
         if config.micro_batch_size == 12:
-            with mmap.mmap(-1, 300_000_000) as pages:  # not of the heap, which another test may have told to keep them
+            with mmap.mmap(-1, 300_000_000) as pages:  # not from the heap, which another test may have set to keep them
                 for start in range(0, len(pages), mmap.PAGESIZE):
                     pages[start] = 1
             before.append(machine.peak_memory_gb(CPU))
@@ -91,7 +94,7 @@ def test_the_peak_of_an_attempt_is_its_own(config, run_main, monkeypatch):
     assert rows(config)[-1]["peak_memory_gb"] < before[0] - 0.2
 
 
-def test_on_cuda_too_an_attempt_begins_with_a_peak_of_its_own(monkeypatch):
+def test_on_cuda_too_each_attempt_resets_the_peak_memory(monkeypatch):
     calls, device = [], torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(device))
@@ -100,8 +103,8 @@ def test_on_cuda_too_an_attempt_begins_with_a_peak_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("before, expected", [(None, (12, "to be halved")), (2, (2, "as before")), (5, (12, "to be"))])
-def test_auto_begins_with_the_size_before_or_the_largest(before, expected, config):
-    """5 is no divisor of the batch: it was another one."""
+def test_auto_begins_with_the_previous_size_or_the_largest(before, expected, config):
+    """5 does not divide the batch size: it belongs to another one."""
     config = replace(config, micro_batch_size="auto", init_from="auto")
     if before:
         train.train(replace(config, batch_size=2 * before, micro_batch_size=before))
@@ -158,7 +161,7 @@ run_script(train.main)
 
 @pytest.mark.slow
 def test_several_processes_all_halve_it_when_one_runs_out(config, tmp_path):
-    """torchrun starts all of them anew."""
+    """torchrun restarts all of them."""
     Path(tmp_path, "unequal.py").write_text(UNEQUAL)
     given = replace(config, batch_size=8, micro_batch_size="auto", ddp=True)
     result = torchrun(tmp_path / "unequal.py", *words(given), options=["--max-restarts=1"])
@@ -180,7 +183,7 @@ def test_a_size_is_recorded_only_for_a_run_that_has_begun(config):
     keys = json.loads(path.read_text())
     began = replace(config, **keys)
     assert micro_batch.record(replace(began, n_layer=3), 2) == 0 and json.loads(path.read_text()) == keys
-    for _ in range(2):  # in two processes
+    for _ in range(2):  # as two processes do
         assert micro_batch.record(began, 2) == 2
         assert json.loads(path.read_text()) == vars(replace(began, micro_batch_size=2))
 
@@ -251,5 +254,5 @@ def of_the_compiler(text):
         (ValueError("out of memory"), False),
     ],
 )
-def test_only_errors_of_memory_are_taken_for_it(error, expected):
+def test_only_memory_errors_count_as_out_of_memory(error, expected):
     assert machine.is_out_of_memory(error) is expected

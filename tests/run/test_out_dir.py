@@ -19,7 +19,7 @@ def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), dropout=0.2)
 
 
-def test_a_run_replaces_no_dataset_s_tokenizer(config, dense, tmp_path, refused):
+def test_a_run_never_replaces_the_tokenizer_of_a_dataset(config, dense, tmp_path, refused):
     shutil.copytree(dense, tmp_path / "other")
     before = contents(tmp_path / "other")
     line = refused(train.main, *flags(dataset=config.dataset, out_dir=tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""sample_interval: a line of text on the way, which changes nothing of the training."""
+"""sample_interval prints a line of text during training, and does not change the training."""
 
 import ast
 import re

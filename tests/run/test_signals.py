@@ -34,7 +34,7 @@ def raises(error):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_ends_the_run_after_its_step_saved_and_it_goes_on_exactly(number, config, tmp_path, monkeypatch):
+def test_a_signal_ends_the_run_after_its_step_saved_and_it_resumes_exactly(number, config, tmp_path, monkeypatch):
     whole = replace(config, out_dir=str(tmp_path / "whole"))
     train.train(whole)
     before = [signal.getsignal(each) for each in NUMBERS]
@@ -80,7 +80,7 @@ train.run_script(train.main)
 
 @pytest.mark.slow
 def test_signals_to_the_whole_group_leave_the_loader_s_workers_to_the_end(config):
-    """As a terminal's Ctrl-C, torchrun and SLURM send them."""
+    """Ctrl-C in a terminal, torchrun and SLURM send such signals."""
     words = flags(dataset=config.dataset, out_dir=config.out_dir, max_steps=1000, num_workers=2)
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *words],
@@ -96,12 +96,12 @@ def test_signals_to_the_whole_group_leave_the_loader_s_workers_to_the_end(config
     for number in NUMBERS:
         os.killpg(process.pid, number)
     out, err = process.communicate(timeout=300)
-    ended_by = signal.Signals(process.returncode - 128)  # the last that the step's end found
+    ended_by = signal.Signals(process.returncode - 128)  # the last signal seen at the end of the step
     assert ended_by in NUMBERS and "Traceback" not in err
     assert [err.count(f"{number.name} received: the run ends after this step") for number in NUMBERS] == [1, 1, 1]
     step = saved(config)["progress"]["step"]
     assert f"{ended_by.name}: ended after step {step}\n{config.out_dir}/last.safetensors is the newest" in out
-    with pytest.raises(ProcessLookupError):  # nobody is left
+    with pytest.raises(ProcessLookupError):  # no process is left
         until = time.monotonic() + 100
         while time.monotonic() < until:
             os.killpg(process.pid, 0)

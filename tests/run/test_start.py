@@ -1,4 +1,4 @@
-"""Start of a run: what it takes from a run that it continues or a model that it begins from, and what it refuses."""
+"""Start of a run: what it takes from the run that it resumes or the model that it starts from, and what it refuses."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 17, "bias": Fals
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, dense):
-    """A run of 6 steps, in one go. Not to be written to."""
+    """An uninterrupted run of 6 steps. Read-only."""
     out_dir = tmp_path_factory.mktemp("whole") / "run"
     config = tiny(dataset=str(dense), out_dir=str(out_dir), dropout=0.2, eval_interval=3)
     train.train(config)
@@ -39,7 +39,7 @@ def whole(tmp_path_factory, dense):
 
 @pytest.fixture(scope="module")
 def three_steps(whole, tmp_path_factory):
-    """The same run, ended after 3 steps. Not to be written to."""
+    """The same run, ended after 3 steps. Read-only."""
     config = replace(whole, out_dir=str(tmp_path_factory.mktemp("half") / "run"), max_steps=3, lr_decay_steps=6)
     train.train(config)
     return config
@@ -47,14 +47,14 @@ def three_steps(whole, tmp_path_factory):
 
 @pytest.fixture
 def half(three_steps, tmp_path):
-    """A copy of the run ended after 3 steps, to be changed."""
+    """A writable copy of the run that ended after 3 steps."""
     shutil.copytree(three_steps.out_dir, tmp_path / "half")
     return replace(three_steps, out_dir=str(tmp_path / "half"))
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """Two datasets in other tokens: as many, and fewer."""
+    """Two datasets with other vocabularies: one of the same size, one smaller."""
     lines = {"as_many": LINE.replace("t", "z"), "fewer": LINE.replace("t", "s")}
     found = {}
     for name, line in lines.items():
@@ -67,7 +67,7 @@ def others(tmp_path_factory):
 
 @pytest.fixture
 def bare(dense, tmp_path):
-    """The dataset as nanoGPT would have written it: tokens alone."""
+    """The dataset as nanoGPT would have written it: only tokens."""
     (tmp_path / "bare").mkdir()
     for name in ("train.bin", "val.bin"):
         shutil.copyfile(dense / name, tmp_path / "bare" / name)
@@ -90,7 +90,7 @@ def converted(whole, tmp_path):
 
 @pytest.mark.parametrize("name", ["as_many", "fewer"])
 @pytest.mark.parametrize("start", ["resume", "auto", "checkpoint", "hf"])
-def test_data_in_other_tokens_are_refused_and_nothing_is_replaced(name, start, half, others, converted, dense, refused):
+def test_another_tokenizer_is_refused_and_nothing_is_replaced(name, start, half, others, converted, dense, refused):
     before = contents(half.out_dir)
     given = {"dataset": others[name], "out_dir": half.out_dir, "init_from": start, "vocab_size": 17}
     if start in ("checkpoint", "hf"):
@@ -108,9 +108,7 @@ def test_the_same_tokenizer_in_another_folder_continues(half, dense, tmp_path, r
     assert result.code == 0 and f"but dataset={tmp_path}/again (was {dense})" in result.out
 
 
-def test_data_without_a_tokenizer_continue_a_run_and_do_not_make_it_forget_its_own(
-    half, bare, others, run_main, refused
-):
+def test_a_run_continues_on_data_without_a_tokenizer_and_keeps_its_own(half, bare, others, run_main, refused):
     words = f"--out_dir={half.out_dir}", "--init_from=resume"
     assert run_main(train.main, *words, f"--dataset={bare}", "--max_steps=4").code == 0
     assert saved(half)["progress"]["step"] == 4
@@ -121,7 +119,7 @@ def test_data_without_a_tokenizer_continue_a_run_and_do_not_make_it_forget_its_o
 
 
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
-def test_a_run_alone_continues_as_it_was_configured(init_from, whole, half, run_main):
+def test_a_run_continues_with_its_own_config(init_from, whole, half, run_main):
     given = f"--out_dir={half.out_dir}", f"--init_from={init_from}", "--max_steps=6"
     result = run_main(train.main, *given)
     assert result.code == 0
@@ -142,7 +140,7 @@ def test_a_stage_changes_the_run_that_continues_and_is_not_kept(half, run_main):
     assert not {"stage", "recipe"} & set(json.loads(Path(half.out_dir, "config.json").read_text()))
 
 
-def test_config_files_take_the_place_of_the_runs_own_but_for_its_shape(half, tmp_path):
+def test_config_files_replace_the_run_s_own_config_except_for_its_shape(half, tmp_path):
     (tmp_path / "other.py").write_text("batch_size = 8\nn_embd = 64\n")
     config = load_config([f"{tmp_path}/other.py", f"--out_dir={half.out_dir}", "--init_from=resume"])
     assert (config.batch_size, config.n_embd, config.n_layer, config.vocab_size) == (8, 64, 2, 17)
@@ -172,9 +170,9 @@ def test_a_config_of_a_run_that_is_not_valid_is_refused(init_from, half, refused
         assert f"{path}{fragment}" in refused(train.main, *words)
 
 
-@pytest.mark.parametrize("key", ["decay", "memory_gb"])  # one renamed, one gone; tests/config has all of them
-def test_a_run_with_a_key_that_was_is_refused_in_one_line(key, half, tmp_path, refused):
-    """By its config.json, and by a checkpoint: to continue, or to begin from."""
+@pytest.mark.parametrize("key", ["decay", "memory_gb"])  # one renamed, one removed; tests/config has all of them
+def test_a_run_with_a_former_key_is_refused_in_one_line(key, half, tmp_path, refused):
+    """In its config.json, and in a checkpoint to resume or to start from."""
     said = f"{key} is no longer a key; expected {RENAMED[key]}\n"
     file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
     words, text = (f"--out_dir={half.out_dir}", "--init_from=resume"), file.read_text()

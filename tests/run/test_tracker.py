@@ -1,4 +1,4 @@
-"""wandb gets the config and every row; if it cannot begin, the run goes on without."""
+"""wandb gets the config and every row; if it cannot start, the run continues without it."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ def fail(*_, **__):
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A fake wandb: what init() was given in `begun`, the rows in `logged`."""
+    """Fake wandb: `begun` holds the arguments of init(), `logged` the rows."""
     fake = SimpleNamespace(begun={}, logged=[], ended=[], Settings=dict)
     fake.run = SimpleNamespace(log=lambda row, step: fake.logged.append(row), finish=fake.ended.append)
     fake.init = lambda **given: fake.begun.update(given) or fake.run
@@ -39,7 +39,7 @@ def test_wandb_gets_the_config_and_the_rows(wandb, config, run_main):
     assert result.err == ""
 
 
-def test_wandb_hears_of_a_crash(config, wandb, monkeypatch):
+def test_wandb_is_told_of_a_crash(config, wandb, monkeypatch):
     monkeypatch.setattr(train, "evaluate", fail)
     with pytest.raises(ConnectionError):
         train.train(replace(config, eval_interval=4))
@@ -47,7 +47,7 @@ def test_wandb_hears_of_a_crash(config, wandb, monkeypatch):
 
 
 @pytest.mark.parametrize("trouble", ["import", "init"])
-def test_wandb_that_cannot_begin_is_a_warning(trouble, wandb, config, run_main, monkeypatch):
+def test_a_failure_to_start_wandb_is_only_a_warning(trouble, wandb, config, run_main, monkeypatch):
     if trouble == "import":
         monkeypatch.setitem(sys.modules, "wandb", None)
     else:
