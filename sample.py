@@ -150,7 +150,7 @@ def write(model, tokenizer, prompts, starts, options):
 
 
 def show(texts, headings, shown):
-    """Prints new characters of that text, and of those after it once it has ended. Returns the first that goes on."""
+    """Prints new characters of text `shown`, and of later ones once it has ended. Returns the first unfinished one."""
     while shown < len(texts):
         print(texts[shown].take(), end="", flush=True)
         if not texts[shown].ended:

@@ -44,11 +44,11 @@ def memory_by_part(loop, profiler):
 
     Weights, optimizer state, kept gradients, activations and rest add up to the peak.
 
-    loop: a measure.Loop that has taken the step. profiler: torch.profiler's, with profile_memory, of all its steps.
-    activations: alive at the end of the first forward, the batch included, without weights, optimizer state, kept
-    gradients and cuBLAS's workspaces. rest: the peak less the end of the first forward; if gradients are dropped
-    between steps, they are in the rest. On CUDA the peak is the allocator's; on a CPU it is the highest sum of the
-    allocations and releases that torch.profiler saw. reserved: held by CUDA's allocator. context: the rest of the
+    loop: a measure.Loop that has taken the step. profiler: torch.profiler's, with profile_memory, over all its steps.
+    activations: memory in use at the end of the first forward, including the batch, minus weights, optimizer state,
+    kept gradients and cuBLAS's workspaces. rest: the peak minus memory in use at the end of the first forward; includes
+    gradients if they are dropped between steps. On CUDA the peak is the allocator's; on a CPU it is the highest sum of
+    the allocations and releases that torch.profiler saw. reserved: held by CUDA's allocator. context: the rest of the
     GPU's memory in use.
     """
     on_gpu = loop.device.type == "cuda"
@@ -85,7 +85,7 @@ def memory_by_part(loop, profiler):
 
 
 def plain(tensor):
-    """The tensors that store a tensor's numbers: its parts if it has 8 bits (and claims float32), else itself."""
+    """The tensors that store a tensor's numbers: its parts if it is 8-bit (and claims float32), else itself."""
     return [part for part in tree_leaves(plain_parts(tensor)) if torch.is_tensor(part)]
 
 

@@ -59,7 +59,7 @@ def definitions(program, before, known):
 
 
 def called(program):
-    """The definitions of nanoladder/, (path, name), that the source of a program reads."""
+    """Returns the definitions in nanoladder/, (path, name), that a program's source reads."""
     _, statements = load(Path(), program)
     return {(path, name) for _, text in statements for path, name in read_in(text) if path != Path()}
 
@@ -78,7 +78,7 @@ def standalone(name):
 
 
 def link(known):
-    """Returns LOOP and all that it calls, file by file in the order of their imports, which come first."""
+    """Returns LOOP and everything that it calls, file by file in import order, after all import lines."""
     files, needed, order = {}, {}, {}  # {path: (import lines, statements)}, {path: {number: statement}}, {path: source}
 
     def need(path, name=None):
@@ -92,7 +92,7 @@ def link(known):
                     need(*other)
 
     def visit(path):
-        """Puts a file into the order, after those that it reads."""
+        """Adds a file to the order, after the files that it reads."""
         source = "".join(text for _, (_, text) in sorted(needed.pop(path).items()))
         for other in sorted({other for other, _ in read_in(source)}):
             if other in needed:

@@ -216,7 +216,7 @@ def parser_of(mode, **settings):
 
 
 def command_line(keys):
-    """Returns the words of a command line that set these keys."""
+    """Returns command-line arguments that set these keys."""
     return [f"--{key}={value}" for key, value in keys.items()]
 
 

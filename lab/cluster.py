@@ -165,7 +165,7 @@ def layouts(config, n_gpus):
 
 
 def fastest(config, sizes, n_gpus, memory_gb=80):
-    """Returns [(layout, Step)] of all that fit, the fastest first, except that those CLOSE to it go by simplicity.
+    """Returns [(layout, Step)] of all layouts that fit, fastest first, but layouts CLOSE to it go by simplicity.
 
     A layout is simpler without a pipeline, then without tensor or context parallelism, recomputing or sharding, and
     then with larger micro-batches.
@@ -194,7 +194,7 @@ def fastest(config, sizes, n_gpus, memory_gb=80):
 
 
 def in_words(layout, n_gpus):
-    """2 data × 2 tensor, shard=full"""
+    """Describes a layout: 2 data × 2 tensor, shard=full."""
     grid = divide(layout, n_gpus)
     words = {
         str(grid) or "1 process": True,

@@ -37,8 +37,8 @@ LAUNCH_IN_GRAPH = 1.2e-6  # of a CUDA graph: 1.2 to 1.6 µs on an H200's timelin
 class Device:
     """Limits of a device. flops: {dtype: FLOP/s of matrix products}; float32's is that of the vector units as well.
 
-    cached: {bytes: bytes/s} of tensors so small that a cache holds them. new_bytes_per_s: of pages that are touched for
-    the first time. source: where the numbers come from.
+    cached: {bytes: bytes/s} for tensors small enough to fit in a cache. new_bytes_per_s: rate for pages touched for the
+    first time. source: where the numbers come from.
     """
 
     name: str
@@ -90,7 +90,7 @@ WINDOW = 0.3  # seconds for which an action is timed
 
 
 def measured(name, limits):
-    """The Device with the medians of several measurements by limits(); None if there are none."""
+    """Returns a Device with the medians of several results of limits(); None if there are none."""
     if not limits:
         return None
     most = tree_map(lambda *rates: statistics.median(rates), *limits)
@@ -100,7 +100,7 @@ def measured(name, limits):
 
 
 def limits(device):
-    """The most that the machine can do: FLOP/s of a large matrix product by dtype, bytes/s of a copy.
+    """Measures the machine's limits: FLOP/s of a large matrix product by dtype, bytes/s of a copy.
 
     cached_bytes: {bytes of a tensor: bytes/s of its copy}. launch_seconds: of the smallest operation, many in a row.
     new_bytes: bytes/s of touching pages that are new to the process, beyond writing to them; not on a GPU.

@@ -12,7 +12,7 @@ CALLED = "model.get_input_embeddings, model.get_output_embeddings"  # by transfo
 
 
 def modeling(config):
-    """Returns the source of a model's code, which needs torch and transformers alone; config.json has the keys OWN."""
+    """Returns the source of a model's code, which needs only torch and transformers; config.json has the keys OWN."""
     values = dataclasses.asdict(dataclasses.replace(config, **PLAIN))
     program = merge({"model": read("model.py"), "modeling": read("lab/modeling.py")}, TITLE) + CALLED
     *statements, _ = split(fold(program, {key: repr(value) for key, value in values.items() if key not in OWN}))

@@ -127,7 +127,7 @@ def split(source):
 
 
 class Edits:
-    """Edits of a source by the nodes of its syntax tree; the rest stays as it is written."""
+    """Edits to a source by the nodes of its syntax tree; the rest is left exactly as written."""
 
     def __init__(self, source):
         self.bytes, self.tree = source.encode(), ast.parse(source)  # columns count bytes
@@ -155,7 +155,7 @@ class Edits:
         return DROPPED.sub("", b"".join([*parts, self.bytes[at:]]).decode())
 
     def span(self, node):
-        """Where a node starts and ends."""
+        """Start and end of a node."""
         start, end = node.col_offset, node.end_col_offset
         return self.starts[node.lineno - 1] + start, self.starts[node.end_lineno - 1] + end
 
@@ -201,7 +201,7 @@ class Fold(Edits):
         self.known = known
 
     def truth(self, node):
-        """Returns whether a condition is true, or None if that is not known. A share, such as a // 4, is not 0."""
+        """Returns True or False for a known condition, else None. A share, such as a // 4, is not 0."""
         with contextlib.suppress(ValueError):
             return bool(ast.literal_eval(node))
         return True if isinstance(getattr(node, "op", None), ast.FloorDiv) else None

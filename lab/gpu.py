@@ -39,7 +39,7 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
 
 
 def parts(nanogpt=None):
-    """{part: its words after `python`, without the folder}, in order of value. nanogpt: a checkout, also a peer."""
+    """Returns {part: arguments to `python`, without the folder} in order of value. nanogpt: a checkout, also a peer."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # the fewest with intervals of any use
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
@@ -101,7 +101,7 @@ def rehearsal(words):
 
 
 def measure(commands, folder, seconds):
-    """Runs the parts that are not done, within `seconds` in total. Returns {part: its state in words}."""
+    """Runs the unfinished parts, within `seconds` in total. Returns {part: its state as text}."""
     path = folder / "state.json"
     state = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + seconds
@@ -117,7 +117,7 @@ def measure(commands, folder, seconds):
 
 
 def run(words, folder, seconds):
-    """Runs a part for at most `seconds`, and prints the end of its log. Returns its state in words.
+    """Runs a part for at most `seconds`, and prints the end of its log. Returns its state as text.
 
     A part that refuses its input, or finds no package, is skipped: it lacks something here.
     """

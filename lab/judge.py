@@ -31,13 +31,13 @@ from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-LEAST = 5e-4  # share of the memory; a smaller change is none
+LEAST = 5e-4  # relative change in memory below which there is none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
 UNCHANGED = Interval(0.0, 0.0, 0.0)
 
 
 class Wrong(Exception):
-    """Raised, with the reason, if this version does not train like the other one."""
+    """Raised, with the reason, if this version does not train as the other does."""
 
 
 class Metric(NamedTuple):
@@ -206,7 +206,7 @@ def change_of_memory(config, other, this):
 
 
 def values(metric, results):
-    """{side: the figure of every process}"""
+    """Returns {side: the figures of all processes}."""
     return {side: [processes[side][metric.key] for processes in results["rounds"]] for side in SIDES}
 
 

@@ -80,7 +80,7 @@ class Child:
 
 @functools.cache
 def context():
-    """The way in which processes start. The fork server keeps this process's environment of the first start."""
+    """The way in which processes start. The fork server keeps this process's environment as of the first start."""
     if sys.platform != "linux":  # on macOS, its libraries do not survive a fork
         return multiprocessing.get_context("spawn")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -30,9 +30,9 @@ from nanoladder.run.metrics import flops_per_token
 from nanoladder.run.micro_batch import share_of_process
 
 WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
-COMPARED = 5  # steps whose losses are compared with naive's
+COMPARED = 5  # number of steps whose losses are compared with naive's
 HIGHEST_RATE = 1e-3  # of those steps
-WINDOW = 0.5  # seconds: the least that is timed
+WINDOW = 0.5  # minimum seconds to time
 
 
 def main(argv):
@@ -131,10 +131,10 @@ def curve(config):
 
 
 def exchange(config, threads=None):
-    """{kind of message: [number, bytes]} that this process sends in a step, and the peak bytes of all tensors.
+    """Returns {kind of message: [number, bytes]} sent by this process in a step, and the peak bytes of all tensors.
 
-    The peak is that of the process with the highest; on a CPU it includes what gloo's threads keep. For a pipeline,
-    also its predicted bubble: the share of a step in which a process waits. The step that is counted is not compiled.
+    The peak is the highest of any process; on a CPU it includes messages kept by gloo's threads. For a pipeline, also
+    returns its predicted bubble: the share of a step in which a process waits. The counted step is not compiled.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loop = Loop(compared(config), threads)

@@ -3,7 +3,7 @@
 Every figure comes from train.py's own train_step on real batches, in separate processes (measure.py) that run one
 after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
 the same batches as the first row's: it records the losses and counts where memory and time go. The others time the
-row. Rows take turns, round after round, so that a drift of the machine hits all of them alike. --mode=scaling measures
+row. Rows take turns, round after round, so that machine drift affects all of them equally. --mode=scaling measures
 1 to --processes processes at once; --train takes whole runs and no rounds; peers/task.py measures other loops.
 """
 

@@ -109,7 +109,7 @@ def product_dtype(config, device_type):
 
 
 def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
-    """The largest micro_batch_size whose predicted peak fits, of those that divide its batch; 0 if none does."""
+    """Returns the largest micro_batch_size that divides the batch and whose predicted peak fits; 0 if none does."""
 
     def peak(size):
         return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size).peak
@@ -135,10 +135,10 @@ def costs(config):
 
 
 def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb=None):
-    """A dict of a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
+    """Returns a dict: a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
 
-    With memory_gb (1e9 bytes) also the largest micro-batch that fits. A config that cannot be predicted, or is a
-    BadInput itself, has the reason as its note.
+    With memory_gb (1e9 bytes), also the largest micro-batch that fits. If the config cannot be predicted, or is itself
+    a BadInput, the dict has the reason as a note.
     """
     row = {"name": name, "note": None}
     try:

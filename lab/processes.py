@@ -1,4 +1,4 @@
-"""One process of many, without the others: the code that cuts a model runs, and its messages hold no numbers."""
+"""Simulates one process of many, without the others: code that cuts a model runs, but its messages hold no numbers."""
 
 import contextlib
 from functools import partial
@@ -18,7 +18,7 @@ PER_NODE = 8  # processes of a node, on which shard_within=node depends
 def one_of(world_size, rank, config, device_type):
     """Makes this process `rank` of world_size for a while. Raises BadInput if the config does not divide among them.
 
-    device_type: that of the simulated process; its tensors are on the CPU all the same.
+    device_type: the simulated process's; its tensors are on the CPU regardless.
     """
     sizes = divide(config, world_size)
     n_sharing = count_sharing(config, sizes, min(world_size, PER_NODE))
@@ -42,7 +42,7 @@ def one_of(world_size, rank, config, device_type):
 
 @contextlib.contextmanager
 def fake_group(world_size, rank):
-    """A process group that nobody else has joined, as torchtitan takes it to estimate memory."""
+    """Creates a process group that nobody else has joined, as torchtitan does to estimate memory."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -106,7 +106,7 @@ def run(words, **settings):
     """A run: its seconds, tokens, loss in nats per token and in bits per byte, and training losses in bits per byte,
     with their seconds.
 
-    words: of its command line. settings: of its Child. Raises BadInput if it fails.
+    words: its command-line arguments. settings: its Child's. Raises BadInput if it fails.
     """
     curve = {}
     with tempfile.TemporaryDirectory() as cache:

@@ -112,7 +112,7 @@ class Protocol:
     # -- losses
 
     def losses(self, row, length, seeds, factor=None):
-        """The losses of a row by seed; None if some are missing, which are then wanted."""
+        """Returns a row's losses by seed; None if some are missing, which it then adds to the wanted trials."""
         trials = [Trial(row.name, row.config, seed, factor or row.factor, length) for seed in seeds]
         losses = [self.loss(trial) for trial in trials]
         missing = [trial for trial, loss in zip(trials, losses, strict=True) if loss is None]
@@ -184,7 +184,7 @@ class Protocol:
         return "≤ " if min(lengths) < 1.0001 * self.curve.low else ""
 
     def diverged(self, row):
-        """The number of a row's trials, of those at its best learning rate, that diverged."""
+        """Number of a row's trials at its best learning rate that diverged."""
         of_phases = [self.screening(row), row.fresh_factor and self.losses(row, row.length, FRESH, row.fresh_factor)]
         return sum(losses.count(math.inf) for losses in of_phases if losses)
 
@@ -305,7 +305,7 @@ def time_steps(protocol, path, end):
 
 
 def read_steps(path):
-    """{row: config, seconds of a step in each round and peak bytes} of time_steps."""
+    """Reads the file of time_steps: {row: config, seconds of a step in each round and peak bytes}."""
     return read(path, ()) if path.exists() else {}
 
 

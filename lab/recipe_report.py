@@ -112,7 +112,7 @@ def seen(change):
 
 
 def verdict(protocol, row, steps):
-    """The verdict on a rung in words. steps: {row: the Interval of its step}."""
+    """Returns the verdict on a rung as text. steps: {row: the Interval of its step}."""
     if row is protocol.base:
         return "the base"
     if diverged := protocol.diverged(row):
@@ -126,7 +126,7 @@ def verdict(protocol, row, steps):
 
 
 def opposite(bound):
-    """The bound of a quotient by a number that has this bound."""
+    """Returns the bound on a quotient whose divisor has this bound."""
     return bound.translate(str.maketrans("≤≥", "≥≤"))
 
 

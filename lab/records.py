@@ -1,4 +1,4 @@
-"""The entries of the race, a folder each in records/: their files, their gains and their verdicts.
+"""Entries of the race, one folder each in records/: their files, gains and verdicts.
 
 An entry has a README.md (a title; By NAME, YYYY-MM-DD.), config files, at most one patch, and a MACHINE.json of each
 machine that has run it, which referee.py writes. The rules are in records/README.md.
@@ -22,8 +22,8 @@ from nanoladder.run.metrics import read_metrics
 RECORDS = ROOT / "records"
 RESULTS = ROOT / "results"
 PAGE, PICTURE, TRIED = RECORDS / "README.md", RECORDS / "records.png", RECORDS / "tried.md"
-SEEDS = 5  # that a verdict needs
-P = 0.01  # a gain is one if chance alone gives it less often
+SEEDS = 5  # needed for a verdict
+P = 0.01  # a gain counts if chance alone produces it less often
 MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone moves a loss by 0.002 to 0.004
 SUFFIXES = (".py", ".patch", ".json", ".png")  # of an entry's files, beside README.md
 HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
@@ -54,14 +54,14 @@ class Entry:
 
     @property
     def digest(self):
-        """SHA-256 of what runs: the config files and the patch."""
+        """SHA-256 of the code that runs: the config files and the patch."""
         digest = hashlib.sha256()
         for path in [*self.configs, *filter(None, [self.patch])]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()
 
     def seeds(self, n):
-        """The seeds of a check, which follow from what runs: nobody chooses them."""
+        """The seeds of a check, derived from the entry's files so that nobody can choose them."""
         return [int(hashlib.sha256(f"{self.digest} {i}".encode()).hexdigest(), 16) % 10**6 for i in range(n)]
 
     def races(self):
@@ -111,7 +111,7 @@ def has_failed(entry):
     return any(verdict(results)[1] is False for results in entry.races())
 
 
-# -- what the runs say
+# -- results of the runs
 
 
 def of(runs, name, key):
@@ -120,7 +120,7 @@ def of(runs, name, key):
 
 
 def paired(runs, a, b, key, change):
-    """Changes from a's figure to b's, seed by seed, of those that both have run."""
+    """Changes from a's figure to b's, seed by seed, for seeds that both have run."""
     first, second = of(runs, a, key), of(runs, b, key)
     return [change(first[seed], second[seed]) for seed in second if seed in first]
 
@@ -149,7 +149,7 @@ def verdict(results):
 
 
 def compared(results, record, entry):
-    """Compares an entry's runs with the record's, in words."""
+    """Compares an entry's runs with the record's, as text."""
     logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
     losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
     return (
@@ -159,7 +159,7 @@ def compared(results, record, entry):
 
 
 def ends(results):
-    """The names of the naive loop, of the record to beat and of the entry."""
+    """Names of the naive loop, the record to beat and the entry."""
     names = [*results["entries"]]
     return names[0], names[-2], names[-1]
 

@@ -110,7 +110,7 @@ def require_allowed(entry, folder):
 
 
 def apply_patch(entry, folder, *words):
-    """Runs git apply in a folder that is not a repository. Returns what it prints. Raises BadInput if it fails."""
+    """Runs git apply in a folder that is not a repository. Returns its output. Raises BadInput if it fails."""
     return git("apply", *words, str(entry.patch), failed=f"{entry.patch} does not apply to this commit", folder=folder)
 
 
@@ -120,7 +120,7 @@ def function(path, name):
     return [ast.dump(node) for node in tree.body if getattr(node, "name", "") == name]
 
 
-# -- what the rules forbid
+# -- the rules
 
 
 def require_same_task(entry, folder, task):
@@ -148,7 +148,7 @@ def require_seeded(entry, folder, words):
 
 
 def first_weights(entry, folder, words, seed):
-    """{name: weight} with which a run begins: those of a checkpoint after one step that changes nothing."""
+    """Returns a run's initial weights, {name: weight}, from a checkpoint after one step that changes nothing."""
     with tempfile.TemporaryDirectory() as out_dir:
         more = command_line(STILL | {"seed": seed, "out_dir": f"{out_dir}/run"})
         command = [sys.executable, folder / "train.py", *words, *more]
@@ -231,7 +231,7 @@ def run_in_turns(entry, copies, words, seeds, data, results, path):
 
 
 def cpu_seconds():
-    """Processor time of the children of this process that have ended, in seconds."""
+    """CPU time, in seconds, of this process's children that have ended."""
     import resource  # not on Windows
 
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,9 +1,9 @@
-"""Repeats a step of a run and finds the sequences, modules and gradients that are not finite.
+"""Repeats a step of a run and finds sequences, modules and gradients that are not finite.
 
     python -m lab.replay config/x.py --step=N [--key=value ...]
 
-Takes the words that the run was started with. Trains again up to that step, from the newest checkpoint before it, and
-writes nothing.
+Takes the arguments with which the run was started. Trains again up to that step, from the newest checkpoint before it,
+and writes nothing.
 """
 
 import dataclasses

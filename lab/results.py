@@ -33,9 +33,9 @@ def read(path, members):
 
 
 def resume(path, conditions, new):
-    """The results in a file, to be continued; without a file, the conditions with the members of new.
+    """Returns the results in a file, to be continued; without a file, the conditions with the members of `new`.
 
-    Raises BadInput as read() does, and if they were measured under other conditions.
+    Raises BadInput as read() does, and if the results were measured under other conditions.
     """
     if not path.exists():
         return {**conditions, "commit": commit(), **new}
@@ -113,7 +113,7 @@ def commit():
 
 
 def code_hash(root=ROOT, patterns=MEASURED_CODE):
-    """Eight hexadecimal digits of the names and contents of the files of these patterns."""
+    """Returns eight hexadecimal digits of a hash of the names and contents of the files matching these patterns."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")

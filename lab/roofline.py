@@ -42,7 +42,7 @@ FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_t
 OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_")  # do not read what they write
 COPIES = (*FILLS, *OVERWRITES, "clone", "_to_copy", "to", "cat", "stack", "embedding", "gather", "triu")  # no FLOP
 ALONE = ("embedding_dense_backward", "scatter_add_", "index_add_", "_fused")  # never part of a chain
-PICKED = {"embedding": "weight", "gather": "self"}  # {operator: argument} of which only the result's size is read
+PICKED = {"embedding": "weight", "gather": "self"}  # {operator: argument of which only the result's size is read}
 UNREAD = {"nll_loss_forward": "self", "nll_loss_backward": "self", "scatter_add_": "self"}  # next to nothing is read
 
 
@@ -80,8 +80,8 @@ class Work(NamedTuple):
 def count(operator, args, kwargs, result, number, on_cuda, repeated, opaque):
     """The Operation of an operator's call; None if it moves no data, like a view.
 
-    number: function of a storage. repeated: as an Operation has it. opaque: within an operator of which a compiler sees
-    only the outside.
+    number: maps a storage to its number. repeated: as in Operation. opaque: True inside an operator that is opaque to a
+    compiler.
     """
     if not isinstance(operator, OpOverload):
         return None
@@ -177,7 +177,7 @@ def fuse(work, update=True):
 
 def chain(run):
     """One kernel of a run of operations, which writes all that they write."""
-    reads, writes, made = {}, {}, set()  # made: the numbers of the storages that are written
+    reads, writes, made = {}, {}, set()  # made: numbers of the storages written
     for operation in run:
         for key, size in operation.reads.items():
             if key[0] not in made:
@@ -205,9 +205,9 @@ class Time(NamedTuple):
 
 
 def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
-    """The Time of a Work. passes: how often a micro-batch's operations are done.
+    """Returns the Time of a Work. passes: number of times that a micro-batch's operations run.
 
-    keeps_memory: no new pages, for a tensor of NEW_PAGES bytes or more.
+    keeps_memory: tensors of NEW_PAGES bytes or more get no new pages.
     """
     total, seen = {}, set()
     for operation in work.operations:

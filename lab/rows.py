@@ -15,7 +15,7 @@ from nanoladder.machine import can_record, choose_device, choose_dtype
 from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
 
-AS_CONFIGURED = "as configured"  # the row of the config as it is
+AS_CONFIGURED = "as configured"  # the row of the unchanged config
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that have no effect in one process
 
 
@@ -89,7 +89,7 @@ def trains_otherwise(config, base):
 
 
 def in_words(changes):
-    """attention=matmul, compile=False"""
+    """Formats changes as text: attention=matmul, compile=False."""
     return ", ".join(f"{key}={value}" for key, value in changes.items())
 
 

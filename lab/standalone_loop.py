@@ -19,7 +19,7 @@ from train import build_model, build_optimizer, learning_rate, set_up, train_ste
 
 @dataclass(frozen=True)
 class Config:
-    """What the command line may set."""
+    """Keys that the command line may set."""
 
     n_layer: int = 4
     n_head: int = 4
@@ -63,7 +63,7 @@ class TrainingBatches:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of each batch that a process has: some of its sequences, and some of their positions."""
+    """A process's share of each batch: some of its sequences, and some of their positions."""
 
     batches: TrainingBatches
     rank: int

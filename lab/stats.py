@@ -1,4 +1,4 @@
-"""The one statistic by which a gain is told from noise: an interval of paired rounds.
+"""The one statistic that distinguishes a gain from noise: an interval of paired rounds.
 
 A round measures every version once, close together in time. The difference of two versions within it, of logarithms for
 a ratio, is free of the drift that is common to the round. The gain is a trimmed mean of the differences (Tukey &
@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95  # probability that all intervals of a table hold at once
-LEAST = 3  # rounds that an interval needs: of two it would span powers of ten
+LEAST = 3  # rounds that an interval needs: with two it would span powers of ten
 DRAWS = 10_000  # simulated tables
-TAILS = 4  # degrees of freedom of the simulated noise, Student's t: now and then a round is far off
+TAILS = 4  # degrees of freedom of the simulated noise, Student's t: occasionally a round is far off
 BY_CHANCE = 0.9  # of equally noisy tables look less unequal than this quantile; only what is beyond counts
-TINY = 1e-12  # the least spread, of rounds that are equal
+TINY = 1e-12  # minimum spread, for rounds that are equal
 SIDES = ("other", "this")  # two versions that take turns
 FIRST_LOOK = 8  # rounds before the first look; before each later one half as many again
 
@@ -131,7 +131,7 @@ def log_mean_over_median(spreads):
     return np.log(spreads.mean(-1) / np.median(spreads, -1))
 
 
-# -- rounds of two versions, which are looked at before all have been measured
+# -- rounds of two versions, examined before all have been measured
 
 
 def order(number):
@@ -151,7 +151,7 @@ def looks(most):
     return numbers, 1 - (1 - LEVEL) / len(numbers)
 
 
-# -- in words
+# -- as text
 
 
 def mean_ratio(logs):

@@ -17,8 +17,8 @@ def summarize(results, mode):
     gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
     seconds of a step on this machine (roofline.py), by bound in limit_bounds. gains: {other row: Interval} of the
     logarithm of how many times as fast this row is. val_loss: of a training run, which has a learning_rate, unless it
-    diverged. Of several processes also their number, the bytes sent by a process, and the
-    predicted bubble of a pipeline. Of a peer its setting, in words.
+    diverged. For several processes also their number, the bytes sent by a process, and the predicted bubble of a
+    pipeline. For a peer, its setting as text.
     """
     part, machine = results["modes"][mode], results["machine"]
     rows, first = [], None
@@ -100,7 +100,7 @@ def timing(processes, gpu):
 
 
 def gap(profile, first):
-    """The largest difference of a loss from the first row's, which has none itself."""
+    """Largest difference of a loss from the first row's; the first row itself has none."""
     gaps = [abs(a - b) for a, b in zip(profile["losses"], first["losses"], strict=True)]
     return {} if profile is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
 

@@ -34,7 +34,7 @@ FIGURES = {
 
 
 def difference(losses, expected):
-    """The first step whose loss is not the expected one, in words; an empty string if there is none."""
+    """Describes the first step whose loss is not the expected one; an empty string if there is none."""
     for step, (loss, other) in enumerate(zip(losses, expected, strict=True), 1):
         if not abs(loss - other) <= SAME:  # one that is not a number differs too
             return f"losses differ from step {step} ({loss:.4f} instead of {other:.4f})"
@@ -63,7 +63,7 @@ def rounds(rows):
 
 
 def conditions(results, mode, rows):
-    """The conditions of a mode's rows, in words."""
+    """Describes the conditions of a mode's rows."""
     keys, machine, each = results["keys"], results["machine"], " per process" if mode in PER_PROCESS else ""
     words = [
         " ".join(results["config"]),
@@ -152,7 +152,7 @@ def limits_in_words(device):
 
 
 def three_digits(number):
-    """A number with three digits, or all of those before the point."""
+    """Formats a number with three digits, or with all digits before the decimal point if there are more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
@@ -174,7 +174,7 @@ def machine_in_words(on):
 
 
 def processor(machine):
-    """The CPU's name, without the words that every CPU's name has."""
+    """The CPU's name, without words that every CPU's name contains."""
     return machine["cpu"].replace("(R)", "").replace(" Processor", "")
 
 

@@ -129,7 +129,7 @@ class Ledger(TorchDispatchMode):
         self.resize(size, storage.nbytes())
 
     def resize(self, size, n_bytes):
-        """Counts a storage, whose size is [bytes counted so far], with n_bytes."""
+        """Counts a storage as n_bytes. size: [bytes counted for it so far]."""
         if self.on_cuda:
             n_bytes = math.ceil(n_bytes / CUDA_BLOCK) * CUDA_BLOCK
         self.now += n_bytes - size[0]
@@ -231,7 +231,7 @@ def cuda_kernels(note):
         return from_hopper_on and loss.suits_exponentials(hidden, weight)
 
     class Exponentials:
-        """Stands in for exp_triton: allocates as it does."""
+        """Stand-in for exp_triton with the same allocations."""
 
         losses = staticmethod(lambda sums: sums.double().log().float())
         finish = staticmethod(lambda *_: None)
@@ -266,7 +266,7 @@ def cublas_workspaces():
 def trace(config, device_type, world_size, rank):
     """(Memory, Work) of train.py's step on fake tensors in process `rank` of world_size. Only here is train.py called.
 
-    config: batch_size is that of the process.
+    config: its batch_size is the process's.
     """
     ledger, ends = Ledger(device_type == "cuda"), []
     if config.optimizer == "adamw8bit":

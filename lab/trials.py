@@ -139,9 +139,9 @@ def key_of(config, data):
 
 
 class Child:
-    """A process that trains from scratch in a temporary folder, by train.py or another script with these words.
+    """A process that trains from scratch in a temporary folder, by train.py or another script with these arguments.
 
-    environment: variables that it adds.
+    environment: additional environment variables.
     """
 
     def __init__(self, words, environment, script=ROOT / "train.py"):
@@ -156,7 +156,7 @@ class Child:
         return read_metrics(Path(self.folder.name, "run", "metrics.jsonl"))
 
     def outcome(self):
-        """The final losses, or none and a note of the reason; None as long as the process runs."""
+        """The final losses, or none and a note of the reason; None while the process is running."""
         if self.process.poll() is None:
             return None
         outcome = {"seconds": round(time.monotonic() - self.start, 1), "note": None, "failed": False}

@@ -27,7 +27,7 @@ def run_script(main):
 
     On Ctrl-C, unless main handles it, exits with code 130. If stdout cannot be written, exits with code 1, or silently
     with 141 if its reader, such as `head`, has exited.
-    Under torchrun, a line with which several processes end is printed only once.
+    Under torchrun, an error line shared by several processes is printed only once.
     """
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if several:
@@ -45,7 +45,7 @@ def run_script(main):
         if not (several and already_printed(line)):
             print(line, file=sys.stderr)
         if several:
-            error.__traceback__ = None  # torchrun's summary repeats the line alone
+            error.__traceback__ = None  # so that torchrun's summary repeats only the line
             errors.get_error_handler().record_exception(error)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def run_script(main):
 
 
 def end_one_of_several(code):
-    """Ends the process before Python frees its objects: one that a thread of gloo's frees later would abort it."""
+    """Ends the process before Python frees its objects: an object freed later by a gloo thread would abort it."""
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -75,13 +75,13 @@ def end_one_of_several(code):
 
 
 def prepare_output():
-    """Makes stdout flush every line, even to a file or pipe, and replace characters that its encoding lacks."""
+    """Makes stdout flush every line, even to a file or pipe, and replace characters missing from its encoding."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
 
 
 def end_if_stdout_fails(text=""):
-    """Ends the program if the text, or what waits in stdout's buffer, cannot be written."""
+    """Ends the program if the text, or pending output in stdout's buffer, cannot be written."""
     try:
         print(end=text, flush=True)
     except OSError as error:
@@ -93,14 +93,14 @@ def end_if_stdout_fails(text=""):
 
 
 def outlast_output():
-    """Lets the program go on when its output cannot be written: on a full disk, or into a pipe that nobody reads."""
+    """Lets the program continue if its output cannot be written: to a full disk, or a pipe that nobody reads."""
     for name in ("stdout", "stderr"):
         if not isinstance(stream := getattr(sys, name), Unfailing):
             setattr(sys, name, Unfailing(stream))
 
 
 class Unfailing:
-    """A text stream that drops what cannot be written."""
+    """A text stream that silently drops output that cannot be written."""
 
     def __init__(self, stream):
         self.stream = stream

@@ -1,4 +1,4 @@
-"""BadInput, the exception that ends a program with one line, and how others become one."""
+"""BadInput, the exception that ends a program with a one-line message, and conversion of other errors to it."""
 
 import contextlib
 import difflib
@@ -21,9 +21,9 @@ def reading(said, advice):
 
 
 def nearest(name, names, key=str):
-    """A question that names the closest of the valid names, or "" if none is close. Compares key(name), a text.
+    """Returns a question that suggests the closest valid name, or "" if none is close. Compares key(name), a text.
 
-    A name of initials, such as lr, is closest to what they stand for.
+    Initials, such as lr, are closest to the name that they abbreviate.
     """
     names = {key(valid): valid for valid in names}
     spelled_out = [text for text in names if "_" in text and initials(text) == key(name)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing keeps two commands apart that write to the same folder
+except ImportError:  # Windows: two commands that write to the same folder are not kept apart
     fcntl = None
 
 
@@ -26,7 +26,7 @@ def write(path, content):
 
 @contextmanager
 def writing(path):
-    """Yields a binary file that takes the place of path, whole and on disk, on success. Raises OSError, as write()."""
+    """Yields a binary file that, on success, replaces path, complete and on disk. Raises OSError, as write() does."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         yield file
         file.flush()
@@ -40,7 +40,7 @@ def link(source, path):
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
-            with open(temporary, "rb+") as file:  # Windows syncs only what may be written
+            with open(temporary, "rb+") as file:  # Windows syncs only files open for writing
                 os.fsync(file.fileno())
 
 
@@ -69,14 +69,14 @@ def sync_folder(folder):
 
 
 def hold(path):
-    """Locks a file, made if it is missing, until the returned file is closed or the process ends.
+    """Locks a file, created if missing, until the returned file is closed or the process ends.
 
     Raises BlockingIOError if another process holds it, and OSError. File systems without locks are tolerated.
     """
     file = open(path, "a+")  # noqa: SIM115 the caller closes it
     try:
         if fcntl:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, not of its workers
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, not by its workers
     except BlockingIOError:
         file.close()
         raise

@@ -18,9 +18,9 @@ from nanoladder.errors import BadInput
 
 
 def prepare(argv, script, description, arguments, val_fraction):
-    """Prepares a dataset of the hub for the folder whose prepare.py is `script`.
+    """Prepares a Hugging Face hub dataset in the folder whose prepare.py is `script`.
 
-    arguments: dict, those of datasets.load_dataset. val_fraction: the default.
+    arguments: dict of arguments for datasets.load_dataset. val_fraction: the option's default.
     """
     parser = PrepareParser(description, tokenizer="gpt2")
     parser.add_argument(

@@ -21,11 +21,11 @@ from nanoladder.errors import BadInput
 # Tests are 19 of 31 MB, much of it data. pydoc_data is the text of help(), 0.8 MB that is not code. site-packages
 # (dist-packages on Debian) is not the standard library.
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages"}
-EXCLUDED_PREFIX = "_sysconfigdata"  # of files written when a Python is built, different on every machine
+EXCLUDED_PREFIX = "_sysconfigdata"  # files generated when Python is built; they differ on every machine
 
 
 def read_sources(folder):
-    """{path relative to folder: text} of the .py files in UTF-8, sorted by path."""
+    """Returns {path relative to folder: text} of all .py files in UTF-8, sorted by path."""
     sources = {}
     for path in folder.rglob("*.py"):
         relative = path.relative_to(folder)

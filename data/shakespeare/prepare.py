@@ -23,7 +23,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def download():
-    """The bytes of the text. Raises BadInput: no network, or another file than expected."""
+    """Returns the text's bytes. Raises BadInput if there is no network, or the file is not the expected one."""
     try:
         with urllib.request.urlopen(URL, timeout=30) as response:
             content = response.read()
@@ -36,7 +36,7 @@ def download():
 
 
 def prepare(argv, script, tokenizer):
-    """Prepares the text for the dataset whose prepare.py is `script`, with that tokenizer by default."""
+    """Prepares the text for the dataset whose prepare.py is `script`. tokenizer: the default."""
     parser = PrepareParser("Prepare tiny Shakespeare.", tokenizer)
     parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download)")
     args = parser.parse_args(argv)

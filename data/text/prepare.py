@@ -24,9 +24,9 @@ KINDS = {".jsonl": "json", ".parquet": "parquet"}  # of records, as load_dataset
 
 
 def find_paths(inputs, out_dir):
-    """{path: True if the path itself is an input, False if it was found in a folder} of all files to read.
+    """Returns {path: True if the path itself is an input, False if it was found in a folder} for all files to read.
 
-    Leaves out hidden files, files in hidden folders, and those in out_dir, which may be an older dataset.
+    Skips hidden files, files in hidden folders, and files in out_dir, which may be an older dataset.
     """
     files = {}
     for path in map(Path, inputs):
@@ -43,7 +43,7 @@ def find_paths(inputs, out_dir):
 
 
 def find_texts(paths):
-    """The text files that are not empty, each a TextFile. Prints how many were skipped because they are not text."""
+    """Returns a TextFile for each nonempty text file. Prints how many files were skipped because they are not text."""
     texts = {path: find_text(path) for path in paths}
     for path, named in paths.items():
         if texts[path] is None and named:
@@ -54,7 +54,7 @@ def find_texts(paths):
 
 
 def open_corpus(args, folder):
-    """The corpus of the command line, all text or all records. folder: of the dataset."""
+    """Returns the corpus that the command line names, all text or all records. folder: the dataset's."""
     paths = find_paths(args.input, folder)
     kinds = {path: next((kind for kind in KINDS if kind in path.suffixes), None) for path in paths}
     records = [path for path, kind in kinds.items() if kind]

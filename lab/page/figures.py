@@ -28,7 +28,7 @@ def time_parts(row):
 
 
 def memory_parts(row):
-    """The parts of the peak; what they lack of it are gradients that are kept during the forward."""
+    """The parts of the peak; the remainder is gradients that are kept during the forward."""
     parts = {part: row["memory"][part] for part in PARTS if part in row.get("memory", ())}
     return parts | {"kept gradients": row["peak"] - sum(parts.values())} if parts else {}
 
@@ -106,7 +106,7 @@ def chart_section(chart, rows, row):
 
 
 def verdict(chart, row, other):
-    """Compares a row with another one, in words; good, bad or the same."""
+    """Compares a row with another one, as text; good, bad or the same."""
     text = f"{other['peak'] / row['peak']:.2f}×" if chart is MEMORY else tables.gain(row, other["name"])
     if "×" not in text:
         words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "too few rounds to compare with"

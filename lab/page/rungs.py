@@ -22,9 +22,9 @@ HOW_TO_READ = (
     "finished recipe, compared with itself without the rung (≥, ≤: bounds). Time of a step: relative to the base's; "
     f"gain: tokens × divided by it. In brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
 )
-DATASET = "--dataset="  # the word of a command line
+DATASET = "--dataset="  # the command-line argument
 BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
-BESIDE = {  # {verdict on the step from the row before: in words}
+BESIDE = {  # {verdict on the step from the row before: as text}
     "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
     "costs": "{rung} costs tokens: the recipe before it needs {times} times as many",
     "not seen": "{rung} makes no difference that can be seen{doubt}",
@@ -32,7 +32,7 @@ BESIDE = {  # {verdict on the step from the row before: in words}
     "kept, not confirmed": "{rung} lowers the loss, which fresh seeds have yet to confirm",
     "left out, not confirmed": "{rung} does not lower the loss, which fresh seeds have yet to confirm",
 }
-WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: in words}
+WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: as text}
     "holds": "the finished recipe without {rung} needs {times} times the tokens",
     "costs": "the finished recipe without {rung} needs only {times} times the tokens",
     "not seen": "the finished recipe without {rung} is as good, as far as can be seen{doubt}",

@@ -11,7 +11,7 @@ HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 
 
 def train(task):
-    """Trains until the clock ends it. Returns the setting in words."""
+    """Trains until the clock ends it. Returns the setting as text."""
     task.clock.start()
     config, best = task.naive, {}
     if task.best:  # what its guide to performance names, as far as it acts here

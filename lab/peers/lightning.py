@@ -10,7 +10,7 @@ from train import build_optimizer
 
 
 def train(task):
-    """Trains until the clock ends it. Returns the setting in words."""
+    """Trains until the clock ends it. Returns the setting as text."""
     task.clock.start()
     precision = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
     precision = precision[task.dtype if task.best else "float32"]

@@ -29,7 +29,7 @@ from train import evaluate
 
 SAME = ("batch_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # keys that have the same name there
 SAME += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip")
-LAPTOP = (  # the words after train.py of the command that its README gives for a laptop
+LAPTOP = (  # train.py's arguments in the command that its README gives for a laptop
     "config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 "
     "--batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
 )
@@ -48,7 +48,7 @@ class Finished(Exception):
 
 
 def train(task):
-    """Runs train.py until the clock ends it. Returns the setting in words.
+    """Runs train.py until the clock ends it. Returns the setting as text.
 
     Raises BadInput without a checkout, for data that its format cannot hold, and for a script that is not nanoGPT's.
     """
@@ -133,7 +133,7 @@ def batch_places(task, namespace, n_sequences):
 
 
 def run(checkout, words, config, seed):
-    """Trains by nanoGPT's own command, `train.py` with these words, on the config's dataset, to its end.
+    """Trains by nanoGPT's own command, `train.py` with these arguments, on the config's dataset, to its end.
 
     Returns a run as lab/race.py has them: its seconds, the validation loss of its checkpoint in nats per token and bits
     per byte, and training losses in bits per byte, with their seconds. Raises BadInput if the command fails.

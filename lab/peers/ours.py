@@ -4,7 +4,7 @@ from lab.measure import Loop
 
 
 def train(task):
-    """Trains as configured until the clock ends it. Returns no words: the setting is the config."""
+    """Trains as configured until the clock ends it. Returns no text: the setting is the config."""
     task.clock.start()
     loop = Loop(task.config)
     while not task.clock.step(loop.step()):

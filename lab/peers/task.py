@@ -36,7 +36,7 @@ ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none", **dict.fromkeys(
 
 
 def require_comparable(config, nanogpt):
-    """Raises BadInput for a config that not every peer trains alike, and for a folder that is not a checkout."""
+    """Raises BadInput for a config that peers would train differently, and for a folder that is not a checkout."""
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
             raise BadInput(f"{key}={given}: not every peer supports it; expected --{key}={value}")

@@ -1,8 +1,8 @@
 """Layout of a checkpoint file: converts a nested dict to safetensors and back, with a digest over everything.
 
-The safetensors library reads files but does not write them. Its save_file() does not sync the file before it renames
-it, so that a power cut can leave an empty one; when killed, it leaves a temporary file that nobody finds; only the
-owner can read what it writes; and it reports a full disk without an errno.
+The safetensors library is used to read files but not to write them: its save_file() does not sync a file before
+renaming it, so a power cut can leave an empty one; if killed, it leaves behind a temporary file that nobody finds; its
+files are readable by their owner only; and it reports a full disk without an errno.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ FORMAT_VERSION = 4
 
 
 class Damaged(BadInput):
-    """Raised for a file that is not a complete nanoladder checkpoint, or not a complete model of another format."""
+    """Raised for a file that is not a complete nanoladder checkpoint or a complete model in another format."""
 
 
 @contextlib.contextmanager
 def reading(path, kind="a checkpoint of nanoladder"):
-    """Turns any error raised while a file is read into Damaged, in one line: a damaged file can fail in many ways."""
+    """Turns any error raised while reading a file into a one-line Damaged: a damaged file can fail in many ways."""
     try:
         yield
     except Exception as error:
@@ -32,13 +32,13 @@ def reading(path, kind="a checkpoint of nanoladder"):
 
 
 def write_checkpoint(file, values, shapes, tensors):
-    """Writes a checkpoint in one pass over its tensors, as write_tensors takes them, sorted by name. Raises OSError.
+    """Writes a checkpoint in one pass over its tensors. Raises OSError.
 
-    values: everything else, by key.
+    shapes, tensors: as for write_tensors, sorted by name. values: everything else, by key.
     """
     metadata = {key: json.dumps(value) for key, value in values.items()}
     sha256 = begin_digest(metadata, shapes)
-    unknown = metadata | {"sha256": "0" * 2 * sha256.digest_size}  # as long as the digest, which follows
+    unknown = metadata | {"sha256": "0" * 2 * sha256.digest_size}  # placeholder of the digest's length
     write_tensors(file, shapes=shapes, tensors=adding_to(sha256, tensors), metadata=unknown)
     text, _ = header(shapes, metadata | {"sha256": sha256.hexdigest()})
     file.seek(0)
@@ -48,8 +48,8 @@ def write_checkpoint(file, values, shapes, tensors):
 def write_tensors(file, shapes, tensors, metadata):
     """Writes a safetensors file. Raises OSError.
 
-    shapes: {name: tensor}, which need no values. tensors: an iterable of (name, CPU tensor); only one at a time has to
-    be in memory. metadata: {name: text}.
+    shapes: {name: tensor}; the tensors need no values. tensors: an iterable of (name, CPU tensor); only one at a time
+    has to be in memory. metadata: {name: text}.
     """
     text, offsets = header(shapes, metadata)
     file.write(text)
@@ -59,7 +59,7 @@ def write_tensors(file, shapes, tensors, metadata):
 
 
 def header(shapes, metadata):
-    """Returns the beginning of a safetensors file, as bytes, and the offset in the file of each tensor by name."""
+    """Returns the header of a safetensors file, as bytes, and {name: offset of the tensor in the file}."""
     entries, end = {"__metadata__": metadata}, 0
     for name in sorted(shapes, key=lambda name: (-shapes[name].element_size(), name)):  # keeps all aligned
         begin, end = end, end + shapes[name].nbytes
@@ -107,13 +107,13 @@ def digest(metadata, tensors):
 
 
 def begin_digest(metadata, shapes):
-    """Returns the SHA-256 of all but the bytes of the tensors, which adding_to() adds."""
+    """Returns the SHA-256 of everything but the tensors' bytes, which adding_to() adds."""
     facts = [(name, str(shapes[name].dtype), list(shapes[name].shape)) for name in sorted(shapes)]
     return hashlib.sha256(json.dumps([sorted(metadata.items()), facts]).encode())
 
 
 def adding_to(sha256, tensors):
-    """Yields the pairs (name, CPU tensor) of an iterable sorted by name, and adds their bytes to the digest."""
+    """Yields the (name, CPU tensor) pairs of an iterable sorted by name, adding each tensor's bytes to the digest."""
     for name, tensor in tensors:
         sha256.update(raw(tensor))
         yield name, tensor
@@ -124,7 +124,7 @@ def raw(tensor):
     return tensor.contiguous().flatten().view(torch.uint8).numpy()
 
 
-# -- conversion between a nested dict, and tensors by path with the other values
+# -- conversion between a nested dict and (tensors by path, other values)
 
 
 def flatten(state):

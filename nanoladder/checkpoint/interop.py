@@ -1,8 +1,8 @@
 """Models of other programs: reads GPT-2 in Hugging Face's and nanoGPT's formats, writes any model for Hugging Face.
 
-A GPT-2 is ours with other names: a folder of config.json, model.safetensors or its shards, and the tokenizer's files;
-or nanoGPT's ckpt.pt. Hugging Face's has all biases, and the matrices of a block as (in, out), for GPT-2's Conv1D. Any
-other model is written with its code, under our names; it is not read.
+A GPT-2 is our model under other names: a folder with config.json, model.safetensors or its shards, and the tokenizer's
+files; or nanoGPT's ckpt.pt. Hugging Face's always has biases, and stores a block's matrices as (in, out), for GPT-2's
+Conv1D. Any other model is written together with its code, under our names; it cannot be read back.
 """
 
 import dataclasses
@@ -40,21 +40,22 @@ MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks, in older files
 
 
 def gpt2_name(name):
-    """Returns GPT-2's name of a weight, without prefix: blocks.3.mlp.fc.bias -> h.3.mlp.c_fc.bias."""
+    """Returns GPT-2's name for a weight, without prefix: blocks.3.mlp.fc.bias -> h.3.mlp.c_fc.bias."""
     return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
 def shapes(config):
-    """Returns {name: shape} of a model's weights, a tied one once."""
+    """Returns {name: shape} of a model's weights; a tied weight appears once."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
 
 
 def our_weights(tensors, config, transposed=()):
-    """Returns {our name: tensor} of {GPT-2's name without prefix: tensor}, which it empties. Copies nothing.
+    """Converts {GPT-2's name without prefix: tensor} to {our name: tensor}. Empties its argument; copies nothing.
 
-    config: the dict of the model's config. transposed: ends of our names of the weights that the file has as (in, out).
-    Raises KeyError if a tensor is missing, ValueError if one is unknown, of another shape, or if the head is not tied.
+    config: the model's config as a dict. transposed: suffixes of our names for weights that the file stores as (in,
+    out). Raises KeyError if a tensor is missing; ValueError if one is unknown or has another shape, or if the head is
+    not tied.
     """
     weights = {}
     for name, shape in shapes(config_of({"config": config})).items():
@@ -71,17 +72,17 @@ def our_weights(tensors, config, transposed=()):
     return weights
 
 
-# -- nanoGPT's ckpt.pt: a dict that torch.save wrote, with the shape in model_args
+# -- nanoGPT's ckpt.pt: a dict written by torch.save, with the shape in model_args
 
-COMPILED = "_orig_mod."  # torch.compile's prefix of every name
-GPT2_VOCABULARY, PADDED = 50257, 50304  # nanoGPT counts the rows of its padding as tokens
+COMPILED = "_orig_mod."  # torch.compile's prefix on every name
+GPT2_VOCABULARY, PADDED = 50257, 50304  # nanoGPT counts its padding rows as tokens
 
 
 def read_nanogpt(path):
-    """Returns a dict with the "config" and the weights, "model", of nanoGPT's checkpoint. Its tensors are mapped.
+    """Returns a nanoGPT checkpoint as a dict: "config", and the weights as "model". Tensors are memory-mapped.
 
-    Executes nothing: raises Damaged if the file holds more than tensors and plain values, or is not whole. The
-    optimizer's state is not used.
+    Executes nothing: raises Damaged if the file holds anything but tensors and plain values, or is incomplete. The
+    optimizer state is ignored.
     """
     with reading(path, "a ckpt.pt of nanoGPT"):
         try:
@@ -97,12 +98,12 @@ def read_nanogpt(path):
         return {"config": config, "model": our_weights(tensors, config)}
 
 
-# -- Hugging Face's, read
+# -- reading Hugging Face's format
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model-*.safetensors"
 KIND = f"a GPT-2 in Hugging Face's format: a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
-CODE = "modeling_nanoladder"  # the module beside any other model, and its classes
+CODE = "modeling_nanoladder"  # the module written beside any model but GPT-2, and its classes
 CLASSES = {"AutoConfig": "NanoladderConfig", "AutoModelForCausalLM": "NanoladderForCausalLM"}
 HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
 
@@ -110,8 +111,8 @@ TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
 SIZES = {key: key for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
 SIZES |= {"context_length": "n_positions"}  # our key: theirs
-OWN = [*SIZES, "dropout", "seed", "zero_init"]  # keys of ours that the code reads from config.json
-ALIKE = {  # their key: its default, then the values with which their model computes what ours does
+OWN = [*SIZES, "dropout", "seed", "zero_init"]  # our keys that the code reads from config.json
+ALIKE = {  # their key: its default, then the values for which their model computes the same as ours
     "model_type": (None, "gpt2"),
     "activation_function": ("gelu_new", "gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5, 1e-5),
@@ -121,7 +122,7 @@ ALIKE = {  # their key: its default, then the values with which their model comp
 
 
 def find_folder(name):
-    """Returns the folder of a model: a local one, or a snapshot of the hub's, downloaded unless it is cached.
+    """Returns a model's folder: a local one, or a snapshot from the hub, downloaded unless cached.
 
     name: a folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl or the hub's owner/name. Raises BadInput.
     """
@@ -140,9 +141,10 @@ def find_folder(name):
 
 
 def read_huggingface(name):
-    """Reads a GPT-2 from the hub or a folder. Returns the dict of checkpoint.load_model: mapped, in the file's dtype.
+    """Reads a GPT-2 from the hub or a folder. Returns a dict as load_model does: mapped, in the file's dtype.
 
-    Raises BadInput: no such model, another architecture, tensors that are missing, unknown or of another shape.
+    Raises BadInput if there is no such model, its architecture is another, or tensors are missing, unknown or of
+    another shape.
     """
     folder = find_folder(name)
     config = read_config(folder)
@@ -156,7 +158,7 @@ def read_huggingface(name):
 
 
 def read_config(folder):
-    """Returns the config of a model, as config_of takes it. Raises BadInput unless it is a GPT-2 such as ours."""
+    """Returns a model's config, as config_of takes it. Raises BadInput unless it is a GPT-2 that matches ours."""
     with reading(folder, KIND):
         theirs = json.loads(files.read(folder / CONFIG))
         for key, (default, *values) in ALIKE.items():
@@ -170,27 +172,27 @@ def read_config(folder):
 
 
 def read_tensors(folder):
-    """Returns the tensors of a folder by name, without prefix."""
+    """Returns {name without prefix: tensor} for all tensors in a folder."""
     paths = sorted(folder.glob(WEIGHTS)) or sorted(folder.glob(SHARDS))
     if not paths:
         raise ValueError(f"it has no {WEIGHTS}; transformers' save_pretrained writes it, also from a pickled model")
     return {name.removeprefix(PREFIX): tensor for path in paths for name, tensor in load_file(path).items()}
 
 
-# -- Hugging Face's, written
+# -- writing Hugging Face's format
 
 
 def is_gpt2(config):
-    """True if the model of a config is a GPT-2, which transformers knows."""
+    """True if a config's model is a GPT-2, which transformers implements."""
     return all(getattr(config, key) == DEFAULTS[key] for key in RECIPE)
 
 
 def write_huggingface(folder, state, encoding=None, code=None):
-    """Writes a model and its tokenizer into a folder that transformers loads. Returns the paths of its files.
+    """Writes a model and its tokenizer to a folder that transformers can load. Returns the paths of the files.
 
-    state: a dict with "config" and "model", as a checkpoint has. encoding: a tiktoken.Encoding. code: the source of the
-    model's code, unless it is a GPT-2. A GPT-2 without biases gets biases of zero. Raises BadInput if the folder holds
-    anything, or cannot be written.
+    state: a dict with "config" and "model", as in a checkpoint. encoding: a tiktoken.Encoding. code: source code of the
+    model, unless it is a GPT-2. A GPT-2 without biases gets zero biases. Raises BadInput if the folder is not empty or
+    cannot be written.
     """
     folder, config = Path(folder), config_of(state)
     eot, values = encoding and end_of_text(encoding), DEFAULTS | state["config"]
@@ -204,7 +206,7 @@ def write_huggingface(folder, state, encoding=None, code=None):
     else:
         tensors, fields = their_tensors(config, state["model"]), their_config(config, values["dropout"], eot)
     contents[WEIGHTS] = partial(write_tensors, shapes=tensors, tensors=tensors.items(), metadata={"format": "pt"})
-    contents[CONFIG] = to_json(fields)  # last: without it, no model
+    contents[CONFIG] = to_json(fields)  # last: without it, the folder is not a model
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if held := sorted(path.name for path in folder.iterdir()):
@@ -221,21 +223,21 @@ def to_json(content):
 
 
 def their_config(config, dropout, eot):
-    """The contents of a GPT-2's config.json. dropout: the run's. eot: id of `<|endoftext|>`, or None."""
+    """Returns the contents of a GPT-2's config.json. dropout: the run's. eot: id of `<|endoftext|>`, or None."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, (_, *values) in ALIKE.items()},
         **{key: getattr(config, ours) for ours, key in SIZES.items()},
         **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], dropout),
         **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
-        "bias": config.bias,  # read_huggingface() reads it, transformers does not: its biases are there, all zero
+        "bias": config.bias,  # for read_huggingface(); transformers ignores it, and always has biases, here all zero
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
 
 
 def own_config(config, values, eot):
-    """The contents of config.json for any other model, whose code holds the rest of the config. Arguments as above."""
+    """Returns any other model's config.json; its code holds the rest of the config. Arguments as above."""
     return {
         "architectures": ["NanoladderForCausalLM"],
         "model_type": "nanoladder",
@@ -248,7 +250,7 @@ def own_config(config, values, eot):
 
 
 def tokenizer_config(config, eot):
-    """The contents of tokenizer_config.json: tokenizer.json is used as it is, not rebuilt as a GPT-2's."""
+    """Returns the contents of tokenizer_config.json: tokenizer.json is used unchanged, not rebuilt as GPT-2's."""
     special = {} if eot is None else dict.fromkeys(["bos_token", "eos_token"], END_OF_TEXT)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -259,7 +261,7 @@ def tokenizer_config(config, eot):
 
 
 def their_tensors(config, weights):
-    """Our weights under their names, matrices transposed, padded rows left out. The tied head is not written."""
+    """Returns our weights under GPT-2's names: matrices transposed, without padding rows or the tied head."""
     tensors = {}
     for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1)).items():
         weight = weights[name][: shape[0]] if name in weights else torch.zeros(shape)
@@ -268,6 +270,6 @@ def their_tensors(config, weights):
 
 
 def own_tensors(config, weights):
-    """Our weights as the code beside them names them, padded rows left out. A tied head is not written."""
+    """Returns our weights under the names in the code beside them, without padding rows or a tied head."""
     sizes = shapes(dataclasses.replace(config, pad_vocab_to=1)).items()
     return {f"model.{name}": weights[name][: shape[0]] for name, shape in sizes}

@@ -1,6 +1,6 @@
 """Loading: a run's newest intact checkpoint, its weights alone or its full state; models from any source.
 
-A source names a model: hf:NAME or hf:FOLDER, the path of a ckpt.pt of nanoGPT, or that of a checkpoint.
+A source names a model: hf:NAME or hf:FOLDER, the path of a nanoGPT ckpt.pt, or the path of a checkpoint.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def newest(folder):
 def load(path):
     """Returns a checkpoint's dict, whose tensors are memory-mapped.
 
-    Raises Damaged unless the file is a whole one, and BadInput if its config has keys that have since been removed.
+    Raises Damaged if the file is incomplete, and BadInput if its config has keys that have since been removed.
     """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
@@ -58,9 +58,9 @@ def load(path):
 
 
 def load_weights(model, state, path):
-    """Loads a checkpoint's weights into the model; a shorter context_length takes the first positions. Collective.
+    """Loads a checkpoint's weights into the model; with a shorter context_length, only the first positions. Collective.
 
-    Raises BadInput, which names the keys to set, if shapes differ otherwise.
+    Raises BadInput, which names the keys to set, if shapes differ in any other way.
     """
     ours, theirs = model.config, config_of(state)
     wrong = [key for key in SHAPE if getattr(ours, key) != getattr(theirs, key)]
@@ -121,9 +121,9 @@ def source_of(options):
 
 
 def load_model(source):
-    """Returns a dict with the "config" of a model, as config_of takes it, and its weights, "model", on the CPU.
+    """Returns a dict with a model's "config", as config_of takes it, and its weights as "model", on the CPU.
 
-    The weights are averaged ones, if the run keeps an average. Raises BadInput.
+    If the run keeps an average of its weights, returns the average. Raises BadInput.
     """
     source = str(source)
     if source.startswith(HUB):
@@ -150,7 +150,7 @@ def load_gpt(source):
 
 
 def build_gpt(state, source, context_length=0):
-    """Returns the GPT of what load_model() returned for the source, with another context_length if that is not 0."""
+    """Builds the GPT from load_model(source)'s result, `state`, with another context_length unless that is 0."""
     config = config_of(state)
     model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
     load_weights(model, state, source)
@@ -161,14 +161,14 @@ def build_gpt(state, source, context_length=0):
 
 
 def check_tokenizer(dataset, name, state, source):
-    """Returns what is known of the tokenizer of a source's model and of a dataset, as snapshot() takes it.
+    """Returns the identity, if known, of a source's and a dataset's common tokenizer, as snapshot() takes it.
 
-    name: the dataset's. state: what load_model() returned. Raises BadInput if the tokenizers differ; where only that
-    of the dataset is known, if their numbers of tokens do.
+    name: the dataset's. state: load_model()'s result. Raises BadInput if the tokenizers differ or, if only the
+    dataset's is known, if their numbers of tokens differ.
     """
     ours, theirs, n_tokens = dataset.find_tokenizer(), state.get("tokenizer", {}), state["config"]["vocab_size"]
     if "tokenizer" not in state:
-        with contextlib.suppress(BadInput):  # there is none, or one that tiktoken cannot be
+        with contextlib.suppress(BadInput):  # none, or one that tiktoken cannot represent
             theirs = identify(tokenizer_of(source, n_tokens))
     if ours is None:
         return theirs

@@ -10,7 +10,7 @@ MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
 
 
 def config_of(state):
-    """Makes a model's Config from a dict with its "config"; keys that it lacks have their defaults. Raises BadInput."""
+    """Makes a model's Config from a dict with its "config"; missing keys get their defaults. Raises BadInput."""
     values = DEFAULTS | state["config"]
     config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})
     check(config)

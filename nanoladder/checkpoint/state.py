@@ -1,7 +1,7 @@
-"""State of the optimizer and of the random generators, converted to its form in a file and back.
+"""Optimizer and random generator state: conversion to the form stored in a file, and back.
 
-In a file, the optimizer's state is whole, plain tensors and values by parameter name; the generators' is one tensor for
-each device type, with a row for each process.
+In a file, optimizer state is whole, plain tensors and values by parameter name; generator state is one tensor per
+device type, with one row per process.
 """
 
 import torch
@@ -17,7 +17,7 @@ def names(model):
 
 
 def parameters(optimizer):
-    """Lists an optimizer's parameters in the order of their numbers in state_dict()."""
+    """Lists an optimizer's parameters in the order of their indices in state_dict()."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -31,7 +31,7 @@ def plain_state(model, optimizer):
 
 
 def load_optimizer(model, optimizer, state):
-    """Loads optimizer state in a file's form. Hyperparameters keep the config's values."""
+    """Loads optimizer state as stored in a file. Hyperparameters keep the config's values."""
     name_of, numbered = names(model), {}
     for index, parameter in enumerate(parameters(optimizer)):
         name = name_of[parameter]
@@ -45,7 +45,7 @@ def load_optimizer(model, optimizer, state):
 
 @torch.no_grad()
 def plain_parts(value):
-    """Returns {codes, scale, qmap, signed} of an 8-bit tensor, sharded like it; any other value unchanged."""
+    """Returns {codes, scale, qmap, signed} of an 8-bit tensor, sharded as the tensor is; any other value unchanged."""
     local = parallel.local(value)
     if not hasattr(local, "codes"):
         return value
@@ -64,7 +64,7 @@ def from_plain(value, parameter, name):
 
     value = tree_map_only(torch.Tensor, torch.clone, value)  # out of the mapped file
     whole = OptimState8bit(**value)
-    if parallel.local(parameter).numel() % whole.block_size:  # a shard would end inside a quantization block
+    if parallel.local(parameter).numel() % whole.block_size:  # a shard boundary falls inside a quantization block
         return parallel.local_shard(whole.dequantize(), parameter, name)
     own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
     return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]
@@ -74,7 +74,7 @@ def from_plain(value, parameter, name):
 
 
 def generators(device):
-    """The modules of the generators in use, {device type: module}: the CPU's, and the device's own."""
+    """Returns {device type: module} of the random generators in use: the CPU's and the device's."""
     return {"cpu": torch} | ({device.type: torch.get_device_module(device.type)} if device.type != "cpu" else {})
 
 

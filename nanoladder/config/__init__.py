@@ -8,8 +8,8 @@ Config files are Python, and set keys. They apply from left to right, then the s
 - check: validation of names, types, ranges and combinations, with one-line errors
 - stages: the stages of both ladders: names, files, order
 
-Not here: the presets and stages themselves (config/), what a run takes from its start (nanoladder/run), and checks that
-need a dataset, a device or a checkpoint.
+Not here: the presets and stages themselves (config/), keys that a run inherits from its start (nanoladder/run), and
+checks that need a dataset, a device or a checkpoint.
 """
 
 from nanoladder.config.check import check, gathers_keys, saved, typed

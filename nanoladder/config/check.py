@@ -15,7 +15,7 @@ from nanoladder.errors import BadInput, nearest
 AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pad_vocab_to")
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta1", "beta2")
-# Values that optimizer_in_backward needs.
+# Values that optimizer_in_backward requires.
 IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False, "ema": False}
 
 
@@ -36,7 +36,7 @@ def known(key, where, options=()):
 
 
 def saved(values, where):
-    """The keys that a run saved, {key: value}, but not removed ones at their defaults. Raises BadInput as known()."""
+    """Returns a run's saved {key: value} without removed keys at their defaults. Raises BadInput as known() does."""
     values = {key: value for key, value in values.items() if not (key in GONE and value == GONE[key])}
     for key in values:
         known(key, where)
@@ -46,7 +46,7 @@ def saved(values, where):
 def typed(key, value, where):
     """Returns the value as the key's type: an int becomes a float if the key takes one. Raises BadInput otherwise."""
     kind = TYPES[key]
-    if value in WORDS.get(key, ()):  # a word that the key takes in place of a number
+    if value in WORDS.get(key, ()):  # a word that the key accepts instead of a number
         return value
     if kind is float and type(value) is int:
         value = float(value)
@@ -60,7 +60,7 @@ def typed(key, value, where):
 
 
 def expected(key):
-    """The values that a key takes, in words."""
+    """Describes the values that a key accepts."""
     kind = TYPES[key]
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
@@ -72,7 +72,7 @@ def expected(key):
 
 
 def check(config):
-    """Raises BadInput for values out of range or that cannot be combined, before anything is loaded or written."""
+    """Raises BadInput for values that are out of range or cannot be combined, before anything is loaded or written."""
     for key, value in vars(config).items():
         if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
             least = 1 if key in AT_LEAST_1 else 0
@@ -123,14 +123,14 @@ def impossible(c):
 
 
 def unlike(config, needed):
-    """The items of needed, {key: value}, that the config lacks. A micro-batch of the whole batch counts as 0."""
+    """The items of `needed`, {key: value}, that the config lacks. A micro-batch of the whole batch counts as 0."""
     if config.micro_batch_size == config.batch_size:
         config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}
 
 
 def words(values):
-    """{key: value} as options of a command line."""
+    """Formats {key: value} as command-line options."""
     return " ".join(f"--{key}={value}" for key, value in values.items())
 
 

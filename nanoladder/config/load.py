@@ -25,7 +25,7 @@ Without config files, a resumed run continues as it was configured; keys change 
 def parse_arguments(argv, options=()):
     """Splits ["x.py", "--stage=NAME", "--key=value", "--key", "value"] into paths, {"stage": NAME}, {key: typed value}.
 
-    options: names of the script's own options, already removed; a misspelled key may be meant as one of them.
+    options: names of the script's own options, already removed; offered as corrections of a misspelled key.
     """
     paths, climbed, given = [], {}, {}
     rest = iter(argv)
@@ -60,7 +60,7 @@ def from_text(key, text):
 
 
 def apply(paths, given, base):
-    """Returns base, a dict of all keys, updated by config files, then by the given keys."""
+    """Returns `base`, a dict of all keys, updated by config files and then by the given keys."""
     values = dict(base)
     for path in paths:
         read_file(Path(path), values, given)

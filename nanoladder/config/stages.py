@@ -1,4 +1,4 @@
-"""The stages of both ladders: their names, their files, and what each stands on. lab/stages.py reads their contents.
+"""The stages of both ladders: names, files, and the stage that each stands on. lab/stages.py reads their contents.
 
 config/stages/NN_name.py is the stage `name`. It stands on the stage of the file before it, unless a line of its
 docstring says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top. config/recipe/ holds the
@@ -29,12 +29,12 @@ def files_in(folder):
 
 
 def stage_names(folder=None):
-    """Names of a ladder's stages in order, each after the one that it stands on."""
+    """Names of a ladder's stages in order, each after the stage that it stands on."""
     return list(files(folder))
 
 
 def ladder_of(name, *folders):
-    """Returns the folder, among these or all, of the ladder that a stage belongs to; raises BadInput if none does."""
+    """Returns the folder, among these or all, of a stage's ladder; raises BadInput if no ladder has the stage."""
     folders = folders or (STAGES_DIR, RECIPE_DIR)
     ladders = {stage: folder for folder in folders for stage in files(folder)}
     if name not in ladders:

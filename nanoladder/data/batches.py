@@ -1,4 +1,4 @@
-"""Batches of tokens: for training a pure function of (seed, step), for validation always the same windows."""
+"""Batches of tokens: training batches are a pure function of (seed, step), validation batches are always the same."""
 
 import atexit
 import math
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
     @property
     def n_tokens(self):
-        """Number of valid targets: a tensor (), on the batch's device, so that counting does not wait for a GPU."""
+        """Number of valid targets: a tensor () on the batch's device, so that counting does not wait for the GPU."""
         return (self.targets != IGNORE).sum()
 
     def split(self, size):
@@ -46,14 +46,14 @@ class Batches:
     config: Config
     rank: int = 0
     world_size: int = 1
-    positions: torch.Tensor | None = None  # (T,) of each sequence; None: all
+    positions: torch.Tensor | None = None  # (T,) positions to keep of each sequence; None: all
 
     def share(self, rank, world_size, positions=None):
-        """The share of process `rank` out of `world_size`, at these positions of each sequence alone (None: all)."""
+        """Returns the share of process `rank` of `world_size`, only at these positions of each sequence (None: all)."""
         return replace(self, rank=rank, world_size=world_size, positions=positions)
 
     def read(self, windows, phases, n_rows):
-        """The windows as a Batch of n_rows; rows beyond them are padding."""
+        """Returns the windows as a Batch of n_rows; rows beyond the windows are padding."""
         batch = Batch(*map(torch.from_numpy, self.split.read(windows, phases)))
         if self.positions is not None:
             batch = Batch(*(tensor[:, self.positions] for tensor in batch))
@@ -80,7 +80,7 @@ class TrainingBatches(Batches):
         return list(zip(*(numbers.tolist() for numbers in self.cuts(step)), strict=True))
 
     def cuts(self, step):
-        """Two int64 arrays (n,), for the n sequences of the step: their windows, and the phase at which each is cut."""
+        """Two int64 arrays (n,) for the step's n sequences: their windows, and the phase at which each is cut."""
         n = self.split.n_windows
         sequences = self.sequences(step)
         windows, phases = np.empty((2, len(sequences)), dtype=np.int64)
@@ -111,7 +111,7 @@ class ValidationBatches(Batches):
         n = min(self.config.eval_windows or self.split.n_windows, self.split.n_windows)
         windows = np.arange(n) * self.split.n_windows // n
         share = self.config.batch_size // self.world_size
-        n_rows = min(self.config.micro_batch_size or share, share)  # of one forward pass of one process
+        n_rows = min(self.config.micro_batch_size or share, share)  # in one forward pass of one process
         for start in range(0, n, self.world_size * n_rows):
             first = start + self.rank * n_rows
             yield self.read(windows[first : first + n_rows], 0, n_rows)
@@ -119,9 +119,9 @@ class ValidationBatches(Batches):
 
 @lru_cache(maxsize=2)  # a batch may straddle two blocks
 def shuffle(seed, epoch, n_windows, n_phases, block):
-    """A block of an epoch's order of windows, at most (SHUFFLED,) int64, and the phase at which they are cut.
+    """Returns a block of an epoch's window order, at most (SHUFFLED,) int64, and the phase at which windows are cut.
 
-    Memory and time do not depend on n_windows: see permuted.
+    Memory and time do not depend on n_windows: see permuted().
     """
     rng = np.random.default_rng([seed, epoch])
     keys, phase = rng.integers(2**64, size=ROUNDS, dtype=np.uint64), int(rng.integers(n_phases))
@@ -130,12 +130,12 @@ def shuffle(seed, epoch, n_windows, n_phases, block):
 
 
 def permuted(places, n, keys):
-    """The numbers at these places of a pseudo-random permutation of 0 … n - 1: (len(places),) uint64.
+    """Returns the elements at these places of a pseudo-random permutation of 0 … n - 1: (len(places),) uint64.
 
-    A Feistel network with a key for each round (Luby and Rackoff 1988). A number below a · b is a pair (left below a,
-    right below b), and each round adds to one half a hash of the other, which can be undone. As a · b may exceed n by
-    less than a, a few numbers come out too large; they are permuted again until they fit
-    (cycle walking; Black and Rogaway 2002).
+    A Feistel network with one key per round (Luby and Rackoff 1988). A number below a · b is a pair (left below a,
+    right below b), and each round adds a hash of one half to the other, which is invertible. As a · b may exceed n by
+    less than a, a few results are too large; they are permuted again until they fit (cycle walking; Black and Rogaway
+    2002).
     """
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
@@ -150,16 +150,16 @@ def permuted(places, n, keys):
 
 
 def add(half, other, key, size):
-    """half + hash(other, key) modulo size, which is at most 2^32. The hash is the first part of splitmix64's."""
+    """Returns (half + hash(other, key)) modulo size. size: at most 2^32. The hash is the first part of splitmix64's."""
     hashed = (other + key) * np.uint64(0x9E3779B97F4A7C15)
     hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     hashed = (hashed ^ hashed >> np.uint64(27)) >> np.uint64(32)
-    total = half + (hashed * np.uint64(size) >> np.uint64(32))  # a number below 2^32, scaled to one below size
+    total = half + (hashed * np.uint64(size) >> np.uint64(32))  # scales a number below 2^32 to one below size
     return np.where(total < size, total, total - np.uint64(size))
 
 
 def prefetch(items):
-    """Yields the items, each only after the next one is made: on a GPU the next batch is copied during a step."""
+    """Yields each item only after the next one is made, so that on a GPU the next batch is copied during a step."""
     items = iter(items)
     for item in items:
         for following in items:
@@ -178,8 +178,8 @@ def survive_signals(_worker):
 
 @atexit.register
 def end_workers():
-    """Kills workers that a failed run leaves behind. Python would send them SIGTERM, which they survive, and wait."""
-    if hasattr(signal, "SIGCHLD"):  # Windows' workers survive nothing
+    """Kills workers left behind by a failed run. Python would send them SIGTERM, which they survive, and wait."""
+    if hasattr(signal, "SIGCHLD"):  # workers on Windows do not survive signals
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises an error for a worker that is killed
         for process in multiprocessing.active_children():
             if process.daemon:

@@ -1,7 +1,7 @@
-"""A corpus: documents in a fixed order, each in train or val, that pass through bounded memory as pieces of text.
+"""A corpus: documents in a fixed order, each in train or val, read as pieces of text in bounded memory.
 
-Which documents are val depends on their contents alone, on neither their order nor the number of threads: those whose
-SHA-256 is lowest.
+The documents whose SHA-256 is lowest are val, so the split depends only on their contents, not on their order or the
+number of threads.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from nanoladder.errors import BadInput
 BLOCK = 2**20  # characters encoded at a time
 LONGEST_BLOCK = 2**22  # if no safe cut comes, the text is cut here all the same
 
-# After a single newline, or before a single space: no token of a tokenizer here reaches across.
+# After a single newline, or before a single space: no token of any tokenizer here spans these places.
 SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)")
 
 
@@ -29,24 +29,24 @@ class Piece(NamedTuple):
 
 
 class Corpus:
-    """Documents that are read in a fixed order, from the start or from a place.
+    """Documents read in a fixed order, from the start or from a given place.
 
     A subclass has read(), which yields (split, iterable of the parts of a document's text), and
-    identity: a JSON value that tells the corpus, and its split, from any other.
+    identity: a JSON value that distinguishes the corpus and its split from any other.
     validation: a sentence for meta.json that says which part is val.
-    place: the place after the document that was yielded last, a JSON value.
+    place: the place after the last document yielded, a JSON value.
     """
 
     identity = validation = place = None
 
     def documents(self, place=None):
-        """Yields the documents of read(), or those after a place."""
+        """Yields the documents of read(), or only those after `place`."""
         for number, document in islice(enumerate(self.read(), 1), place or 0, None):
             self.place = number
             yield document
 
     def pieces(self, place=None):
-        """Yields the Pieces of all documents, or of those after a place."""
+        """Yields the Pieces of all documents, or only of those after `place`."""
         for split, parts in self.documents(place):
             first, texts = True, blocks(parts)
             text = next(texts, "")
@@ -57,7 +57,7 @@ class Corpus:
 
 
 class Texts(Corpus):
-    """Texts in memory: two lists of str, each of them a document."""
+    """Texts in memory: two lists of str, one document each."""
 
     def __init__(self, train, val):
         self.texts = [("train", text) for text in train] + [("val", text) for text in val]
@@ -68,10 +68,10 @@ class Texts(Corpus):
 
 
 def blocks(parts):
-    """Joins the parts of a text and cuts it into blocks of about BLOCK characters, encoded one by one to the same ids.
+    """Joins the parts of a text and cuts it into blocks of about BLOCK characters, which encode to the same ids.
 
-    Text without a place where it is safe to cut, such as a line without spaces, is cut after LONGEST_BLOCK characters;
-    the ids there may differ from those of the whole.
+    Text without a safe place to cut, such as a line without spaces, is cut after LONGEST_BLOCK characters; there the
+    ids may differ from those of the whole text.
     """
     text = ""
     for part in parts:
@@ -89,14 +89,14 @@ def sha256_of(text):
 
 
 def split_of(text, val_fraction):
-    """The split of one of many documents: val if its SHA-256, as a fraction of 2^256, is below val_fraction."""
+    """Returns a document's split: val if its SHA-256, as a fraction of 2^256, is below val_fraction."""
     return "val" if int(sha256_of(text), 16) < val_fraction * 2**256 else "train"
 
 
 def lowest(digests, val_fraction):
-    """The numbers of the lowest val_fraction of the digests, at least one and not all: a set.
+    """Returns the set of indices of the lowest val_fraction of the digests: at least one, but not all.
 
-    Raises BadInput for less than two.
+    Raises BadInput for fewer than two digests.
     """
     if len(digests) < 2:
         size = "a single document" if digests else "empty"
@@ -108,7 +108,7 @@ def lowest(digests, val_fraction):
 def split_documents(documents, val_fraction, keys=None):
     """Splits documents into (train, val), each in the given order; val gets those whose keys hash lowest.
 
-    documents: list of str. val_fraction: the part of their number that val gets, at least one document.
+    documents: list of str. val_fraction: the fraction of documents that val gets, at least one document.
     keys: list of str, one for each (default: the documents). Equal keys land on the same side, except at the edge.
     """
     val = lowest([sha256_of(key) for key in keys or documents], val_fraction)

@@ -21,7 +21,7 @@ DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 
 
 class Split:
-    """One split of a prepared folder: its token ids, and the windows of at most T + 1 tokens that it is cut into.
+    """One split of a prepared folder: its token ids, and the windows of at most T + 1 tokens into which it is cut.
 
     A dense split is one stream, cut every T tokens from a phase (an offset below T) that the caller chooses. In a split
     of separate documents no window crosses from one document into the next, and short windows are padded.
@@ -31,8 +31,8 @@ class Split:
         self.arguments = folder, name, meta, context_length
         self.path = folder / f"{name}.bin"
         self.context_length = T = context_length
-        self.tokens = np.asarray(np.memmap(self.path, meta["dtype"], mode="r"))  # nothing is read before it is used
-        # The T + 1 tokens from every place on, without a copy.
+        self.tokens = np.asarray(np.memmap(self.path, meta["dtype"], mode="r"))  # read only when used
+        # The T + 1 tokens starting at each place, without a copy.
         self.sequences = sliding_window_view(self.tokens, T + 1) if len(self.tokens) > T else np.empty((0, T + 1))
         self.documents = meta["documents"]
         if self.documents:
@@ -74,7 +74,7 @@ class Split:
         ids = np.zeros((len(starts), self.context_length + 1), self.tokens.dtype)  # (n, T + 1)
         whole = starts < len(self.sequences)
         ids[whole] = self.sequences[starts[whole]]
-        for row in np.flatnonzero(~whole):  # of the last documents
+        for row in np.flatnonzero(~whole):  # windows of the last documents
             rest = self.tokens[starts[row] :]
             ids[row, : len(rest)] = rest
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
@@ -85,7 +85,7 @@ class Split:
 
 
 def first_windows(offsets, context_length):
-    """The number of windows before each document, and last before the end: (documents + 1,) int64."""
+    """Returns the number of windows before each document and, last, in total: (documents + 1,) int64."""
     targets = np.diff(offsets.astype(np.int64)) - 1  # the first token is never predicted
     return np.concatenate([[0], np.cumsum(-(-targets // context_length))])
 

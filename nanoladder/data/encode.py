@@ -1,6 +1,6 @@
-"""Encodes a corpus in threads, in its order, with a bounded number of pieces in memory.
+"""Encodes a corpus with threads, in order, with a bounded number of pieces in memory.
 
-Threads use all cores, because tiktoken releases the GIL.
+Threads can use all cores because tiktoken releases the GIL.
 """
 
 import os
@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from nanoladder.data.corpus import BLOCK
 from nanoladder.data.tokenizer import check_characters
 
-MOST_THREADS = 16  # reading and writing, on one core, keep up with no more
+MOST_THREADS = 16  # reading and writing, on one core, cannot keep up with more
 
 
 def encoded(corpus, place, encoding, dtype):
     """Yields (pieces, encodings, place after them) for each chunk of a corpus from a place on, in order.
 
-    encodings: for each piece its ids, an array (n,) of the dtype, and its number of UTF-8 bytes. The place is None
+    encodings: for each piece, its ids, an array (n,) of the dtype, and its number of UTF-8 bytes. The place is None
     within a document. Holds at most two chunks per thread, plus one.
-    Raises BadInput: a character that a char tokenizer does not know.
+    Raises BadInput for a character that a char tokenizer does not know.
     """
 
     def encode(pieces, following):

@@ -1,11 +1,11 @@
 """Tokenizers in Hugging Face's format, tokenizer.json: written from a tiktoken.Encoding, and read into one.
 
-Both encode every text to the same ids. tiktoken has a rank for each token and merges the pair of lowest rank; Hugging
-Face has a list of pairs, the merges. A token's only possible pair is the last that is left when the token itself is
-merged by lower ranks, so ranks and merges determine each other.
+Both encode every text to the same ids. tiktoken ranks the tokens and merges the pair of lowest rank; Hugging Face
+lists the pairs to merge. A token's only possible pair is the last one left when the token itself is merged by lower
+ranks, so ranks and merges determine each other.
 
-Written: any of our tokenizers. Read: these, and byte-level BPE with GPT-2's pattern, which nearly every GPT-2 has.
-Only JSON is needed for it, not the package tokenizers.
+Any of our tokenizers can be written. These can be read, and so can byte-level BPE with GPT-2's pattern, which nearly
+every GPT-2 uses. The package tokenizers is not needed, only JSON.
 """
 
 import json
@@ -45,7 +45,7 @@ SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized":
 
 
 def byte_alphabet():
-    """{byte: character}: GPT-2's, in which printable bytes stand for themselves and the others are shifted past 255."""
+    """Returns GPT-2's {byte: character}: printable bytes stand for themselves, the others are shifted past 255."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -56,7 +56,7 @@ BYTES = {character: byte for byte, character in ALPHABET.items()}
 
 
 def last_pair(token, ranks):
-    """The two parts of a token, bytes, that merge into it; None if no merge makes it, as for a single byte."""
+    """Returns the two parts, bytes, that merge into a token; None if no merge makes it, as for a single byte."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(left + right, math.inf) for left, right in pairwise(parts)]
@@ -69,7 +69,7 @@ def last_pair(token, ranks):
 
 
 def merges_of(ranks):
-    """[(left, right)] of all tokens that merges make, in the order of their ranks. ranks: {token: rank}."""
+    """Returns [(left, right)] for all tokens made by merges, in the order of their ranks. ranks: {token: rank}."""
     pairs = (last_pair(token, ranks) for token in sorted(ranks, key=ranks.get))
     return [pair for pair in pairs if pair]
 
@@ -78,7 +78,7 @@ def merges_of(ranks):
 
 
 def to_huggingface(encoding):
-    """Returns the contents of a tokenizer.json, a dict, that encodes as the tiktoken.Encoding does.
+    """Returns the contents of a tokenizer.json, a dict, that encodes exactly as the tiktoken.Encoding does.
 
     An unknown character is an error there too. `<|endoftext|>` is a special token: transformers reads it in a text as
     that token, or as ordinary text with split_special_tokens=True.
@@ -111,7 +111,7 @@ def to_huggingface(encoding):
 
 
 def spell(token):
-    """Bytes in the characters of the byte alphabet."""
+    """Spells bytes in characters of the byte alphabet."""
     return "".join(ALPHABET[byte] for byte in token)
 
 
@@ -138,7 +138,7 @@ def parse(content):
     else:
         name, pattern = "huggingface", pattern_of(found)
         made = {merge.replace(" ", "", 1) for merge in found["merges"]} | BYTES.keys()
-        if not content["model"].get("ignore_merges"):  # then a token that no merge makes occurs in no text
+        if not content["model"].get("ignore_merges"):  # then a token that no merge makes never occurs
             special |= {token: number for token, number in vocab.items() if token not in made}
         spelled = {token: number for token, number in vocab.items() if token not in special}
         ranks = {bytes(BYTES[character] for character in token): number for token, number in spelled.items()}
@@ -154,7 +154,7 @@ def parse(content):
 
 
 def essence(content):
-    """{part: value} of all that determines, besides the vocabulary, the ids that a tokenizer.json gives a text."""
+    """Returns {part: value} of everything in a tokenizer.json, besides the vocabulary, that affects a text's ids."""
     model, cut, added = content["model"], content["pre_tokenizer"], content.get("added_tokens", [])
     if cut and cut["type"] == "ByteLevel":
         cut = {**byte_level(use_regex=True), **cut, "trim_offsets": True}  # offsets are not used here
@@ -171,7 +171,7 @@ def essence(content):
 
 
 def pattern_of(found):
-    """The pattern of tiktoken's that cuts a text as a tokenizer.json of this essence does."""
+    """Returns the tiktoken pattern that cuts a text as a tokenizer.json with this essence does."""
     for pattern, cut in PRE_TOKENIZERS.items():
         if cut == found["pre_tokenizer"] and not (pattern == EVERY_CHARACTER and found["merges"]):
             return pattern

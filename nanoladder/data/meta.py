@@ -1,7 +1,7 @@
 """meta.json, the description of a prepared folder: reading it, and checking the files against it at every start.
 
-A digest covers 256 blocks of a file, so that it takes no longer for a large one. A file that was truncated, swapped
-or copied in part is detected; a single wrong byte in 18 GB most likely is not.
+A digest covers 256 blocks of a file, so it takes no longer for a large file. It detects a file that was truncated,
+swapped or partly copied; a single wrong byte in 18 GB most likely goes unnoticed.
 
 A folder made by nanoGPT has no meta.json; if its tokens are characters, it has a meta.pkl.
 """
@@ -18,12 +18,12 @@ from nanoladder.errors import BadInput, reading
 
 FORMAT_VERSION = 3  # of a prepared folder
 SPLITS = ("train", "val")
-BLOCKS, BLOCK = 256, 2**14  # a sample: blocks of a file, and bytes of a block
-SAMPLED = 2**16  # ids of a file whose vocabulary is not known
+BLOCKS, BLOCK = 256, 2**14  # a sample: blocks per file, bytes per block
+SAMPLED = 2**16  # ids read from a file whose vocabulary is unknown
 
 
 def sample_digest(path):
-    """SHA-256 of 256 blocks of 16 KiB, evenly spaced from the first to the last; of all of a file up to 4 MiB."""
+    """SHA-256 of 256 evenly spaced blocks of 16 KiB, first and last included; of the whole file up to 4 MiB."""
     digest, room = hashlib.sha256(), max(0, path.stat().st_size - BLOCK)
     step = max(BLOCK, room / (BLOCKS - 1))
     with open(path, "rb", buffering=0) as file:
@@ -34,10 +34,10 @@ def sample_digest(path):
 
 
 def read_meta(folder, vocab_size):
-    """The entries of a folder's meta.json, with vocab_size in place of its own unless that is 0.
+    """Returns the entries of a folder's meta.json, with vocab_size replaced by the argument unless that is 0.
 
     For a folder made by nanoGPT, which has no meta.json: vocab_size, dtype and documents, and tokenizer if meta.pkl has
-    it. Raises BadInput: damaged, of another format, or more token ids than vocab_size.
+    it. Raises BadInput if the file is damaged or of another format, or the folder has more token ids than vocab_size.
     """
     foreign = {"dtype": "uint16", "documents": False}
     if os.path.lexists(folder / "meta.json"):
@@ -61,7 +61,7 @@ def read_meta(folder, vocab_size):
 
 
 def read_own(path):
-    """The entries of a meta.json. Raises BadInput unless writer.py wrote it, in this format."""
+    """Returns the entries of a meta.json. Raises BadInput unless writer.py wrote it in this format."""
     with reading(f"{path} is not the meta.json of a prepared dataset", "prepare it again"):
         meta = json.loads(files.read(path))
         if meta["format_version"] != FORMAT_VERSION:
@@ -70,7 +70,7 @@ def read_own(path):
 
 
 def check(folder, meta, context_length):
-    """Raises BadInput unless the folder's files are those that meta.json describes, with a window for each split."""
+    """Raises BadInput unless the folder's files match meta.json and each split has at least one window."""
     with reading(f"{folder} cannot be read", "prepare the dataset again"):
         for name, digest in meta.get("digests", {}).items():
             if sample_digest(folder / name) != digest:

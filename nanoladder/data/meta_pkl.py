@@ -12,7 +12,7 @@ FILE = "meta.pkl"
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Unpickler of dicts, lists, texts and numbers, which calls no function that a pickle names."""
+    """Unpickler for dicts, lists, texts and numbers; never calls a function that the pickle names."""
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"it holds {module}.{name}")

@@ -1,4 +1,4 @@
-"""Corpora of any size: text files, and records that the package `datasets` streams from files or its hub."""
+"""Corpora of any size: text files, and records that the package `datasets` streams from files or the hub."""
 
 import contextlib
 import hashlib
@@ -14,14 +14,14 @@ ADVICE = "check the file, or the network, and repeat the command: encoded docume
 
 
 class TextFile(NamedTuple):
-    """A file of text in UTF-8."""
+    """A UTF-8 text file."""
 
     path: Path
     sha256: str  # of the text
     n_characters: int
 
     def characters(self, start, end):
-        """Yields parts of the text: its characters from start to end."""
+        """Yields the text's characters from start to end, in parts."""
         place = 0
         with opened(self.path) as file:
             while place < end and (part := file.read(PART)):
@@ -29,13 +29,13 @@ class TextFile(NamedTuple):
                 place += len(part)
 
     def lines(self):
-        """Yields the lines that are not blank, without their line ends."""
+        """Yields the nonblank lines, without line ends."""
         with opened(self.path) as file:
             yield from (line.rstrip("\r\n") for line in file if line.strip())
 
 
 def find_text(path):
-    """The TextFile at a path; None if its bytes are not UTF-8, or some are zero. Raises BadInput."""
+    """Returns the TextFile at a path; None if its bytes are not UTF-8 or some are zero. Raises BadInput."""
     digest, n_characters = hashlib.sha256(), 0
     with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
         while part := file.read(PART):
@@ -49,15 +49,15 @@ def find_text(path):
 
 @contextlib.contextmanager
 def opened(path):
-    """Yields a text file, its line ends as they are, without a byte order mark. Turns any error into BadInput."""
+    """Yields an open text file, line ends unchanged, byte order mark skipped. Turns any error into BadInput."""
     with reading(f"{path} cannot be read", ADVICE), open(path, encoding="utf-8-sig", newline="\n") as file:
         yield file
 
 
 class Files(Corpus):
-    """The documents of text files, a list of TextFile. documents: "lines", each line, "files", each file, or "none".
+    """Documents of text files, a list of TextFile. documents: "lines" (each line), "files" (each file) or "none".
 
-    With "none" a single file is cut at its end: the last val_fraction of its characters are val.
+    With "none", a single file is split near its end: the last val_fraction of its characters are val.
     """
 
     def __init__(self, files, documents, val_fraction):
@@ -85,7 +85,7 @@ class Files(Corpus):
 
 
 class Records(Corpus):
-    """The texts of records, one after the other from several streams of the package `datasets`.
+    """Texts of records from several streams of the package `datasets`, one stream after the other.
 
     streams: list of dicts, arguments of load_dataset such as {"path": "HuggingFaceFW/fineweb-edu", "name": ...}, or
     {"path": "json", "data_files": [FILE]}. field: the column that holds the text.
@@ -110,7 +110,7 @@ class Records(Corpus):
         return [index, stream.state_dict()]
 
     def texts(self, first=0, state=None):
-        """Yields ((index of the stream, the stream), text) for each record with a text, from the state of one on."""
+        """Yields ((stream's index, stream), text) for each nonblank record, beginning at stream `first` in `state`."""
         for index, arguments in enumerate(self.streams[first:], first):
             with reading(f"{name_of(arguments)} cannot be read", ADVICE):
                 stream = load(arguments)
@@ -136,5 +136,5 @@ def load(arguments):
     from huggingface_hub.utils import logging as hub_logging
 
     for logging in (datasets_logging, hub_logging):
-        logging.set_verbosity(50)  # they tell every retry; a failure is one line here
+        logging.set_verbosity(50)  # the library logs every retry; here a failure is one line
     return load_dataset(**arguments, split="train", streaming=True)

@@ -1,10 +1,10 @@
-"""Tokenizers, each of them a tiktoken.Encoding: GPT-2's, BPE trained on the corpus, characters, bytes.
+"""Tokenizers, each a tiktoken.Encoding: GPT-2's, BPE trained on the corpus, characters, bytes.
 
     encoding = build_tokenizer("bpe:4096", texts)
     ids = encode(encoding, "def main():")
     assert encoding.decode(ids) == "def main():"
 
-encode and save_tokenizer take the place of tiktoken's own, which panics on unknown characters and caches by file name.
+encode and save_tokenizer replace tiktoken's own functions, which panic on unknown characters and cache by file name.
 """
 
 import base64
@@ -28,7 +28,7 @@ GPT4_PATTERN = (
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 EVERY_CHARACTER = r"[\s\S]"
-# GPT-2's pattern as tiktoken has it (r50k_base), and as it was first written.
+# GPT-2's pattern in tiktoken's form (r50k_base), and as first published.
 GPT2_PATTERNS = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -52,8 +52,8 @@ def build_tokenizer(name, texts=()):
 
     name: gpt2 | bpe:N | char | byte. N counts all tokens: 256 bytes, N - 257 merges, and <|endoftext|> last.
     texts: iterable of str. bpe is trained on them, char knows their characters, gpt2 and byte do not read them.
-    The same texts give the same tokenizer, whatever the number of threads.
-    Raises BadInput: unknown name, too little text for N, no rustbpe, GPT-2's files out of reach.
+    The same texts give the same tokenizer for any number of threads.
+    Raises BadInput for an unknown name, too little text for N, no rustbpe, or if GPT-2's files cannot be downloaded.
     """
     check_name(name)
     if name == "gpt2":
@@ -89,7 +89,7 @@ def train_bpe(name, texts):
 
 
 def download_gpt2():
-    """GPT-2's tokenizer (Radford et al., 2019), from tiktoken's cache or the network."""
+    """Returns GPT-2's tokenizer (Radford et al., 2019), from tiktoken's cache or the network."""
     try:
         return tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a wrong hash
@@ -100,7 +100,7 @@ def download_gpt2():
 
 
 def make_encoding(name, pattern, tokens, special_tokens=None):
-    """A tiktoken.Encoding. tokens: list of bytes, in the order of their ranks, which are their ids."""
+    """Makes a tiktoken.Encoding. tokens: list of bytes in rank order; a token's rank is its id."""
     return tiktoken.Encoding(
         name,
         pat_str=pattern,
@@ -111,7 +111,7 @@ def make_encoding(name, pattern, tokens, special_tokens=None):
 
 
 def encode(encoding, text):
-    """List of the text's ids, each in [0, encoding.n_vocab). `<|endoftext|>` in the text is ordinary text.
+    """Returns a list of the text's ids, each in [0, encoding.n_vocab). `<|endoftext|>` in it is ordinary text.
 
     Raises BadInput for a character that a char tokenizer does not know.
     """
@@ -137,7 +137,7 @@ def end_of_text(encoding):
 
 
 def first_token(encoding):
-    """The id that begins a new document: `<|endoftext|>`, as in the training data, or 0 without it."""
+    """The id that begins a new document: `<|endoftext|>`, as in the training data, or 0 if there is no such token."""
     return end_of_text(encoding) or 0
 
 
@@ -148,7 +148,7 @@ def rank_lines(encoding):
 
 
 def identify(encoding):
-    """Returns {"sha256": digest of the tokens and their ids}; {} for None. Equal ones mean the same to a model."""
+    """Returns {"sha256": digest of tokens and ids}; {} for None. Equal digests mean the same tokenizer to a model."""
     return {"sha256": hashlib.sha256(rank_lines(encoding)).hexdigest()} if encoding else {}
 
 
@@ -160,14 +160,14 @@ def save_tokenizer(encoding, folder):
         "pattern": encoding._pat_str,  # underscored, yet tiktoken's documented way to build on an encoding
         "special_tokens": encoding._special_tokens,
         "vocab_size": encoding.n_vocab,
-        "sha256": hashlib.sha256(lines).hexdigest(),  # ties the two files to each other
+        "sha256": hashlib.sha256(lines).hexdigest(),  # ties the two files together
     }
     files.write(Path(folder) / RANKS, lines)
     files.write(Path(folder) / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
 def load_tokenizer(folder):
-    """Loads what save_tokenizer wrote. Raises BadInput if a file is missing, damaged or foreign."""
+    """Loads a tokenizer written by save_tokenizer. Raises BadInput if a file is missing, damaged or foreign."""
     with reading(f"tokenizer in {folder} cannot be read", "prepare the dataset again"):
         description = json.loads(files.read(Path(folder) / DESCRIPTION))
         lines = files.read(Path(folder) / RANKS, limit=2**26)

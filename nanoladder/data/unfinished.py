@@ -1,6 +1,6 @@
 """The folder in which a dataset is built until it is complete, and the files of its splits until then.
 
-A journal records progress periodically. After a kill at any instant the files are truncated to what it records, and the
+A journal records progress periodically. After a kill at any instant, the files are truncated to the recorded sizes and
 work continues from there: the result is the same, bit for bit.
 """
 
@@ -17,7 +17,7 @@ UNFINISHED, JOURNAL, LOCK = ".prepare-unfinished", "journal.json", "lock"
 
 
 class SplitFiles:
-    """The files of a split while they are written: token ids, and for separate documents where each begins.
+    """The files of a split being written: token ids and, for separate documents, the place at which each begins.
 
     counts: tokens, bytes (UTF-8, of the text without separators) and documents so far.
     """
@@ -32,7 +32,7 @@ class SplitFiles:
                 self.index.write(bytes(8))  # the first document begins at 0
 
     def append(self, piece, ids, n_bytes, before, after):
-        """Appends a piece, its ids between those that come before and after a document: arrays (n,) of the dtype."""
+        """Appends a piece's ids, with `before` at a document's start and `after` at its end; all (n,) of the dtype."""
         for part in (before if piece.first else before[:0], ids, after if piece.last else after[:0]):
             self.ids.write(part)
             self.counts["tokens"] += len(part)
@@ -43,7 +43,7 @@ class SplitFiles:
                 self.index.write(self.counts["tokens"].to_bytes(8, "little"))
 
     def sync(self):
-        """Brings everything to disk. Returns the counts."""
+        """Syncs everything to disk. Returns the counts."""
         for file in filter(None, (self.ids, self.index)):
             file.flush()
             os.fsync(file.fileno())
@@ -55,7 +55,7 @@ class SplitFiles:
 
 
 def open_cut_back(path, size):
-    """Opens a file, cut to that size, to append to it. Raises BadInput if it is shorter."""
+    """Truncates a file to `size` and opens it for appending. Raises BadInput if it is shorter."""
     file = open(path, "ab", buffering=2**20)  # noqa: SIM115 SplitFiles closes it
     if file.tell() < size:
         file.close()
@@ -65,11 +65,11 @@ def open_cut_back(path, size):
 
 
 class Unfinished:
-    """The folder inside a dataset's own in which it is written. A context manager.
+    """The subfolder of a dataset's folder in which it is written. A context manager.
 
-    job: a JSON value that tells this work from any other. journal: what the last call of save() was given, if that was
-    for the same job, else None. If there is no journal, leaving removes the folder.
-    Raises BadInput if the dataset's folder holds a run, or another process prepares it.
+    job: a JSON value that distinguishes this work from any other. journal: the argument of the last save(), if it was
+    for the same job, else None. If there is no journal, exiting removes the folder.
+    Raises BadInput if the dataset's folder holds a run, or if another process is preparing it.
     """
 
     def __init__(self, target, job):
@@ -98,7 +98,7 @@ class Unfinished:
             shutil.rmtree(self.path)
 
     def load(self):
-        """The journal, if it is of this job."""
+        """Returns the journal if it belongs to this job."""
         try:
             found = json.loads(files.read(self.path / JOURNAL, limit=2**28))
             if found["job"] == self.job:
@@ -108,13 +108,13 @@ class Unfinished:
         print(f"starting over: the unfinished work in {self.path} was for another corpus or with other options")
 
     def save(self, journal):
-        """Writes the journal. The files it speaks of are on disk."""
+        """Writes the journal. The files that it describes must already be on disk."""
         self.journal = journal
         files.write(self.path / JOURNAL, json.dumps({"job": self.job, "journal": journal}))
 
     def move_into_place(self, meta):
-        """Replaces the dataset in the target folder. Interrupted at any point, it leaves no meta.json beside files of
-        another, and the work starts over."""
+        """Replaces the dataset in the target folder. If interrupted at any point, leaves no meta.json beside another
+        dataset's files, and the work starts over."""
         (self.path / JOURNAL).unlink(missing_ok=True)
         files.sync_folder(self.path)
         new = {path.name for path in self.path.iterdir()} - {LOCK}

@@ -1,14 +1,14 @@
-"""Writes a prepared dataset. Every data/*/prepare.py calls it.
+"""Writes a prepared dataset, for every data/*/prepare.py.
 
 train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids.
 train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place among the ids at which
 each document begins, and last the number of tokens: documents + 1 entries.
 tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
-meta.json: a description, with a digest of every file. It is written last: if it is there, the other files are whole and
-belong to it.
+meta.json: a description, with a digest of every file. It is written last: if it exists, the other files are complete
+and match it.
 
-Neither the memory that it takes nor the result depends on the size of the corpus or on the number of cores.
-unfinished.py says how an interrupted preparation goes on.
+Memory use does not depend on the size of the corpus or the number of cores, and neither does the result.
+unfinished.py describes how an interrupted preparation continues.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from nanoladder.data.unfinished import JOURNAL, LOCK, SplitFiles, Unfinished
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
-SAMPLE = 2**30  # bytes of train that bpe learns from, the first ones
-JOURNAL_TOKENS = 10_000_000  # from one journal to the next
+SAMPLE = 2**30  # leading bytes of train on which bpe is trained
+JOURNAL_TOKENS = 10_000_000  # between journal entries
 
 
 class PrepareParser(Parser):
@@ -71,14 +71,14 @@ def fraction(text):
 def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_tokens=None):
     """Builds the tokenizer, encodes both splits and writes them, all or nothing. Returns the entries of meta.json.
 
-    folder: made if needed; an older dataset in it is replaced only once the new one is complete. Interrupted, the next
-    call with the same arguments goes on from the last journal.
-    corpus: a Corpus. bpe is trained on train alone, the first SAMPLE bytes of it; char knows the characters of both.
+    folder: created if needed; an older dataset in it is replaced only once the new one is complete. After an
+    interruption, the next call with the same arguments continues from the last journal.
+    corpus: a Corpus. bpe is trained only on the first SAMPLE bytes of train; char knows the characters of both splits.
     tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
     documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it. True: separate
-        documents and their .idx, each with a separator before and after, `<|endoftext|>`, or "\n" without it.
+        documents and their .idx, each between two separators: `<|endoftext|>`, or "\n" if there is no such token.
     limit_tokens: stop after the document that reaches this number, train and val together (None: never).
-    Raises BadInput: an empty split, a folder that cannot be written, a corpus that cannot be read.
+    Raises BadInput for an empty split, a folder that cannot be written, or a corpus that cannot be read.
     """
     folder = Path(folder)
     job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]
@@ -94,7 +94,7 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
 
 
 def make_tokenizer(work, corpus, tokenizer, documents, limit_tokens):
-    """The tokenizer saved with unfinished work, or a new one."""
+    """Returns the tokenizer saved with unfinished work, or a new one."""
     if work.journal:
         return load_tokenizer(work.path)
     encoding = build_tokenizer(tokenizer, texts_to_learn(corpus, tokenizer, documents, limit_tokens))
@@ -103,7 +103,7 @@ def make_tokenizer(work, corpus, tokenizer, documents, limit_tokens):
 
 
 def texts_to_learn(corpus, tokenizer, documents, limit_tokens):
-    """Yields the texts from which a tokenizer is built: for char all of them, for bpe the first of train."""
+    """Yields the texts from which a tokenizer is built: all of them for char, the beginning of train for bpe."""
     room = min(SAMPLE, 4 * (limit_tokens or SAMPLE)) if tokenizer.startswith("bpe") else float("inf")
     for piece in corpus.pieces():
         if piece.split == "train" or tokenizer == "char":
@@ -116,7 +116,7 @@ def texts_to_learn(corpus, tokenizer, documents, limit_tokens):
 
 
 def write_tokens(work, corpus, encoding, documents, limit_tokens):
-    """Encodes the corpus, or what is left of it, into token files. Returns the counts of each split."""
+    """Encodes the corpus, or the rest of it, into token files. Returns each split's counts."""
     dtype, eot = dtype_of(encoding), end_of_text(encoding)
     after = np.array([eot] if eot is not None else encode(encoding, "\n" * documents), dtype)
     before = after[: len(after) * documents]
@@ -130,7 +130,7 @@ def write_tokens(work, corpus, encoding, documents, limit_tokens):
         def n_tokens():
             return sum(split.counts["tokens"] for split in splits.values())
 
-        bar = {"unit": " tokens", "unit_scale": True, "disable": None}  # with the rate and, of a limit, the time left
+        bar = {"unit": " tokens", "unit_scale": True, "disable": None}  # shows the rate and, with a limit, time left
         progress = stack.enter_context(tqdm(desc="encoding", total=limit_tokens, initial=n_tokens(), **bar))
         chunks = stack.enter_context(contextlib.closing(encoded(corpus, journal["place"], encoding, dtype)))
         last_journal = n_tokens()
@@ -174,7 +174,7 @@ def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
 
 
 def summary(folder, meta):
-    """One line that says what was written and how to train on it."""
+    """Returns one line that says what was written and how to train on it."""
     folder = Path(folder).resolve()
     dataset = folder.name if folder.parent == DATA_DIR else folder
     splits = ", ".join(f"{split} {n_tokens:,} tokens" for split, n_tokens in meta["tokens"].items())

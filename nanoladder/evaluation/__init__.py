@@ -1,9 +1,9 @@
 """Evaluation of a finished model: the loss over a whole split, and tasks with right and wrong answers.
 
-- score: log-probabilities of the targets in rows of tokens, in batches of little padding that the processes share
-- split: a split of a dataset as rows that predict every target once
+- score: log-probabilities of targets in rows of tokens, in batches with little padding, divided among processes
+- split: a dataset split as rows that predict every target once
 - items: task files and their format
-- tasks: their items as rows, and the accuracies that follow from the scores
+- tasks: items as rows, and accuracies computed from their scores
 
 Not here: the validation loss during training (train.py), and loading a model (nanoladder/checkpoint).
 """

@@ -1,10 +1,10 @@
-"""Task files: JSONL, one item a line, all of one of two kinds.
+"""Task files: JSONL, one item per line, all items of one of two kinds.
 
     {"ctx": "A man sits on a roof. He", "endings": ["sings.", "flies."], "label": 0}
     {"text": "She opened the door, and there stood her father"}
 
-A choice (HellaSwag, Zellers et al. 2019): `label` is the number of the right ending, from 0. A last word (LAMBADA,
-Paperno et al. 2016): the word to predict follows the last space of `text`. Other fields are not read.
+A choice (HellaSwag, Zellers et al. 2019): `label` is the 0-based index of the correct ending. A last word (LAMBADA,
+Paperno et al. 2016): the word to predict follows the last space of `text`. Other fields are ignored.
 """
 
 import json
@@ -18,14 +18,14 @@ EXAMPLES = '{"ctx": "...", "endings": ["...", "..."], "label": 0} or {"text": ".
 class Item(NamedTuple):
     """A context and its endings, without the space between them. The last word of a text is its only ending."""
 
-    line: int  # in the file, from 1
+    line: int  # 1-based line number in the file
     context: str
     endings: list[str]
-    label: int  # number of the right ending
+    label: int  # index of the correct ending
 
 
 def read_items(path):
-    """Reads a task file into a list of Items, of one kind. Raises BadInput, which names the line."""
+    """Reads a task file into a list of Items of one kind. Raises BadInput, which names the line."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

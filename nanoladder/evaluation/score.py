@@ -1,4 +1,4 @@
-"""Log-probabilities of the targets in rows of tokens, computed in batches that the processes share."""
+"""Log-probabilities of the targets in rows of tokens, computed in batches divided among the processes."""
 
 import math
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from model import IGNORE
 from nanoladder import machine, parallel
 from nanoladder.errors import BadInput
 
-LOGITS = 2**26  # at a time: 268 MB in float32
+LOGITS = 2**26  # computed at a time: 268 MB in float32
 
 
 class Scores(NamedTuple):
@@ -44,7 +44,7 @@ class LogProbs(nn.Module):
         return log_probs, likeliest
 
     def of_positions(self, hidden, ids):
-        """Hidden states (N, C) and targets (N,) -> log-probabilities (N,), and if the target is the likeliest (N,)."""
+        """Hidden states (N, C) and targets (N,) -> log-probabilities (N,), and True if the target is likeliest (N,)."""
         logits = self.model.capped(self.model.head(hidden).float())  # (N, V)
         log_probs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
         return log_probs, logits.argmax(1) == ids
@@ -59,10 +59,10 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, name, lengths, read):
-        """Returns the Scores of n rows. Shows progress under that name. Collective.
+        """Returns the Scores of n rows. Labels its progress bar `name`. Collective.
 
-        lengths: (n,) tokens of each row. read: numbers of B rows -> their inputs and targets, two int64 arrays (B, T)
-        whose columns beyond a row's length have targets of IGNORE.
+        lengths: (n,) tokens in each row. read: indices of B rows -> inputs and targets, two int64 arrays (B, T); beyond
+        a row's length, targets are IGNORE.
         """
         batches = schedule(lengths, self.batch_tokens)
         rank, n_processes = parallel.rank(), parallel.world_size()
@@ -87,10 +87,10 @@ class Scorer:
 
 
 def schedule(lengths, batch_tokens):
-    """Returns a list of batches, each the numbers of its rows, sorted by length so that little is padding.
+    """Returns a list of batches, each an array of row indices, sorted by length to minimize padding.
 
-    The rows of a batch fit in batch_tokens when all are as long as its first, and none is shorter than 4/5 of it: at
-    most a fifth is padding. The longest come first, so that what does not fit in memory fails at once.
+    A batch fits in batch_tokens with all rows padded to its first, the longest. No row is shorter than 4/5 of that, so
+    at most a fifth is padding. The longest rows come first, so that running out of memory happens at once.
     """
     order, batches = np.argsort(-lengths, kind="stable"), []
     ordered, start = lengths[order], 0
@@ -103,5 +103,5 @@ def schedule(lengths, batch_tokens):
 
 
 def perplexity(nats):
-    """e to that power; None if that is too large for a float."""
+    """Returns exp(nats), or None if that is too large for a float."""
     return math.exp(nats) if nats < 700 else None

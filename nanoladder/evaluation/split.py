@@ -10,11 +10,10 @@ from nanoladder.evaluation.score import perplexity
 
 
 class WholeSplit:
-    """A split of a dataset as rows that predict each target once.
+    """A dataset split as rows that predict each target once.
 
-    Documents are cut as for training. A stream is cut into windows that begin every `stride` tokens (0: one
-    context_length after the other); the last one ends with the last token. A target in several windows counts in the
-    first of them.
+    Documents are cut as for training. A stream is cut into windows that begin every `stride` tokens (0: every
+    context_length); the last window ends with the last token. A target in several windows counts only in the first.
 
     Raises BadInput unless stride is 0 to context_length, and 0 for documents.
     """
@@ -33,10 +32,10 @@ class WholeSplit:
         else:
             ends = np.append(np.arange(T, split.n_targets, stride or T), split.n_targets)
             self.starts, self.lengths = ends - T, np.full(len(ends), T)
-            self.counted = T - np.diff(ends, prepend=0)  # targets of each window that windows before it have counted
+            self.counted = T - np.diff(ends, prepend=0)  # targets of each window that earlier windows have counted
 
     def read(self, numbers):
-        """Inputs and targets (B, T) of the windows of these numbers."""
+        """Returns inputs and targets (B, T) of the windows with these indices."""
         if self.split.documents:
             return self.split.read(numbers)
         windows, phases = np.divmod(self.starts[numbers], self.split.context_length)
@@ -45,7 +44,7 @@ class WholeSplit:
         return inputs, targets
 
     def evaluate(self, scorer):
-        """Returns a dict: loss, the mean in nats per token, and what follows from it. Collective.
+        """Returns a dict: loss, the mean in nats per token, and figures derived from it. Collective.
 
         perplexity: None if too large. bits_per_byte: of the split's text, if the dataset records its size.
         """

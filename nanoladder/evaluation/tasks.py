@@ -1,8 +1,8 @@
-"""Tasks: the items of a file as rows of tokens, and the figures that follow from their scores.
+"""Tasks: the items of a file as rows of tokens, and the figures computed from their scores.
 
-The context and an ending are joined by one space and encoded apart, the space with the ending; in GPT-2's tokenizer
-these are the tokens of the whole text. Of several endings, the model chooses the one of the highest log-probability
-given the context. It has to predict a last word greedily: each token must be the likeliest.
+The context and an ending are joined by one space and encoded separately, the space with the ending; GPT-2's tokenizer
+gives the same tokens for the whole text. Of several endings, the model chooses the one with the highest
+log-probability given the context. It has to predict a last word greedily: each token must be the likeliest.
 """
 
 import math
@@ -19,13 +19,13 @@ from nanoladder.evaluation.score import perplexity
 class Task:
     """The items of a file as rows, one for each ending of each item: the context's tokens, then the ending's.
 
-    A context is cut from the left to as many tokens as the model has positions for. Raises BadInput, which names the
-    line, if it is not an item, an ending alone is too long, or the tokenizer does not know a character.
+    A context is truncated on the left to fit the model's positions. Raises BadInput, which names the line, if the line
+    is not an item, an ending alone is too long, or the tokenizer does not know a character.
     """
 
     def __init__(self, path, tokenizer, context_length):
         self.path, self.items = path, read_items(path)
-        self.rows, n_targets, self.n_cut = [], [], 0  # n_cut: items whose context was cut
+        self.rows, n_targets, self.n_cut = [], [], 0  # n_cut: number of items whose context was truncated
         for item in self.items:
             try:
                 context = encode(tokenizer, item.context)
@@ -42,11 +42,11 @@ class Task:
             for ending in endings:
                 self.rows.append(np.array((context + ending)[-context_length - 1 :]))
                 n_targets.append(len(ending))
-        self.lengths = np.array([len(row) - 1 for row in self.rows])  # of their inputs
+        self.lengths = np.array([len(row) - 1 for row in self.rows])  # number of inputs in each row
         self.n_targets = np.array(n_targets)
 
     def read(self, numbers):
-        """Inputs and targets (B, T) of the rows of these numbers; the targets are the endings' tokens."""
+        """Returns inputs and targets (B, T) of the rows with these indices; the targets are the endings' tokens."""
         inputs = np.zeros((len(numbers), self.lengths[numbers].max()), np.int64)
         targets = np.full_like(inputs, IGNORE)
         for i, number in enumerate(numbers):
@@ -57,8 +57,8 @@ class Task:
     def evaluate(self, scorer):
         """Returns a dict of figures. Collective.
 
-        accuracy: share of the items for which the model is right, and its standard error; of choices also with
-        log-probabilities per token and per byte of the ending. perplexity: of last words, per word; None if too large.
+        accuracy: fraction of items that the model gets right, and its standard error; for choices also with
+        log-probabilities per token and per byte of the ending. perplexity: for last words, per word; None if too large.
         """
         scores = scorer.score(self.path.name, self.lengths, self.read)
         judge = self.judge_choices if len(self.items[0].endings) > 1 else self.judge_words
@@ -67,7 +67,7 @@ class Task:
 
     def judge_choices(self, scores):
         ends = np.cumsum([len(item.endings) for item in self.items])
-        n_bytes = [len(ending.encode()) for item in self.items for ending in item.endings]  # without the space before
+        n_bytes = [len(ending.encode()) for item in self.items for ending in item.endings]  # without the leading space
         figures = {}
         for name, sizes in {"": 1, "_per_token": self.n_targets, "_per_byte": n_bytes}.items():
             chosen = [log_probs.argmax() for log_probs in np.split(scores.log_probs / sizes, ends[:-1])]

@@ -1,7 +1,7 @@
 """The KV cache: attention keeps the keys and values of a text, so that a new token costs one position, not all.
 
-Rows of the cache are texts of different lengths. Each begins at position 0 of its row, so none is padded on the left;
-what lies right of a text's last token is hidden from it, and overwritten as it grows.
+The rows of the cache are texts of different lengths. Each begins at position 0 of its row, so none is padded on the
+left; entries right of a text's last token are masked, and overwritten as the text grows.
 """
 
 import itertools
@@ -17,14 +17,13 @@ from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
 from nanoladder.private import keep_address
 
-FEW = 3  # most rows that MKL multiplies faster by column-major weights
+FEW = 3  # up to this many rows, MKL is faster with column-major weights
 
 
 class CachedGPT:
-    """A GPT with a cache for n_rows texts of up to n_tokens tokens each; for inference alone.
+    """A GPT with a cache for n_rows texts of up to n_tokens tokens each; for inference only.
 
-    It replaces the model's attention, positions and previous vectors from outside. compile: compile the step of one
-    token.
+    Replaces the model's attention, positions and previous vectors from outside. compile: compile the one-token step.
     """
 
     def __init__(self, gpt, n_rows, n_tokens, compile=False):
@@ -34,7 +33,7 @@ class CachedGPT:
         shape = (n_rows, config.n_head, n_tokens, config.n_embd // config.n_head)
         self.layers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in gpt.blocks]  # keys, values
         self.kept = []  # vectors of each text's last token
-        self.rows = self.positions = self.visible = self.ends = None  # of the call that runs
+        self.rows = self.positions = self.visible = self.ends = None  # of the current call
         if config.smear:
             self.keep(gpt.previous, like.new_zeros(n_rows, 1, config.n_embd))
         if config.position == "learned":
@@ -54,7 +53,7 @@ class CachedGPT:
 
     @torch.inference_mode()
     def compile(self):
-        """Compiles the step, on a GPU into CUDA graphs, and runs it often enough to have them recorded."""
+        """Compiles the step, on a GPU into CUDA graphs, and runs it often enough for them to be recorded."""
         machine.keep_cache_sound()
         multiply_single_rows(self.gpt)
         for tensor in [*itertools.chain(*self.layers), *self.kept]:
@@ -65,7 +64,7 @@ class CachedGPT:
             self.step([0] * self.n_rows, [0] * self.n_rows)
 
     def attend(self, keys, values, q, k, v):
-        """Keeps k and v. Attends to them alone if they begin the text, else to all that is visible in the cache.
+        """Caches k and v. Attends to them alone if they begin the text, else to all visible entries of the cache.
 
         keys, values: the layer's cache (n_rows, nh, n_tokens, hs). q, k, v: (B, nh, T, hs) -> the same.
         """
@@ -78,12 +77,12 @@ class CachedGPT:
         return scores.masked_fill(~self.visible, -math.inf).softmax(dim=-1) @ values
 
     def rotate(self, rotary, x):
-        """Rotary's forward, at the positions of the call that runs: (B, nh, T, hs) -> the same."""
+        """Rotary's forward, at the positions of the current call: (B, nh, T, hs) -> the same."""
         cos, sin = (part[self.positions][:, None] for part in (rotary.cos, rotary.sin))  # (B, 1, T, hs / 2)
         return rotary.rotate(x, cos, sin)
 
     def keep(self, previous, last):
-        """Lets a Previous return the vectors of the step before, as a step has one position. last: (n_rows, ..., C)."""
+        """Makes a Previous return the previous step's vectors, as a step has one position. last: (n_rows, ..., C)."""
         self.kept.append(last)
         previous.forward = partial(self.previous, previous.forward, last)
 
@@ -116,7 +115,7 @@ class CachedGPT:
         return logits
 
     def step(self, tokens, positions):
-        """Runs one more token of every row, by its id and position, lists of n_rows. Returns logits (n_rows, V)."""
+        """Runs one more token in every row; ids and positions are lists of n_rows. Returns logits (n_rows, V)."""
         return self.next_logits(*torch.tensor([tokens, positions], device=self.device).unsqueeze(-1))
 
     def next_logits(self, tokens, positions):

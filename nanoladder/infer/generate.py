@@ -1,4 +1,4 @@
-"""Generation: whole windows first, then a token at a time, each drawn by temperature, top-k and top-p."""
+"""Generation: whole windows first, then one token at a time, sampled with temperature, top-k and top-p."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from nanoladder.machine import double
 
 
 class Sampling(NamedTuple):
-    """The rule by which tokens are drawn."""
+    """Parameters for sampling tokens."""
 
     temperature: float = 1.0  # 0: always the likeliest token
     top_k: int = 0  # only from the k likeliest; 0: from all
@@ -22,8 +22,8 @@ USUAL = Sampling(temperature=0.8, top_p=0.95)  # of sample.py, unless told other
 def generate(model, texts, sampling):
     """Adds a token to every text that has not ended, round by round until all have. Yields after each round.
 
-    model: a CachedGPT with a row for each Text. A text sees its window, at most the last n_tokens of its tokens. When
-    the window is full it moves on, so that half of it is free. Raises BadInput if the logits are not finite.
+    model: a CachedGPT with a row for each Text. A text sees its window, at most its last n_tokens tokens. A full window
+    moves forward, so that half of it is free. Raises BadInput if the logits are not finite.
     """
     size = model.n_tokens
     starts = [max(0, len(text.tokens) - size) for text in texts]  # of the windows

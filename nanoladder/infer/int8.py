@@ -1,8 +1,8 @@
 """Weights in int8, a quarter of float32's bytes: each row of a matrix has its own scale, activations keep their dtype.
 
-Generating a token is memory-bound, and int8 is less to read if the product takes the weights as they are. A
-compiled product of a single row does. Any other makes floats of a whole matrix before it multiplies: correct, for a
-prompt and for evaluation, but slower than without int8.
+Generating a token is memory-bound, and int8 means fewer bytes to read if the product takes the weights as they are. A
+compiled product of a single row does. Any other product first converts a whole matrix to floats: correct, for a prompt
+and for evaluation, but slower than without int8.
 """
 
 from functools import partial
@@ -28,14 +28,14 @@ class Rows(nn.Module):
         self.register_buffer("scales", scales)
 
     def forward(self, ids=...):
-        """Returns those rows, or all, in the dtype that the matrix had."""
+        """Returns the rows with these ids, or all, in the matrix's original dtype."""
         return (self.codes[ids] * self.scales[ids]).to(self.dtype)
 
 
 def quantize(gpt):
     """Converts the token embedding and the weight of every Linear of a GPT to int8; a tied head shares the embedding's.
 
-    Call it on the device, in the dtype that the model is to keep. For inference alone.
+    Call it once the model is on its device and in its final dtype. For inference only.
     """
     tied = {}  # weight: Rows
     for module in [gpt.token_embedding, *linears(gpt)]:
@@ -51,7 +51,7 @@ def quantize(gpt):
 
 
 def multiply_by_rows(linear, x):
-    """Forward of a Linear in int8. Compiled, for a single row, it makes floats of the weights while it reads them."""
+    """Forward of an int8 Linear. Compiled, for a single row, it converts weights to floats while reading them."""
     return multiply(x, linear.rows(), linear.bias)
 
 

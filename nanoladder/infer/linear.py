@@ -1,4 +1,4 @@
-"""Matrix products of few rows. They are bound by memory: every weight is read once and multiplied a few times."""
+"""Matrix products of few rows, which are memory-bound: every weight is read once and multiplied a few times."""
 
 from functools import partial
 
@@ -13,10 +13,10 @@ def linears(model):
 
 
 def multiply(x, weight, bias):
-    """x (..., C) times weight (R, C), plus bias -> (..., R). Compiled, a single row is a fused product and sum.
+    """x (..., C) times weight (R, C), plus bias -> (..., R). When compiled, a single row is a fused product and sum.
 
-    That loop reads weights at the speed of memory. A library's matrix product, made for many rows, reads them at half
-    of it or less.
+    That loop reads weights at memory speed. A library's matrix product, designed for many rows, reads them at half that
+    speed or less.
     """
     if not torch.compiler.is_compiling() or x.numel() > weight.shape[1]:
         return F.linear(x, weight, bias)
@@ -39,7 +39,7 @@ def multiply_single_rows(model):
 def store_by_columns(model):
     """Stores float32 weights of every Linear with more outputs than inputs by columns.
 
-    MKL then multiplies one to three rows by them 1.3 to 1.9 times as fast. Shapes, and ties to an Embedding, stay.
+    MKL then multiplies one to three rows by them 1.3 to 1.9 times as fast. Keeps shapes, and ties to an Embedding.
     """
     for linear in linears(model):
         if linear.out_features > linear.in_features:

@@ -6,9 +6,9 @@ from nanoladder.data.tokenizer import end_of_text
 
 
 class Text:
-    """The tokens of a prompt and those that continue it, up to max_new_tokens, <|endoftext|> or the stop text.
+    """The tokens of a prompt and its continuation, up to max_new_tokens, <|endoftext|> or the stop text.
 
-    prompt: at least one token id. generator: the torch.Generator that draws its tokens, on the model's device.
+    prompt: at least one token id. generator: the torch.Generator, on the model's device, that samples its tokens.
     """
 
     def __init__(self, tokenizer, prompt, generator, max_new_tokens, stop=""):
@@ -17,7 +17,7 @@ class Text:
         self.generator, self.stop = generator, stop
         self.ended = False
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
-        self.characters = ""  # that take() has not returned yet
+        self.characters = ""  # not yet returned by take()
 
     def add(self, token):
         """Appends a token id, or ends the text."""
@@ -33,7 +33,7 @@ class Text:
             self.characters, self.ended = self.characters.partition(self.stop)[0], True
 
     def take(self):
-        """Returns the characters since the last call, but not those with which the stop text may have begun."""
+        """Returns the characters since the last call, except those that may be the beginning of the stop text."""
         sizes = range(min(len(self.stop) - 1, len(self.characters)), 0, -1) if not self.ended else []
         n_held = next((size for size in sizes if self.characters.endswith(self.stop[:size])), 0)
         n_ready = len(self.characters) - n_held

@@ -1,9 +1,9 @@
 """Causal attention for CPUs, in blocks of queries: each is multiplied only by the keys that its mask does not hide.
 
-The products are PyTorch's, at the full rate of a CPU; its fused kernel reaches a sixth of that in bfloat16, a half in
-float32. They take a few heads at a time, whose scores stay in the cache, and write to contiguous memory, as MKL wants
-it for many matrices in one call. The blocks' probabilities are kept for the backward, in little more than half the
-memory of the (T, T) matrix.
+The products are PyTorch's and run at the CPU's full rate; PyTorch's fused kernel reaches a sixth of it in bfloat16 and
+half in float32. They process a few heads at a time, whose scores stay in the cache, and write to contiguous memory, as
+MKL requires for many matrices in one call. The blocks' probabilities are kept for the backward, in little more than
+half the memory of the (T, T) matrix.
 
 To torch.compile, forward and backward are opaque operators: in its graph, the loops would be unrolled.
 """
@@ -45,7 +45,7 @@ def blocks(T, dtype):
 
 
 def count_scores(T, dtype):
-    """Number of scores of all blocks of a head."""
+    """Total number of scores in all blocks of a head."""
     return sum((end - start) * end for start, end in blocks(T, dtype))
 
 
@@ -76,7 +76,7 @@ def empty_results(q, k, v, needs_grad):
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, needs_grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator. Returns the output and, one after the other, the blocks' probabilities; none if not needs_grad."""
+    """The operator. Returns the output and the blocks' concatenated probabilities, empty if not needs_grad."""
     y, kept = empty_results(q, k, v, needs_grad)
     scale, at, size = 1 / math.sqrt(q.shape[-1]), 0, block_size(q.shape[2], q.dtype)
     future = torch.ones(size, size, dtype=torch.bool).triu_(1)
@@ -119,7 +119,7 @@ def backward(
 def keep(ctx, inputs, output):
     q, k, v, _ = inputs
     ctx.save_for_backward(q, k, v, output[1])
-    ctx.set_materialize_grads(False)  # the weights' gradient would be zeros, as large as they are
+    ctx.set_materialize_grads(False)  # the probabilities' gradient would be zeros of the same size
 
 
 def differentiate(ctx, dy, _):

@@ -1,9 +1,9 @@
 """The head's logits as exponentials, in the epilogue of their product: Triton kernels for bfloat16 on a GPU.
 
 softmax_triton.py makes two passes over logits that a product has written, and writes their gradient. Here no such pass
-is left: the product itself writes exp(logit - shift), and sums it along the rows of each tile. Dividing by a row's sum
-gives its softmax. The wide rows themselves are never divided. The narrow rows of the two products that follow are
-divided instead: the hidden states, an input of one, and the gradient, the output of the other.
+is needed: the product itself writes exp(logit - shift) and sums it along the rows of each tile. Dividing a row by its
+sum gives its softmax. The wide rows are never divided; instead, the narrow rows of the two following products are: the
+hidden states, an input of one, and the gradient, the output of the other.
 
 The shift is the logit of the row's target, which is computed first, plus a constant. The sum is then exp(loss) times a
 constant, and no maximum is needed, because bfloat16 has the range of float32; float16 does not.
@@ -30,7 +30,7 @@ LOG2_HIGHEST = tl.constexpr(108.0)  # of any exponential, so that sums are finit
 
 
 def target_logits(hidden, weight, columns):
-    """The products (N,) of hidden states (N, C) and their targets' rows of the weight (V, C), float32; 0: no target."""
+    """Dot products (N,) of hidden states (N, C) with their targets' rows of weight (V, C), float32; 0: no target."""
     found, width = columns.new_empty(columns.shape, dtype=torch.float32), hidden.shape[1]
     head_loss_targets[(len(hidden),)](hidden, weight, columns, found, width, triton.next_power_of_2(width))
     return found
@@ -39,7 +39,7 @@ def target_logits(hidden, weight, columns):
 def exp_logits(hidden, weight, shifts, n_real, out, write=True):
     """Writes exp(hidden @ weight.T - shifts) to out (n, V); its columns from n_real on are 0.
 
-    hidden (n, C), weight (V, C), shifts (n,). write=False: nothing. Returns sums of the rows of tiles (n, tiles).
+    hidden (n, C), weight (V, C), shifts (n,). write=False: writes nothing. Returns each tile's row sums (n, tiles).
     """
     m, n, k = (TILE[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(len(weight), n)
@@ -98,7 +98,7 @@ def head_loss_gemm(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Computes every STRIDE-th tile; those of the same columns are consecutive, so that the weight is read once."""
+    """Computes every STRIDE-th tile; tiles of the same columns are consecutive, so that the weight is read once."""
     n_rows = tl.cdiv(n, BLOCK_M)
     for number in tl.range(tl.program_id(0), n_rows * TILES, STRIDE, flatten=True):
         first, tile = number % n_rows * BLOCK_M, number // n_rows

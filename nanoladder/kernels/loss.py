@@ -19,8 +19,8 @@ import torch
 from nanoladder.kernels import softmax
 from nanoladder.private import all_gather
 
-FEW_BYTES = 256e6  # of logits in half precision; up to this, loss_chunks=auto makes no chunks
-TOKENS_PER_CHANNEL = 8  # of a chunk, for loss_chunks=auto
+FEW_BYTES = 256e6  # size of half-precision logits up to which loss_chunks=auto makes no chunks
+TOKENS_PER_CHANNEL = 8  # in a chunk, for loss_chunks=auto
 
 
 def count_chunks(loss_chunks, n_tokens, n_logits, n_channels):
@@ -110,7 +110,7 @@ def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight,
 
 
 def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_weight):
-    """The same by exp_triton: without a pass over the logits, which are exponentials from the start."""
+    """Does the same with exp_triton, without a pass over the logits, which are exponentials from the start."""
     kernels = exponential_kernels()
     shifts = kernels.target_logits(hidden, weight, columns)
     if group:
@@ -173,7 +173,7 @@ def takes_exponentials(hidden, weight):
 
 
 def suits_exponentials(hidden, weight):
-    """True if exp_triton can multiply these: bfloat16, in rows that begin at multiples of 16 bytes."""
+    """True if exp_triton supports these tensors: bfloat16, with rows aligned to 16 bytes."""
     return hidden.dtype == torch.bfloat16 and len(weight) % 8 == weight.shape[1] % 8 == 0
 
 
@@ -186,7 +186,7 @@ def exponential_kernels():
 
 @functools.cache
 def why_not_triton():
-    """Returns why the softmax's Triton kernel cannot run on this GPU, "" if it can: it is launched once, to see.
+    """Returns why the softmax's Triton kernel cannot run on this GPU, or "" if it can; launches it once to find out.
 
     Triton may be absent; its launcher needs a C compiler, its kernel one of the GPUs that it supports.
     """
@@ -201,7 +201,7 @@ def why_not_triton():
     return ""
 
 
-# Another signature needs another name: compiled code in the cache of the compiler calls the operator by its old one.
+# A new signature needs a new name: compiled code in the compiler's cache calls the operator by its old name.
 operator = torch.library.custom_op("nanoladder::chunked_head_loss", compute, mutates_args=())
 
 

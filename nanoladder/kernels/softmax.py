@@ -1,6 +1,6 @@
-"""Softmax over rows of logits: the loss's parts, and its gradient written over the logits. In PyTorch's operations.
+"""Softmax over rows of logits, in PyTorch operations: the loss's parts, and its gradient written over the logits.
 
-softmax_triton.py has the same function as one kernel for CUDA.
+softmax_triton.py has the same function as one CUDA kernel.
 """
 
 import math

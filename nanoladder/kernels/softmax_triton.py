@@ -16,7 +16,7 @@ EACH = tl.constexpr(8)  # neighboring columns of a thread: 16 bytes in half prec
 
 
 def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True):
-    """Does what softmax.softmax_ does; the logits are contiguous, and padding stays too."""
+    """Same as softmax.softmax_, except that the logits must be contiguous and padding is left unchanged."""
     options = {"CAP": cap, "FIND": find, "OVERWRITE": overwrite, "num_warps": WARPS}
     options["BLOCK"] = BLOCK_BYTES // logits.itemsize
     head_loss_rows[(len(logits),)](logits, columns, log_sums, picked, logits.shape[1], n_real, IGNORED, **options)
@@ -24,13 +24,13 @@ def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, over
 
 @triton.jit
 def tanh(x):
-    """By one exp, to an absolute error of 1e-7; the GPU's own instruction is only as exact as bfloat16."""
+    """Computes tanh by one exp, to an absolute error of 1e-7; the GPU's instruction is only as exact as bfloat16."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
 @triton.jit
 def limit(x, CAP: tl.constexpr):
-    """x in float32, within ±CAP if that is not 0."""
+    """Converts x to float32 and limits it to ±CAP unless that is 0."""
     x = x.to(tl.float32)
     if CAP > 0.0:
         x = CAP * tanh(x / CAP)
@@ -69,7 +69,7 @@ def head_loss_rows(
     OVERWRITE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row: finds its log-sum-exp (FIND) or reads it, and writes the gradient over the row (OVERWRITE)."""
+    """One program per row: finds its log-sum-exp (FIND) or reads it, and writes the gradient over it (OVERWRITE)."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     whole: tl.constexpr = n_real // BLOCK * BLOCK  # columns in blocks without padding
@@ -94,7 +94,7 @@ def head_loss_rows(
         log_sum = tl.load(log_sums + row)
     if OVERWRITE:
         shift = tl.where(target == IGNORED, float("inf"), log_sum)  # exp(x - inf) is 0
-        tl.debug_barrier()  # the target's logit is read by all before any of them overwrites it
+        tl.debug_barrier()  # all threads read the target's logit before any overwrites it
         for start in range(0, whole, BLOCK):
             column = start + tl.arange(0, BLOCK)
             raw = tl.load(logits + column, eviction_policy="evict_first")

@@ -1,4 +1,4 @@
-"""Hardware and its settings: device, load, precision, memory, graphs. Not here: anything of a model or a run."""
+"""Hardware and its settings: device, load, precision, memory, graphs. Not here: anything specific to a model or run."""
 
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,

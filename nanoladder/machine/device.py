@@ -1,4 +1,4 @@
-"""Device of this process, with its name, its attention kernels and its peak FLOP/s."""
+"""This process's device: its name, attention kernels and peak FLOP/s."""
 
 import contextlib
 import dataclasses
@@ -113,8 +113,8 @@ def keep_cache_sound():
     """Makes torch.compile reuse only whole libraries, compiled for this CPU's vector instructions.
 
     By itself it checks neither (PyTorch 2.13). A killed linker leaves a library empty, or without its first bytes:
-    later runs fail, or silently do without vector instructions. AVX-512 code, from a cache that
-    machines share, runs without an error on an AVX2 machine, but computes only half of the numbers.
+    later runs fail, or silently do without vector instructions. AVX-512 code, from a cache shared by several machines,
+    runs without an error on an AVX2 machine, but computes only half of the numbers.
     """
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     for library in compiled_libraries():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def free_cpus(since):
-    """Number of CPUs that other programs have left to this process since then; infinite where the system does not say.
+    """Number of CPUs that other programs have left to this process since then; infinite if the system does not say.
 
-    since: what cpu_times() returned.
+    since: an earlier result of cpu_times().
     """
     if not (since and (now := cpu_times())):
         return math.inf

@@ -52,7 +52,7 @@ def free_memory(device):
 
 @contextlib.contextmanager
 def within_free_memory(device):
-    """Makes allocations on a CPU fail once no memory is free: Linux would kill the process without a word.
+    """Makes allocations on a CPU fail once no memory is free; Linux would kill the process without a message.
 
     A context manager; on other devices and systems it does nothing.
     """

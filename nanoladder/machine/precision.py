@@ -1,4 +1,4 @@
-"""Precision: the dtype of matrix products, autocast, gradient scaling for float16, and the library of 8 bits."""
+"""Precision: the dtype of matrix products, autocast, gradient scaling for float16, and the 8-bit library."""
 
 import importlib
 import logging

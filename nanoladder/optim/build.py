@@ -1,4 +1,4 @@
-"""Optimizers by name: PyTorch's and this package's, but for AdamW and Muon, which train.py names."""
+"""Optimizers by name: PyTorch's and this package's, except AdamW and Muon, which train.py names."""
 
 import torch
 

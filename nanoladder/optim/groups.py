@@ -1,4 +1,4 @@
-"""Parameter groups: learning rates of their own; AdamW beside an optimizer for the matrices of the blocks alone."""
+"""Parameter groups: separate learning rates, and AdamW beside an optimizer that updates only the blocks' matrices."""
 
 import torch
 

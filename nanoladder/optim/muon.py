@@ -42,8 +42,8 @@ def build_muon(groups, model, config):
 class Muon(torch.optim.Optimizer):
     """Moves matrices by their momentum, orthogonalized (Jordan et al. 2024). State: one average per weight.
 
-    dtype: that of the matrix products. coefficients: of each iteration. split: the set of weights that hold the
-    matrices of queries, keys and values.
+    dtype: the matrix products'. coefficients: each iteration's. split: the set of weights that hold the matrices of
+    queries, keys and values.
     """
 
     def __init__(self, groups, lr, dtype, coefficients, split=()):
@@ -108,7 +108,7 @@ def orthogonalize(coefficients, matrices):
 
 
 def orthogonalize_thirds(coefficients, matrices):
-    """Orthogonalizes the matrices of queries, keys and values each by itself. (n, 3C, C)."""
+    """Orthogonalizes the query, key and value matrices separately. (n, 3C, C)."""
     n_tensor = mesh().sizes.tensor  # processes whose heads' rows follow each other: q k v of each
     thirds = matrices.unflatten(1, (n_tensor, 3, -1)).transpose(1, 2).flatten(2, 3)  # (n, 3, C, C)
     thirds = orthogonalize(coefficients, thirds.flatten(0, 1)).unflatten(0, (-1, 3))

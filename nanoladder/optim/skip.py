@@ -6,9 +6,9 @@ import torch
 def step_if_finite(optimizer, number):
     """Updates the weights, unless the number (), a sum of loss and gradient norm, is not finite.
 
-    A fused optimizer reads the number in its own kernel. For any other one the host would have to wait for it. On a GPU
-    it does not: the weights are updated, and the run ends before it saves. It does wait where float16 may overflow,
-    which happens now and again, and on mps, where PyTorch's fused kernel ignores found_inf
+    A fused optimizer reads the number in its own kernel. For any other optimizer the host would have to wait for it. On
+    a GPU it does not: the weights are updated, and the run ends before it saves. It does wait if float16 may overflow,
+    which happens occasionally, and on mps, where PyTorch's fused kernel ignores found_inf
     (https://github.com/pytorch/pytorch/pull/186360).
     """
     finite, device = torch.isfinite(number), number.device.type

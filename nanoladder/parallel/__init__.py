@@ -7,7 +7,7 @@
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
 - owners: work on whole matrices, each in one of the processes that hold its shards
-- full_state: whole tensors from the parts of them that each process holds, and back; clipping by the whole norm
+- full_state: whole tensors from each process's parts, and back; clipping by the global norm
 - refusals: what a config cannot do in several processes
 
 Gradients are averaged over the processes that train on different tokens, losses over all.

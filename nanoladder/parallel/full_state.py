@@ -1,6 +1,6 @@
-"""Conversions between whole tensors and the parts of them that each process holds.
+"""Conversions between whole tensors and the parts that each process holds.
 
-A weight may be sharded, cut by tensor parallelism, and on one stage of a pipeline alone. A checkpoint holds whole ones.
+A weight may be sharded, cut by tensor parallelism, and on only one pipeline stage. A checkpoint holds whole weights.
 """
 
 import functools
@@ -23,7 +23,7 @@ def full_tensor(tensor):
 
 
 def clip_grad_norm_(model, max_norm):
-    """Clips the gradients in place. Returns their norm () before, that of the whole model. Collective."""
+    """Clips the gradients in place. Returns the whole model's gradient norm () before clipping. Collective."""
     copy = COPY if mesh().sizes.pipeline > 1 else None
     counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != copy]
     norm = full_tensor(utils.get_total_norm(counted))
@@ -36,7 +36,7 @@ def clip_grad_norm_(model, max_norm):
 
 
 class WholeTensors:
-    """The whole tensors of {name: tensor or this process's part of it}, those of all stages of a pipeline.
+    """Whole tensors of {name: tensor or this process's part of it}, including all pipeline stages.
 
     Iterating yields (name, tensor) by name: a copy on rank 0's CPU, None in other processes. Only one whole tensor at a
     time is in memory. Collective, as is each iteration. shapes: {name: tensor without values}.
@@ -65,7 +65,7 @@ class WholeTensors:
 
 
 def send_to_first(tensor, sender, like):
-    """Returns the sender's CPU tensor on rank 0, None elsewhere. like: of its shape and dtype. Collective."""
+    """Returns the sender's CPU tensor on rank 0, None elsewhere. like: a tensor of its shape and dtype. Collective."""
     cpu_group = mesh().cpu_group
     if rank() == sender:
         dist.send(tensor.contiguous(), 0, cpu_group)
@@ -81,14 +81,14 @@ def merge_stages(state):
 
 
 def keeps():
-    """True for the first of the processes with the same stages of a pipeline."""
+    """True for the first of the processes that have the same pipeline stages."""
     return not any(mesh().place[1:])
 
 
 def local_part(tensor, like, name):
     """Returns this process's slice of a whole tensor if `like` is cut and of the same shape; else the tensor.
 
-    A view, unless rows are reordered. name: that of the weight, or of the weight whose optimizer state the tensor is.
+    A view, unless rows are reordered. name: the weight's, or the name of the weight whose optimizer state this is.
     """
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return tensor

@@ -83,7 +83,7 @@ current = Mesh(Grid())  # of one process
 
 
 def mesh():
-    """The mesh that start_mesh made; of one process before."""
+    """The mesh made by start_mesh; before that, a mesh of one process."""
     return current
 
 
@@ -98,7 +98,7 @@ def local(tensor):
 
 
 def divide(config, n):
-    """The Grid of n processes: data is what the other dimensions leave. Raises BadInput if they do not divide n."""
+    """Returns the Grid of n processes: the other dimensions determine data. Raises BadInput if they do not divide n."""
     pipeline, context, tensor = config.pipeline_parallel, config.context_parallel, config.tensor_parallel
     product = pipeline * context * tensor
     if n == 1:

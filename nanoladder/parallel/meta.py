@@ -1,7 +1,8 @@
 """Building a model that no process ever holds whole.
 
-Its matrices begin on the meta device: shapes without numbers. There they are cut. Then each process draws every matrix
-as a single process would, one at a time, and keeps its part. Beyond the parts, one whole matrix is in memory.
+Its matrices begin on the meta device, as shapes without numbers, and are cut there. Then each process draws every
+matrix as a single process would, one at a time, and keeps its part. Besides the parts, only one whole matrix is in
+memory.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Work on whole matrices that several processes hold in shards: each matrix in one of these processes, in turn."""
+"""Work on whole matrices that are sharded among processes: each matrix goes to one of these processes, in turn."""
 
 import math
 
@@ -39,7 +39,7 @@ def on_owners(function, shards, like, first=0):
 
 
 def exchange(tensors, sent, received, group):
-    """All-to-all of the numbers of these tensors, sent[i] of them to process i, received[i] from it. Returns (n,)."""
+    """All-to-all of the tensors' numbers: sends sent[i] to process i, receives received[i] from it. Returns (n,)."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     result = flat.new_empty(sum(received))
     dist.all_to_all_single(result, flat, received, sent, group)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: every process has some of the blocks, and micro-batches pass through the processes in turn.
+"""Pipeline parallelism: each process has some of the blocks, and micro-batches pass through the processes in turn.
 
 A stage is a run of consecutive blocks. The first stage embeds; the last has the final norm, the head and the loss. With
 the schedule 1f1b every process has one stage; with interleaved it has two, and stage s is on process s % p. The
@@ -195,7 +195,7 @@ def predict_bubble(name, n_processes, n_micro_batches):
 
 
 def micro_batch_size(config, grid):
-    """Sequences of a process's share of the batch that run at once. micro_batch_size=0: as many as there can be."""
+    """Sequences of a process's share of the batch that run at once. micro_batch_size=0: as many as possible."""
     share = config.batch_size // grid.data
     return min(config.micro_batch_size or max(micro_batch_sizes(config, grid), default=share), share)
 

@@ -1,4 +1,4 @@
-"""Refusals: what a config cannot do in several processes."""
+"""Refusals: configs that several processes cannot train."""
 
 import torch
 

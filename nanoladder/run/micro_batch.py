@@ -49,7 +49,7 @@ def first_micro_batch(config):
 
 
 class OutOfMemory(Exception):
-    """Raised by a run that ran out of memory. config: as far as it was resolved."""
+    """Raised by a run that ran out of memory. config: the config as far as it was resolved."""
 
     def __init__(self, error, config, device):
         super().__init__(f"{type(error).__name__}: {error}".splitlines()[0].rstrip("."))
@@ -87,7 +87,7 @@ def fit_micro_batch(train):
 
 
 def half_of_micro_batch(config):
-    """The largest size of at most half of a config's micro-batches; 0 if there is none."""
+    """The largest valid size of at most half the config's micro-batch size; 0 if there is none."""
     if config.micro_batch_size == "auto":  # memory ran out before there was a size
         return 0
     sizes = parallel.micro_batch_sizes(config, parallel.divide(config, parallel.world_size()))

@@ -1,6 +1,6 @@
 """Start of a run: its config, from a command line, and its model, new, from its own checkpoint or from elsewhere.
 
-What is not set by config files or keys comes from what the run starts from: a resumed run's own config.json, or the
+Keys not set by config files or the command line come from the run's start: a resumed run's own config.json, or the
 shape of the model that init_from names.
 """
 
@@ -24,9 +24,9 @@ OF_A_COMMAND = ("out_dir", "init_from")  # keys that do not affect training
 
 
 def load_config(argv, options=()):
-    """Makes a Config of a command line (without the program's name); raises BadInput. `--help` prints all keys.
+    """Makes a Config from a command line (without the program's name); raises BadInput. `--help` prints all keys.
 
-    options: names of the script's own options, which it has already taken out; a misspelled key may be one of them.
+    options: names of the script's own options, already removed; a misspelled key may be meant as one of them.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text())
@@ -76,7 +76,7 @@ def write_config(folder, config):
 def begin(config, dataset, model, optimizer):
     """Loads model and optimizer according to init_from.
 
-    Returns the progress dict and what is known of the tokenizer, as checkpoint.snapshot takes them, and a text to
+    Returns the progress dict and the tokenizer's identity, if known, as checkpoint.snapshot takes them, and a text to
     print. Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if
     the dataset has another tokenizer than the model.
     """
