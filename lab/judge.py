@@ -31,7 +31,7 @@ from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-LEAST = 5e-4  # relative change in memory below which there is none
+LEAST = 5e-4  # a smaller relative change in memory counts as none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
 UNCHANGED = Interval(0.0, 0.0, 0.0)
 
