@@ -214,9 +214,6 @@ class GPT(nn.Module):
         if self.config.activation_checkpointing == "none":
             for block in blocks:
                 x = block(x)
-        elif self.config.activation_checkpointing == "every:1":
-            for block in blocks:
-                x = recompute(block, x, use_reentrant=False)
         elif self.config.activation_checkpointing == "sqrt":  # √n segments of √n blocks (Chen et al. 2016)
             size = round(math.sqrt(len(blocks)))
             for i in range(0, len(blocks), size):

@@ -219,9 +219,9 @@ class Fold(Edits):
                 self.replace(node, form)
             case ast.arg(arg=name) | ast.keyword(arg=name) if f"{name}=" in self.known:
                 self.drop([node])
-            case ast.Compare():
+            case ast.Compare() | ast.Call(func=ast.Name(id="int")):
                 with contextlib.suppress(NameError, AttributeError, TypeError, ValueError):
-                    self.replace(node, repr(eval(self.code(node), {"__builtins__": {}})))
+                    self.replace(node, repr(eval(self.code(node), {"__builtins__": {"int": int}})))
             case ast.BinOp(op=ast.Add(), right=ast.Constant(value=0)):
                 self.replace(node, self.code(node.left))
             case ast.BinOp(left=ast.Constant(value=1), op=ast.Mult()):

@@ -124,10 +124,10 @@ def check_entry(options):
 
 
 def write_docs(options):
-    """Writes docs/ladder.md, the ladder as a tutorial, the tables of README.md and records/README.md, and
-    records/tried.md.
+    """Writes the pages that are made of code and results.
 
-    Run it after a change of train.py, model.py, the stages, the results or the records.
+    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md and
+    records/README.md. Run it after a change of train.py, model.py, the stages, the results or the records.
     """
     files.write(pages.PAGE, pages.page())
     files.write(pages.README, pages.readme())

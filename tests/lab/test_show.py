@@ -58,7 +58,7 @@ CHANGES = {
     "compile": ("model.compile(", 1, 610, ""),
     "chunked_loss": ("head_loss(", 6, 790, "torch.mm(logits, weight, out=d_hidden[chunk])"),
     "cuda_graph": ("machine.replay(forward_backward, model, batch, config)", 7, 850, "torch.cuda.CUDAGraph()"),
-    "checkpointing": ("recompute(block, x, use_reentrant=False)", 3, 850, ""),
+    "checkpointing": ("recompute(block, x, use_reentrant=False)", 6, 850, ""),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", 11, 850, ""),
     "low_memory_optimizer": (
         "return optim.build(groups, model, config)",
