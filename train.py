@@ -5,6 +5,7 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch.utils.data import DataLoader
@@ -175,7 +176,7 @@ def train(config):
             loss, grad_norm = train_step(model, optimizer, batch, lr, config)
             run.log_step(lr, loss, grad_norm)
             if run.due(config.eval_interval):
-                with optim.averaged(optimizer, config):
+                with optim.averaged(optimizer) if config.ema else nullcontext():
                     run.log_evaluation(evaluate(model, dataset.val, config, device))
             run.save_if_due()
 

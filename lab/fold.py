@@ -33,7 +33,6 @@ NO_OPS = [
     ("pipeline_parallel", 1, "[model]", 'getattr(model, "parts", [model])'),
     ("dtype", "float32", "{0}", "machine.autocast"),
     ("dtype", "float32", "None", "machine.unscale_gradients"),
-    ("ema", False, "nullcontext()", "optim.averaged"),
     ("logit_softcap", 0.0, "{0}", "self.capped"),
     ("norm", "layer", "nn.LayerNorm", "NORMS[config.norm]"),
     ("x0_skip", False, "", "embedded="),

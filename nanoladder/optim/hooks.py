@@ -1,6 +1,6 @@
 """Hooks around the update of any optimizer: cautious decay, averaged weights."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
@@ -54,13 +54,9 @@ def keep_average(optimizer):
     optimizer.register_step_post_hook(add)
 
 
-def averaged(optimizer, config):
-    """A context in which the model has its averaged weights, if the config keeps an average."""
-    return swapped(optimizer) if config.ema else nullcontext()
-
-
 @contextmanager
-def swapped(optimizer):
+def averaged(optimizer):
+    """A context in which the model has the weights that keep_average averages."""
     exchange(optimizer)
     try:
         yield

@@ -1,7 +1,6 @@
 """Folding substitutes values, folds constants, resolves branches and drops unused code."""
 
 import inspect
-from contextlib import nullcontext
 from textwrap import dedent
 
 import pytest
@@ -12,7 +11,7 @@ from lab.bundle import OPTIONS
 from lab.fold import NO_OPS, fold
 from lab.stages import fields_up_to
 from model import GPT, NORMS, Attention, Block
-from nanoladder import machine, optim, parallel
+from nanoladder import machine, parallel
 from nanoladder.config import DEFAULTS
 from nanoladder.parallel import context, tensor
 
@@ -152,7 +151,6 @@ MADE = {
     "machine.unscale_gradients": lambda: unscaled() == 2.0,
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
-    "optim.averaged": lambda: isinstance(optim.averaged(None, tiny()), nullcontext),
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
     "NORMS[config.norm]": lambda: NORMS["layer"] is torch.nn.LayerNorm,
     "embedded=": lambda: default(Block, "embedded") is None,
