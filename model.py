@@ -222,9 +222,11 @@ class GPT(nn.Module):
             for block in blocks:
                 x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
         else:
-            every = int(self.config.activation_checkpointing.removeprefix("every:"))
             for i, block in enumerate(blocks):
-                x = block(x) if i % every else recompute(block, x, use_reentrant=False)
+                if i % int(self.config.activation_checkpointing.removeprefix("every:")):
+                    x = block(x)
+                else:
+                    x = recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
     def logits(self, tokens):

@@ -46,9 +46,13 @@ def training_batches(split, config, first_step, device):
 
 
 def build_model(config, device):
-    model = parallel.apply_pipeline_parallel(parallel.build(GPT, config, device))
-    parallel.apply_tensor_parallel(model)
-    parallel.apply_context_parallel(model)
+    model = parallel.build(GPT, config, device)
+    if config.pipeline_parallel > 1:
+        model = parallel.apply_pipeline_parallel(model)
+    if config.tensor_parallel > 1:
+        parallel.apply_tensor_parallel(model)
+    if config.context_parallel > 1:
+        parallel.apply_context_parallel(model)
     model = machine.autocast(model, config.dtype, device)
     if config.compiles_blocks:
         for block in model.blocks:  # between blocks, weights or activations are exchanged

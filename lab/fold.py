@@ -23,12 +23,10 @@ NO_OPS = [
     ("ddp", False, "{0}", "parallel.local"),
     ("ddp", False, "1", "parallel.n_owners"),
     ("ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.on_owners"),
-    ("tensor_parallel", 1, "None", "parallel.apply_tensor_parallel"),
     ("tensor_parallel", 1, "False", "is_reordered"),
     ("tensor_parallel", 1, "1", "mesh().sizes.tensor"),
-    ("context_parallel", 1, "None", "parallel.apply_context_parallel", "positions"),
+    ("context_parallel", 1, "None", "positions"),
     ("context_parallel", 1, "1", "mesh().sizes.context"),
-    ("pipeline_parallel", 1, "{0}", "parallel.apply_pipeline_parallel"),
     ("pipeline_parallel", 1, "1", "mesh().sizes.pipeline"),
     ("pipeline_parallel", 1, "[model]", 'getattr(model, "parts", [model])'),
     ("dtype", "float32", "{0}", "machine.autocast"),
@@ -225,6 +223,8 @@ class Fold(Edits):
                 self.replace(node, self.code(node.left))
             case ast.BinOp(left=ast.Constant(value=1), op=ast.Mult()):
                 self.replace(node, self.code(node.right))
+            case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=1)):
+                self.replace(node, "0")
             case ast.UnaryOp(op=ast.Not()) if (known := self.truth(node.operand)) is not None:
                 self.replace(node, repr(not known))
             case ast.BoolOp():
@@ -309,7 +309,7 @@ def qualified(value, owner):
 
 
 class Prune(Edits):
-    """Drops unused functions, classes, methods, parameters, imports and assignments."""
+    """Drops unused functions, classes, methods, parameters, imports, assignments and counters of loops."""
 
     def __init__(self, source):
         super().__init__(source)
@@ -343,6 +343,10 @@ class Prune(Edits):
                 needed = name in self.reads[scope] or not pure
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr="config")], value=ast.Name()):
                 needed = "config" in self.attributes[scope.scope]
+            case ast.For(ast.Tuple([ast.Name(name), item]), ast.Call(ast.Name("enumerate"), [items])):
+                if name not in self.reads[scope]:
+                    self.replace(node.target, self.code(item))
+                    self.replace(node.iter, self.code(items))
             case ast.Call(func=ast.Name(id=name)):
                 arguments = dict(enumerate([*node.args, *node.keywords]))
                 self.drop(arguments[n] for n in self.unread.get(name, ()) if n in arguments)

@@ -103,12 +103,6 @@ def test_train_py_is_in_the_order_in_which_it_runs():
     assert re.findall(r"^# -- (\d)\. \S", source, re.MULTILINE) == list("123456")
 
 
-def test_no_function_is_longer_than_60_lines():
-    functions = ast.FunctionDef | ast.AsyncFunctionDef
-    found = [place for _, place, node in nodes() if isinstance(node, functions) and node.end_lineno - node.lineno >= 60]
-    assert not found
-
-
 def test_uv_installs_the_versions_of_make_train():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"]
     assert settings["constraint-dependencies"] == (ROOT / "requirements.txt").read_text(encoding="utf-8").split()

@@ -128,9 +128,6 @@ parts = [X, X]
 MADE = {
     "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
     "parallel.add": lambda: parallel.add(0.1) == 0.1,
-    "parallel.apply_context_parallel": lambda: parallel.apply_context_parallel(gpt) is None and untouched(gpt),
-    "parallel.apply_pipeline_parallel": lambda: parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt),
-    "parallel.apply_tensor_parallel": lambda: parallel.apply_tensor_parallel(gpt) is None and untouched(gpt),
     "parallel.build": lambda: same(parallel.build(GPT, gpt.config, CPU).state_dict(), gpt.state_dict()),
     "parallel.clip_grad_norm_": lambda: (
         clipped(lambda model: parallel.clip_grad_norm_(model, 0.5))
