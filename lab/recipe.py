@@ -226,12 +226,17 @@ class Protocol:
         return None if None in points.values() else Curve(points)
 
     def confirm(self):
-        """Wants the trials on fresh seeds, then those of the recipe without each rung and of each rung alone."""
+        """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each rung."""
         self.base.fresh_factor = self.base.factor
         kept = [row for row in self.rows if row.kept]
         names = self.given or [row.name for row in kept]
         for row in sorted((row for row in self.rows if not row.note), key=lambda row: not row.kept):
             self.confirm_row(row)
+        for name in self.given or [row.name for row in self.rows]:
+            self.alone[name] = alone = Row(f"{name} alone", self.built([name]), seeds=ONCE)
+            self.tune(alone, 1.0, self.base.factor)
+        for alone in self.alone.values():
+            self.confirm_row(alone)
         for name in names:
             rest = Row(f"without {name}", self.built([other for other in names if other != name]), seeds=ONCE)
             rest.length, rest.factor, self.without[name] = kept[-1].length, kept[-1].fresh_factor, rest
@@ -239,11 +244,6 @@ class Protocol:
                 rest.note = str(rest.config)
             else:
                 self.confirm_row(rest, self.base.factor)
-        for name in self.given or [row.name for row in self.rows]:
-            self.alone[name] = alone = Row(f"{name} alone", self.built([name]), seeds=ONCE)
-            self.tune(alone, 1.0, self.base.factor)
-        for alone in self.alone.values():
-            self.confirm_row(alone)
 
     def confirm_row(self, row, lowest=math.inf):
         """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""

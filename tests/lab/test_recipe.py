@@ -129,7 +129,7 @@ def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run,
     assert order[9:16] == [("base", seed, 1) for seed in range(3, 10)]
     first = [(name, seed > 9) for name, seed, _ in order].index
     assert first(("good", False)) < first(("late", False)) < first(("base", True)) < first(("good", True))
-    assert first(("late", True)) < first(("without late", False)) < first(("late alone", False))
+    assert first(("late", True)) < first(("late alone", False)) < first(("without late", False))
     assert rows["late"]["gain"] == pytest.approx(1.8 / 1.5, rel=0.01) and rows["late"]["peak"] == 3e9
     assert len(world.steps) == 5 * (3 + 1)
     assert (
