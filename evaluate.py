@@ -53,9 +53,11 @@ def parse(argv):
     parser.add_argument("--stride", type=int, default=0, help="tokens between windows (default: context_length)")
     parser.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="FILE", help="JSONL files")
     parser.add_argument("--batch_tokens", type=int, default=16384, help="tokens in a batch (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", choices=dtypes, help="of matrix products (default: as in training)")
+    parser.add_argument(
+        "--dtype", default="auto", choices=dtypes, help="dtype of matrix products (default: as in training)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
-    parser.add_argument("--quantize", choices=["int8"], help="weights of one byte, as sample.py has them")
+    parser.add_argument("--quantize", choices=["int8"], help="weights of one byte, as in sample.py")
     parser.add_argument("--output", metavar="FILE", help="JSON file for all figures")
     options = parser.parse_args(argv)
     for condition, message in [

@@ -1,4 +1,4 @@
-"""Prints the ladder, its programs and diffs: python ladder.py [list | show NAME | diff NAME | docs | html] [--help]"""
+"""Prints the ladder, its programs and diffs: python ladder.py COMMAND (--help lists the commands)"""
 
 from lab.show import main
 from nanoladder.entry import run_script

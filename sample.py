@@ -66,10 +66,15 @@ def parse(argv):
     add("--temperature", type=float, default=USUAL.temperature, help="0: the likeliest token (default: %(default)s)")
     add("--top_k", type=int, default=USUAL.top_k, help="sample from the k likeliest tokens (default: %(default)s, all)")
     add("--top_p", type=float, default=USUAL.top_p, help="nucleus sampling, total probability (default: %(default)s)")
-    add("--seed", type=int, default=1337, help="of a prompt's first sample, then + 1 each (default: 1337)")
+    add(
+        "--seed",
+        type=int,
+        default=1337,
+        help="random seed of each prompt's first sample; the next has seed + 1 (default: 1337)",
+    )
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
-    add("--dtype", default="auto", choices=dtypes, help="of weights and cache; auto: half precision if native")
+    add("--dtype", default="auto", choices=dtypes, help="dtype of weights and cache; auto: half precision if native")
     add("--quantize", choices=["int8"], help="weights of one byte; only with --compile and one sample")
     words = {"nargs": "?", "const": "True", "choices": ["True", "False"]}
     add("--compile", default="False", **words, help="compile the step of one token: slower to start, faster to write")

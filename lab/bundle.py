@@ -72,12 +72,12 @@ def standalone(name):
     known["padded_vocab_size"] = f"vocab_size + -vocab_size % {known['pad_vocab_to']}"
     if known["shard"] == "'none'" and all(known[key] == "1" for key in CUTS):
         known["mesh"] = "'data'"
-    program = prune(link(known))
+    program = prune(collect(known))
     program = program.replace("nanoladder::", "standalone::")  # its operators, beside those of an installed nanoladder
     return TITLE + re.sub(r"\n{4,}", "\n\n\n", program)
 
 
-def link(known):
+def collect(known):
     """Returns LOOP and everything that it calls, file by file in import order, after all import lines."""
     files, needed, order = {}, {}, {}  # {path: (import lines, statements)}, {path: {number: statement}}, {path: source}
 

@@ -227,7 +227,9 @@ def main(argv):
     usage = "python -m lab.cluster config/x.py [more.py ...] [--gpus=8] [--memory_gb=80] [--key=value ...]"
     parser = Parser(prog="python -m lab.cluster", usage=usage, allow_abbrev=False)
     parser.add_argument("--gpus", type=at_least(1), default=8, help="processes, eight to a node (default: %(default)s)")
-    parser.add_argument("--memory_gb", type=positive, default=80, help="of a GPU, in 1e9 bytes (default: %(default)s)")
+    parser.add_argument(
+        "--memory_gb", type=positive, default=80, help="memory of a GPU, in 1e9 bytes (default: %(default)s)"
+    )
     options, words = parser.parse_known_args(argv)
     config = load_config(words, vars(options))
     if not config.vocab_size:

@@ -153,7 +153,7 @@ def end(process):
 
 
 def faults(folder, state):
-    """Lists what is wrong: parts that failed, and lines of tables on other losses than naive's or a row that failed."""
+    """Lists what is wrong: parts that failed, and lines of tables with losses unlike naive's or a failed row."""
     wrong = [f"{name}: {now}" for name, now in state.items() if now.startswith("failed")]
     for path in sorted(folder.glob("*/table.md")):
         lines = [line for line in path.read_text().splitlines() if FAULT.search(line) and MISSING not in line]

@@ -77,9 +77,9 @@ def judge(options, config_words):
     config = load_config(config_words)
     if config.dropout and options.metric != "loss":
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
-    paths, climbed, given = parse_arguments(config_words)
+    paths, tops, given = parse_arguments(config_words)
     given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
-    keys = command_line(climbed | given)
+    keys = command_line(tops | given)
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against)

@@ -147,7 +147,7 @@ class Protocol:
                 return row.factor
             factors = [factors[0] / 2, *factors] if best == 0 else [*factors, 2 * factors[-1]]
 
-    def worth(self, row, fresh):
+    def log_gains(self, row, fresh):
         """The logarithms of a row's tokens × by seed, each against the base's run of its seed; None if any is missing.
 
         fresh: at the row's own length, on fresh seeds; else those of the screening.
@@ -166,18 +166,18 @@ class Protocol:
     def gains(self, row, below):
         """The logarithms of a row's tokens × over another's by seed, fresh ones if they have run; None if none have."""
         for fresh in (True, False):
-            this, other = self.worth(row, fresh), self.worth(below, fresh)
+            this, other = self.log_gains(row, fresh), self.log_gains(below, fresh)
             if this and other and len(this) == len(other):
                 return [a - b for a, b in zip(this, other, strict=True)]
 
     def confirmed(self, row):
         """True if a row, and the one below, have run on fresh seeds."""
-        return bool(self.worth(row, fresh=True) and self.worth(row.below, fresh=True))
+        return bool(self.log_gains(row, fresh=True) and self.log_gains(row.below, fresh=True))
 
     def bound(self, row):
         """≥ or ≤ if one of a row's runs ends beyond the curve, so that its tokens × are only a bound; else nothing."""
-        fresh = self.worth(row, fresh=True)
-        logs, length = (fresh, row.length) if fresh else (self.worth(row, fresh=False), row.tuned_at)
+        fresh = self.log_gains(row, fresh=True)
+        logs, length = (fresh, row.length) if fresh else (self.log_gains(row, fresh=False), row.tuned_at)
         lengths = [math.exp(log) * length for log in logs]
         if max(lengths) > 0.9999 * self.curve.high:
             return "≥ "
@@ -247,11 +247,11 @@ class Protocol:
 
     def confirm_row(self, row, lowest=math.inf):
         """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""
-        if row.length is None and (screened := self.worth(row, fresh=False)):
+        if row.length is None and (screened := self.log_gains(row, fresh=False)):
             row.length = round(self.config.max_steps / math.exp(statistics.fmean(screened))) / self.config.max_steps
         if row.length and row.factor:
             row.fresh_factor = self.tune(dataclasses.replace(row, seeds=ONCE), row.length, row.factor, lowest)
-        self.worth(row, fresh=True)
+        self.log_gains(row, fresh=True)
 
 
 def measure(options, words):

@@ -95,7 +95,7 @@ def figures(protocol, trials, parameters, steps):
         for kind in ("tokens", "step"):
             if kind in cells:
                 cells[kind]["bound"] = protocol.bound(row)
-        if screened := protocol.worth(row, fresh=False):
+        if screened := protocol.log_gains(row, fresh=False):
             cells["screened"] = [row.tuned_at, row.tuned_at * math.exp(statistics.fmean(screened))]
         if (step := steps.get(row.name)) and step["seconds"]:
             cells |= {"seconds": statistics.median(step["seconds"])} | ({"peak": step["peak"]} if step["peak"] else {})

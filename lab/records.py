@@ -96,7 +96,7 @@ def entries():
 
 
 def before(entry):
-    """The record that an entry has to beat: the last one before it, by name, that is not refused and has not failed.
+    """The record that an entry has to beat: the last one before it, by name, neither refused nor failed.
 
     Raises BadInput for the naive loop, which has none to beat.
     """

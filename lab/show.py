@@ -116,9 +116,9 @@ def print_records(options):
 def check_entry(options):
     """Checks an entry of the race: the rules, then whether it holds.
 
-    It runs against the record before it and the naive loop, on seeds that follow from its files, and writes
-    MACHINE.json to its folder. The same command continues. Exit code: 0 if it holds, 1 if not, 2 if it
-    breaks a rule.
+    It runs against the record before it and the naive loop, on seeds that follow from its files, and
+    writes MACHINE.json to its folder. The same command continues. Exit code: 0 if it holds, 1 if not,
+    2 if it breaks a rule.
     """
     sys.exit(referee.check(options))
 
@@ -126,8 +126,9 @@ def check_entry(options):
 def write_docs(options):
     """Writes the pages that are made of code and results.
 
-    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md and
-    records/README.md. Run it after a change of train.py, model.py, the stages, the results or the records.
+    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md
+    and records/README.md. Run it after a change of train.py, model.py, the stages, the results or the
+    records.
     """
     files.write(pages.PAGE, pages.page())
     files.write(pages.README, pages.readme())

@@ -32,13 +32,13 @@ def tree(folder=None):
     names = stage_names(folder)
     above = {name: [other for other in names if stage_below(other) == name] for name in names}
 
-    def climb(name, lines, ahead):
+    def walk(name, lines, ahead):
         yield lines, name
         for other in above[name]:
             if len(above[name]) == 1:
-                yield from climb(other, ahead, ahead)
+                yield from walk(other, ahead, ahead)
             else:
                 last = other == above[name][-1]
-                yield from climb(other, ahead + ("└ " if last else "├ "), ahead + ("  " if last else "│ "))
+                yield from walk(other, ahead + ("└ " if last else "├ "), ahead + ("  " if last else "│ "))
 
-    return climb(names[0], "", "")
+    return walk(names[0], "", "")

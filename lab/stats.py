@@ -120,7 +120,7 @@ simulated = functools.cache(Null)
 
 @functools.cache
 def critical(sizes, inequality, level):
-    """How many standard errors wide the intervals are at a level, in tables whose rows are so unequally noisy."""
+    """The half width of the intervals at a level, in standard errors, in tables whose rows are so unequally noisy."""
     null = simulated(sizes)
     factors = np.exp(inequality * null.factors)
     return np.quantile((factors * null.gains / scale(factors * null.own)).max(1), level)

@@ -104,7 +104,7 @@ class Trials:
         write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
 
     def run(self, wanted, parameters, end, at_once):
-        """Runs trials, `at_once` in parallel, until none is wanted; starts none after `end`, of the monotonic clock.
+        """Runs trials, `at_once` in parallel, until none is wanted; starts none after `end` (time.monotonic).
 
         wanted: function without arguments; the trials that are still to run, in order. It is called after each trial.
         parameters: function of a config.

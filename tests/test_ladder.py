@@ -75,7 +75,7 @@ def step(config, state, targets=None):
     return train.train_step(*state, Batch(tokens, tokens if targets is None else targets), 1e-3, config)
 
 
-def climb(config):
+def losses_of(config):
     """Trains with the real parts of train.py; returns the losses, gradient norms and final weights."""
     device = train.set_up(config)
     split = data.open_dataset(config).train
@@ -88,7 +88,7 @@ def climb(config):
     return torch.tensor(losses), torch.tensor(norms), {name: p.detach().cpu() for name, p in gpt.named_parameters()}
 
 
-climbed = functools.cache(climb)  # once for each config
+cached_losses_of = functools.cache(losses_of)  # once for each config
 
 # Largest difference of a loss over 20 steps. 0: bit-identical, including gradient norms and final weights.
 TOLERANCE = dict.fromkeys(ALONE[1:], 1e-4) | {"amp": 5e-3}
@@ -112,14 +112,14 @@ def agree(a, b, tolerance):
 def test_agree_rejects_another_training(tiny, keys):
     """The comparison must detect these differences."""
     with pytest.raises(AssertionError):
-        agree(climbed(tiny("naive", **keys)), climbed(tiny("naive")), max(TOLERANCE.values()))
+        agree(cached_losses_of(tiny("naive", **keys)), cached_losses_of(tiny("naive")), max(TOLERANCE.values()))
 
 
 @pytest.mark.parametrize(
     "stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("loader", "compile"))) for name in ALONE[1:]]
 )
 def test_a_stage_alone_trains_the_same_model(tiny, traced, stage):
-    agree(climbed(tiny("naive", stage)), climbed(tiny("naive")), TOLERANCE[stage])
+    agree(cached_losses_of(tiny("naive", stage)), cached_losses_of(tiny("naive")), TOLERANCE[stage])
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def operators_of_a_step(config):
 def test_set_to_none_has_no_gradients_during_the_forward(tiny, monkeypatch, stage, dropped):
     seen = []
     spy(monkeypatch, model.GPT, "hidden", lambda gpt, _: seen.append([p.grad is None for p in gpt.parameters()]))
-    climb(tiny(stage=stage, max_steps=3))
+    losses_of(tiny(stage=stage, max_steps=3))
     assert [all(step) for step in seen] == [True, dropped, dropped]  # there is none before the first step
 
 
@@ -307,7 +307,7 @@ def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_amp_trains_the_same_model_in_any_dtype(tiny, dtype):
-    agree(climbed(tiny("naive", dtype=dtype)), climbed(tiny("naive")), TOLERANCE["amp"])
+    agree(cached_losses_of(tiny("naive", dtype=dtype)), cached_losses_of(tiny("naive")), TOLERANCE["amp"])
 
 
 @pytest.mark.parametrize("stage, stored", [("amp", True), ("flash", False)])
@@ -428,7 +428,11 @@ CHECKPOINTING = ["every:1", "every:2", "sqrt", "selective"]
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 def test_every_kind_of_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing):
     keys = {"dropout": 0.2, "n_layer": 5, "max_steps": 5}
-    agree(climbed(tiny("naive", activation_checkpointing=checkpointing, **keys)), climbed(tiny("naive", **keys)), 0)
+    agree(
+        cached_losses_of(tiny("naive", activation_checkpointing=checkpointing, **keys)),
+        cached_losses_of(tiny("naive", **keys)),
+        0,
+    )
 
 
 def kept_bytes(config):
@@ -491,7 +495,7 @@ def test_grad_accumulation_runs_micro_batches_and_updates_once(tiny, monkeypatch
     seen, updates = [], []
     spy(monkeypatch, model.GPT, "hidden", lambda _, tokens: seen.append(len(tokens)))
     spy(monkeypatch, torch.optim.AdamW, "step", lambda *_: updates.append(1))
-    climb(tiny("naive", micro_batch_size=micro_batch_size, max_steps=1))
+    losses_of(tiny("naive", micro_batch_size=micro_batch_size, max_steps=1))
     assert seen == sizes
     assert len(updates) == 1
 
@@ -530,7 +534,7 @@ SETTINGS = {
 def test_any_combination_trains_the_same_model(tiny, settings):
     """Over 8 updates; each stage alone does so over 20."""
     tolerance = TOLERANCE["amp"] if settings["dtype"] == "bfloat16" else 5e-4
-    agree(climb(tiny("naive", max_steps=8, **settings)), climbed(tiny("naive", max_steps=8)), tolerance)
+    agree(losses_of(tiny("naive", max_steps=8, **settings)), cached_losses_of(tiny("naive", max_steps=8)), tolerance)
 
 
 FINISHED = {
@@ -651,8 +655,8 @@ def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path,
 @needs_gpu
 @pytest.mark.parametrize("stage", with_torchao(STAGES))
 def test_on_a_gpu_every_stage_trains_the_same_model(tiny, stage):
-    on_gpu = climb(tiny(stage=stage, device="cuda", **GPU_SIZES))
-    agree(on_gpu, climbed(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])
+    on_gpu = losses_of(tiny(stage=stage, device="cuda", **GPU_SIZES))
+    agree(on_gpu, cached_losses_of(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])
 
 
 @needs_gpu
@@ -660,4 +664,4 @@ def test_on_a_gpu_every_stage_trains_the_same_model(tiny, stage):
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])
 def test_on_a_gpu_every_attention_kernel_trains_the_same_model(tiny, attention, dtype):
     keys = {"attention": attention, "dtype": dtype, "device": "cuda", **GPU_SIZES}
-    agree(climb(tiny("naive", **keys)), climbed(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])
+    agree(losses_of(tiny("naive", **keys)), cached_losses_of(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])

@@ -40,7 +40,7 @@ def read_sources(folder):
 
 
 def main(argv):
-    parser = PrepareParser("Prepare the source code of Python's standard library.", tokenizer="bpe:4096")
+    parser = PrepareParser("Prepares the source code of Python's standard library.", tokenizer="bpe:4096")
     args = parser.parse_args(argv)
     sources = read_sources(Path(sysconfig.get_path("stdlib")))
     modules = [path.partition("/")[0] for path in sources]

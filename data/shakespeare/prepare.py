@@ -37,7 +37,7 @@ def download():
 
 def prepare(argv, script, tokenizer):
     """Prepares the text for the dataset whose prepare.py is `script`. tokenizer: the default."""
-    parser = PrepareParser("Prepare tiny Shakespeare.", tokenizer)
+    parser = PrepareParser("Prepares tiny Shakespeare.", tokenizer)
     parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download)")
     args = parser.parse_args(argv)
     try:

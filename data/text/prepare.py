@@ -70,7 +70,7 @@ def open_corpus(args, folder):
 
 
 def main(argv):
-    parser = PrepareParser("Prepare your own text.", tokenizer="bpe:4096")
+    parser = PrepareParser("Prepares your own text.", tokenizer="bpe:4096")
     parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, and folders of files")
     parser.add_argument(
         "--documents",

@@ -53,7 +53,7 @@ def section(rung):
     for machine, every in scales().items():
         if some := [scale for scale in every if "verdict" in scale.rows.get(rung, ())]:
             measured[machine] = some
-    draw = worth_card if stage_below(rung) else base_card
+    draw = rung_card if stage_below(rung) else base_card
     cards = [draw(machine, rung, some) for machine, some in measured.items()]
     cards += [] if stage_below(rung) else [race_card(*each) for each in records.measured().items()]
     unmeasured = tag("article", tag("p", f"No run has measured {rung} yet."), class_="card")
@@ -73,7 +73,7 @@ def scales():
     return {machine: sorted(each, key=order) for machine, each in found.items()}
 
 
-def worth_card(machine, rung, scales):
+def rung_card(machine, rung, scales):
     """A card with a sentence on what a rung gained or cost at these scales, and a table with a column for each."""
     rows = [scale.rows[rung] for scale in scales]
     lines = [(label, *(times(row.get(key)) for row in rows)) for key, label in FIGURES.items()]

@@ -133,7 +133,7 @@ INSTEAD = {  # nanoGPT's names that are not keys here: what to write instead
     "decay_lr": "warmup_steps=0 and min_lr=learning_rate, for a constant rate",
     "warmup_iters": "warmup_steps",
     "lr_decay_iters": "lr_decay_steps",
-    "backend": "nothing: nccl is chosen on GPUs, gloo on CPUs",
+    "backend": "none: nccl is chosen on GPUs, gloo on CPUs",
     "wandb_log": "wandb=True",
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, which also names the run",
@@ -145,12 +145,12 @@ RENAMED = {  # former keys: what to write instead
     "track": "wandb=True or False",
     "embedding_skip": "x0_skip",
     "checkpointing": "activation_checkpointing",
-    "compile_scope": "nothing: blocks are compiled one by one where that is needed",
+    "compile_scope": "none: blocks are compiled one by one where that is needed",
     "stage": "--stage=NAME on the command line",
     "recipe": "--recipe=NAME on the command line",
-    "memory_gb": "nothing: micro_batch_size=auto takes what is free",
-    "compile_mode": "TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment, which searches for faster kernels",
-    "keep_checkpoints": "nothing: the two most recent checkpoints are kept, and the best",
+    "memory_gb": "none: micro_batch_size=auto uses the memory that is free",
+    "compile_mode": "TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment, to search for faster kernels",
+    "keep_checkpoints": "none: the two most recent checkpoints are kept, and the best",
 }
 GONE = {"memory_gb": 0.0, "compile_mode": "default", "keep_checkpoints": 2}  # with their defaults
 DEFAULTS = dataclasses.asdict(Config())

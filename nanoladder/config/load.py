@@ -27,7 +27,7 @@ def parse_arguments(argv, options=()):
 
     options: names of the script's own options, already removed; offered as corrections of a misspelled key.
     """
-    paths, climbed, given = [], {}, {}
+    paths, tops, given = [], {}, {}
     rest = iter(argv)
     for word in rest:
         if not word.startswith("-"):
@@ -40,10 +40,10 @@ def parse_arguments(argv, options=()):
             needed = f"a {key}" if key in LADDERS else f"{expected(key)}, such as --{key}={DEFAULTS[key]}"
             raise BadInput(f"--{key}: no value given; expected {needed}")
         if key in LADDERS:
-            climbed[key] = text
+            tops[key] = text
         else:
             given[key] = typed(key, from_text(key, text), "command line")
-    return paths, climbed, given
+    return paths, tops, given
 
 
 def from_text(key, text):

@@ -72,6 +72,6 @@ def stage_files(name, folder=None):
     return [files(folder)[stage] for stage in stage_path(name)]
 
 
-def climbed_files(climbed):
+def ladder_files(tops):
     """Paths of all files up to the stages of {"stage": name, "recipe": name}; raises BadInput as stage_files does."""
-    return [path for key, folder in LADDERS.items() if key in climbed for path in stage_files(climbed[key], folder)]
+    return [path for key, folder in LADDERS.items() if key in tops for path in stage_files(tops[key], folder)]

@@ -1,5 +1,6 @@
 """Hardware and its settings: device, load, precision, memory, graphs. Not here: anything specific to a model or run."""
 
+from nanoladder.machine.cpu_load import cpu_times, free_cpus
 from nanoladder.machine.device import (
     ATTENTION_KERNELS,
     attention_kernel,
@@ -11,7 +12,6 @@ from nanoladder.machine.device import (
     peak_flops,
 )
 from nanoladder.machine.graph import can_record, replay, why_not_recorded
-from nanoladder.machine.load import cpu_times, free_cpus
 from nanoladder.machine.memory import (
     free_memory,
     is_out_of_memory,

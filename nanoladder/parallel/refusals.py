@@ -49,7 +49,7 @@ def check_batch(config, grid):
 
 
 def check_whole(config, grid):
-    """Raises BadInput if the optimizer or a rung takes what a process would not have, or only in part."""
+    """Raises BadInput if the optimizer or a rung needs weights that a process holds only in part, or not at all."""
     optimizers = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
     if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages gradients, as DTensors
         optimizers += ["adafactor", "galore"]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from nanoladder import checkpoint, files
-from nanoladder.config import DEFAULTS, Config, apply, check, climbed_files, help_text, parse_arguments, saved, typed
+from nanoladder.config import DEFAULTS, Config, apply, check, help_text, ladder_files, parse_arguments, saved, typed
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput, reading
 
@@ -31,8 +31,8 @@ def load_config(argv, options=()):
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
-    paths, climbed, given = parse_arguments(argv, options)
-    files = [*paths, *climbed_files(climbed)]
+    paths, tops, given = parse_arguments(argv, options)
+    files = [*paths, *ladder_files(tops)]
     values = apply(files, given, DEFAULTS)
     if base := keys_of_start(values, alone=not paths):
         values = apply(files, given, DEFAULTS | base)

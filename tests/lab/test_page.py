@@ -190,7 +190,7 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
     left_out = {"note": "kept at another scale: holds", "verdict": "holds", "without": step | {"times": 3.47}}
     small = rungs.Scale("small", 1_300_000, [], {"muon": row})
     scales = [small, rungs.Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
-    shown = words(rungs.worth_card("amd-epyc-2-threads-bf16", "muon", scales))
+    shown = words(rungs.rung_card("amd-epyc-2-threads-bf16", "muon", scales))
     assert shown.startswith("AMD EPYC, 2 threads, native bfloat16 ") and "kept at another scale" not in shown
     assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) over the last kept 1.50 (1.40–1.60) without" in shown
     assert "≥ 1.50 (1.40–1.60) 3.47 (1.40–1.60) time of a step × 1.25 gain 1.20" in shown and " alone 1" not in shown
@@ -199,7 +199,7 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
         "parameters the finished recipe without muon needs 3.47 times the tokens."
     ) in shown
     assert shown.endswith("The base of medium has rotary.")
-    assert words(rungs.worth_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
+    assert words(rungs.rung_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
 
 
 def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanoladder import machine, parallel
-from nanoladder.machine import load
+from nanoladder.machine import cpu_load
 from nanoladder.run import header
 
 STAT = """\
@@ -19,11 +19,11 @@ intr 1
 
 def test_free_cpus_are_what_other_programs_leave(tmp_path, monkeypatch):
     """Ten seconds of the one CPU that this process may use: 2 idle, 1 niced, 3 of this program, 4 of others."""
-    monkeypatch.setattr(load, "Path", lambda name: tmp_path / "stat")
-    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0}, raising=False)
-    monkeypatch.setattr(load.os, "sysconf", lambda _: 100)
-    monkeypatch.setattr(load.os, "times", lambda: times)
-    monkeypatch.setattr(load.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(cpu_load, "Path", lambda name: tmp_path / "stat")
+    monkeypatch.setattr(cpu_load.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setattr(cpu_load.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(cpu_load.os, "times", lambda: times)
+    monkeypatch.setattr(cpu_load.time, "monotonic", lambda: clock)
     times, clock = (1.0, 0.0, 0.0, 0.0, 0.0), 5.0
     (tmp_path / "stat").write_text(STAT.format(user=100, nice=100, idle=100))
     began = machine.cpu_times()
