@@ -31,7 +31,7 @@ TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
 The model comes first. From the first banner on, the code is in the order in which it runs."""
-SAME = "The program is the same; what it calls reads the key."  # of a stage without a diff
+SAME = "The program is the same; what it calls changes:"  # of a stage whose diff is empty
 PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
 KINDS = ("speed", "memory")  # of a stage's figures
 LABELS = "Stands on|What|Why|Cost|Tried|Source"  # of the paragraphs of a stage's docstring
@@ -92,15 +92,18 @@ def script(name):
     return fold(merge(modules, TITLE), bundle.values(name))
 
 
-def matcher(a, b):
-    """Returns the difflib.SequenceMatcher of the lines of two stages' programs."""
-    return difflib.SequenceMatcher(None, script(a).splitlines(), script(b).splitlines(), autojunk=False)
+def matcher(old, new):
+    """Returns the difflib.SequenceMatcher of two lists of lines."""
+    return difflib.SequenceMatcher(None, old, new, autojunk=False)
 
 
-def diff(a, b):
-    """Yields the unified diff of two stages' programs; each hunk's header names the function of its first change."""
-    old, new = script(a).splitlines(), script(b).splitlines()
-    for hunk in matcher(a, b).get_grouped_opcodes(n=2):
+def diff(a, b, program=script):
+    """Yields the unified diff of two stages' programs; each hunk's header names the function of its first change.
+
+    program: function of a stage; bundle.standalone also shows changes of what the programs call.
+    """
+    old, new = program(a).splitlines(), program(b).splitlines()
+    for hunk in matcher(old, new).get_grouped_opcodes(n=2):
         _, i, j, k, m = next(change for change in hunk if change[0] != "equal")
         where = enclosing(new, k, m) if m > k else enclosing(old, i, j)
         (_, i, _, k, _), (_, _, j, _, m) = hunk[0], hunk[-1]
@@ -113,9 +116,9 @@ def diff(a, b):
                 yield from (f"+{line}" for line in new[k:m])
 
 
-def short_diff(name):
+def short_diff(name, program=script):
     """Returns the lines that a stage changes in the program of the one below, headed by functions, not by numbers."""
-    lines = diff(stage_below(name), name)
+    lines = diff(stage_below(name), name, program)
     return "\n".join(re.sub("^@@ .* @@", "@@", line).rstrip() for line in lines).rstrip()
 
 
@@ -197,7 +200,8 @@ def section(name):
         text = [explanation(name), code, f"`python ladder.py show {name}`"]
     else:
         lines = short_diff(name)
-        text = [f"`{change(name)}`", explanation(name), f"```diff\n{lines}\n```" if lines else SAME]
+        text = [f"`{change(name)}`", explanation(name), *([] if lines else [SAME])]
+        text.append(f"```diff\n{lines or short_diff(name, bundle.standalone)}\n```")
         text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in definitions(below, name)]
         for machine in MEASURED:
             speed, memory = measured(name, machine)

@@ -100,7 +100,8 @@ def print_diff(options):
         raise BadInput(f"{b} is the first stage; expected `python ladder.py show {b}`, or a later stage")
     lines = list(pages.diff(a, b))
     if not (lines or options.other):
-        print(f"{pages.change(b)}. {pages.SAME}")
+        print(f"{pages.change(b)}. {pages.SAME}\n")
+        lines = list(pages.diff(a, b, standalone))
     for line in lines:
         color = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{color}{line}\033[0m" if color else line)

@@ -61,14 +61,23 @@ def table():
         )
     changes = {n: {} for n in range(len(names))}
     for (n, a), (m, b) in itertools.combinations(enumerate(names), 2):
-        changes[n][m] = [lines for kind, *lines in pages.matcher(a, b).get_opcodes() if kind != "equal"]
+        matcher = pages.matcher(pages.script(a).splitlines(), pages.script(b).splitlines())
+        changes[n][m] = [lines for kind, *lines in matcher.get_opcodes() if kind != "equal"]
     return list(positions), {"stages": stages, "changes": changes, "alone": list(alone)}
 
 
 def mechanism(stage):
-    """Returns the definitions in nanoladder/ that a stage's program newly calls, as HTML; empty if there are none."""
-    parts = []
-    for path, source in pages.definitions(below, stage) if (below := stage_below(stage)) else ():
+    """Returns the definitions in nanoladder/ that a stage's program newly calls, as HTML; empty if there are none.
+
+    If the program is the same, returns the lines that change in what it calls.
+    """
+    below, parts = stage_below(stage), []
+    if not below:
+        return ""
+    for path, source in pages.definitions(below, stage):
         lines = (f"<p class=line>{line}</p>" for line in highlighted(source))
         parts += [f"<p class=hunk>newly called, in {path}</p>", *lines]
+    if not pages.short_diff(stage):
+        lines = html.escape(pages.short_diff(stage, standalone), quote=False).splitlines()
+        parts += [f"<p class=hunk>{pages.SAME}</p>", *(f"<p class=line><code>{line}</code></p>" for line in lines)]
     return "\n".join(parts)

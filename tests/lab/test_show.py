@@ -253,6 +253,12 @@ def test_a_stage_changes_few_lines_and_shows_what_stands_behind_them():
         assert bool(shown) == bool(behind) or stage not in CHANGES, stage
 
 
+@pytest.mark.slow
+def test_every_rung_shows_what_it_changes():
+    for rung in stage_names(RECIPE_DIR)[1:]:
+        assert pages.short_diff(rung) or pages.short_diff(rung, standalone), rung
+
+
 def test_a_diff_patches_the_previous_program_into_the_next(tmp_path):
     """git apply reads what pages.py diff prints."""
     patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(pages.diff("naive", STAGES[-1])) + "\n"
@@ -268,7 +274,11 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
     assert printed.splitlines()[0].endswith("@@ set_up")
     assert '-    torch.set_float32_matmul_precision("highest")\n+    torch.set_float32' in printed
     assert run_main(show.main, "diff", "tf32", "tf32").out == ""
-    assert run_main(show.main, "diff", "scalar_lr").out == f"scalar_lr: 1.0 → 4.0. {pages.SAME}\n"
+    printed = run_main(show.main, "diff", "scalar_lr").out
+    assert (
+        printed.startswith(f"scalar_lr: 1.0 → 4.0. {pages.SAME}\n\n@@ ")
+        and "+            rates[parameter] = 4.0\n" in printed
+    )
     program = run_main(show.main, "diff", "amp", "--program").out
     assert run_main(show.main, "diff", "amp").out.startswith(f"{program}\n# nanoladder/machine/precision.py\n\ndef ")
 
