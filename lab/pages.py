@@ -25,6 +25,7 @@ MEASURED = {  # {the README's words for a machine: its figures}; the page begins
 RECIPES = [  # the README's figures of the second ladder
     RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small_finished",  # without: of the five that hold
     RESULTS / "amd-epyc-2-threads" / "recipe_small_second",  # of the seven after them
+    RESULTS / "amd-epyc-2-threads" / "recipe_small_gpt2",  # alone: of the rungs after the five that need no Muon
     RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",  # the screening
 ]
 TITLE = """\
@@ -234,14 +235,14 @@ def stage_table(text):
 def rung_table(text):
     """Returns the lines of the second ladder's table in the README, which is the text: the rungs of the trunk."""
     recipes = (read(folder / "recipe.json", ["rows"])["rows"] for folder in RECIPES)
-    *together, screened = ({row["name"]: row for row in rows} for rows in recipes)
+    *together, alone, screened = ({row["name"]: row for row in rows} for rows in recipes)
     heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
     figures = {}
     _, *trunk = [name for branch, name in tree(RECIPE_DIR) if not branch]
     for name in trunk:
         row, kept = screened.get(name, {}), next((rows[name] for rows in together if name in rows), {})
         verdict = kept.get("verdict") or row.get("verdict") or "not measured yet"
-        factors = [row.get("step"), row.get("alone"), kept.get("without")]
+        factors = [row.get("step"), row.get("alone") or alone.get(name, {}).get("alone"), kept.get("without")]
         figures[name] = [*(tables.factor(each) if each else "" for each in factors), verdict]
     return table_lines(text, heads, figures)
 

@@ -192,8 +192,23 @@ def test_the_trapezoid_is_flat_for_half_the_run():
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
 
 
-@pytest.mark.parametrize("key, value", [("tie_embeddings", False), ("embedding_norm", True), ("x0_skip", True)])
-def test_a_pipeline_refuses_what_its_stages_do_not_pass_on(key, value):
-    grid = refusals.Grid(pipeline=2)
-    with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 pipeline processes"):
-        refusals.check_grid(dataclasses.replace(tiny(), **{key: value}), grid, CPU)
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+def test_a_step_with_all_rungs_compiles_into_one_graph():
+    config = tiny(vocab_size=40, **RECIPE, compile=True, loss_chunks=2, pad_vocab_to=64)
+    train.train_step(*build(config), train.data.Batch(*batch(config)), 1e-3, config)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+IN_PARTS = [("x0_skip", True), ("value_embedding", True), ("smear", True)]
+IN_A_PIPELINE = [("tie_embeddings", False), ("embedding_norm", True), ("position", "rotary")]
+
+
+@pytest.mark.parametrize(
+    "dimension, key, value",
+    [("tensor", *rung) for rung in IN_PARTS] + [("pipeline", *rung) for rung in [*IN_PARTS, *IN_A_PIPELINE]],
+)
+def test_a_divided_model_refuses_rungs_that_need_the_whole(dimension, key, value):
+    with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 {dimension} processes"):
+        refusals.check_grid(dataclasses.replace(tiny(), **{key: value}), refusals.Grid(**{dimension: 2}), CPU)

@@ -61,10 +61,13 @@ def test_few_rows_in_float32_read_weights_by_columns_and_stay_tied(n_rows, dtype
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize("n_rows, dtype, tolerance", [(3, torch.float32, 1e-5), (1, torch.bfloat16, 0.1)])
-def test_the_compiled_step_computes_the_same(n_rows, dtype, tolerance, traced):
+@pytest.mark.parametrize(
+    "n_rows, dtype, tolerance, rungs",
+    [(3, torch.float32, 1e-5, {}), (1, torch.bfloat16, 0.1, {}), (2, torch.float32, 1e-5, RECIPE)],
+)
+def test_the_compiled_step_computes_the_same(n_rows, dtype, tolerance, rungs, traced):
     windows = [random_tokens(n, seed=n) for n in (8, 3, 5)][:n_rows]
-    keys = {"bias": True, "pad_vocab_to": 64}
+    keys = {"bias": True, "pad_vocab_to": 64, **rungs}
     expected = step(CachedGPT(random_gpt(12, **keys).to(dtype), n_rows, 12), windows)
     model = CachedGPT(random_gpt(12, **keys).to(dtype), n_rows, 12, compile=True)
     found = step(model, windows)

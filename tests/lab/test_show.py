@@ -150,16 +150,20 @@ def test_all_programs_of_a_stage_train_identically_and_like_naive(stage, dense, 
     assert losses(result.stdout) == [row["train_loss"] for row in figures(commands[0])]
 
 
-@pytest.mark.slow
-def test_the_program_of_muon_shows_its_code_and_runs_alone(dense, tmp_path):
-    """On the second ladder."""
+def test_the_diff_of_muon_shows_its_code():
     shown = "\n".join(source for _, source in pages.definitions(stage_below("muon"), "muon"))
     assert all(
         part in shown for part in ("def step(self):", "average.lerp_(gradient", "torch.baddbmm(gram, gram, gram")
     )
-    words = [*command("naive", "train", dense, tmp_path), "--recipe=muon"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", ["muon", "smear"])
+def test_the_program_of_a_rung_runs_alone(dense, tmp_path, rung):
+    """Of the first rung, and of the last that holds."""
+    words = [*command("naive", "train", dense, tmp_path), f"--recipe={rung}"]
     train.main(words)
-    path, own = take_along("muon", tmp_path, dense)
+    path, own = take_along(rung, tmp_path, dense)
     result = python(path, *own, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
     assert result.returncode == 0, result.stderr
     assert losses(result.stdout) == [row["train_loss"] for row in figures(words)]

@@ -33,6 +33,7 @@ INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: detects wrong scales, which AdamW hides
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
+SEPARATE = {"qk_norm": True, "key_offset": True, "split_qkv": True, "polar_express": True}  # rungs inside the blocks
 AT_THE_END = {"eval_interval": 6, "lazy_metrics": True}
 
 # Trained by several processes, and by one without the keys of LAYOUT; tiny() is float32, 6 steps of 4 sequences.
@@ -83,12 +84,13 @@ TWO = {
     },
     "recipe muon tensor": {**UNCUT, **TENSOR, "pad_vocab_to": 64},
     "recipe context": {**RECIPE, **SGD, **CONTEXT, "learning_rate": 3e-3, "attention": "sdpa"},
+    "muon context": {**CONTEXT, **SEPARATE, "optimizer": "muon", "attention": "sdpa"},
     "recipe gathered": {**RECIPE, **SGD, **CONTEXT, "learning_rate": 3e-3, "attention": "sdpa", "n_head": 1},
     "sgd": {**SGD, "shard": "full"},
     "adafactor": {"optimizer": "adafactor"},
     "galore": {"optimizer": "galore"},
     "lion": {**TENSOR, "optimizer": "lion"},
-    "muon pipeline": {**PIPELINE, **PARTS, "optimizer": "muon"},
+    "muon pipeline": {**PIPELINE, **PARTS, **SEPARATE, "optimizer": "muon"},
     "adamw8bit full": {"optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "shard": "full"},
     "adamw8bit context": {**CONTEXT, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64, "attention": "sdpa"},
     "adamw8bit pipeline": {**PIPELINE, **PARTS, "optimizer": "adamw8bit", "n_embd": 96, "pad_vocab_to": 64},
