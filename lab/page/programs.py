@@ -79,5 +79,8 @@ def mechanism(stage):
         parts += [f"<p class=hunk>newly called, in {path}</p>", *lines]
     if not pages.short_diff(stage):
         lines = html.escape(pages.short_diff(stage, standalone), quote=False).splitlines()
-        parts += ["<p class=hunk>changed in what it calls</p>", *(f"<p class=line><code>{line}</code></p>" for line in lines)]
+        parts += [
+            "<p class=hunk>changed in what it calls</p>",
+            *(f"<p class=line><code>{line}</code></p>" for line in lines),
+        ]
     return "\n".join(parts)
