@@ -248,6 +248,7 @@ def of_the_compiler(text):
     [
         (FULL, True),
         (MemoryError(), True),
+        (RuntimeError("can't start new thread"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (of_the_compiler("C++ compile error\n\nvirtual memory exhausted: Cannot allocate memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
