@@ -79,7 +79,7 @@ def proc_bytes(path, field):
 
 def is_out_of_memory(error):
     """True if an exception reports that GPU, CPU, Python or thread memory ran out."""
-    causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError|can't start new thread"
+    causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError|start new thread"
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(re.search(causes, str(error))))
 
 
