@@ -15,6 +15,7 @@ from processes import python
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import lab.stages
 import model
 import train
 from lab import pages, show
@@ -75,7 +76,7 @@ def step(config, state, targets=None):
     return train.train_step(*state, Batch(tokens, tokens if targets is None else targets), 1e-3, config)
 
 
-def losses_of(config):
+def trajectory(config):
     """Trains with the real parts of train.py; returns the losses, gradient norms and final weights."""
     device = train.set_up(config)
     split = data.open_dataset(config).train
@@ -88,7 +89,7 @@ def losses_of(config):
     return torch.tensor(losses), torch.tensor(norms), {name: p.detach().cpu() for name, p in gpt.named_parameters()}
 
 
-cached_losses_of = functools.cache(losses_of)  # once for each config
+cached_trajectory = functools.cache(trajectory)  # once for each config
 
 # Largest difference of a loss over 20 steps. 0: bit-identical, including gradient norms and final weights.
 TOLERANCE = dict.fromkeys(ALONE[1:], 1e-4) | {"amp": 5e-3}
@@ -112,14 +113,14 @@ def agree(a, b, tolerance):
 def test_agree_rejects_another_training(tiny, keys):
     """The comparison must detect these differences."""
     with pytest.raises(AssertionError):
-        agree(cached_losses_of(tiny("naive", **keys)), cached_losses_of(tiny("naive")), max(TOLERANCE.values()))
+        agree(cached_trajectory(tiny("naive", **keys)), cached_trajectory(tiny("naive")), max(TOLERANCE.values()))
 
 
 @pytest.mark.parametrize(
     "stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("loader", "compile"))) for name in ALONE[1:]]
 )
 def test_a_stage_alone_trains_the_same_model(tiny, traced, stage):
-    agree(cached_losses_of(tiny("naive", stage)), cached_losses_of(tiny("naive")), TOLERANCE[stage])
+    agree(cached_trajectory(tiny("naive", stage)), cached_trajectory(tiny("naive")), TOLERANCE[stage])
 
 
 @pytest.mark.slow
@@ -151,6 +152,14 @@ def test_the_list_draws_every_stage_on_its_branch(capsys):
     assert [line.lstrip("├│└ ") for line in lines] == STAGES
     assert [line.lstrip("├└ ").split()[0] for line in second.splitlines()[1:]] == stage_names(RECIPE_DIR)
     assert {"cuda_graph", "├ checkpointing", "│ grad_accumulation", "│ low_memory_optimizer"} <= set(lines)
+
+
+def test_branches_are_drawn_beside_one_another(monkeypatch):
+    below = {"a": None, "b": "a", "c": "b", "d": "c", "e": "b", "f": "e", "g": "e", "h": "e"}
+    monkeypatch.setattr(lab.stages, "stage_names", lambda folder: list(below))
+    monkeypatch.setattr(lab.stages, "stage_below", below.get)
+    drawn = [branch + name for branch, name in tree()]
+    assert drawn == ["a", "b", "├ c", "│ d", "└ e", "  ├ f", "  ├ g", "  └ h"]
 
 
 def test_the_trunk_ends_at_the_default_config():
@@ -197,7 +206,7 @@ def operators_of_a_step(config):
 def test_set_to_none_has_no_gradients_during_the_forward(tiny, monkeypatch, stage, dropped):
     seen = []
     spy(monkeypatch, model.GPT, "hidden", lambda gpt, _: seen.append([p.grad is None for p in gpt.parameters()]))
-    losses_of(tiny(stage=stage, max_steps=3))
+    trajectory(tiny(stage=stage, max_steps=3))
     assert [all(step) for step in seen] == [True, dropped, dropped]  # there is none before the first step
 
 
@@ -306,7 +315,7 @@ def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_amp_trains_the_same_model_in_any_dtype(tiny, dtype):
-    agree(cached_losses_of(tiny("naive", dtype=dtype)), cached_losses_of(tiny("naive")), TOLERANCE["amp"])
+    agree(cached_trajectory(tiny("naive", dtype=dtype)), cached_trajectory(tiny("naive")), TOLERANCE["amp"])
 
 
 @pytest.mark.parametrize("stage, stored", [("amp", True), ("flash", False)])
@@ -428,8 +437,8 @@ CHECKPOINTING = ["every:1", "every:2", "sqrt", "selective"]
 def test_every_kind_of_checkpointing_trains_the_same_model_bit_for_bit(tiny, checkpointing):
     keys = {"dropout": 0.2, "n_layer": 5, "max_steps": 5}
     agree(
-        cached_losses_of(tiny("naive", activation_checkpointing=checkpointing, **keys)),
-        cached_losses_of(tiny("naive", **keys)),
+        cached_trajectory(tiny("naive", activation_checkpointing=checkpointing, **keys)),
+        cached_trajectory(tiny("naive", **keys)),
         0,
     )
 
@@ -494,7 +503,7 @@ def test_grad_accumulation_runs_micro_batches_and_updates_once(tiny, monkeypatch
     seen, updates = [], []
     spy(monkeypatch, model.GPT, "hidden", lambda _, tokens: seen.append(len(tokens)))
     spy(monkeypatch, torch.optim.AdamW, "step", lambda *_: updates.append(1))
-    losses_of(tiny("naive", micro_batch_size=micro_batch_size, max_steps=1))
+    trajectory(tiny("naive", micro_batch_size=micro_batch_size, max_steps=1))
     assert seen == sizes
     assert len(updates) == 1
 
@@ -533,7 +542,7 @@ SETTINGS = {
 def test_any_combination_trains_the_same_model(tiny, settings):
     """Over 8 updates; each stage alone does so over 20."""
     tolerance = TOLERANCE["amp"] if settings["dtype"] == "bfloat16" else 5e-4
-    agree(losses_of(tiny("naive", max_steps=8, **settings)), cached_losses_of(tiny("naive", max_steps=8)), tolerance)
+    agree(trajectory(tiny("naive", max_steps=8, **settings)), cached_trajectory(tiny("naive", max_steps=8)), tolerance)
 
 
 FINISHED = {
@@ -654,8 +663,8 @@ def test_the_finished_loop_compiles_into_one_graph_and_evaluates(tiny, tmp_path,
 @needs_gpu
 @pytest.mark.parametrize("stage", with_torchao(STAGES))
 def test_on_a_gpu_every_stage_trains_the_same_model(tiny, stage):
-    on_gpu = losses_of(tiny(stage=stage, device="cuda", **GPU_SIZES))
-    agree(on_gpu, cached_losses_of(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])
+    on_gpu = trajectory(tiny(stage=stage, device="cuda", **GPU_SIZES))
+    agree(on_gpu, cached_trajectory(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])
 
 
 @needs_gpu
@@ -663,4 +672,4 @@ def test_on_a_gpu_every_stage_trains_the_same_model(tiny, stage):
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])
 def test_on_a_gpu_every_attention_kernel_trains_the_same_model(tiny, attention, dtype):
     keys = {"attention": attention, "dtype": dtype, "device": "cuda", **GPU_SIZES}
-    agree(losses_of(tiny("naive", **keys)), cached_losses_of(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])
+    agree(trajectory(tiny("naive", **keys)), cached_trajectory(tiny("naive", **GPU_SIZES)), 2 * TOLERANCE["amp"])

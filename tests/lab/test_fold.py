@@ -170,6 +170,12 @@ def test_a_call_does_nothing_while_its_stage_is_off():
         assert holds(), call
 
 
+def test_one_process_divides_no_model():
+    assert parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt)
+    assert parallel.apply_tensor_parallel(gpt) is None and untouched(gpt)
+    assert parallel.apply_context_parallel(gpt) is None and untouched(gpt)
+
+
 BEFORE = """
 import os
 from a import b, c, d
