@@ -33,7 +33,7 @@ def parse(argv):
     parser = Parser(prog="convert.py", description="Converts a run's model for other programs.", allow_abbrev=False)
     parser.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     parser.add_argument(
-        "--checkpoint", choices=["best", "last"], default="best", help="which of the run's two (default: best)"
+        "--checkpoint", choices=["best", "last"], default="best", help="checkpoint of the run (default: best)"
     )
     to = "hf: for Hugging Face's transformers: a GPT-2, or any other model with its code beside it"
     parser.add_argument("--to", choices=["hf"], default="hf", help=to)

@@ -195,7 +195,7 @@ def split(argv):
 
 def parser_of(mode, **settings):
     """Makes the parser of all options, whose help shows those of one mode."""
-    lines = [textwrap.fill(mode.meaning, 86).replace("\n", "\n" + " " * 14) for mode in MODES.values()]
+    lines = [f"\n{'':14}".join(textwrap.wrap(mode.meaning, 86)) for mode in MODES.values()]
     head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
     parser = Parser(
         usage=f"python profile.py config/x.py [more.py ...] [--mode={mode}] [options] [--key=value ...]",

@@ -110,7 +110,7 @@ def add_source(parser):
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
     group.add_argument("--model", help="a model from elsewhere instead: hf:gpt2, hf:FOLDER or a ckpt.pt of nanoGPT")
-    parser.add_argument("--checkpoint", choices=["best", "last"], help="which of the run's two (default: best)")
+    parser.add_argument("--checkpoint", choices=["best", "last"], help="checkpoint of the run (default: best)")
 
 
 def source_of(options):
