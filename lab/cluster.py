@@ -37,6 +37,7 @@ ACTIVATIONS = 2 * 4 + 14 * 2  # bytes that a block keeps, per number of its widt
 FREE = 0.1  # share of a GPU's memory
 CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
 SCHEDULES = get_args(TYPES["pipeline_schedule"])
+WEIGHTS = "full", "hybrid"  # values of shard that shard the weights, too
 
 
 # -- a step
@@ -99,8 +100,8 @@ def predict_step(config, sizes, n_gpus):
     pipeline = sends * (4 * width / t / (NVLINK if n * t * p <= NODE else ADAPTER) + HOP)
 
     # Of the step: weights and gradients, behind the compute of all micro-batches or of one; then the update
-    regathers = config.shard == "full" and p == 1
-    gathers = {"none": 0, "optimizer": 1, "full": 2 * n_micro if regathers else 1}[config.shard]
+    regathers = config.shard in WEIGHTS and p == 1
+    gathers = 2 * n_micro if regathers else int(config.shard != "none")
     data = (2 * gathers + 4) * weights * (s - 1) / s / ring(s, t) + (gathers + 1) * layers * (s - 1) * HOP
     copies = n // s
     data += 8 * weights / s * (copies - 1) / copies / ring(copies, t * s)
@@ -131,7 +132,7 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
     p, _, _, t = grid
     layers, weights, recompute = config.n_layer / p, sizes.n_params / (t * p), config.activation_checkpointing != "none"
     outside = sizes.n_params - config.n_layer * sizes.block
-    in_half = (2 * sizes.block + outside) / t if config.shard == "full" and p == 1 else weights
+    in_half = (2 * sizes.block + outside) / t if config.shard in WEIGHTS and p == 1 else weights
     waiting = 4 * weights if s > 1 and n_micro > 1 else 0  # whole float32 gradients, until the last micro-batch
     block = ACTIVATIONS * width / t
     kept = 4 * width / t if recompute else block  # a block's float32 input
@@ -152,15 +153,18 @@ def layouts(config, n_gpus):
         if config.n_head % (c * t) or config.context_length % (c * t):
             continue
         rows, within = config.batch_size // d, math.gcd(NODE // t, d * c)
-        shards = [("none", 0), ("optimizer", 0), ("full", 0)][: 1 if d * c == 1 else 3 - (p > 1)]
-        shards += [(shard, within) for shard, _ in shards[1:] if 1 < within < d * c]
+        shards = ["none"]
+        if d * c > 1:
+            shards += ["optimizer", "full"] if p == 1 else ["optimizer"]  # in a pipeline, full gathers no more often
+        if 1 < within < d * c:
+            shards.append("hybrid")
         micro = [size for size in (1, 2, 4, 8, 16) if rows % size == 0]
         cuts = dict(zip(CUTS, (p, c, t), strict=True))
-        for (shard, n), size, recomputed, schedule in itertools.product(
+        for shard, size, recomputed, schedule in itertools.product(
             shards, micro, ("none", "every:1"), SCHEDULES[: 1 + (p > 1)]
         ):
             if p == 1 or (p * STAGES[schedule] <= config.n_layer and can_schedule(schedule, p, rows // size)):
-                keys = {"shard": shard, "shard_within": n, "micro_batch_size": size, "pipeline_schedule": schedule}
+                keys = {"shard": shard, "micro_batch_size": size, "pipeline_schedule": schedule}
                 yield dataclasses.replace(config, **cuts, **keys, activation_checkpointing=recomputed)
 
 
@@ -182,7 +186,7 @@ def fastest(config, sizes, n_gpus, memory_gb=80):
         complications = (
             *cuts,
             layout.activation_checkpointing != "none",
-            layout.shard_within > 0,
+            layout.shard == "hybrid",
             layout.shard != "none",
         )
         return 0, complications, -layout.micro_batch_size, step.seconds
@@ -199,7 +203,6 @@ def in_words(layout, n_gpus):
     words = {
         str(grid) or "1 process": True,
         f"shard={layout.shard}": layout.shard != "none",
-        f"shard_within={layout.shard_within}": layout.shard_within,
         layout.pipeline_schedule: grid.pipeline > 1,
         "checkpointing": layout.activation_checkpointing != "none",
     }

@@ -76,7 +76,7 @@ def traces(config, device_type, world_size):
         and machine.can_record(config, torch.device(device_type)),
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
-        world_size, alone = 1, {"shard": "none", "shard_within": 0, **dict.fromkeys(parallel.CUTS, 1)}
+        world_size, alone = 1, {"shard": "none", **dict.fromkeys(parallel.CUTS, 1)}
         if not config.compiles_blocks:  # else these keys are the reason for it
             traced = dataclasses.replace(traced, **alone)
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanoladder import parallel
 from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
 
-PER_NODE = 8  # processes of a node, on which shard_within=node depends
+PER_NODE = 8  # processes of a node, on which shard=hybrid depends
 
 
 @contextlib.contextmanager

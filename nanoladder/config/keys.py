@@ -62,9 +62,8 @@ class Config:
     optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
     optimizer_in_backward: bool = False  # update each parameter as soon as its gradient is ready
     ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)
-    # FSDP2: shard optimizer state and gradients, or weights too (full)
-    shard: Literal["none", "optimizer", "full"] = "none"
-    shard_within: int | Literal["node"] = 0  # processes that shard one copy of the weights; 0: all; node: a node's
+    # FSDP2 of optimizer state; full: weights too; hybrid: within a node
+    shard: Literal["none", "optimizer", "full", "hybrid"] = "none"
     tensor_parallel: int = 1  # processes that share every matrix, by heads and columns
     context_parallel: int = 1  # processes that share each sequence
     pipeline_parallel: int = 1  # processes that share the blocks, in stages
@@ -150,9 +149,10 @@ RENAMED = {  # former keys: what to write instead
     "recipe": "--recipe=NAME on the command line",
     "memory_gb": "none: micro_batch_size=auto uses the memory that is free",
     "compile_mode": "TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment, to search for faster kernels",
+    "shard_within": "shard=hybrid, which keeps a whole copy of the weights in each node",
     "keep_checkpoints": "none: the two most recent checkpoints are kept, and the best",
 }
-GONE = {"memory_gb": 0.0, "compile_mode": "default", "keep_checkpoints": 2}  # with their defaults
+GONE = {"memory_gb": 0.0, "compile_mode": "default", "shard_within": 0, "keep_checkpoints": 2}  # with their defaults
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; a comment that begins with -- is a heading there.
 ENTRY = r"^    (?:# -- (.+)\n    )?(?:# (.+)\n    )?(\w+): .+? = .+?(?:  # (.+))?$"

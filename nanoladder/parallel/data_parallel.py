@@ -50,6 +50,6 @@ def synchronize(model, on):
         return
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2's
         model.set_requires_gradient_sync(on)
-        model.set_reshard_after_backward(on or model.config.shard == "full")
+        model.set_reshard_after_backward(on or model.config.shard != "optimizer")
     else:
         model.require_backward_grad_sync = on

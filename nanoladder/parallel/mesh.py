@@ -4,6 +4,7 @@ Ranks count the processes of a tensor group first, then those of a context group
 groups that exchange most have neighboring ranks, within a node.
 """
 
+import math
 from datetime import timedelta
 from functools import cached_property
 from typing import NamedTuple
@@ -110,20 +111,10 @@ def divide(config, n):
 
 
 def count_sharing(config, sizes, n_per_node):
-    """Number of processes that hold one copy of their weights among them: a Mesh's n_sharing.
-
-    Raises BadInput if shard_within does not divide the processes that could share.
-    """
+    """Number of processes that hold one copy of their weights among them: a Mesh's n_sharing."""
     averaging = sizes.data * sizes.context
     if config.shard == "none":
         return 1
-    if config.shard_within == "node":
-        n = min(max(1, n_per_node // sizes.tensor), averaging)
-    else:
-        n = config.shard_within or averaging
-    if averaging % n:
-        raise BadInput(
-            f"shard_within={config.shard_within} does not divide the {averaging} processes that share a stage's "
-            "weights; expected a divisor, or 0 for all"
-        )
-    return n
+    if config.shard == "hybrid":
+        return math.gcd(max(1, n_per_node // sizes.tensor), averaging)
+    return averaging

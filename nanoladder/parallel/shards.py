@@ -12,8 +12,8 @@ def fully_shard(model):
 
     FSDP gathers a block's weights before its forward and reduce-scatters its gradients after its backward. The root
     group stays gathered until the backward ends: the tied token embedding and head, the position embedding and the
-    final norm. With shard_within, the shards of a node (or of N processes) are replicated on the others. A single
-    process has nothing to shard. Raises BadInput if the 8-bit optimizer cannot be sharded.
+    final norm. With shard=hybrid, each node has a whole copy. A single process has nothing to shard. Raises BadInput if
+    the 8-bit optimizer cannot be sharded.
     """
     if mesh().averaging == 1:
         return
@@ -28,7 +28,7 @@ def fully_shard(model):
     half = dtype if device_type == "cuda" and dtype != torch.float32 else None
     policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     # In a pipeline, a block's weights stay gathered for all micro-batches of a step
-    reshard = model.config.shard == "full" and mesh().sizes.pipeline == 1
+    reshard = model.config.shard != "optimizer" and mesh().sizes.pipeline == 1
     for part in getattr(model, "parts", [model]):
         for block in part.blocks:
             fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 CURVE = "step", "tokens", "train_loss", "val_loss", "val_bpb", "lr"
 TENSOR, CONTEXT, PIPELINE = {"tensor_parallel": 2}, {"context_parallel": 2}, {"pipeline_parallel": 2}
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
-LAYOUT = {"shard": "none", "shard_within": 0, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
+LAYOUT = {"shard": "none", "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: detects wrong scales, which AdamW hides
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 SEPARATE = {"qk_norm": True, "key_offset": True, "split_qkv": True, "polar_express": True}  # rungs inside the blocks
@@ -283,7 +283,7 @@ def test_four_processes_resume_bit_for_bit(dense, documents, folder):
 ALONG = {"data": {}, "tensor": TENSOR, "context": CONTEXT, "pipeline": PIPELINE}
 FOUR = {f"{one} {other}": ALONG[one] | ALONG[other] for one, other in itertools.combinations(ALONG, 2)}
 FOUR |= {f"{name} full": keys | {"shard": "full"} for name, keys in FOUR.items() if name != "tensor pipeline"}
-FOUR |= {"optimizer": {"shard": "optimizer"}, "shared by 2": {"shard": "full", "shard_within": 2}}
+FOUR |= {"optimizer": {"shard": "optimizer"}, "hybrid": {"shard": "hybrid"}}
 FOUR |= {"interleaved": INTERLEAVED, "4 data": {}} | {f"4 {key}": {key: 4} for key in parallel.CUTS}
 ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
 ODD |= {"data": "documents", "vocab_size": 257}  # padded, with heads of 9
@@ -319,7 +319,7 @@ def test_every_layout_resumes_the_checkpoint_of_another_like_one_process(dense, 
 def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_sharded(dense, documents, folder, subtests):
     """Including uneven and empty shards."""
     base = {"optimizer": "muon", "n_head": 2, "n_embd": 18, "n_layer": 3}
-    layouts = {"full": {"shard": "full"}, "shared by 2": {"shard": "optimizer", "shard_within": 2}}
+    layouts = {"full": {"shard": "full"}, "hybrid": {"shard": "hybrid"}}
     layouts |= {"tensor": TENSOR, "tensor full": {**TENSOR, "shard": "full"}, "empty": {"shard": "full", "n_embd": 6}}
     layouts |= {"bfloat16 full": {"shard": "full", "dtype": "bfloat16", "n_embd": 6}}
     runs = {

@@ -36,9 +36,11 @@ def test_the_mesh_prints_only_its_dimensions_of_several_processes():
     "keys, n, per_node, expected",
     [
         ({}, 16, 8, 16),
-        ({"shard_within": "node"}, 16, 8, 8),
-        ({"shard_within": "node", "tensor_parallel": 8}, 16, 8, 1),
-        ({"shard_within": "node", "pipeline_parallel": 4}, 16, 8, 4),  # a stage has half a node
+        ({"shard": "hybrid"}, 16, 8, 8),
+        ({"shard": "hybrid", "tensor_parallel": 8}, 16, 8, 1),
+        ({"shard": "hybrid", "tensor_parallel": 8}, 16, 4, 1),
+        ({"shard": "hybrid", "pipeline_parallel": 4}, 16, 8, 4),  # a stage has half a node
+        ({"shard": "hybrid", "pipeline_parallel": 2}, 24, 8, 4),  # and one and a half
         ({"shard": "none"}, 16, 8, 1),
     ],
 )
@@ -87,8 +89,6 @@ def test_what_several_processes_cannot_train_is_refused(keys, sizes, expected):
 def test_indivisible_sizes_are_refused(monkeypatch):
     with pytest.raises(BadInput, match="tensor_parallel=4 does not divide 6 processes; expected a multiple of 4"):
         divide(tiny(tensor_parallel=4), 6)
-    with pytest.raises(BadInput, match="shard_within=4 does not divide the 6 processes"):
-        count_sharing(tiny(shard="full", shard_within=4), Grid(data=6), 6)
     monkeypatch.setattr(refusals, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
     with pytest.raises(BadInput, match=r"position_embedding\.weight has 15"):
         refusals.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))

@@ -92,6 +92,7 @@ def main(argv):
     checkpoint.resume = resume_exactly
     metrics.plot = lambda *_: None
     torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    os.environ["LOCAL_WORLD_SIZE"] = "2"  # four processes pass for two nodes
     home = os.getcwd()
     for name, job in jobs.items():
         special = job.get("rank_1", {}) if os.environ["RANK"] == "1" else {}
