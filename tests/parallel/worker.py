@@ -92,7 +92,6 @@ def main(argv):
     checkpoint.resume = resume_exactly
     metrics.plot = lambda *_: None
     torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    os.environ["LOCAL_WORLD_SIZE"] = "2"  # four processes pass for two nodes
     home = os.getcwd()
     for name, job in jobs.items():
         special = job.get("rank_1", {}) if os.environ["RANK"] == "1" else {}
@@ -102,6 +101,8 @@ def main(argv):
             dist.barrier()  # the other looks for its config
         if "fault" in job:
             train.forward_backward = faulty(*job["fault"])
+        if "--shard=hybrid" in job["argv"]:
+            os.environ["LOCAL_WORLD_SIZE"] = "2"  # four processes pass for two nodes
         os.chdir(special.get("cwd", job.get("cwd", home)))
         torch._dynamo.reset()
         reductions, error = 0, None
