@@ -152,7 +152,7 @@ def layouts(config, n_gpus):
             continue
         if config.n_head % (c * t) or config.context_length % (c * t):
             continue
-        rows, within = config.batch_size // d, math.gcd(NODE // t, d * c)
+        rows, within = config.batch_size // d, count_sharing(dataclasses.replace(config, shard="hybrid"), grid, NODE)
         shards = ["none"]
         if d * c > 1:
             shards += ["optimizer", "full"] if p == 1 else ["optimizer"]  # in a pipeline, full gathers no more often

@@ -76,9 +76,9 @@ def traces(config, device_type, world_size):
         and machine.can_record(config, torch.device(device_type)),
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
-        world_size, alone = 1, {"shard": "none", **dict.fromkeys(parallel.CUTS, 1)}
+        world_size = 1
         if not config.compiles_blocks:  # else these keys are the reason for it
-            traced = dataclasses.replace(traced, **alone)
+            traced = dataclasses.replace(traced, shard="none", **dict.fromkeys(parallel.CUTS, 1))
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
     return config, traced, [trace(traced, device_type, world_size, rank) for rank in places]
 

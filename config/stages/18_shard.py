@@ -2,7 +2,7 @@
 
 What: FSDP2, `fully_shard` on every block. full: the weights of a block are gathered before its forward and again
 before its backward, and freed after each. optimizer: weights are gathered once a step, and only gradients and
-optimizer state are sharded (ZeRO). hybrid: as full, within each node.
+optimizer state are sharded (ZeRO). hybrid: full within each node, replicated between nodes.
 Why: the 16 bytes per parameter of weights, gradients and AdamW's state become 16 / N: N devices hold a model that is
 too large for one.
 Cost: at most one and a half times the bytes that ddp sends; full gathers again for every micro-batch. The model is

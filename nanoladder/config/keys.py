@@ -62,7 +62,7 @@ class Config:
     optimizer: Literal["adamw", "sgd", "adafactor", "muon", "lion", "adamw8bit", "galore"] = "adamw"
     optimizer_in_backward: bool = False  # update each parameter as soon as its gradient is ready
     ddp: bool = True  # split each batch among the processes that torchrun starts (DDP)
-    # FSDP2 of optimizer state; full: weights too; hybrid: within a node
+    # what FSDP2 shards; full: weights too; hybrid: full within each node
     shard: Literal["none", "optimizer", "full", "hybrid"] = "none"
     tensor_parallel: int = 1  # processes that share every matrix, by heads and columns
     context_parallel: int = 1  # processes that share each sequence
