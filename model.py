@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from nanoladder.kernels import attend_in_blocks, count_chunks, head_loss, uses_blocks
-from nanoladder.private import attention_kernels
+from operators import attend_in_blocks, count_chunks, head_loss, uses_blocks
+from operators.private import attention_kernels
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
 NORMS = {"layer": nn.LayerNorm, "rms": lambda n_embd, bias: nn.RMSNorm(n_embd, eps=1e-6)}  # Zhang & Sennrich 2019

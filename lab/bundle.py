@@ -1,4 +1,4 @@
-"""Definitions of nanoladder/ that a program calls, folded as the program is: beside its diff, or linked into one file.
+"""Our definitions that a program calls, folded as the program is: beside its diff, or linked into one file.
 
 A linked program (`ladder.py show NAME --standalone`) imports nothing but torch and numpy: all that it calls stands in
 it, definition by definition. standalone_loop.py takes the place of the housekeeping, and all keys but its own have
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[1]
 OPTIONS = ("optimizer_in_backward",)  # shown programs use their defaults
 LOOP, BATCHES = Path("lab/standalone_loop.py"), Path("nanoladder/data/batches.py")
 REPLACED = tuple(((BATCHES, name), (LOOP, name)) for name in ("TrainingBatches", "WORKERS"))
-OURS = ("nanoladder", "model", "train")
+OURS = ("operators", "nanoladder", "model", "train")
 TITLE = '''\
 """A GPT and the loop that trains it, in one file: python PROGRAM.py TOKENS.bin [--n_layer=4 --max_steps=100 ...]
 
@@ -40,7 +40,7 @@ def values(name):
 
 
 def definitions(program, before, known):
-    """Returns [(path, source)] of the definitions in nanoladder/ that a program calls and its predecessor does not.
+    """Returns [(path, source)] of our definitions that a program calls and its predecessor does not.
 
     The source is folded by known, {field: expression}, and has what the definitions need of the same file. A class
     keeps the methods that it or the program calls.
@@ -59,7 +59,7 @@ def definitions(program, before, known):
 
 
 def called(program):
-    """Returns the definitions in nanoladder/, (path, name), that a program's source reads."""
+    """Returns our definitions, (path, name), that a program's source reads."""
     _, statements = load(Path(), program)
     return {(path, name) for _, text in statements for path, name in read_in(text) if path != Path()}
 
@@ -107,7 +107,7 @@ def collect(known):
     visit(LOOP)
     parts = [f"{section}\n" for section in sections(set().union(*(lines for lines, _ in files.values())))]
     for path, source in order.items():
-        banner = f"\n# -- {path}\n\n" if path.parts[0] == "nanoladder" else ""
+        banner = f"\n# -- {path}\n\n" if path.parts[0] in ("operators", "nanoladder") else ""
         parts.append(banner + re.sub(DOCSTRING, first_paragraph, re.sub(QUALIFIED, name_in_program, source)))
     return "\n".join(part for part in parts if part.strip())
 

@@ -122,7 +122,7 @@ def check_out(folder, against):
     unpack(against, other, failed=f"--against={against}: expected a commit or branch")
     for path in ROOT.glob("*.py"):
         shutil.copy(path, this)
-    for name in ("config", "lab", "nanoladder"):
+    for name in ("config", "lab", "nanoladder", "operators"):
         shutil.copytree(ROOT / name, this / name)
     shutil.copytree(ROOT / "lab", other / "lab", dirs_exist_ok=True)
     return {"other": against, "this": f"{head} + changes" if changed else head}

@@ -125,7 +125,7 @@ def short_diff(name, program=script):
 
 @cache
 def definitions(a, b):
-    """Returns [(path, source)] of the definitions in nanoladder/ that stage b's program calls and a's does not."""
+    """Returns [(path, source)] of our definitions that stage b's program calls and a's does not."""
     return bundle.definitions(script(b), script(a), bundle.values(b))
 
 

@@ -36,8 +36,8 @@ from nanoladder.data.meta import sample_digest
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-PARTS = [":(glob)*.py", "config", "data", "lab", "nanoladder"]  # of the repository, that a copy has
-OPEN = re.compile(r"(train|model)\.py|config/\w+\.py|nanoladder/(?!data/)[\w/]+\.py")  # to a patch
+PARTS = [":(glob)*.py", "config", "data", "lab", "nanoladder", "operators"]  # of the repository, that a copy has
+OPEN = re.compile(r"(train|model)\.py|config/\w+\.py|operators/\w+\.py|nanoladder/(?!data/)[\w/]+\.py")  # to a patch
 OURS = ("seed", "init_from")  # keys that the check sets, or that bring weights from before
 FEW = 2  # seeds of a quick check
 STILL = {"max_steps": 1, "learning_rate": 1e-30, "min_lr": 1e-30, "warmup_steps": 0}
@@ -105,7 +105,7 @@ def require_allowed(entry, folder):
     """Raises BadInput if the patch changes a file that an entry may not change, or cannot be read."""
     for line in apply_patch(entry, folder, "--numstat").splitlines():
         if not OPEN.fullmatch(path := line.split("\t")[-1]):
-            where = "train.py, model.py, config/ or nanoladder/ without nanoladder/data/"
+            where = "train.py, model.py, config/, operators/ or nanoladder/ without nanoladder/data/"
             raise BadInput(f"{entry.patch}: it changes {path}; expected Python files in {where}")
 
 

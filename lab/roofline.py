@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from nanoladder.kernels import count_scores
+from operators import count_scores
 
 # -- Counting
 

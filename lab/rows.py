@@ -10,10 +10,10 @@ from lab.summary import row_below
 from nanoladder.config import apply, check, stage_names
 from nanoladder.config.stages import files, stage_below, stage_path
 from nanoladder.errors import BadInput
-from nanoladder.kernels import count_chunks, uses_blocks
 from nanoladder.machine import can_record, choose_device, choose_dtype
 from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
+from operators import count_chunks, uses_blocks
 
 AS_CONFIGURED = "as configured"  # the row of the unchanged config
 ALONE = {"ddp": True, "shard": "none", **dict.fromkeys(CUTS, 1)}  # fields that have no effect in one process

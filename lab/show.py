@@ -93,7 +93,7 @@ def print_diff(options):
     """Prints the lines that a stage changes in the program.
 
     They are compared with the program of the stage that NAME stands on; of A and B, with that of A.
-    Then come the definitions in nanoladder/ that the changed lines newly call.
+    Then come the definitions in nanoladder/ and operators/ that the changed lines newly call.
     """
     a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
     if not a:

@@ -29,7 +29,7 @@ from lab.compiled import without_kernels
 from lab.processes import one_of
 from nanoladder import machine, optim, parallel
 from nanoladder.data import Batch
-from nanoladder.kernels import attention, loss
+from operators import attention, loss
 
 CUDA_BLOCK = 512  # bytes; CUDA's allocator rounds every tensor up to a multiple of this
 IN_BLOCKS = {  # {operator: the function that it runs}

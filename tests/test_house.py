@@ -1,6 +1,6 @@
 """Structure of the code: imports point downwards and form no cycle; functions are short.
 
-lab → scripts → nanoladder → model.py → nanoladder.kernels and .private, on which model.py stands.
+lab → scripts → nanoladder → model.py → operators.
 """
 
 import ast
@@ -26,15 +26,13 @@ LAYERS = [
     ("nanoladder.config",),
     ("nanoladder.errors", "nanoladder.files", "config"),
     ("model",),
-    ("nanoladder.kernels",),  # operators on tensors and numbers only; with torch, all that model.py is made of
-    ("nanoladder.private",),
-    ("nanoladder",),  # its docstring: every import of a room in nanoladder/ runs it, also model.py's
+    ("operators",),  # on tensors and numbers only; with torch, all that model.py is made of
 ]
 HEIGHT = {room: -layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 # The files in the root, and no others.
 SCRIPTS = ["convert.py", "evaluate.py", "ladder.py", "model.py", "profile.py", "sample.py", "train.py"]
 
-FOLDERS = ("nanoladder", "lab", "config", "data")
+FOLDERS = ("operators", "nanoladder", "lab", "config", "data")
 PATHS = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in sorted(ROOT.glob(f"{name}/**/*.py")))]
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in PATHS}
 MODULES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in TREES}
@@ -85,7 +83,7 @@ def test_no_imports_form_a_cycle():
 
 
 def test_every_room_says_what_lives_in_it():
-    for folder in {path.parent for path in TREES if path.parts[0] in ("nanoladder", "lab")}:
+    for folder in {path.parent for path in TREES if path.parts[0] in ("operators", "nanoladder", "lab")}:
         assert ast.get_docstring(TREES[folder / "__init__.py"]), folder
 
 
@@ -111,7 +109,7 @@ def test_uv_installs_the_versions_of_make_train():
 def test_private_names_of_torch_are_confined_to_one_file():
     """Names that begin with an underscore, also as strings, in nanoladder and in the scripts; lab may have its own."""
     for module, place, node in nodes():
-        if room(module) in ("lab", "data", "config", "nanoladder.private"):
+        if room(module) in ("lab", "data", "config") or module == "operators.private":
             continue
         match node:
             case ast.ImportFrom():

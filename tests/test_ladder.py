@@ -25,8 +25,8 @@ from nanoladder.config import Config, stage_files, stage_names
 from nanoladder.config.stages import RECIPE_DIR
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
-from nanoladder.kernels import loss
 from nanoladder.run import load_config, metrics
+from operators import loss
 
 STAGES = stage_names()
 ALONE = [stage for stage in STAGES if not needs_several(stage)]  # tests/lab/test_show.py trains the others
@@ -271,7 +271,7 @@ def test_allocator_faults_in_no_page_twice():
 
 def test_allocator_asks_cuda_for_expandable_segments(monkeypatch):
     asked = []
-    monkeypatch.setattr("nanoladder.private.set_allocator", asked.append)
+    monkeypatch.setattr("operators.private.set_allocator", asked.append)
     machine.keep_freed_memory(torch.device("cuda"))
     assert asked == ["expandable_segments:True"]
 

@@ -7,7 +7,7 @@ device type, with one row per process.
 import torch
 
 from nanoladder import machine, parallel
-from nanoladder.private import tree_map_only
+from operators.private import tree_map_only
 
 
 def names(model):

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend
 
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
-from nanoladder.kernels import uses_blocks
 from nanoladder.machine.precision import choose_dtype
-from nanoladder.private import attention_backend, compile_tanh_by_exp, compiled_libraries
+from operators import uses_blocks
+from operators.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 
 # Switches of the kernels behind scaled_dot_product_attention.
 ATTENTION_KERNELS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nanoladder import private
+from operators import private
 
 try:
     import resource

@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from nanoladder.errors import BadInput
-from nanoladder.private import multiplies_bfloat16, scale_of
+from operators.private import multiplies_bfloat16, scale_of
 
 WITHOUT_FLOAT64 = ("mps",)
 

@@ -3,7 +3,7 @@
 from nanoladder.parallel.context import positions
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.shards import fully_shard
-from nanoladder.private import OrderedDataParallel
+from operators.private import OrderedDataParallel
 
 
 def share(batches):

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 
 from model import IGNORE
-from nanoladder.kernels import count_chunks, head_loss
 from nanoladder.parallel.mesh import mesh
+from operators import count_chunks, head_loss
 
 
 def apply_tensor_parallel(model):

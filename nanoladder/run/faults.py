@@ -7,7 +7,7 @@ import sys
 import torch
 
 from nanoladder import parallel
-from nanoladder.private import loaded_compiler
+from operators.private import loaded_compiler
 
 LOOK = 100  # most steps between two looks at the numbers on a GPU
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16

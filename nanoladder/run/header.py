@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
-from nanoladder.kernels import count_chunks, why_not_triton
 from nanoladder.run.metrics import flops_per_token
 from nanoladder.run.micro_batch import count_tokens
+from operators import count_chunks, why_not_triton
 
 
 def print_header(config, model, dataset, device, began):

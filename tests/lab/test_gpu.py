@@ -99,7 +99,10 @@ def test_rows_with_other_losses_and_rows_that_fail_are_faults_unless_for_a_good_
 
 @pytest.mark.nightly
 def test_a_rehearsal_reaches_its_end(dense, tmp_path):
-    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab", "tests"))]:
+    for source in [
+        *ROOT.glob("*.py"),
+        *(ROOT / name for name in ("config", "data", "operators", "nanoladder", "lab", "tests")),
+    ]:
         ignored = {"ignore": shutil.ignore_patterns("*.bin", "meta.json")} if source.is_dir() else {}
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / source.name, **ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -202,6 +202,7 @@ def repository(tmp_path, monkeypatch):
         "lab/measure.py": "old\n",
         "config/x.py": "n_layer = 1\n",
         "nanoladder/x.py": "",
+        "operators/x.py": "",
         ".gitignore": "*.bin\n",
     }
     write(root, texts)
@@ -260,7 +261,7 @@ def test_an_interrupted_judgment_leaves_no_copy_behind(dense, tmp_path):
     root, copies = tmp_path / "checkout", tmp_path / "temporary"
     copies.mkdir()
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("config", "nanoladder", "lab"):
+    for name in ("config", "operators", "nanoladder", "lab"):
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     for source in [*ROOT.glob("*.py"), ROOT / ".gitignore"]:
         shutil.copy(source, root)

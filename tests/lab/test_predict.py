@@ -19,8 +19,8 @@ from nanoladder import parallel
 from nanoladder.config import stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
-from nanoladder.kernels import attention
 from nanoladder.run import load_config
+from operators import attention
 
 SMALL = {"n_layer": 3, "n_head": 4, "n_embd": 128, "context_length": 128, "vocab_size": 1000, "batch_size": 8}
 SMALL |= {"compile": False, "device": "cpu", "num_workers": 0}

@@ -354,7 +354,7 @@ def test_the_help_of_a_mode_has_its_own_options(mode, run_main):
 
 @pytest.mark.nightly
 def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, tmp_path):
-    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "nanoladder", "lab"))]:
+    for source in [*ROOT.glob("*.py"), *(ROOT / name for name in ("config", "data", "operators", "nanoladder", "lab"))]:
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, tmp_path / source.name)
     assert code_hash(tmp_path) == code_hash()

@@ -25,7 +25,7 @@ LOSS_OFF = [0.0, 0.001, -0.001, 0.002, -0.002]
 def house(tmp_path_factory):
     """A repository with this code and the records 001_naive and 002_known, of a tiny model."""
     folder = tmp_path_factory.mktemp("house")
-    for name in ("nanoladder", "lab", "config"):
+    for name in ("operators", "nanoladder", "lab", "config"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.glob("*.py"):
         shutil.copy(path, folder)

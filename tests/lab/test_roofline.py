@@ -13,9 +13,9 @@ from lab.trace import Ledger
 from model import GPT
 from nanoladder.checkpoint import shape
 from nanoladder.config import stages
-from nanoladder.kernels import count_scores, uses_blocks
 from nanoladder.run import load_config
 from nanoladder.run.metrics import flops_per_token
+from operators import count_scores, uses_blocks
 
 SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 128, "context_length": 64, "vocab_size": 1000, "batch_size": 4}
 SMALL |= {"device": "cpu", "num_workers": 0, "dtype": "float32"}

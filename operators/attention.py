@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from nanoladder.private import softmax_backward
+from operators.private import softmax_backward
 
 CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
 SIZE, MOST = 256, 8  # minimum bytes of one key's scores in a block; maximum blocks in a sequence

@@ -8,7 +8,7 @@ raises its maximum once for EACH logits, and only columns at the end of a row ar
 import triton
 import triton.language as tl
 
-from nanoladder.kernels.softmax import IGNORED
+from operators.softmax import IGNORED
 
 BLOCK_BYTES = 2**15  # of a row that a program works on at a time: with WARPS the fastest of nine pairs on an H200
 WARPS = 32  # as many as there can be: then few programs run at a time, and all their rows stay in the cache

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanoladder import machine
 from nanoladder.errors import BadInput
-from nanoladder.kernels import attend_in_blocks, attention
+from operators import attend_in_blocks, attention
 
 CPU = torch.device("cpu")
 

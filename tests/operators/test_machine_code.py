@@ -15,7 +15,7 @@ def machine_code(capability, dtype, cap):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from nanoladder.kernels.softmax_triton import BLOCK_BYTES, WARPS, head_loss_rows
+    from operators.softmax_triton import BLOCK_BYTES, WARPS, head_loss_rows
 
     options = {"width": WIDTH, "n_real": N_REAL, "IGNORED": -2, "CAP": cap, "FIND": True, "OVERWRITE": True}
     options["BLOCK"] = BLOCK_BYTES // (4 if dtype == "fp32" else 2)

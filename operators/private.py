@@ -1,8 +1,8 @@
 """Private APIs of PyTorch, whose names begin with an underscore, and what breaks without each.
 
-The scripts and nanoladder/ use no others (tests/test_house.py checks this). If one is gone, importing this module fails
-only where nothing could replace it. lab/ names its own where it uses them: it traces PyTorch from within, through the
-dispatcher, fake tensors and the compiler. Without those it cannot measure or predict, but training still works.
+The scripts, nanoladder/ and operators/ use no others (tests/test_house.py checks this). If one is gone, importing this
+module fails only where nothing could replace it. lab/ names its own where it uses them: it traces PyTorch from within,
+through the dispatcher, fake tensors and the compiler. Without those it cannot measure or predict, but training works.
 """
 
 import contextlib

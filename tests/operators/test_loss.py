@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoladder.kernels import count_chunks, head_loss, loss
 from nanoladder.run import header
+from operators import count_chunks, head_loss, loss
 
 IGNORE = -100
 
@@ -181,7 +181,7 @@ def test_chunks_of_large_logits_have_tokens_in_proportion_to_the_width():
 def launches(monkeypatch):
     """launches(error) -> list of launches of Triton's kernel on a pretended GPU, each of which raises the error."""
     pytest.importorskip("triton")
-    from nanoladder.kernels import softmax_triton
+    from operators import softmax_triton
 
     zeros, started = torch.zeros, []
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(*size, **options))

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import needs_gpu, run_interpreted
-from kernels.test_loss import IGNORE, error, exact, inputs
+from test_loss import IGNORE, error, exact, inputs
 
-from nanoladder.kernels import loss
+from operators import loss
 
 triton = pytest.importorskip("triton", reason="needs triton: pip install triton")
 
@@ -27,7 +27,7 @@ def test_in_the_interpreter_loss_and_gradients_equal_the_formula():
 
 
 def interpreted():
-    from nanoladder.kernels import exp_triton
+    from operators import exp_triton
 
     exp_triton.TILE |= {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32}
     exp_triton.multiprocessors = lambda: 3
@@ -108,7 +108,7 @@ def test_machine_code_copies_whole_tiles_without_local_memory(capability):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from nanoladder.kernels.exp_triton import TILE, head_loss_gemm
+    from operators.exp_triton import TILE, head_loss_gemm
 
     m, n, k = (TILE[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     options = {"C": 256, "TILES": 393, "WRITE": True, "STRIDE": 264, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}

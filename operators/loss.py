@@ -16,8 +16,8 @@ import math
 
 import torch
 
-from nanoladder.kernels import softmax
-from nanoladder.private import all_gather
+from operators import softmax
+from operators.private import all_gather
 
 FEW_BYTES = 256e6  # size of half-precision logits up to which loss_chunks=auto makes no chunks
 TOKENS_PER_CHANNEL = 8  # in a chunk, for loss_chunks=auto
@@ -160,7 +160,7 @@ def fastest_softmax(is_cuda):
     """softmax.softmax_, as one kernel on a GPU if Triton can launch it."""
     if not is_cuda or why_not_triton():
         return softmax.softmax_
-    from nanoladder.kernels import softmax_triton
+    from operators import softmax_triton
 
     return softmax_triton.softmax_
 
@@ -179,7 +179,7 @@ def suits_exponentials(hidden, weight):
 
 def exponential_kernels():
     """exp_triton, which only a machine with Triton can import."""
-    from nanoladder.kernels import exp_triton
+    from operators import exp_triton
 
     return exp_triton
 
@@ -191,7 +191,7 @@ def why_not_triton():
     Triton may be absent; its launcher needs a C compiler, its kernel one of the GPUs that it supports.
     """
     try:
-        from nanoladder.kernels import softmax_triton
+        from operators import softmax_triton
 
         column = torch.zeros(1, dtype=torch.long, device="cuda")
         logits, log_sum, picked = torch.zeros(3, 1, 1, device="cuda")

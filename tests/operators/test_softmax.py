@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import needs_gpu, run_interpreted
 
-from nanoladder.kernels import softmax
+from operators import softmax
 
 EXACT = 4e-6  # errors of sums of thousands of numbers: 1.1e-6 to 2.0e-6, depending on the CPU's vector length
 ROUNDING = {torch.float32: EXACT, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # relative
@@ -103,13 +103,13 @@ def test_the_triton_kernel_equals_the_formula_in_the_interpreter():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (50304, 50257)])
 def test_the_triton_kernel_equals_the_formula_on_a_gpu(dtype, shape):
-    from nanoladder.kernels import softmax_triton
+    from operators import softmax_triton
 
     check(softmax_triton.softmax_, *shape, dtype, seed=0, device="cuda")
 
 
 if __name__ == "__main__":  # in the interpreter, which Triton checks for when it is imported
-    from nanoladder.kernels import softmax_triton
+    from operators import softmax_triton
 
     truncated = ROUNDING | {torch.bfloat16: 2**-7}  # the interpreter does not round
     for cap in (0.0, 15.0):

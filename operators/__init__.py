@@ -4,5 +4,5 @@ head_loss is the output head and the cross-entropy in one, in bounded memory; at
 CPUs. model.py calls both.
 """
 
-from nanoladder.kernels.attention import attend_in_blocks, count_scores, uses_blocks
-from nanoladder.kernels.loss import count_chunks, head_loss, why_not_triton
+from operators.attention import attend_in_blocks, count_scores, uses_blocks
+from operators.loss import count_chunks, head_loss, why_not_triton
