@@ -175,13 +175,10 @@ def first_paragraph(docstring):
 
 
 def names(node):
-    """The names that a statement defines or, as a decorator does, adds to."""
-    if getattr(node, "name", "_") != "_":
-        return {node.name}
+    """The names that a statement defines."""
     if isinstance(node, ast.Assign):
         return {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-    adds = node.decorator_list[0] if isinstance(node, ast.FunctionDef) else node  # operator.register_fake(...)
-    return {re.match(r"\w*", ast.unparse(adds))[0]} if isinstance(node, ast.FunctionDef | ast.Expr) else set()
+    return {node.name} if hasattr(node, "name") else set()
 
 
 def read(path):

@@ -13,6 +13,7 @@ import math
 import torch
 
 from operators.private import softmax_backward
+from operators.register import register
 
 CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-level caches of two cores
 SIZE, MOST = 256, 8  # minimum bytes of one key's scores in a block; maximum blocks in a sequence
@@ -116,6 +117,10 @@ def backward(
     return dq, dk, dv
 
 
+def empty_gradients(dy, q, k, v, kept):
+    return tuple(empty_like(q) for _ in range(3))
+
+
 def keep(ctx, inputs, output):
     q, k, v, _ = inputs
     ctx.save_for_backward(q, k, v, output[1])
@@ -128,8 +133,5 @@ def differentiate(ctx, dy, _):
     return *backward_operator(dy, *ctx.saved_tensors), None
 
 
-operator = torch.library.custom_op("nanoladder::attend", forward, mutates_args=())
-operator.register_fake(empty_results)
-operator.register_autograd(differentiate, setup_context=keep)
-backward_operator = torch.library.custom_op("nanoladder::attend_backward", backward, mutates_args=())
-backward_operator.register_fake(lambda dy, q, k, v, kept: tuple(empty_like(q) for _ in range(3)))
+operator = register("nanoladder::attend", forward, empty_results, differentiate, keep)
+backward_operator = register("nanoladder::attend_backward", backward, empty_gradients)

@@ -18,6 +18,7 @@ import torch
 
 from operators import softmax
 from operators.private import all_gather
+from operators.register import register
 
 FEW_BYTES = 256e6  # size of half-precision logits up to which loss_chunks=auto makes no chunks
 TOKENS_PER_CHANNEL = 8  # in a chunk, for loss_chunks=auto
@@ -201,12 +202,7 @@ def why_not_triton():
     return ""
 
 
-# A new signature needs a new name: compiled code in the compiler's cache calls the operator by its old name.
-operator = torch.library.custom_op("nanoladder::chunked_head_loss", compute, mutates_args=())
-
-
-@operator.register_fake
-def _(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad):
+def empty_results(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad):
     loss = hidden.new_empty((), dtype=torch.float32)
     if needs_grad:
         return loss, torch.empty_like(hidden), torch.empty_like(weight)
@@ -224,4 +220,5 @@ def backward(ctx, d_loss, *_):
     return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 8
 
 
-operator.register_autograd(backward, setup_context=keep_gradients)
+# A new signature needs a new name: compiled code in the compiler's cache calls the operator by its old name.
+operator = register("nanoladder::chunked_head_loss", compute, empty_results, backward, keep_gradients)

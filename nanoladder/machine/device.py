@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import re
 import warnings
@@ -102,11 +103,26 @@ def configure(config, device):
         torch.use_deterministic_algorithms(config.deterministic)
     if config.compile:
         compile_tanh_by_exp()
+    else:
+        leave_compiler_unloaded()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if config.attention in ("flash", "cudnn"):
         for name, enable in ATTENTION_KERNELS.items():
             enable(name == config.attention)
+
+
+def leave_compiler_unloaded():
+    """Lets PyTorch's optimizers work without the compiler, which takes one to two seconds to load on two cores.
+
+    Their methods are wrapped to tell the compiler to leave them out, and the wrappers load it.
+    """
+    kinds = torch.optim.Adam, torch.optim.SGD, torch.optim.Adafactor  # AdamW's step is Adam's
+    methods = [(kind, "step") for kind in kinds]
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        methods.append((torch.optim.Optimizer, name))
+    for kind, name in methods:
+        setattr(kind, name, torch.no_grad()(inspect.unwrap(getattr(kind, name))))
 
 
 def keep_cache_sound():
