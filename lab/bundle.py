@@ -107,7 +107,7 @@ def collect(known):
     visit(LOOP)
     parts = [f"{section}\n" for section in sections(set().union(*(lines for lines, _ in files.values())))]
     for path, source in order.items():
-        banner = f"\n# -- {path}\n\n" if path.parts[0] in ("operators", "nanoladder") else ""
+        banner = f"\n# -- {path}\n\n" if path.parts[0] in OURS else ""
         parts.append(banner + re.sub(DOCSTRING, first_paragraph, re.sub(QUALIFIED, name_in_program, source)))
     return "\n".join(part for part in parts if part.strip())
 

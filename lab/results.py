@@ -18,8 +18,15 @@ ROOT = Path(__file__).parents[1]
 FORMAT_VERSION = 2
 CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
 # Code on which a figure may depend: after a change, results count as those of other code.
-MEASURED_CODE = ("train.py", "model.py", "operators/*.py", "nanoladder/**/*.py", "config/stages/*.py")
-MEASURED_CODE += ("lab/*.py", "lab/peers/*.py")
+MEASURED_CODE = (
+    "train.py",
+    "model.py",
+    "operators/*.py",
+    "nanoladder/**/*.py",
+    "config/stages/*.py",
+    "lab/*.py",
+    "lab/peers/*.py",
+)
 
 
 def read(path, members):

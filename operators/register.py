@@ -1,15 +1,15 @@
-"""Makes a function an operator of PyTorch's, opaque to torch.compile."""
+"""Makes a function a PyTorch operator, opaque to torch.compile."""
 
 import torch
 
 
 def register(name, forward, fake, backward=None, keep=None):
-    """Registers forward, whose parameters have types and of which it changes none, and returns the operator.
+    """Registers forward as an operator and returns it. Its parameters need type annotations; it must not modify them.
 
-    name: "namespace::name". fake: forward without arithmetic, for the compiler. backward and keep, if the operator has
-    a gradient: the backward and setup_context of torch.library.register_autograd.
+    name: "namespace::name". fake: returns empty tensors like forward's results, for the compiler. backward and keep, if
+    the operator has a gradient: backward and setup_context of torch.library.register_autograd.
 
-    torch.library.custom_op does the same, but a call of its operators loads the compiler, even if nothing is compiled.
+    torch.library.custom_op does the same, but calling its operators loads the compiler even if nothing is compiled.
     """
     schema = torch.library.infer_schema(forward, mutates_args=())
     torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)

@@ -95,7 +95,7 @@ def attention_kernel(config, device):
 
 
 def configure(config, device):
-    """Applies process-wide PyTorch settings outside the ladder: denormals, determinism, attention kernels."""
+    """Applies process-wide PyTorch settings outside the ladder: denormals, determinism, compiler, attention kernels."""
     torch.set_flush_denormal(True)  # denormal gradients are up to 20 times slower on a CPU
     if config.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

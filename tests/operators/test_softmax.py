@@ -42,8 +42,8 @@ def check(softmax_, n_columns, n_real, dtype, seed, device="cpu", rounding=ROUND
     for cap, find in itertools.product((0.0, 5.0), (True, False)):
         logits, columns = rows(n_columns, n_real, dtype, seed, device)
         log_sum, picked, gradient = exact(logits, columns, n_real, cap)
-        given = None if find else (log_sum + 0.5).float()  # more columns than are here: no probability exceeds 1
         if not find:
+            given = (log_sum + 0.5).float()  # of more columns than are here: no probability exceeds 1
             log_sum, picked, gradient = exact(logits, columns, n_real, cap, given)
         for overwrite in (False, True):
             untouched = logits.clone()
