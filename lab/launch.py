@@ -1,26 +1,29 @@
 """Starts the processes that measure, and returns what they find.
 
 A measurement is a function, called in a separate process (run_alone) or in several that find one another, as
-torchrun starts them (run_together). On Linux that is a fork of multiprocessing's fork server, which has imported torch
-and the compiler. A fork is as good as a new process as long as the server holds only fork-safe state: no CUDA context,
-no parallel region, no compiler threads. So the server computes nothing, and PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the
-compiler ask for a GPU without CUDA.
+torchrun starts them (run_together). PyTorch's start_processes starts them and, once one fails, ends the others. On
+Linux they are forks of multiprocessing's fork server, which has imported torch and the compiler: importing them anew
+takes each process 8 s. A fork is as good as a new process as long as the server holds only fork-safe state: no CUDA
+context, no parallel region, no compiler threads. So the server computes nothing, and PYTORCH_NVML_BASED_CUDA_CHECK=1
+lets the compiler ask for a GPU without CUDA.
 
 The code of another folder takes the command line of measure.py (run_command).
 """
 
-import contextlib
 import functools
 import json
+import math
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 import time
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from torch.distributed import TCPStore
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from nanoladder import parallel
 from nanoladder.errors import BadInput
@@ -29,53 +32,70 @@ from nanoladder.machine import is_out_of_memory
 DISTRIBUTED = [f"torch.distributed.{name}" for name in ("fsdp", "tensor.parallel", "pipelining")]
 PRELOADED = ["torch._inductor.compile_fx", *DISTRIBUTED, "lab.measure"]  # seconds of imports
 OUTPUTS = "stdout", "stderr"  # files of run_together
-ENDING = 30  # seconds that a process has to end by itself, with the workers of its loader
 KILLED = "killed by the system, most likely out of memory"
 
 
 def run_alone(function, *args, **options):
-    """Calls a function in a separate process. Returns its result, or raises as Child.result does."""
-    child = Child(function, *args, **options)
+    """Calls a function in a separate process. Returns its result, or raises as run_together does."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_together(function, *args, n=1, folder=folder, **options)[0]
+
+
+def run_together(function, *args, n, folder, seconds=math.inf, **options):
+    """Calls function(*args, **options) in each of n processes of one group. Returns their results, by rank.
+
+    The folder keeps what they print. Raises BadInput or RuntimeError, with the reason, once one fails, and TimeoutError
+    if they run for longer than `seconds`.
+    """
+    folder, deadline, environment = Path(folder), time.monotonic() + seconds, {}
+    answers = [folder / f"{rank}.pickle" for rank in range(n)]
+    for path in (*answers, *(folder / name for name in OUTPUTS)):
+        path.write_bytes(b"")
+    if n > 1:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
+        environment = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1, "MASTER_ADDR": "localhost"}
+        environment |= {"MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    given = folder, answers, environment, function, args, options
+    group = start_processes(work, given, n, join=False, start_method=context().get_start_method())
     try:
-        return child.result()
+        while not group.join(timeout=1):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer within {seconds:.0f} s")
+        return [read(path) for path in answers]
+    except ProcessExitedException as error:
+        return read(answers[error.error_index], error.exit_code)
     finally:
-        child.end()
+        for process in group.processes:
+            process.kill()
+            process.join()
 
 
-class Child:
-    """A process that calls function(*args, **options)."""
+def work(rank, folder, answers, environment, function, args, options):
+    """Calls the function in this new process, the one of that rank, and writes its answer: (result, why it failed)."""
+    for descriptor, path in enumerate([os.devnull, *(folder / name for name in OUTPUTS)]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
+    multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
+    if environment:
+        environment |= {"RANK": rank, "LOCAL_RANK": rank}
+        os.environ |= {name: str(value) for name, value in environment.items()}
+    try:
+        found = function(*args, **options), None
+        parallel.stop()
+    except Exception as error:  # its frames, and so the loaders that they hold, end here
+        found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
+    answers[rank].write_bytes(pickle.dumps(found))
+    sys.exit(1 if found[1] else 0)
 
-    def __init__(self, function, *args, **options):
-        self.connection, theirs = context().Pipe()
-        self.process = context().Process(target=answer, args=(theirs, function, args, options))
-        self.process.start()
-        self.busy = True
-        theirs.close()
 
-    def result(self):
-        """Returns the function's result. Raises BadInput or RuntimeError, with the reason, if it failed."""
-        wait(self.handles())
-        self.busy = False
-        with contextlib.suppress(EOFError, OSError):
-            if self.connection.poll():  # else it has ended, but the workers of its loader have not yet
-                result, error = self.connection.recv()
-                if error:
-                    raise error
-                return result
-        self.process.join()
-        code = self.process.exitcode  # 255: its server was killed
-        raise RuntimeError(KILLED if code in (-9, 255) else f"exit code {code}")
-
-    def handles(self):
-        """Objects for multiprocessing.connection.wait: one is ready once the process has answered or ended."""
-        return [self.connection, self.process.sentinel]
-
-    def end(self):
-        """Lets the process end by itself, with the workers of its loader; kills it if it is busy."""
-        self.connection.close()
-        self.process.join(0 if self.busy else ENDING)
-        self.process.kill()
-        self.process.join()
+def read(path, exit_code=0):
+    """Returns the result in a process's answer. Raises BadInput or RuntimeError, with the reason, if it failed."""
+    written = path.read_bytes()
+    if not written:  # exit code 255: its server was killed
+        raise RuntimeError(KILLED if exit_code in (-9, 255) else f"exit code {exit_code}")
+    result, error = pickle.loads(written)
+    if error:
+        raise error
+    return result
 
 
 @functools.cache
@@ -89,19 +109,6 @@ def context():
     return server
 
 
-def answer(connection, function, args, options):
-    """Calls the function in this new process, and sends (its result, None) or (None, why it failed)."""
-    for descriptor in range(3):
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
-    try:
-        found = function(*args, **options), None
-    except Exception as error:
-        found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
-    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
-        connection.send(found)
-
-
 def reason(error):
     """Says in one line why a measurement failed."""
     if is_out_of_memory(error):
@@ -109,41 +116,6 @@ def reason(error):
     error = getattr(error, "inner_exception", error)  # of torch.compile's errors
     name = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
     return name + str(error).strip().partition("\n")[0]
-
-
-def run_together(function, *args, n, folder, seconds=3600, **options):
-    """Calls function(*args, **options) in each of n processes of one group. Returns their results.
-
-    The folder keeps what they print. Once one fails, ends the others and raises as Child.result does. Raises
-    TimeoutError if they run for longer than `seconds`.
-    """
-    for name in OUTPUTS:
-        Path(folder, name).write_bytes(b"")
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
-    children = [Child(join, rank, n, store.port, folder, function, args, options) for rank in range(n)]
-    results, deadline = {}, time.monotonic() + seconds
-    try:
-        while waiting := {handle: child for child in children if child not in results for handle in child.handles()}:
-            ready = wait(waiting, deadline - time.monotonic())
-            if not ready:
-                raise TimeoutError(f"no answer within {seconds:.0f} s")
-            results |= {child: child.result() for child in {waiting[handle] for handle in ready}}
-    finally:
-        for child in children:
-            child.end()
-    return [results[child] for child in children]
-
-
-def join(rank, n, port, folder, function, args, options):
-    """Calls the function in this new process, which becomes the one of that rank."""
-    for name in OUTPUTS:
-        os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_APPEND), getattr(sys, name).fileno())
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
-    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    os.environ |= {name: str(value) for name, value in variables.items()}
-    result = function(*args, **options)
-    parallel.stop()
-    return result
 
 
 def run_command(measurement, words, root):

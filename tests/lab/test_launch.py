@@ -109,4 +109,4 @@ def test_a_step_that_fails_ends_the_processes_of_the_loader_too(dense, planted):
     start = time.monotonic()
     with pytest.raises(RuntimeError, match="TypeError: 'NoneType' object is not callable"):
         launch.run_alone(planted.fail_in_a_step, tiny(dataset=str(dense), num_workers=2))
-    assert time.monotonic() - start < launch.ENDING
+    assert time.monotonic() - start < 30
