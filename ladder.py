@@ -1,7 +1,150 @@
-"""Prints the ladder, its programs and diffs: python ladder.py COMMAND (--help lists the commands)"""
+"""Prints the ladder, its programs and their diffs: python ladder.py COMMAND (--help lists the commands)
 
-from lab.show import main
-from nanoladder.entry import run_script
+The docstring of a command's function is its --help.
+"""
+
+import argparse
+import inspect
+import sys
+from pathlib import Path
+
+from lab import cli, pages, records, referee
+from lab.bundle import standalone
+from lab.page import build
+from nanoladder import files
+from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
+from nanoladder.entry import Parser, run_script
+from nanoladder.errors import BadInput
+
+COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
+
+
+def main(argv):
+    options, surplus = command_line().parse_known_args(argv)
+    if surplus:
+        options.parser.error(f"unrecognized arguments: {' '.join(surplus)}")
+    options.run(options)
+
+
+def command_line():
+    """Returns the parser. Its options have `run`, the function of a command, and `parser`, the command's own."""
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    program, text = "python ladder.py", "Prints the ladder, its programs and their diffs."
+    parser = Parser(program, f"{program} [-h] [COMMAND ...]", text, **raw)
+    parser.set_defaults(run=print_list, parser=parser)
+    commands = parser.add_subparsers(title="commands (without one: list)", prog=program, metavar="COMMAND")
+
+    def add(name, run, **settings):
+        text = inspect.getdoc(run)
+        command = commands.add_parser(name, description=text, help=text.splitlines()[0], **raw, **settings)
+        command.set_defaults(run=run, parser=command)
+        return command
+
+    add("list", print_list)
+    show = add("show", print_program)
+    show.add_argument("name", metavar="NAME", help="a stage of either ladder")
+    show.add_argument("--standalone", action="store_true", help="one file that imports nothing of nanoladder")
+    diff = add("diff", print_diff, usage="%(prog)s [-h] [--program] NAME | A B")
+    diff.add_argument("name", metavar="NAME | A", help="a stage, compared with the one that it stands on")
+    diff.add_argument("other", nargs="?", metavar="B", help="a stage, compared with A instead")
+    diff.add_argument("--program", action="store_true", help="the changed lines alone, without definitions")
+    add("records", print_records)
+    check = add("check", check_entry)
+    check.add_argument("entry", metavar="FOLDER", help="an entry of the race, such as records/004_key_offset")
+    check.add_argument(
+        "--seeds", type=cli.at_least(1), default=records.SEEDS, help="number of seeds (default: %(default)s)"
+    )
+    check.add_argument("--quick", action="store_true", help="the rules, and the record before it on two seeds: minutes")
+    add("docs", write_docs)
+    html = add("html", write_html)
+    html.add_argument("results", nargs="*", type=Path, metavar="FILE", help="a results.json that profile.py wrote")
+    return parser
+
+
+def print_list(options):
+    """Lists the stages of both ladders: the name of each in its tree, and what it does."""
+    stages, recipe = "stages: what a step costs (--stage=NAME)", "\nrecipe: what a step is worth (--recipe=NAME)"
+    for title, ladder in ((stages, tree()), (recipe, tree(RECIPE_DIR))):
+        print(title)
+        rows = [(lines + name, reason(name)) for lines, name in ladder]
+        width = max(len(name) for name, _ in rows)
+        for name, text in rows:
+            print(f"{name:<{width}}  {text}")
+
+
+def print_program(options):
+    """Prints the training program of a stage.
+
+    It has the stages from the first up to NAME and no others, and runs from this folder. --stage=NAME
+    (or --recipe=NAME) sets the config in its header and checkpoints:
+
+        python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
+
+    With --standalone it is one file that imports nothing but torch and numpy (and torchao at
+    low_memory_optimizer), reads a file of tokens and prints the losses, also under torchrun:
+
+        python ladder.py show amp --standalone > amp.py && python amp.py TOKENS.bin
+    """
+    print(standalone(options.name) if options.standalone else pages.script(options.name), end="")
+
+
+def print_diff(options):
+    """Prints the lines that a stage changes in the program.
+
+    They are compared with the program of the stage that NAME stands on; of A and B, with that of A.
+    Then come the definitions in nanoladder/ and operators/ that the changed lines newly call.
+    """
+    a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
+    if not a:
+        raise BadInput(f"{b} is the first stage; expected `python ladder.py show {b}`, or a later stage")
+    lines = list(pages.diff(a, b))
+    if not (lines or options.other):
+        print(f"{pages.change(b)}. {pages.SAME}\n")
+        lines = list(pages.diff(a, b, standalone))
+    for line in lines:
+        color = COLORS.get(line[0]) if sys.stdout.isatty() else None
+        print(f"{color}{line}\033[0m" if color else line)
+    for path, source in [] if options.program else pages.definitions(a, b):
+        print(f"\n# {path}\n\n{source}")
+
+
+def print_records(options):
+    """Prints the entries of the race that anyone can enter, which records/README.md explains."""
+    print(records.table())
+
+
+def check_entry(options):
+    """Checks an entry of the race: the rules, then whether it holds.
+
+    It runs against the record before it and the naive loop, on seeds that follow from its files, and
+    writes MACHINE.json to its folder. The same command continues. Exit code: 0 if it holds, 1 if not,
+    2 if it breaks a rule.
+    """
+    sys.exit(referee.check(options))
+
+
+def write_docs(options):
+    """Writes the pages that are made of code and results.
+
+    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md
+    and records/README.md. Run it after a change of train.py, model.py, the stages, the results or the
+    records.
+    """
+    files.write(pages.PAGE, pages.page())
+    files.write(pages.README, pages.readme())
+    files.write(records.PAGE, records.page())
+    files.write(records.TRIED, records.tried())
+    records.draw(records.PICTURE)
+
+
+def write_html(options):
+    """Writes docs/ladder.html, the ladder as a page to climb in a browser.
+
+    With files of your own results, such as results/MACHINE/CONFIG/results.json, it goes to
+    ladder.html beside the first of them and shows your figures as well.
+    """
+    print(f"wrote {build.write(tuple(options.results))}: open it in a browser")
+
 
 if __name__ == "__main__":
     run_script(main)

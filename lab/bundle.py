@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from lab.fold import fold, prune, reads_by_scope, sections, settle, split
-from lab.stages import fields_up_to
 from nanoladder.config import DEFAULTS, Config, apply
-from nanoladder.config.stages import ladder_of, stage_files, stage_names
+from nanoladder.config.stages import fields_up_to, ladder_of, stage_files, stage_names
 from nanoladder.parallel import CUTS
 
 FOLDER = Path(__file__).parents[1]

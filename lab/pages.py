@@ -10,9 +10,19 @@ from lab import bundle, records, summary, tables
 from lab.bundle import FOLDER
 from lab.fold import fold, merge
 from lab.results import read, read_results
-from lab.stages import fields, fields_up_to, needs_several, reason, tree
 from nanoladder.config import DEFAULTS, stage_names
-from nanoladder.config.stages import RECIPE_DIR, STAGES_DIR, ladder_of, parse, stage_below
+from nanoladder.config.stages import (
+    RECIPE_DIR,
+    STAGES_DIR,
+    fields,
+    fields_up_to,
+    ladder_of,
+    needs_several,
+    parse,
+    reason,
+    stage_below,
+    tree,
+)
 
 RESULTS = FOLDER / "results"
 # The README, the page's first view and its picture show these figures. To show others, change this line, then run

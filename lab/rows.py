@@ -5,10 +5,9 @@ import dataclasses
 import itertools
 
 from lab.peers import task
-from lab.stages import fields, needs_several
 from lab.summary import row_below
 from nanoladder.config import apply, check, stage_names
-from nanoladder.config.stages import files, stage_below, stage_path
+from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput
 from nanoladder.machine import can_record, choose_device, choose_dtype
 from nanoladder.parallel import CUTS

@@ -15,21 +15,20 @@ from processes import python
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import lab.stages
+import ladder
 import model
 import train
-from lab import pages, show
-from lab.stages import needs_several, tree
+from lab import pages
 from nanoladder import checkpoint, data, machine
-from nanoladder.config import Config, stage_files, stage_names
-from nanoladder.config.stages import RECIPE_DIR
+from nanoladder.config import Config, stage_files, stage_names, stages
+from nanoladder.config.stages import RECIPE_DIR, needs_several, tree
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config, metrics
 from operators import loss
 
 STAGES = stage_names()
-ALONE = [stage for stage in STAGES if not needs_several(stage)]  # tests/lab/test_show.py trains the others
+ALONE = [stage for stage in STAGES if not needs_several(stage)]  # tests/lab/test_pages.py trains the others
 STEPS = 20
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "context_length": 16, "vocab_size": 60, "batch_size": 8}
 TINY |= {"device": "cpu", "max_steps": STEPS, "warmup_steps": 2, "learning_rate": 3e-3}
@@ -146,7 +145,7 @@ def test_a_stage_changes_one_field_that_naive_turns_off(stage):
 
 
 def test_the_list_draws_every_stage_on_its_branch(capsys):
-    show.main([])
+    ladder.main([])
     first, second = capsys.readouterr().out.split("\n\n")
     lines = [line[: line.index("  ", 4)].rstrip() for line in first.splitlines()[1:]]
     assert [line.lstrip("├│└ ") for line in lines] == STAGES
@@ -156,8 +155,8 @@ def test_the_list_draws_every_stage_on_its_branch(capsys):
 
 def test_branches_are_drawn_beside_one_another(monkeypatch):
     below = {"a": None, "b": "a", "c": "b", "d": "c", "e": "b", "f": "e", "g": "e", "h": "e"}
-    monkeypatch.setattr(lab.stages, "stage_names", lambda folder: list(below))
-    monkeypatch.setattr(lab.stages, "stage_below", below.get)
+    monkeypatch.setattr(stages, "stage_names", lambda folder: list(below))
+    monkeypatch.setattr(stages, "stage_below", below.get)
     drawn = [branch + name for branch, name in tree()]
     assert drawn == ["a", "b", "├ c", "│ d", "└ e", "  ├ f", "  ├ g", "  └ h"]
 

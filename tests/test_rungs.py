@@ -12,7 +12,6 @@ from conftest import RECIPE, build, replace, rows, tiny, weights
 from safetensors.torch import load_file
 
 import convert
-import lab.stages
 import train
 from model import GPT
 from nanoladder import checkpoint, optim
@@ -31,14 +30,14 @@ def batch(config, seed=0):
 
 def of_rung(name, **keys):
     """The tiny config with the rungs up to this one."""
-    fields = {field: value for rung in stages.stage_path(name) for field, value in lab.stages.fields(rung).items()}
+    fields = {field: value for rung in stages.stage_path(name) for field, value in stages.fields(rung).items()}
     return tiny(vocab_size=40, **{field: eval(value) for field, value in fields.items()}, **keys)
 
 
 def test_the_base_is_the_default_and_the_rungs_change_each_field_of_the_recipe():
-    base, fields = lab.stages.fields("base"), {}
+    base, fields = stages.fields("base"), {}
     for name in RUNGS[1:]:
-        fields |= lab.stages.fields(name)
+        fields |= stages.fields(name)
     assert base.keys() == fields.keys() == RECIPE.keys()
     assert all(eval(value) == getattr(Config(), field) for field, value in base.items())
     assert all(eval(value) != getattr(Config(), field) for field, value in fields.items() if field != "head_lr")

@@ -10,9 +10,8 @@ from lab import pages, tables
 from lab.page import figures, programs, rungs
 from lab.page.markup import join, tag
 from lab.results import read_results
-from lab.stages import reason, tree
 from nanoladder import files
-from nanoladder.config.stages import RECIPE_DIR, stage_below
+from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 from nanoladder.errors import BadInput
 
 FOLDER = Path(__file__).parent

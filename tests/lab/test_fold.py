@@ -9,10 +9,10 @@ from conftest import same, tiny
 
 from lab.bundle import OPTIONS
 from lab.fold import NO_OPS, fold
-from lab.stages import fields_up_to
 from model import GPT, NORMS, Attention, Block
 from nanoladder import machine, parallel
 from nanoladder.config import DEFAULTS
+from nanoladder.config.stages import fields_up_to
 from nanoladder.parallel import context, tensor
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "one": "1", "two": "2", "kind": "'b'", "half": "batch_size // 2"}

@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from conftest import ROOT
 
-from lab import pages, show, summary
+import ladder
+from lab import pages, summary
 from lab.page import build, figures, programs, rungs
 from lab.page.markup import Markup, tag
 from lab.tables import KINDS
@@ -284,10 +285,10 @@ def test_html_writes_the_page(run_main, refused, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "PAGE", tmp_path / "docs" / "ladder.html")
     monkeypatch.setattr(build, "page", lambda own: f"<p>naïve {len(own)}")
     build.PAGE.parent.mkdir()
-    assert run_main(show.main, "html").code == 0
+    assert run_main(ladder.main, "html").code == 0
     assert build.PAGE.read_text(encoding="utf-8") == "<p>naïve 0"
     ours = own_results(tmp_path, "mine")
-    found = run_main(show.main, "html", str(ours))
+    found = run_main(ladder.main, "html", str(ours))
     assert ours.with_name("ladder.html").read_text(encoding="utf-8") == "<p>naïve 1"
     assert f"wrote {ours.with_name('ladder.html')}" in found.out
 

@@ -12,7 +12,8 @@ import pytest
 from conftest import MACHINE, ROOT, TINY, write_folder
 from processes import forked, python
 
-from lab import race, records, referee, show
+import ladder
+from lab import race, records, referee
 
 TASK = {**TINY, "dataset": "tiny", "eval_interval": 6, "eval_windows": 2, "save_interval": 0}
 HEAD = "# Something new\n\nBy A. Nother, 2026-11-26.\n"
@@ -104,7 +105,7 @@ def planted(monkeypatch, notes="", shuffled=0.5, **losses):
 @pytest.fixture
 def check(at_home, run_main):
     """check(*words) runs `ladder.py check` of records/003_new."""
-    return lambda *words: run_main(show.main, "check", str(at_home / "records" / "003_new"), *words)
+    return lambda *words: run_main(ladder.main, "check", str(at_home / "records" / "003_new"), *words)
 
 
 @pytest.mark.slow

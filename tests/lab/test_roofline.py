@@ -7,7 +7,6 @@ import torch
 from conftest import replace
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import lab.stages
 from lab import devices, predict, roofline
 from lab.trace import Ledger
 from model import GPT
@@ -151,7 +150,7 @@ def done_beside(config):
 
 
 STAGES, RUNGS = stages.stage_names(), stages.stage_names(stages.RECIPE_DIR)
-OF_MODEL = [name for name in RUNGS if lab.stages.fields(name).keys() & {*shape.RECIPE}]  # others change no operation
+OF_MODEL = [name for name in RUNGS if stages.fields(name).keys() & {*shape.RECIPE}]  # others change no operation
 OF_HEAD = ("pad_vocab", "chunked_loss", "ddp", "shard", "tensor_parallel", "context_parallel")  # what touches the head
 LADDERS = [
     *({"stage": name} for name in STAGES),
@@ -166,7 +165,7 @@ LADDERS = [
 def test_flops_per_token_are_those_counted_at_every_rung_of_both_ladders(keys):
     # Three blocks of attention; the update does not count, and some are slow to trace
     config = small(**keys, context_length=320, optimizer="adamw")
-    world_size = 2 if lab.stages.needs_several(keys["stage"]) else 1
+    world_size = 2 if stages.needs_several(keys["stage"]) else 1
     expected = flops_per_token(GPT(config)) + done_beside(config)
     assert counted_flops(config, world_size) == pytest.approx(expected, rel=1e-9)
 

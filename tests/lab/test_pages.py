@@ -15,13 +15,13 @@ import torch
 from conftest import ROOT, rows, same, saved
 from processes import python, script, work
 
+import ladder
 import model
 import train
-from lab import pages, show
+from lab import pages
 from lab.bundle import OPTIONS, standalone
-from lab.stages import needs_several, reason
 from nanoladder.config import stage_names
-from nanoladder.config.stages import RECIPE_DIR, stage_below, stage_path
+from nanoladder.config.stages import RECIPE_DIR, needs_several, reason, stage_below, stage_path
 from nanoladder.run import load_config
 
 STAGES = stage_names()
@@ -272,19 +272,19 @@ def test_a_diff_patches_the_previous_program_into_the_next(tmp_path):
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):
-    assert run_main(show.main, "show", "amp").out == pages.script("amp")
-    printed = run_main(show.main, "diff", "tf32").out
-    assert printed == run_main(show.main, "diff", "allocator", "tf32").out
+    assert run_main(ladder.main, "show", "amp").out == pages.script("amp")
+    printed = run_main(ladder.main, "diff", "tf32").out
+    assert printed == run_main(ladder.main, "diff", "allocator", "tf32").out
     assert printed.splitlines()[0].endswith("@@ set_up")
     assert '-    torch.set_float32_matmul_precision("highest")\n+    torch.set_float32' in printed
-    assert run_main(show.main, "diff", "tf32", "tf32").out == ""
-    printed = run_main(show.main, "diff", "scalar_lr").out
+    assert run_main(ladder.main, "diff", "tf32", "tf32").out == ""
+    printed = run_main(ladder.main, "diff", "scalar_lr").out
     assert (
         printed.startswith(f"scalar_lr: 1.0 → 4.0. {pages.SAME}\n\n@@ ")
         and "+            rates[parameter] = 4.0\n" in printed
     )
-    program = run_main(show.main, "diff", "amp", "--program").out
-    assert run_main(show.main, "diff", "amp").out.startswith(f"{program}\n# nanoladder/machine/precision.py\n\ndef ")
+    program = run_main(ladder.main, "diff", "amp", "--program").out
+    assert run_main(ladder.main, "diff", "amp").out.startswith(f"{program}\n# nanoladder/machine/precision.py\n\ndef ")
 
 
 @pytest.mark.parametrize(
@@ -301,19 +301,19 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
     ],
 )
 def test_an_unknown_command_or_stage_is_refused(refused, words, answer):
-    assert answer in refused(show.main, *words)
+    assert answer in refused(ladder.main, *words)
 
 
 @pytest.mark.parametrize("command", ["list", "show", "diff", "docs", "html"])
 def test_every_command_says_what_it_does(run_main, command):
-    done = run_main(show.main, command, "--help")
+    done = run_main(ladder.main, command, "--help")
     assert done.code == 0 and done.out.startswith(f"usage: python ladder.py {command} ")
-    assert done.out.split("\n\n")[1].endswith(".") and f"\n    {command}  " in run_main(show.main, "--help").out
+    assert done.out.split("\n\n")[1].endswith(".") and f"\n    {command}  " in run_main(ladder.main, "--help").out
 
 
 def test_the_list_has_both_ladders_within_100_columns(run_main):
-    lines = run_main(show.main).out.splitlines()
-    assert lines == run_main(show.main, "list").out.splitlines() and max(map(len, lines)) <= 100
+    lines = run_main(ladder.main).out.splitlines()
+    assert lines == run_main(ladder.main, "list").out.splitlines() and max(map(len, lines)) <= 100
     said = {line.strip("├└│ ").partition(" ")[0]: line for line in lines}
     for stage in pages.BOTH:
         assert said[stage].endswith(f"  {reason(stage)}") and len(reason(stage)) <= 70
