@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -367,7 +368,8 @@ def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, 
     assert code_hash(tmp_path) != code_hash()
     argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=3", "--steps=1"]
     command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={tmp_path / 'out'}"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # two threads beside other tests may wait for each other for seconds
+    result = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     rows = rows_in((tmp_path / "out" / "table.md").read_text())
     assert float(rows["set_to_none"]["against naive"].partition("×")[0]) < 0.5
