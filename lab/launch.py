@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from torch.distributed import TCPStore
-from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+from torch.multiprocessing import ProcessExitedException, start_processes
 
 from nanoladder import parallel
 from nanoladder.errors import BadInput
@@ -84,7 +84,8 @@ def work(rank, folder, answers, environment, function, args, options):
     except Exception as error:  # its frames, and so the loaders that they hold, end here
         found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
     answers[rank].write_bytes(pickle.dumps(found))
-    sys.exit(1 if found[1] else 0)
+    if found[1]:
+        sys.exit(1)  # so that start_processes ends the others
 
 
 def read(path, exit_code=0):
