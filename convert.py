@@ -1,6 +1,10 @@
 """Converts a run's model for other programs: python convert.py --out_dir=out/x --to=hf --output=FOLDER"""
 
+import signal
 from pathlib import Path
+
+if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from lab import export
 from nanoladder import checkpoint

@@ -1,11 +1,13 @@
 """Measures the gain of each ladder stage on this machine: python profile.py config/x.py [--mode=MODE] ..."""
 
 import importlib.util
+import signal
 import sys
 import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_script: Ctrl-C ends the program without a traceback
     from lab.modes import main
     from nanoladder.entry import run_script
 

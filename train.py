@@ -5,7 +5,11 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 """
 
 import math
+import signal
 from contextlib import nullcontext
+
+if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import torch
 from torch.utils.data import DataLoader

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 
 from nanoladder.errors import BadInput, nearest
@@ -37,6 +38,8 @@ def run_script(main):
 
         main = errors.record(main)  # lets torchrun report which process failed first
     prepare_output()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # until here
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main(sys.argv[1:])
     except BadInput as error:

@@ -99,3 +99,13 @@ def test_training_saves_at_ctrl_c_even_if_it_also_ended_the_reader_of_its_output
         patch.setattr(sys, "stderr", Broken())
         train.train(config)
     assert ended.value.code == 130 and saved(config)["progress"]["step"] == len(rows(config)) == 6
+
+
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "evaluate.py", "convert.py", "profile.py", "ladder.py"])
+def test_ctrl_c_while_a_script_imports_pytorch_ends_it_without_a_traceback(script, tmp_path):
+    (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ | {"PYTHONPATH": str(tmp_path)}}
+    with subprocess.Popen([sys.executable, ROOT / script], text=True, **streams) as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "") and process.returncode == -signal.SIGINT
