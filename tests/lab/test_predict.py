@@ -53,15 +53,19 @@ def measured(config):
     return peak, sum(p.nbytes for p in model.parameters() if p.requires_grad), state_bytes(optimizer)
 
 
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+
+
 def without_scratch_of_products(events):
     """Bytes of every allocation, and negative of every release, except what a matrix product allocates and frees.
 
-    Emulated bfloat16 products hold a float32 copy for a moment; the prediction is for native ones.
+    For a moment, emulated bfloat16 products hold a float32 copy, and batches of native ones up to 50 kB of scratch.
+    The prediction counts neither.
     """
     events = sorted(events, key=lambda event: event.start_ns())
     sizes, end, first = [], 0, 0
     for event in events:
-        if event.name() in ("aten::mm", "aten::addmm"):
+        if event.name() in PRODUCTS:
             end, first = event.end_ns(), len(sizes)
         elif event.name() == "[memory]":
             size = event.nbytes()
