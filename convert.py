@@ -1,10 +1,11 @@
 """Converts a run's model for other programs: python convert.py --out_dir=out/x --to=hf --output=FOLDER"""
 
-import signal
 from pathlib import Path
 
-if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    from nanoladder.entry import end_at_ctrl_c
+
+    end_at_ctrl_c()  # while PyTorch loads, until run_script
 
 from lab import export
 from nanoladder import checkpoint

@@ -8,12 +8,13 @@ python evaluate.py --out_dir=out/x --quantize=int8
 import dataclasses
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    from nanoladder.entry import end_at_ctrl_c
+
+    end_at_ctrl_c()  # while PyTorch loads, until run_script
 
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config

@@ -5,12 +5,13 @@ The docstring of a command's function is its --help.
 
 import argparse
 import inspect
-import signal
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    from nanoladder.entry import end_at_ctrl_c
+
+    end_at_ctrl_c()  # while PyTorch loads, until run_script
 
 from lab import cli, pages, records, referee
 from lab.bundle import standalone

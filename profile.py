@@ -1,15 +1,15 @@
 """Measures the gain of each ladder stage on this machine: python profile.py config/x.py [--mode=MODE] ..."""
 
 import importlib.util
-import signal
 import sys
 import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_script: Ctrl-C ends the program without a traceback
+    from nanoladder.entry import end_at_ctrl_c, run_script
+
+    end_at_ctrl_c()  # while PyTorch loads, until run_script
     from lab.modes import main
-    from nanoladder.entry import run_script
 
     run_script(main)
 elif __name__ == "profile":  # torch imports cProfile, which imports the standard library's module of this name

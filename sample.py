@@ -1,13 +1,14 @@
 """Generates text from a trained model: python sample.py --out_dir=out/x --prompt="def " """
 
 import contextlib
-import signal
 import sys
 import time
 from pathlib import Path
 
-if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    from nanoladder.entry import end_at_ctrl_c
+
+    end_at_ctrl_c()  # while PyTorch loads, until run_script
 
 import torch
 

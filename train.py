@@ -5,11 +5,12 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 """
 
 import math
-import signal
 from contextlib import nullcontext
 
-if __name__ == "__main__":  # until run_script: Ctrl-C ends the program at once, without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    from nanoladder.entry import end_at_ctrl_c
+
+    end_at_ctrl_c()  # while PyTorch loads, until run_script
 
 import torch
 from torch.utils.data import DataLoader

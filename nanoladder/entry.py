@@ -23,6 +23,12 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message}{question}; --help lists every option")
 
 
+def end_at_ctrl_c():
+    """Lets Ctrl-C end the program at once, without a traceback. An ignored SIGINT, as of background jobs, stays so."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run_script(main):
     """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
 
@@ -38,7 +44,7 @@ def run_script(main):
 
         main = errors.record(main)  # lets torchrun report which process failed first
     prepare_output()
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # until here
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # by end_at_ctrl_c
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main(sys.argv[1:])
