@@ -2,11 +2,6 @@
 
 from pathlib import Path
 
-if __name__ == "__main__":
-    from nanoladder.entry import end_at_ctrl_c
-
-    end_at_ctrl_c()  # while PyTorch loads, until run_script
-
 from lab import export
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import DESCRIPTION

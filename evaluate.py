@@ -11,11 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":
-    from nanoladder.entry import end_at_ctrl_c
-
-    end_at_ctrl_c()  # while PyTorch loads, until run_script
-
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.entry import Parser, run_script

@@ -8,11 +8,6 @@ import inspect
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":
-    from nanoladder.entry import end_at_ctrl_c
-
-    end_at_ctrl_c()  # while PyTorch loads, until run_script
-
 from lab import cli, pages, records, referee
 from lab.bundle import standalone
 from lab.page import build

@@ -6,10 +6,8 @@ import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
-    from nanoladder.entry import end_at_ctrl_c, run_script
-
-    end_at_ctrl_c()  # while PyTorch loads, until run_script
     from lab.modes import main
+    from nanoladder.entry import run_script
 
     run_script(main)
 elif __name__ == "profile":  # torch imports cProfile, which imports the standard library's module of this name

@@ -5,11 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-if __name__ == "__main__":
-    from nanoladder.entry import end_at_ctrl_c
-
-    end_at_ctrl_c()  # while PyTorch loads, until run_script
-
 import torch
 
 from nanoladder import checkpoint, machine

@@ -7,11 +7,6 @@ optimization; `python ladder.py diff amp` prints the lines that one stage change
 import math
 from contextlib import nullcontext
 
-if __name__ == "__main__":
-    from nanoladder.entry import end_at_ctrl_c
-
-    end_at_ctrl_c()  # while PyTorch loads, until run_script
-
 import torch
 from torch.utils.data import DataLoader
 

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
 
 from nanoladder.errors import BadInput, nearest
@@ -21,12 +20,6 @@ class Parser(argparse.ArgumentParser):
         names = [*self._option_string_actions, *choices]
         question = nearest(unknown[1] or unknown[2], names, key=lambda name: name.strip("-")) if unknown else ""
         raise BadInput(f"{message}{question}; --help lists every option")
-
-
-def end_at_ctrl_c():
-    """Lets Ctrl-C end the program at once, without a traceback. An ignored SIGINT, as of background jobs, stays so."""
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_script(main):
@@ -44,8 +37,6 @@ def run_script(main):
 
         main = errors.record(main)  # lets torchrun report which process failed first
     prepare_output()
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # by end_at_ctrl_c
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main(sys.argv[1:])
     except BadInput as error:

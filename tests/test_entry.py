@@ -99,26 +99,3 @@ def test_training_saves_at_ctrl_c_even_if_it_also_ended_the_reader_of_its_output
         patch.setattr(sys, "stderr", Broken())
         train.train(config)
     assert ended.value.code == 130 and saved(config)["progress"]["step"] == len(rows(config)) == 6
-
-
-SCRIPTS = ["train.py", "sample.py", "evaluate.py", "convert.py", "profile.py", "ladder.py"]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("ignored", [False, True])
-def test_ctrl_c_while_a_script_imports_pytorch_ends_it_without_a_traceback_unless_it_is_ignored(
-    script, ignored, tmp_path
-):
-    (tmp_path / "torch.py").write_text("print('loading', flush=True)\ninput()\nraise SystemExit('loaded')")
-    command = [sys.executable, str(ROOT / script)]
-    if ignored:
-        command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen(command, text=True, env=environment, **streams) as process:
-        assert process.stdout.readline() == "loading\n"
-        process.send_signal(signal.SIGINT)
-        if ignored:
-            assert process.communicate("\n", timeout=30) == ("", "loaded\n") and process.returncode == 1
-        else:
-            assert process.communicate(timeout=30) == ("", "") and process.returncode == -signal.SIGINT
