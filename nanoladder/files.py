@@ -92,13 +92,15 @@ def remove_temporaries(folder):
 
 
 def read(path, limit=2**20):
-    """Returns the bytes of a regular file. Raises OSError, or ValueError if it is larger than limit or not regular.
-
-    Reading a pipe or a device could block.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path.name} is not a regular file")
-    if status.st_size > limit:
-        raise ValueError(f"{path.name} has {status.st_size:,} bytes, more than {limit:,}")
+    """Returns the bytes of a regular file. Raises OSError, or ValueError if it is larger than limit or not regular."""
+    if (n_bytes := size(path)) > limit:
+        raise ValueError(f"{path.name} has {n_bytes:,} bytes, more than {limit:,}")
     return path.read_bytes()
+
+
+def size(path):
+    """Returns the size of a file in bytes. Raises OSError, or ValueError for a pipe or device, which could block."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{Path(path).name} is not a regular file")
+    return status.st_size

@@ -1,20 +1,24 @@
 """Layout of a checkpoint file: converts a nested dict to safetensors and back, with a digest over everything.
 
-The safetensors library is used to read files but not to write them: its save_file() does not sync a file before
-renaming it, so a power cut can leave an empty one; if killed, it leaves behind a temporary file that nobody finds; its
-files are readable by their owner only; and it reports a full disk without an errno.
+The safetensors library is not used. To read, it opens a path twice, so that a file that is replaced in between seems
+damaged. Its save_file() does not sync a file before renaming it, so a power cut can leave an empty one; if killed, it
+leaves behind a temporary file that nobody finds; its files are readable by their owner only; and it reports a full disk
+without an errno.
 """
 
 import contextlib
 import hashlib
 import json
+import math
+import mmap
 
 import torch
-from safetensors import safe_open
 
+from nanoladder import files
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 4
+MAX_HEADER = 100_000_000  # bytes; the safetensors library's limit
 
 
 class Damaged(BadInput):
@@ -77,14 +81,45 @@ def dtype_name(dtype):
     return name.replace("float", "f").replace("uint", "u").replace("int", "i").upper()
 
 
+FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
+INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8
+DTYPES = {dtype_name(dtype): dtype for dtype in (*FLOATS, *INTEGERS, torch.bool)}
+
+
+def read_tensors(path):
+    """Returns a safetensors file's tensors, {name: memory-mapped tensor}, and its metadata, {name: text}.
+
+    Opens the path once: both belong to one file, even if the path is replaced meanwhile. Raises OSError, or ValueError
+    unless the file is complete.
+    """
+    files.size(path)  # raises for a pipe, which would block
+    with open(path, "rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(content[:8], "little")
+    if start > min(len(content), MAX_HEADER):
+        raise ValueError("its header is incomplete")
+    entries = json.loads(content[8:start])
+    metadata, tensors, end = entries.pop("__metadata__", {}), {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        if (dtype := DTYPES.get(entry["dtype"])) is None:
+            raise ValueError(f"its {name} is of dtype {entry['dtype']}; expected one of {', '.join(DTYPES)}")
+        count, begin = math.prod(entry["shape"]), end
+        end += count * dtype.itemsize
+        if entry["data_offsets"] != [begin, end] or end > len(content) - start:
+            raise ValueError(f"its {name} of shape {entry['shape']} is not where its header says")
+        flat = torch.frombuffer(content, dtype=dtype, count=count, offset=start + begin) if count else torch.empty(0)
+        tensors[name] = flat.to(dtype).view(entry["shape"])
+    if start + end != len(content):
+        raise ValueError(f"it has {len(content):,} bytes, where its header says {start + end:,}")
+    return tensors, metadata
+
+
 def read(path):
     """Returns a checkpoint's dict. Its tensors are memory-mapped.
 
-    Raises OSError, SafetensorError or ValueError unless the file is a whole checkpoint of this version.
+    Raises OSError or ValueError unless the file is a whole checkpoint of this version.
     """
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, metadata = read_tensors(path)
     if metadata.get("format_version") != str(FORMAT_VERSION):
         raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
     if metadata.pop("sha256", None) != digest(metadata, tensors):

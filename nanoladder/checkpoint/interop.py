@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from model import GPT
 from nanoladder import files
-from nanoladder.checkpoint.format import reading, write_tensors
+from nanoladder.checkpoint.format import read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of
 from nanoladder.config import DEFAULTS
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
@@ -149,7 +148,7 @@ def read_huggingface(name):
     folder = find_folder(name)
     config = read_config(folder)
     with reading(folder, KIND):
-        weights = our_weights(read_tensors(folder), config | {"bias": True}, TRANSPOSED)
+        weights = our_weights(tensors_in(folder), config | {"bias": True}, TRANSPOSED)
     biases = [ours for ours in weights if ours.endswith("bias")]
     config["bias"] |= any(weights[ours].any() for ours in biases)
     if not config["bias"]:  # write_huggingface() added them
@@ -171,12 +170,12 @@ def read_config(folder):
     return config
 
 
-def read_tensors(folder):
+def tensors_in(folder):
     """Returns {name without prefix: tensor} for all tensors in a folder."""
     paths = sorted(folder.glob(WEIGHTS)) or sorted(folder.glob(SHARDS))
     if not paths:
         raise ValueError(f"it has no {WEIGHTS}; transformers' save_pretrained writes it, also from a pickled model")
-    return {name.removeprefix(PREFIX): tensor for path in paths for name, tensor in load_file(path).items()}
+    return {name.removeprefix(PREFIX): tensor for path in paths for name, tensor in read_tensors(path)[0].items()}
 
 
 # -- writing Hugging Face's format

@@ -3,6 +3,8 @@ import hashlib
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,28 @@ def test_any_tool_for_safetensors_reads_a_checkpoint(trained):
     missing, unexpected = model.load_state_dict({name: tensors[name] for name in names}, strict=False)
     assert missing == ["head.weight"] and not unexpected  # tied to the embedding
     assert same(model.state_dict(), weights(trained))
+
+
+SWAP = """
+import itertools, os
+for name in itertools.cycle("ab"):
+    os.link(name, "t"), os.replace("t", "x"), print(flush=True)
+"""
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_one_of_the_two(trained, tmp_path):
+    """The safetensors library opens a path twice: it refused half of these."""
+    shutil.copy(Path(trained.out_dir, "last.safetensors"), tmp_path / "a")
+    other = tiny(dataset=trained.dataset, out_dir=str(tmp_path / "run"), max_steps=1, n_layer=5)
+    train.train(other)
+    shutil.copy(Path(other.out_dir, "last.safetensors"), tmp_path / "b")
+    with subprocess.Popen([sys.executable, "-S", "-c", SWAP], cwd=tmp_path, stdout=subprocess.PIPE) as swapping:
+        try:
+            swapping.stdout.readline()
+            states = [checkpoint.load(tmp_path / "x") for _ in range(200)]
+        finally:
+            swapping.kill()
+    assert {(state["progress"]["step"], state["config"]["n_layer"]) for state in states} <= {(6, 2), (1, 5)}
 
 
 VALUES = [
