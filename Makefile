@@ -56,7 +56,7 @@ $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json
 	$(PY) train.py config/quickstart.py --out_dir=$(OUT) --init_from=auto
 	@touch $@
 
-data/python_stdlib/meta.json: nanoladder/data/writer.py | .venv/.train
+data/python_stdlib/meta.json: | .venv/.train
 	$(PY) data/python_stdlib/prepare.py
 
 .venv/.train: requirements.txt

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.sources import Records
-from nanoladder.data.writer import PrepareParser, fraction, summary, write_corpus
+from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
@@ -40,9 +40,7 @@ def prepare(argv, script, description, arguments, val_fraction):
     if args.tokenizer == "char":
         raise BadInput("--tokenizer=char has to read everything first; expected gpt2, byte or bpe:N")
     corpus = Records([arguments], val_fraction=args.val_fraction)
-    folder = parser.out_dir(args, script)
-    meta = write_corpus(folder, corpus, args.tokenizer, {"source": arguments}, limit_tokens=args.limit_tokens)
-    print(summary(folder, meta))
+    parser.write(args, script, corpus, extra={"source": arguments}, limit_tokens=args.limit_tokens)
 
 
 def main(argv):

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.corpus import Texts, split_documents
-from nanoladder.data.writer import PrepareParser, summary, write_corpus
+from nanoladder.data.writer import PrepareParser
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
@@ -45,10 +45,8 @@ def main(argv):
     sources = read_sources(Path(sysconfig.get_path("stdlib")))
     modules = [path.partition("/")[0] for path in sources]
     train, val = split_documents(list(sources.values()), val_fraction=0.1, keys=modules)
-    folder = parser.out_dir(args, __file__)
     extra = {"python_version": platform.python_version(), "files": {"train": len(train), "val": len(val)}}
-    meta = write_corpus(folder, Texts(train, val), args.tokenizer, extra)
-    print(summary(folder, meta))
+    parser.write(args, __file__, Texts(train, val), extra=extra)
 
 
 if __name__ == "__main__":

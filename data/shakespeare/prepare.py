@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.corpus import Texts
-from nanoladder.data.writer import PrepareParser, summary, write_corpus
+from nanoladder.data.writer import PrepareParser
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
@@ -45,9 +45,7 @@ def prepare(argv, script, tokenizer):
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--input {args.input}: {getattr(error, 'strerror', 'not text in UTF-8')}") from None
     cut = int(len(text) * 0.9)
-    folder = parser.out_dir(args, script)
-    meta = write_corpus(folder, Texts([text[:cut]], [text[cut:]]), args.tokenizer)
-    print(summary(folder, meta))
+    parser.write(args, script, Texts([text[:cut]], [text[cut:]]))
 
 
 def main(argv):

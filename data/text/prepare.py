@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.sources import Files, Records, find_text
-from nanoladder.data.writer import PrepareParser, fraction, summary, write_corpus
+from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
@@ -92,10 +92,8 @@ def main(argv):
         help="part of the documents or files that is val; of a single stream, its end (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    folder = parser.out_dir(args, __file__)
-    corpus = open_corpus(args, folder)
-    meta = write_corpus(folder, corpus, args.tokenizer, documents=args.documents != "none")
-    print(summary(folder, meta))
+    corpus = open_corpus(args, parser.out_dir(args, __file__))
+    parser.write(args, __file__, corpus, documents=args.documents != "none")
 
 
 if __name__ == "__main__":

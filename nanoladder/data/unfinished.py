@@ -4,16 +4,21 @@ A journal records progress periodically. After a kill at any instant, the files 
 work continues from there: the result is the same, bit for bit.
 """
 
+import contextlib
 import json
 import os
 import shutil
 from pathlib import Path
 
 from nanoladder import files
-from nanoladder.data.meta import SPLITS
+from nanoladder.data.meta import SPLITS, check, read_own
+from nanoladder.data.tokenizer import DESCRIPTION, RANKS
 from nanoladder.errors import BadInput
 
 UNFINISHED, JOURNAL, LOCK = ".prepare-unfinished", "journal.json", "lock"
+META = "meta.json"
+DATASET = (*(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx")), META, DESCRIPTION, RANKS)
+MODEL = ("metrics.jsonl", "config.json", "*.safetensors")  # of a run, or of a model in Hugging Face's format
 
 
 class SplitFiles:
@@ -67,29 +72,30 @@ def open_cut_back(path, size):
 class Unfinished:
     """The subfolder of a dataset's folder in which it is written. A context manager.
 
-    job: a JSON value that distinguishes this work from any other. journal: the argument of the last save(), if it was
-    for the same job, else None. If there is no journal, exiting removes the folder.
-    Raises BadInput if the dataset's folder holds a run, or if another process is preparing it.
+    job: a text that distinguishes this work from any other. overwrite: replace another dataset, or other unfinished
+    work. journal: the argument of the last save(), else None. meta: the entries of meta.json if the target folder
+    already holds the job's dataset, intact, else None. If there is no journal, exiting removes the folder.
+    Raises BadInput if the target folder holds a run or a model, another dataset or, unless overwrite, unfinished work
+    of another job, or if another process is preparing it.
     """
 
-    def __init__(self, target, job):
-        self.target, self.job = Path(target), json.loads(json.dumps(job))
+    def __init__(self, target, job, overwrite=False):
+        self.target, self.job, self.overwrite = Path(target), job, overwrite
         self.path = self.target / UNFINISHED
 
     def __enter__(self):
-        if (self.target / "metrics.jsonl").exists():  # of a run
-            raise BadInput(f"{self.target} holds a run, with its own tokenizer; expected another --out_dir")
+        for path in (path for pattern in MODEL for path in sorted(self.target.glob(pattern))):
+            raise BadInput(f"{self.target} holds a model, with its own tokenizer ({path.name}); use another --out_dir")
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self.lock = files.hold(self.path / LOCK)
         except BlockingIOError:
             raise BadInput(f"{self.target} is being prepared by another process; wait until it ends") from None
-        files.remove_temporaries(self.path)
-        self.journal = self.load()
-        if self.journal is None:
-            for path in self.path.iterdir():
-                if path.name != LOCK:
-                    path.unlink()
+        try:
+            self.begin()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -97,31 +103,70 @@ class Unfinished:
         if not (self.path / JOURNAL).exists():
             shutil.rmtree(self.path)
 
+    def begin(self):
+        """Finds out what the target folder holds, and clears the subfolder unless there is a journal of this job."""
+        files.remove_temporaries(self.path)
+        if (self.path / META).exists():  # complete, but a kill came while it was moved
+            self.move_into_place()
+        self.meta = None if self.overwrite else self.find_dataset()
+        self.journal = None if self.meta else self.load()
+        if self.journal is None:
+            for path in self.path.iterdir():
+                if path.name != LOCK:
+                    path.unlink()
+
+    def find_dataset(self):
+        """Returns the meta.json of the target folder's dataset; None if there is none, or it is damaged. Raises
+        BadInput if the dataset is not this job's."""
+        held = next((name for name in DATASET if os.path.lexists(self.target / name)), None)
+        if held is None:
+            return None
+        meta = {}
+        with contextlib.suppress(BadInput):
+            meta = read_own(self.target / META)
+        if meta.get("job") != self.job:
+            raise BadInput(
+                f"{self.target} holds a dataset ({held}) of another text or with other options, and models trained on "
+                "it need its tokenizer; use another --out_dir, or --overwrite to replace it"
+            )
+        try:
+            check(self.target, meta, context_length=0)
+        except BadInput as error:
+            return print(f"{str(error).rpartition(';')[0]}: preparing it again")
+        print(f"{self.target} already holds this text, prepared with these options; --overwrite prepares it again")
+        return meta
+
     def load(self):
-        """Returns the journal if it belongs to this job."""
+        """Returns the journal if it belongs to this job. Raises BadInput if it belongs to another."""
         try:
             found = json.loads(files.read(self.path / JOURNAL, limit=2**28))
-            if found["job"] == self.job:
-                return found["journal"]
+            job, journal = found["job"], found["journal"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        print(f"starting over: the unfinished work in {self.path} was for another corpus or with other options")
+        if job == self.job:
+            return journal
+        if not self.overwrite:
+            raise BadInput(
+                f"{self.path} holds unfinished work on another text or with other options; repeat that command to "
+                "continue it, use another --out_dir, or --overwrite to discard it"
+            )
+        return None
 
     def save(self, journal):
         """Writes the journal. The files that it describes must already be on disk."""
         self.journal = journal
         files.write(self.path / JOURNAL, json.dumps({"job": self.job, "journal": journal}))
 
-    def move_into_place(self, meta):
+    def move_into_place(self):
         """Replaces the dataset in the target folder. If interrupted at any point, leaves no meta.json beside another
-        dataset's files, and the work starts over."""
+        dataset's files, and the next Unfinished of the folder, for any job, completes the move."""
         (self.path / JOURNAL).unlink(missing_ok=True)
         files.sync_folder(self.path)
         new = {path.name for path in self.path.iterdir()} - {LOCK}
-        (self.target / "meta.json").unlink(missing_ok=True)
-        if not meta["documents"]:  # the older dataset may have had an index
+        (self.target / META).unlink(missing_ok=True)
+        if not json.loads(files.read(self.path / META))["documents"]:  # the older dataset may have had an index
             for split in SPLITS:
                 (self.target / f"{split}.idx").unlink(missing_ok=True)
-        for name in sorted(new, key=lambda name: name == "meta.json"):  # meta.json last
+        for name in sorted(new, key=lambda name: name == META):  # meta.json last
             os.replace(self.path / name, self.target / name)
         files.sync_folder(self.target)

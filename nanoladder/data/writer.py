@@ -20,11 +20,12 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoladder import files
+from nanoladder.data.corpus import sha256_of
 from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
 from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, load_tokenizer, save_tokenizer
-from nanoladder.data.unfinished import JOURNAL, LOCK, SplitFiles, Unfinished
+from nanoladder.data.unfinished import JOURNAL, LOCK, META, SplitFiles, Unfinished
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 
@@ -49,6 +50,11 @@ class PrepareParser(Parser):
             metavar="DIR",
             help="folder to write to (default: this script's own; with another tokenizer, one beside it)",
         )
+        self.add_argument(
+            "--overwrite",
+            action="store_true",
+            help="replace another dataset in that folder, which models trained on it may need",
+        )
 
     def out_dir(self, args, script):
         """The folder to write to: data/<dataset>, or data/<dataset>_<tokenizer> if the tokenizer is not the default."""
@@ -59,6 +65,12 @@ class PrepareParser(Parser):
             return home
         return home.with_name(f"{home.name}_{args.tokenizer.replace(':', '')}")
 
+    def write(self, args, script, corpus, **settings):
+        """Writes a corpus as the options say, and prints how to train on it. settings: as write_corpus() takes them."""
+        folder = self.out_dir(args, script)
+        meta = write_corpus(folder, corpus, args.tokenizer, **settings, overwrite=args.overwrite)
+        print(summary(folder, meta))
+
 
 def fraction(text):
     """Converts an option's text to a number strictly between 0 and 1."""
@@ -68,26 +80,30 @@ def fraction(text):
     return value
 
 
-def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_tokens=None):
+def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_tokens=None, overwrite=False):
     """Builds the tokenizer, encodes both splits and writes them, all or nothing. Returns the entries of meta.json.
 
-    folder: created if needed; an older dataset in it is replaced only once the new one is complete. After an
-    interruption, the next call with the same arguments continues from the last journal.
+    folder: created if needed. If it holds the dataset of the same arguments, nothing is written; if that is damaged, it
+    is written again. After an interruption, the next call with the same arguments continues from the last journal.
+    overwrite: replace another dataset in the folder, once the new one is complete.
     corpus: a Corpus. bpe is trained only on the first SAMPLE bytes of train; char knows the characters of both splits.
     tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
     documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it. True: separate
         documents and their .idx, each between two separators: `<|endoftext|>`, or "\n" if there is no such token.
     limit_tokens: stop after the document that reaches this number, train and val together (None: never).
-    Raises BadInput for an empty split, a folder that cannot be written, or a corpus that cannot be read.
+    Raises BadInput for an empty split, a folder that cannot be written or holds something else, or a corpus that cannot
+    be read.
     """
     folder = Path(folder)
-    job = [FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]
+    job = sha256_of(json.dumps([FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]))
     try:
-        with Unfinished(folder, job) as work:
+        with Unfinished(folder, job, overwrite) as work:
+            if work.meta:
+                return work.meta
             encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
             counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
-            meta = describe(work.path, tokenizer, encoding, corpus, documents, counts, extra or {})
-            work.move_into_place(meta)
+            meta = describe(work, tokenizer, encoding, corpus, documents, counts, extra or {})
+            work.move_into_place()
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None
     return meta
@@ -151,14 +167,15 @@ def dtype_of(encoding):
     return np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
 
 
-def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
+def describe(work, tokenizer, encoding, corpus, documents, counts, extra):
     """Writes meta.json. Returns its entries."""
     for name, count in counts.items():
         if not count["bytes"] or count["tokens"] < 2:
             raise BadInput(f"too little text for {name}, not even two tokens; give more text or another --val_fraction")
-    paths = sorted(path for path in folder.iterdir() if path.name not in ("meta.json", JOURNAL, LOCK))
+    paths = sorted(path for path in work.path.iterdir() if path.name not in (META, JOURNAL, LOCK))
     meta = {
         "format_version": FORMAT_VERSION,
+        "job": work.job,
         "tokenizer": tokenizer,
         "vocab_size": encoding.n_vocab,
         "dtype": dtype_of(encoding).name,
@@ -169,14 +186,14 @@ def describe(folder, tokenizer, encoding, corpus, documents, counts, extra):
         **({"validation": corpus.validation} if corpus.validation else {}),
         **extra,
     }
-    files.write(folder / "meta.json", json.dumps(meta, indent=2) + "\n")
+    files.write(work.path / META, json.dumps(meta, indent=2) + "\n")
     return meta
 
 
 def summary(folder, meta):
-    """Returns one line that says what was written and how to train on it."""
+    """Returns one line that says what the folder holds and how to train on it."""
     folder = Path(folder).resolve()
     dataset = folder.name if folder.parent == DATA_DIR else folder
     splits = ", ".join(f"{split} {n_tokens:,} tokens" for split, n_tokens in meta["tokens"].items())
     vocabulary = f"{meta['tokenizer']} vocabulary of {meta['vocab_size']:,}"
-    return f"wrote {folder}: {splits}, {vocabulary}; train on it with --dataset={dataset}"
+    return f"{folder}: {splits}, {vocabulary}; train on it with --dataset={dataset}"

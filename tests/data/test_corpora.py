@@ -188,7 +188,7 @@ def test_a_bad_corpus_is_refused_in_one_line_and_the_old_dataset_stays(name, dam
     old = contents(out)
     FORMATS[name](path, TEXTS)
     damage(path)
-    line = refusal(own_text.main, ["--input", str(path), "--tokenizer=byte", f"--out_dir={out}"])
+    line = refusal(own_text.main, ["--input", str(path), "--tokenizer=byte", f"--out_dir={out}", "--overwrite"])
     assert all(word in line for word in words), line
     assert len(line) < 600 and contents(out) == old and capfd.readouterr().err == ""
 
@@ -215,7 +215,7 @@ def prepare_hub(arguments, out, *options):
 def test_a_limit_ends_at_the_document_that_reaches_it(hub, tmp_path):
     n = 0
     for limit in (1000, 5000, 1e6):
-        prepare_hub(hub, tmp_path / "out", f"--limit_tokens={limit}", "--val_fraction=0.3")
+        prepare_hub(hub, tmp_path / "out", f"--limit_tokens={limit}", "--val_fraction=0.3", "--overwrite")
         counts = json.loads((tmp_path / "out" / "meta.json").read_text())["tokens"]
         before, n = n, sum(counts.values())
         longest = max(len(text.encode()) for text in TEXTS)

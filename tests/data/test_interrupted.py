@@ -83,8 +83,8 @@ def prepare(tmp_path, monkeypatch):
         (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
     files = [find_text(tmp_path / f"{name}.txt") for name in "ab"]
 
-    def prepare(folder, tokenizer="byte"):
-        write_corpus(folder, Files(files, "lines", 0.4), tokenizer, {}, documents=True)
+    def prepare(folder, tokenizer="byte", overwrite=False):
+        write_corpus(folder, Files(files, "lines", 0.4), tokenizer, {}, documents=True, overwrite=overwrite)
 
     return prepare
 
@@ -111,12 +111,12 @@ def test_a_preparation_killed_at_any_instant_resumes_to_the_same_files(prepare, 
     old, seen = contents(tmp_path / "old"), []
     for event in range(1, 10_000, 17):
         folder = shutil.copytree(tmp_path / "old", tmp_path / "new")
-        if killed_at(event, prepare, folder):
+        if killed_at(event, prepare, folder, "byte", True):
             break
         visible = {name: content for name, content in contents(folder).items() if UNFINISHED not in name}
         seen.append("meta.json" in visible)
         assert visible in (old, expected) or "meta.json" not in visible
-        prepare(folder)
+        prepare(folder, overwrite=visible == old)
         assert contents(folder) == expected
         shutil.rmtree(folder)
     assert len(seen) > 12
@@ -141,15 +141,19 @@ def test_a_preparation_resumes_from_the_last_journal(prepare, expected, tmp_path
 @pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("change", ["another tokenizer", "a damaged journal"])
-def test_another_tokenizer_or_a_damaged_journal_starts_over(change, prepare, tmp_path, capsys):
+def test_another_tokenizer_with_overwrite_or_a_damaged_journal_starts_over(change, prepare, tmp_path):
     folder = interrupt(prepare, tmp_path / "new")
+    tokenizer = "char" if change == "another tokenizer" else "byte"
     if change == "a damaged journal":
         (folder / UNFINISHED / JOURNAL).write_bytes(b"\0" * 50)
-    tokenizer = "char" if change == "another tokenizer" else "byte"
-    prepare(folder, tokenizer)
+    else:
+        before = contents(folder)
+        with pytest.raises(BadInput, match=r"unfinished work on another text .* --overwrite"):
+            prepare(folder, tokenizer)
+        assert contents(folder) == before
+    prepare(folder, tokenizer, overwrite=tokenizer == "char")
     prepare(tmp_path / "whole", tokenizer)
     assert contents(folder) == contents(tmp_path / "whole")
-    assert ("starting over" in capsys.readouterr().out) == (change != "a damaged journal")
     assert not (folder / UNFINISHED).exists()
 
 

@@ -87,11 +87,54 @@ def test_an_empty_split_is_refused(train, val, named, tmp_path):
 # -- all or nothing
 
 
-def test_a_dataset_never_replaces_the_tokenizer_of_a_run(trained, tmp_path):
-    shutil.copytree(trained.out_dir, tmp_path / "run")
-    before = contents(tmp_path / "run")
-    assert "holds a run" in refusal(write_dataset, tmp_path / "run", TRAIN, VAL, "byte")
-    assert contents(tmp_path / "run") == before
+@pytest.mark.parametrize("kept", [["metrics.jsonl"], ["best.safetensors"], ["config.json"]])
+def test_a_dataset_never_replaces_the_tokenizer_of_a_run_or_model(kept, trained, tmp_path):
+    for name in ["tokenizer.json", "tokenizer.tiktoken", *kept]:
+        shutil.copyfile(f"{trained.out_dir}/{name}", tmp_path / name)
+    before = contents(tmp_path)
+    for overwrite in (False, True):
+        line = refusal(write_dataset, tmp_path, TRAIN, VAL, "byte", overwrite=overwrite)
+        assert f"holds a model, with its own tokenizer ({kept[0]})" in line and contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "other, held",
+    [
+        ({"train": TRAIN[:2]}, "*"),
+        ({"tokenizer": "char"}, "*"),
+        ({"documents": True}, "*"),
+        ({"extra": {"x": 1}}, "*"),
+        ({"limit_tokens": 10**6}, "*"),
+        ({}, "*.bin"),  # as nanoGPT leaves a folder
+        ({}, "tokenizer.json"),
+        ({"train": TRAIN[:2]}, "meta.json"),
+    ],
+)
+def test_another_dataset_is_replaced_only_if_asked(other, held, tmp_path):
+    """held: pattern of the files that are left of it."""
+    given = {"train": TRAIN, "val": VAL, "tokenizer": "byte"}
+    write_dataset(tmp_path, **given)
+    for path in set(tmp_path.iterdir()) - set(tmp_path.glob(held)):
+        path.unlink()
+    before = contents(tmp_path)
+    line = refusal(write_dataset, tmp_path, **given | other)
+    assert f"{tmp_path} holds a dataset (" in line and "--overwrite" in line and contents(tmp_path) == before
+    write_dataset(tmp_path, **given | other, overwrite=True)
+    assert_whole(tmp_path)
+    assert contents(tmp_path) != before
+
+
+@pytest.mark.parametrize("damage", [None, "train.bin", "tokenizer.json"])
+def test_the_same_dataset_is_prepared_again_only_if_it_is_damaged(damage, tmp_path, capsys, monkeypatch):
+    meta = write_dataset(tmp_path, TRAIN, VAL, "byte")
+    before = contents(tmp_path)
+    if damage:
+        (tmp_path / damage).write_bytes(b"damaged")
+    else:
+        monkeypatch.setattr(writer, "write_tokens", None)
+    assert write_dataset(tmp_path, TRAIN, VAL, "byte") == meta and contents(tmp_path) == before
+    said = f"{tmp_path / damage} is not the file that meta.json describes: preparing" if damage else "already holds"
+    assert said in capsys.readouterr().out
 
 
 # -- the datasets
