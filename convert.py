@@ -15,7 +15,7 @@ def main(argv):
     config = checkpoint.config_of(state)
     tokenizer = None
     if Path(options.out_dir, DESCRIPTION).exists():
-        tokenizer = checkpoint.tokenizer_of(source, config.vocab_size)
+        tokenizer = checkpoint.tokenizer_of(source, state)
     code = None if checkpoint.interop.is_gpt2(config) else export.modeling(config)
     paths = checkpoint.interop.write_huggingface(options.output, state, tokenizer, code)
     print(f"wrote {options.output} from {source}, step {state['progress']['step']}:")

@@ -86,7 +86,7 @@ def evaluate(options, device):
     if dataset := find_dataset(options, source, state, model.config):
         parts[f"{dataset.folder.name} {options.split}"] = evaluation.WholeSplit(dataset, options.split, options.stride)
     if options.tasks:
-        tokenizer = checkpoint.tokenizer_of(source, model.config.vocab_size)
+        tokenizer = checkpoint.tokenizer_of(source, state)
         for path in options.tasks:
             parts[path] = evaluation.Task(Path(path), tokenizer, model.config.context_length)
     report = {**describe(options, source, state, model, device), "results": {}}

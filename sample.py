@@ -35,8 +35,9 @@ def run(options, prompts):
     source = checkpoint.source_of(options)
     dtype = machine.choose_dtype(options.dtype, device)
     tell(f"loading {source}, in {str(dtype).removeprefix('torch.')} on {device} ...", progress=True)
-    gpt = checkpoint.load_gpt(source)
-    tokenizer = checkpoint.tokenizer_of(source, gpt.config.vocab_size)
+    state = checkpoint.load_model(source)
+    gpt, tokenizer = checkpoint.build_gpt(state, source), checkpoint.tokenizer_of(source, state)
+    del state  # weights and optimizer as they were read
     gpt.to(device, dtype)
     if options.quantize:
         quantize(gpt)

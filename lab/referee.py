@@ -29,6 +29,7 @@ from lab.judge import git, unpack
 from lab.launch import reason_of_exit, run_alone
 from lab.measure import machine_facts
 from lab.results import code_hash, machine_name, resume, write
+from nanoladder import files
 from nanoladder.checkpoint import format
 from nanoladder.config import DEFAULTS
 from nanoladder.data import open_dataset
@@ -185,7 +186,7 @@ def shuffle_validation(folder, data):
     np.random.default_rng(0).permutation(data.val.tokens).tofile(folder / "val.bin")
     meta = json.loads((data.folder / "meta.json").read_text())
     meta["digests"]["val.bin"] = sample_digest(folder / "val.bin")
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "meta.json").write_text(json.dumps(files.seal(meta)))
 
 
 def readable(entry):

@@ -1,5 +1,7 @@
-"""Atomic file writes, which survive a crash, a full disk or a power cut; locks; and safe reads of untrusted files."""
+"""Atomic file writes, which survive a crash, a full disk or a power cut; locks; seals; safe reads of foreign files."""
 
+import hashlib
+import json
 import os
 import shutil
 import stat
@@ -104,3 +106,13 @@ def size(path):
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{Path(path).name} is not a regular file")
     return status.st_size
+
+
+def seal(entries, more=b""):
+    """Returns the entries, a dict for JSON, with their SHA-256 as "sha256", which covers further bytes, too.
+
+    Entries that were read are as they were written if seal() does not change them.
+    """
+    entries = {key: value for key, value in entries.items() if key != "sha256"}
+    text = json.dumps(entries, sort_keys=True).encode()
+    return {**entries, "sha256": hashlib.sha256(text + more).hexdigest()}

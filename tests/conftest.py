@@ -146,7 +146,7 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
         "documents": documents,
         **meta,
     }
-    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    (folder / "meta.json").write_text(json.dumps(files.seal(meta)), encoding="utf-8")
     return folder
 
 

@@ -1,15 +1,17 @@
 """sample.py samples according to its options, reproducibly, and prints complete characters."""
 
 import io
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import ROOT, saved
+from conftest import LINE, ROOT, saved
 
 import sample
+from nanoladder.data.tokenizer import build_tokenizer, save_tokenizer
 from nanoladder.infer import CachedGPT
 
 
@@ -31,6 +33,13 @@ def test_a_seed_gives_the_same_text(text):
     assert first.startswith("the") and len(first) == 3 + 40 + 1
     assert text("--prompt=the", "--seed=1", "--temperature=1.5") == first
     assert text("--prompt=the", "--seed=2", "--temperature=1.5") != first
+
+
+def test_another_tokenizer_in_a_run_s_folder_is_refused(trained, tmp_path, refused):
+    folder = shutil.copytree(trained.out_dir, tmp_path / "run")
+    save_tokenizer(build_tokenizer("char", [LINE.replace("c", "k")]), folder)
+    line = refused(sample.main, f"--out_dir={folder}")
+    assert str(folder) in line and "not the one that the model of" in line and "tokenizer.tiktoken" in line
 
 
 @pytest.mark.parametrize("prompt", ["t", "the cat sat on the mat"])  # the second fills the context

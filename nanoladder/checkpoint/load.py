@@ -18,7 +18,7 @@ from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS, saved
 from nanoladder.data.huggingface_tokenizer import from_huggingface
-from nanoladder.data.tokenizer import identify, load_tokenizer
+from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify, load_tokenizer
 from nanoladder.errors import BadInput
 
 HUB = "hf:"
@@ -169,7 +169,7 @@ def check_tokenizer(dataset, name, state, source):
     ours, theirs, n_tokens = dataset.find_tokenizer(), state.get("tokenizer", {}), state["config"]["vocab_size"]
     if "tokenizer" not in state:
         with contextlib.suppress(BadInput):  # none, or one that tiktoken cannot represent
-            theirs = identify(tokenizer_of(source, n_tokens))
+            theirs = identify(tokenizer_of(source, state))
     if ours is None:
         return theirs
     if identify(ours) != theirs if theirs else ours.n_vocab != n_tokens:
@@ -182,11 +182,13 @@ def check_tokenizer(dataset, name, state, source):
     return identify(ours)
 
 
-def tokenizer_of(source, vocab_size):
-    """Returns the tokenizer, a tiktoken.Encoding, of a source whose model has vocab_size token ids.
+def tokenizer_of(source, state):
+    """Returns the tokenizer, a tiktoken.Encoding, that lies beside a source's weights.
 
-    It lies beside the weights. Raises BadInput if there is none, or it has more tokens than the model.
+    state: load_model(source)'s result. Raises BadInput if there is no tokenizer, it has more tokens than the model, or
+    the checkpoint records another one.
     """
+    vocab_size, recorded = state["config"]["vocab_size"], state.get("tokenizer")
     if str(source).startswith(HUB):
         folder = interop.find_folder(str(source).removeprefix(HUB))
         tokenizer = from_huggingface(folder)
@@ -197,5 +199,10 @@ def tokenizer_of(source, vocab_size):
         raise BadInput(
             f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size={vocab_size}; "
             "expected the tokenizer that the model was trained with"
+        )
+    if recorded and identify(tokenizer) != recorded:
+        raise BadInput(
+            f"tokenizer in {folder}: not the one that the model of {source} was trained with; expected copies of "
+            f"{DESCRIPTION} and {RANKS} from the folder of its dataset"
         )
     return tokenizer

@@ -16,8 +16,11 @@ from nanoladder import files
 from nanoladder.data import meta_pkl
 from nanoladder.errors import BadInput, reading
 
-FORMAT_VERSION = 3  # of a prepared folder
+FORMAT_VERSION = 4  # of a prepared folder
 SPLITS = ("train", "val")
+ENTRIES = {"tokenizer": str, "vocab_size": int, "dtype": str, "tokens": dict, "bytes": dict}
+ENTRIES |= {"digests": dict, "documents": bool}  # that every meta.json has, with their types
+DTYPES = ("uint16", "uint32")  # of token ids
 BLOCKS, BLOCK = 256, 2**14  # a sample: blocks per file, bytes per block
 SAMPLED = 2**16  # ids read from a file whose vocabulary is unknown
 
@@ -62,10 +65,20 @@ def read_meta(folder, vocab_size):
 
 def read_own(path):
     """Returns the entries of a meta.json. Raises BadInput unless writer.py wrote it in this format."""
-    with reading(f"{path} is not the meta.json of a prepared dataset", "prepare it again"):
+    with reading(f"{path} is not the meta.json of a prepared dataset", "prepare it again, with --overwrite"):
         meta = json.loads(files.read(path))
         if meta["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format {meta['format_version']!r:.40}, expected {FORMAT_VERSION}")
+        if files.seal(meta) != meta:
+            raise BadInput(
+                f"{path} was changed: its sha256 is not that of its entries; undo the change, or prepare the dataset "
+                "again, with --overwrite"
+            )
+        for key, kind in ENTRIES.items():
+            if type(meta[key]) is not kind:
+                raise TypeError(f"{key}={meta[key]!r:.40}, expected {kind.__name__}")
+        if meta["dtype"] not in DTYPES:
+            raise ValueError(f"dtype={meta['dtype']:.40}, expected {' or '.join(DTYPES)}")
         return meta
 
 

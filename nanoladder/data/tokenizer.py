@@ -160,8 +160,8 @@ def save_tokenizer(encoding, folder):
         "pattern": encoding._pat_str,  # underscored, yet tiktoken's documented way to build on an encoding
         "special_tokens": encoding._special_tokens,
         "vocab_size": encoding.n_vocab,
-        "sha256": hashlib.sha256(lines).hexdigest(),  # ties the two files together
     }
+    description = files.seal(description, lines)  # ties the two files together
     files.write(Path(folder) / RANKS, lines)
     files.write(Path(folder) / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
@@ -171,7 +171,7 @@ def load_tokenizer(folder):
     with reading(f"tokenizer in {folder} cannot be read", "prepare the dataset again"):
         description = json.loads(files.read(Path(folder) / DESCRIPTION))
         lines = files.read(Path(folder) / RANKS, limit=2**26)
-        if hashlib.sha256(lines).hexdigest() != description["sha256"]:
-            raise ValueError(f"{RANKS} is not the file that {DESCRIPTION} describes")
+        if files.seal(description, lines) != description:
+            raise ValueError(f"{DESCRIPTION} or {RANKS} was changed since they were written together")
         tokens = [base64.b64decode(line.split()[0]) for line in lines.splitlines()]
         return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])

@@ -4,8 +4,8 @@ train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uin
 train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place among the ids at which
 each document begins, and last the number of tokens: documents + 1 entries.
 tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
-meta.json: a description, with a digest of every file. It is written last: if it exists, the other files are complete
-and match it.
+meta.json: a description, with a digest of every file and of itself. It is written last: if it exists, the other files
+are complete and match it.
 
 Memory use does not depend on the size of the corpus or the number of cores, and neither does the result.
 unfinished.py describes how an interrupted preparation continues.
@@ -186,6 +186,7 @@ def describe(work, tokenizer, encoding, corpus, documents, counts, extra):
         **({"validation": corpus.validation} if corpus.validation else {}),
         **extra,
     }
+    meta = files.seal(meta)
     files.write(work.path / META, json.dumps(meta, indent=2) + "\n")
     return meta
 

@@ -1,13 +1,17 @@
 """A damaged folder is refused with one line and exit code 2, before anything is written."""
 
+import copy
+import json
 import shutil
 
 import pytest
-from conftest import flags
+from conftest import flags, refusal, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train
+from nanoladder import files
+from nanoladder.data import open_dataset
 from nanoladder.data.meta import BLOCK, BLOCKS, sample_digest
 
 FILES = ["train.bin", "val.bin", "train.idx", "val.idx", "tokenizer.json", "tokenizer.tiktoken"]
@@ -51,7 +55,7 @@ def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, document
 @pytest.mark.parametrize(
     "meta, given, words",
     [
-        ('{"format_version": 4}', {}, ["{folder}", "meta.json", "format 4", "expected 3"]),
+        ('{"format_version": 5}', {}, ["{folder}", "meta.json", "format 5", "expected 4"]),
         ("[1]", {}, ["{folder}", "meta.json", "prepare it again"]),
         (None, {}, ["{folder}", "no meta.json", "--vocab_size"]),
         (None, {"vocab_size": 16}, ["token id 16", "--vocab_size=17"]),  # as nanoGPT leaves a folder
@@ -73,6 +77,52 @@ def test_an_unusable_dataset_is_bad_input(meta, given, words, dense, tmp_path, r
     line = refused(train.main, *flags(**{"dataset": folder, "out_dir": tmp_path / "out", **given}))
     assert all(word.format(folder=folder) in line for word in words), line
     assert not (tmp_path / "out").exists()
+
+
+def changes(meta):
+    """Yields meta with one entry, at any depth, changed to each of some values, removed, or added beside it."""
+    inner = [(key, name) for key, value in meta.items() if isinstance(value, dict) for name in value]
+    for *path, last in [*((key,) for key in meta), *inner]:
+        for value in (None, True, False, 0, -1, 3.0, "", "uint32", [], {}, {"train.bin": 1}, "removed", "added"):
+            changed = copy.deepcopy(meta)
+            entries = changed[path[0]] if path else changed
+            old = entries[last]
+            if value == "removed":
+                del entries[last]
+            else:
+                entries[f"{last}x" if value == "added" else last] = value
+            if type(old) is not type(value) or old != value:
+                yield changed
+
+
+@pytest.mark.parametrize("kind", ["dense", "documents"])
+def test_every_change_of_an_entry_of_meta_json_is_refused_and_another_layout_is_not(kind, request, tmp_path):
+    folder = shutil.copytree(request.getfixturevalue(kind), tmp_path / "data")
+    path, config = folder / "meta.json", tiny(dataset=str(folder))
+    meta = json.loads(path.read_text())
+    for changed in changes(meta):
+        path.write_text(json.dumps(changed))
+        line = refusal(open_dataset, config)
+        assert str(path) in line and "again" in line and len(line) < 500
+    path.write_text(json.dumps(dict(sorted(meta.items())), indent=4))
+    assert open_dataset(config).meta == meta
+
+
+@pytest.mark.parametrize(
+    "entry, named",
+    [
+        ({"vocab_size": "64"}, "vocab_size='64', expected int"),
+        ({"bytes": [9, 9]}, "bytes=[9, 9], expected dict"),
+        ({"documents": 1}, "documents=1, expected bool"),
+        ({"dtype": "int64"}, "dtype=int64, expected uint16 or uint32"),
+    ],
+    ids=str,
+)
+def test_an_entry_of_another_type_is_named_even_if_the_digest_holds(entry, named, dense, tmp_path):
+    folder = shutil.copytree(dense, tmp_path / "data")
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(files.seal(meta | entry)))
+    assert named in refusal(open_dataset, tiny(dataset=str(folder)))
 
 
 def test_the_digest_of_a_large_file_covers_its_ends_and_any_stretch_as_long_as_the_gaps(tmp_path):

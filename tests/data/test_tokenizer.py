@@ -96,6 +96,12 @@ def cut(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
 
 
+def replace(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
 def other_ranks(folder):
     ranks = (folder / "tokenizer.tiktoken").read_bytes()
     save_tokenizer(build_tokenizer("bpe:280", OTHER), folder)
@@ -110,6 +116,8 @@ def other_ranks(folder):
         lambda folder: cut(folder / "tokenizer.tiktoken", 1000),
         lambda folder: cut(folder / "tokenizer.json", 40),
         lambda folder: (folder / "tokenizer.json").write_text("[]"),
+        lambda folder: replace(folder / "tokenizer.json", "279", "278"),  # the id of <|endoftext|>
+        lambda folder: replace(folder / "tokenizer.json", "{1,3}", "{1,2}"),  # the pattern
         other_ranks,
     ],
 )

@@ -71,8 +71,9 @@ def write(path, items):
 def evaluate(folder, path):
     """Figures of evaluate.py for a model folder of transformers, and the scores of every ending."""
     source = f"hf:{folder}"
-    model = checkpoint.load_gpt(source)
-    task = Task(path, checkpoint.tokenizer_of(source, model.config.vocab_size), model.config.context_length)
+    state = checkpoint.load_model(source)
+    model = checkpoint.build_gpt(state, source)
+    task = Task(path, checkpoint.tokenizer_of(source, state), model.config.context_length)
     scorer = Scorer(model, "float32", CPU, 200)
     return task.evaluate(scorer), scorer.score("", task.lengths, task.read)
 
