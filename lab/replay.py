@@ -1,4 +1,4 @@
-"""Repeats a step of a run and finds sequences, modules and gradients that are not finite.
+"""Repeats a step of a run and finds sequences, modules, gradients and weights that are not finite.
 
     python -m lab.replay config/x.py --step=N [--key=value ...]
 
@@ -54,6 +54,7 @@ def replay(config, step):
         not_finite = find_not_finite(model)
         eager = dataclasses.replace(config, cuda_graph=False)  # nor does a recorded graph
         loss, grad_norm = train.train_step(model, optimizer, batch, lr, eager)
+    not_finite["update"] = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for stage, names in not_finite.items():
         more = ", ..." if len(names) > SHOWN_NAMES else ""

@@ -41,6 +41,6 @@ from nanoladder.checkpoint.load import (
     source_of,
     tokenizer_of,
 )
-from nanoladder.checkpoint.save import Writer, gather_weights, snapshot
+from nanoladder.checkpoint.save import Writer, find_not_finite, gather_weights, snapshot
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import generator_states, set_generator_states

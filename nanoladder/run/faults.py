@@ -1,4 +1,4 @@
-"""Faults that end a run with one line: a step with a non-finite loss or gradient, or an error of torch.compile."""
+"""Faults that end a run with one line: a loss, gradient or state that is not finite, or an error of torch.compile."""
 
 import math
 import shlex
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from nanoladder import parallel
+from nanoladder import checkpoint, parallel
 from operators.private import loaded_compiler
 
 LOOK = 100  # most steps between two looks at the numbers on a GPU
@@ -22,11 +22,12 @@ class Watch:
 
     def __init__(self, config, device, scaler):
         self.config, self.device, self.scaler = config, device, scaler
-        self.steps = []
+        self.steps, self.newest = [], None
 
     def check(self, step, lr, loss, grad_norm, due):
         """Ends the run if this step or one since the last look was faulty. Looks at CUDA if due or after LOOK steps."""
-        self.steps.append((step, lr, loss, grad_norm))
+        self.newest = step, lr, loss, grad_norm
+        self.steps.append(self.newest)
         if self.device.type == "cuda" and not due and len(self.steps) < LOOK:
             return
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
@@ -40,13 +41,27 @@ class Watch:
             self.stop(step, lr, loss, grad_norm, f", loss scale {scale:.3g}, which collapsed")
         self.steps.clear()
 
-    def stop(self, step, lr, loss, grad_norm, scale=""):
+    def check_evaluation(self, val_loss):
+        """Ends the run if the validation loss, the same in all processes, is not finite. Collective."""
+        if not math.isfinite(val_loss):
+            self.stop(*self.newest, f", validation loss {val_loss}")
+
+    def check_state(self, model, optimizer):
+        """Ends the run if a weight or optimizer state is not finite after the newest step. Collective.
+
+        The loss and the gradients of a step can be finite and its update still overflow.
+        """
+        if name := checkpoint.find_not_finite(model, optimizer):
+            self.stop(*self.newest, f"; its update made {name} not finite")
+
+    def stop(self, step, lr, loss, grad_norm, also=""):
         """Ends the run with one line: step, likely causes, replay command. Collective."""
+        loss, grad_norm = float(loss), float(grad_norm)
         causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
         if grad_norm == 0:
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         line = (
-            f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{scale}. "
+            f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{also}. "
             f"Nothing was saved since. Likely causes: {causes}. To find its origin: "
             f"python -m lab.replay --step={step} {shlex.join(sys.argv[1:])}"
         )

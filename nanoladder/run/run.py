@@ -136,21 +136,31 @@ class Run:
         return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
 
     def log_evaluation(self, val_loss):
-        """Adds the validation loss to this step's row, and its bits per byte unless nanoGPT wrote the dataset."""
+        """Adds the validation loss to this step's row, and its bits per byte unless nanoGPT wrote the dataset.
+
+        Collective.
+        """
+        self.watch.check_evaluation(val_loss)
         self.row["val_loss"] = val_loss
         if n_bytes := self.dataset.meta.get("bytes"):
             self.row["val_bpb"] = val_loss / math.log(2) * self.dataset.val.n_targets / n_bytes["val"]
 
     def save_if_due(self):
-        """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best."""
+        """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best.
+
+        Collective.
+        """
         progress = self.progress
         best = self.row.get("val_loss", math.inf) < progress["best_val_loss"]
         if best:
             progress["best_val_loss"] = self.row["val_loss"]
+        due = self.config.save_interval and (self.saving or best)
+        if due:
+            self.watch.check_state(self.model, self.optimizer)
         if self.row and parallel.rank() == 0:
             tokens = progress["step"] * self.config.batch_size * self.config.context_length
             self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
-        if self.config.save_interval and (self.saving or best):
+        if due:
             self.writer.save(self.model, self.optimizer, progress, best)
 
     # -- the end

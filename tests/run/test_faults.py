@@ -1,11 +1,26 @@
 """A non-finite step changes nothing, is reported, and ends the run before it saves."""
 
 import math
+import os
 import re
+import signal
 
 import pytest
 import torch
-from conftest import at_step, build, needs_gpu, rows, same, saved, spoil_positions, tiny, weights, words
+from conftest import (
+    at_step,
+    build,
+    contents,
+    needs_gpu,
+    replace,
+    rows,
+    same,
+    saved,
+    spoil_positions,
+    tiny,
+    weights,
+    words,
+)
 
 import train
 from nanoladder.data import Batch
@@ -100,6 +115,47 @@ def test_a_fault_is_reported_in_one_line_with_the_last_checkpoint(config, run_ma
     assert "Likely causes" in line and "--step=7" in line and "\n" not in line and result.code == 1
     assert saved(config)["progress"]["step"] == 6 and [row["step"] for row in rows(config)] == [5]
     assert all(weight.isfinite().all() for weight in weights(config).values())
+
+
+def spoil_weight(model, optimizer):
+    model.norm.weight.data[3] = math.inf
+
+
+def spoil_state(model, optimizer):
+    optimizer.state[model.norm.weight]["exp_avg"][3] = math.nan
+
+
+SPOILED = {
+    "weight": ({}, spoil_weight, "; its update made norm.weight not finite."),
+    "state": ({}, spoil_state, "; its update made optimizer/norm.weight/exp_avg not finite."),
+    "signal": ({"save_interval": 100}, spoil_state, "; its update made optimizer/norm.weight/exp_avg not finite."),
+    "evaluation": ({"eval_interval": 4}, spoil_weight, ", validation loss nan."),
+}
+
+
+@pytest.mark.parametrize("keys, spoil, said", SPOILED.values(), ids=SPOILED)
+def test_a_state_that_is_not_finite_never_replaces_one_that_is(keys, spoil, said, config, run_main, monkeypatch):
+    """Step 8 has a finite loss and finite gradients, and is the last one or one that saves for another reason."""
+    last = 20 if keys else 8
+    theirs = replace(config, max_steps=6, lr_decay_steps=last)
+    assert run_main(train.main, *words(theirs)).code == 0
+    before, original = contents(config.out_dir), train.train_step
+
+    def step(model, optimizer, *arguments):
+        result = original(model, optimizer, *arguments)
+        if optimizer.state[model.norm.weight]["step"] == 8:
+            spoil(model, optimizer)
+            if "save_interval" in keys:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(train, "train_step", step)
+    result = run_main(train.main, *words(config, max_steps=last, lr_decay_steps=last, init_from="resume", **keys))
+    numbers = r"error: stopped at step 8: loss \d\.\d+, gradient norm \d\.\d+, learning rate 0\.\d+"
+    assert result.code == 1 and re.search(numbers + re.escape(said), result.err)
+    assert "last.safetensors is the newest checkpoint" in result.out
+    names = [name for name in before if name.endswith(".safetensors")]
+    assert names and all(contents(config.out_dir)[name] == before[name] for name in names)
 
 
 def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
