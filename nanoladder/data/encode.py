@@ -7,8 +7,10 @@ import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from nanoladder.data.corpus import BLOCK
-from nanoladder.data.tokenizer import check_characters
+from nanoladder.data.tokenizer import check_characters, cut_runs
 
 MOST_THREADS = 16  # reading and writing, on one core, cannot keep up with more
 
@@ -49,8 +51,8 @@ def chunks(corpus, place):
 
 def encode_text(encoding, dtype, text):
     check_characters(encoding, text)
-    ids = encoding.encode_to_numpy(text, disallowed_special=()).astype(dtype)
-    return ids, len(text.encode(errors="replace"))
+    parts = [encoding.encode_to_numpy(part, disallowed_special=()).astype(dtype) for part in cut_runs(text)]
+    return np.concatenate(parts), len(text.encode(errors="replace"))
 
 
 def n_cores():

@@ -4,7 +4,8 @@
     ids = encode(encoding, "def main():")
     assert encoding.decode(ids) == "def main():"
 
-encode and save_tokenizer replace tiktoken's own functions, which panic on unknown characters and cache by file name.
+encode and save_tokenizer replace tiktoken's own functions, which panic on unknown characters and on a million spaces,
+and cache by file name.
 """
 
 import base64
@@ -33,6 +34,9 @@ GPT2_PATTERNS = (
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 )
+
+LONGEST_RUN = 2**16  # whitespace characters; on a million, the regular expressions of tiktoken and rustbpe fail
+WHITESPACE = re.compile(r"\s*")
 
 TEXTS_AT_ONCE = 256  # that rustbpe holds; the writer's are of about a megabyte at most
 
@@ -77,8 +81,8 @@ def train_bpe(name, texts):
     except ImportError:
         raise BadInput(f"tokenizer {name}: needs the package rustbpe; install it (pip install rustbpe)") from None
     vocab_size = int(name.removeprefix("bpe:"))
-    trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(iter(texts), vocab_size=vocab_size - 1, pattern=GPT4_PATTERN, buffer_size=TEXTS_AT_ONCE)
+    trainer, parts = rustbpe.Tokenizer(), (part for text in texts for part in cut_runs(text))
+    trainer.train_from_iterator(parts, vocab_size=vocab_size - 1, pattern=GPT4_PATTERN, buffer_size=TEXTS_AT_ONCE)
     tokens = [bytes(token) for token, _ in trainer.get_mergeable_ranks()]  # by rank
     if len(tokens) < vocab_size - 1:
         raise BadInput(
@@ -116,7 +120,22 @@ def encode(encoding, text):
     Raises BadInput for a character that a char tokenizer does not know.
     """
     check_characters(encoding, text)
-    return encoding.encode_ordinary(text)
+    return [token for part in cut_runs(text) for token in encoding.encode_ordinary(part)]
+
+
+def cut_runs(text):
+    """Yields the parts of a text, at least one: whitespace is cut after every LONGEST_RUN characters in a row.
+
+    All that cuts a text into tokens begins here, so the same text gives the same ids everywhere.
+    """
+    begin = 0
+    for place in range(LONGEST_RUN, len(text), LONGEST_RUN):  # a longer run covers one of these places
+        if text[place].isspace():
+            first = begin + len(text[begin:place].rstrip())
+            for cut in range(first + LONGEST_RUN, WHITESPACE.match(text, place).end(), LONGEST_RUN):
+                yield text[begin:cut]
+                begin = cut
+    yield text[begin:]
 
 
 def check_characters(encoding, text):

@@ -3,7 +3,9 @@
 import json
 import re
 import sys
+from itertools import accumulate
 
+import numpy as np
 import pytest
 import requests
 import tiktoken.load
@@ -12,12 +14,16 @@ from conftest import needs_rustbpe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanoladder.data import tokenizer
+from nanoladder.data.encode import encode_text
 from nanoladder.data.tokenizer import (
+    GPT2_PATTERNS,
     GPT4_PATTERN,
     build_tokenizer,
     encode,
     end_of_text,
     load_tokenizer,
+    make_encoding,
     save_tokenizer,
 )
 
@@ -50,6 +56,28 @@ def test_every_tokenizer_decodes_what_it_encoded(bpe, trainer, text):
         assert encoding.decode(encode(encoding, text)) == text
     assert encode(bpe, text) == trainer.encode(text)  # tiktoken cuts and merges as rustbpe was trained
     assert len(encode(char, text)) == len(text) and char.n_vocab == len(set(text))
+
+
+@needs_rustbpe
+@pytest.mark.parametrize("pattern", [GPT4_PATTERN, *GPT2_PATTERNS], ids=["GPT-4", "GPT-2", "GPT-2 as published"])
+def test_a_million_spaces_in_a_row_are_encoded_the_same_everywhere(pattern):
+    """The regular expressions of tiktoken and rustbpe fail on them."""
+    text = f"x{' ' * 10**6}y"
+    ranks = build_tokenizer("bpe:258", [text])._mergeable_ranks
+    encoding = make_encoding("bpe", pattern, list(ranks))
+    ids = encode(encoding, text)
+    assert encoding.decode(ids) == text
+    assert encode_text(encoding, np.uint16, text)[0].tolist() == ids
+
+
+@given(st.text("a \n", max_size=60), st.integers(1, 9))
+def test_only_runs_of_whitespace_are_cut_each_from_its_start(text, longest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "LONGEST_RUN", longest)
+        found = list(tokenizer.cut_runs(text))
+    runs = re.finditer(r"\s+", text)
+    cuts = [cut for run in runs for cut in range(run.start() + longest, run.end(), longest)]
+    assert "".join(found) == text and list(accumulate(map(len, found)))[:-1] == cuts
 
 
 @needs_rustbpe
