@@ -7,7 +7,6 @@ python evaluate.py --out_dir=out/x --quantize=int8
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -28,7 +27,7 @@ FIGURES = {  # in the table: label and format
 
 def main(argv):
     options = parse(argv)
-    config = Config(device=options.device, batch_size=int(os.environ.get("WORLD_SIZE", 1)), compile=False)
+    config = Config(device=options.device, batch_size=parallel.n_launched(), compile=False)
     device = parallel.start(config, machine.choose_device(options.device))
     machine.configure(config, device)
     try:

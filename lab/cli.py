@@ -153,7 +153,7 @@ def parse(argv):
 
     Raises BadInput for options that are wrong or that the mode does not use, and for a config that it cannot measure.
     """
-    if "WORLD_SIZE" in os.environ:
+    if os.environ.get("WORLD_SIZE"):
         raise BadInput(
             "profile.py starts its processes itself, but torchrun (which sets WORLD_SIZE) started this one; expected "
             "`python profile.py config/x.py --mode=scaling --processes=N`"

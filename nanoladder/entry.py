@@ -29,7 +29,8 @@ def run_script(main):
     with 141 if its reader, such as `head`, has exited.
     Under torchrun, an error line shared by several processes is printed only once.
     """
-    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    open_closed_streams()
+    several = os.environ.get("WORLD_SIZE", "") not in ("", "1")
     if several:
         from torch.distributed.elastic.multiprocessing import errors  # imported late: torch loads slowly
 
@@ -72,6 +73,18 @@ def end_one_of_several(code):
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
+
+
+def open_closed_streams():
+    """Opens closed standard streams (`>&-`, some services) on the null device, for child processes too.
+
+    Otherwise the next files opened, such as checkpoints, would take their descriptors and what is printed there.
+    """
+    for name in ("stdin", "stdout", "stderr"):  # by descriptor: open() takes the lowest free one
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def prepare_output():

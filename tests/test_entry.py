@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, rows, saved, tiny
+import torch
+from conftest import ROOT, flags, rows, saved, tiny
 
+import evaluate
 import train
-from nanoladder import entry
+from nanoladder import entry, machine
 
 FULL = "/dev/full"
 IMPORT = "from nanoladder.entry import Parser, run_script\n"
@@ -99,3 +101,42 @@ def test_training_saves_at_ctrl_c_even_if_it_also_ended_the_reader_of_its_output
         patch.setattr(sys, "stderr", Broken())
         train.train(config)
     assert ended.value.code == 130 and saved(config)["progress"]["step"] == len(rows(config)) == 6
+
+
+STREAMS = """
+import os, subprocess, sys
+
+def main(argv):
+    with open(argv[0], "w") as file:
+        print("to stdout")
+        print(sys.stdin.read(), "to stderr", file=sys.stderr)
+        os.write(2, b"to the descriptor, as a library in C")
+        subprocess.run([sys.executable, "-c", "import sys; print(sys.stdin.fileno(), sys.stderr.fileno())"], check=True)
+        file.write("alone")
+
+run_script(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_nothing_is_printed_into_a_file_opened_after_a_standard_stream_was_closed(closed, tmp_path):
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", IMPORT + STREAMS, str(tmp_path / "file")]
+    result = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert "Error" not in result.stderr and result.returncode == 0
+    assert (tmp_path / "file").read_text() == "alone"
+
+
+@pytest.mark.parametrize("world_size", ["2", "two"])
+def test_a_world_size_without_torchrun_is_bad_input(world_size, dense, tmp_path, refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    for main, words in (train.main, flags(dataset=dense, out_dir=tmp_path / "run")), (evaluate.main, ["--device=cpu"]):
+        assert "RANK=, LOCAL_RANK=, MASTER_ADDR=, MASTER_PORT=; expected torchrun" in refused(main, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_world_size_is_none(trained, monkeypatch, run_main):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    assert run_main(evaluate.main, f"--out_dir={trained.out_dir}", "--device=cpu").code == 0
+    assert machine.free_memory(torch.device("cpu")) > 0

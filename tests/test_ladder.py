@@ -19,7 +19,7 @@ import ladder
 import model
 import train
 from lab import pages
-from nanoladder import checkpoint, data, machine
+from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.config import Config, stage_files, stage_names, stages
 from nanoladder.config.stages import RECIPE_DIR, needs_several, tree
 from nanoladder.data import Batch
@@ -569,7 +569,8 @@ def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, keys, device):
 
 
 def test_several_processes_without_ddp_are_refused(tiny, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in parallel.LAUNCHED:
+        monkeypatch.setenv(name, "2")
     with pytest.raises(BadInput, match=r"torchrun.*ddp=True"):
         train.set_up(tiny(ddp=False))
 

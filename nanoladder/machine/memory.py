@@ -47,7 +47,7 @@ def free_memory(device):
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
         free = min(free, most - int(used[1]))
-    return max(0, free // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(0, free // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 @contextlib.contextmanager

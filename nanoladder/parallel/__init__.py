@@ -26,11 +26,13 @@ from nanoladder.parallel.full_state import (
     merge_stages,
 )
 from nanoladder.parallel.group import (
+    LAUNCHED,
     LaggedMax,
     add,
     all_reduce_mean,
     already_printed,
     gather_objects,
+    n_launched,
     rank,
     require_agreement,
     start,

@@ -15,6 +15,9 @@ from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
 from nanoladder.parallel.refusals import check_grid, check_processes
 
+ADDRESS = "MASTER_ADDR"
+LAUNCHED = "WORLD_SIZE", "RANK", "LOCAL_RANK", ADDRESS, "MASTER_PORT"  # set by torchrun in every process
+
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
 
@@ -29,15 +32,30 @@ def rank():
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def n_launched():
+    """Number of processes that torchrun started, 1 without it. Raises BadInput unless all its variables are set."""
+    if os.environ.get("WORLD_SIZE", "") in ("", "1"):
+        return 1
+    values = {name: os.environ.get(name, "") for name in LAUNCHED}
+    wrong = [f"{name}={text}" for name, text in values.items() if not (text.isdecimal() or (text and name == ADDRESS))]
+    if wrong:
+        raise BadInput(
+            f"several processes need {', '.join(LAUNCHED)}, but {', '.join(wrong)}; "
+            "expected torchrun, which sets them, or for a single process: unset WORLD_SIZE"
+        )
+    return int(values["WORLD_SIZE"])
+
+
 def start(config, device):
     """Joins the process group if torchrun started several processes. Returns this process's device.
 
     Raises BadInput if the config does not support several processes, or if the batch or the devices do not divide
     among them.
     """
-    n, local_n = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    n = n_launched()
     if n == 1:
         return device
+    local_n = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     check_processes(config, device, n, local_n)
     grid = divide(config, n)
     n_sharing = count_sharing(config, grid, local_n)

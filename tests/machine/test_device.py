@@ -124,7 +124,8 @@ def test_on_mps_the_host_checks_for_non_finite_values_before_an_update(number, m
 
 
 def test_several_processes_on_mps_are_bad_input(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in parallel.LAUNCHED:
+        monkeypatch.setenv(name, "2")
     with pytest.raises(BadInput, match="2 processes on mps, which is one GPU"):
         parallel.start(tiny(ddp=True), MPS)
 
