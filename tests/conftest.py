@@ -172,7 +172,7 @@ def documents(tmp_path_factory):
 def no_plot_and_no_wait_for_the_disk():
     """Disables both, as either takes longer than a tiny run; tests of the plot and of files.py patch in their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "plot", lambda rows, path, title: None)
+        patch.setattr(metrics, "plot", lambda *_: None)
         patch.setattr(os, "fsync", lambda descriptor: None)  # the kernel keeps what a killed process wrote
         yield
 

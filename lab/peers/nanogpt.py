@@ -6,7 +6,6 @@ command for --mode=race, changes torch.manual_seed alone.
 """
 
 import dataclasses
-import math
 import os
 import pickle
 import re
@@ -153,7 +152,7 @@ def run(checkout, words, config, seed):
         if done.returncode:
             raise BadInput(f"nanoGPT's train.py in {checkout} with seed {seed} failed: {reason_of_exit(done)}")
         loss = validation_loss(folder / "ckpt.pt", config)
-    bits = dataset.val.n_targets / dataset.meta["bytes"]["val"] / math.log(2)  # per byte, of a nat per token
+    bits = dataset.bits_per_nat
     losses, times = np.array(STEP.findall(done.stdout), dtype=float).T
     at = seconds - (times.sum() - times.cumsum()) / 1e3  # its last step ends the command
     points = [[round(when, 1), bits * each] for when, each in zip(at.tolist(), losses.tolist(), strict=True)]

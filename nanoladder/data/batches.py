@@ -107,9 +107,14 @@ class ValidationBatches(Batches):
     Every process gets the same number of batches of the same shape; the last rows may be padding.
     """
 
-    def __iter__(self):
+    @property
+    def chosen(self):
+        """Numbers of the windows, in all processes together: (n,) int64."""
         n = min(self.config.eval_windows or self.split.n_windows, self.split.n_windows)
-        windows = np.arange(n) * self.split.n_windows // n
+        return np.arange(n) * self.split.n_windows // n
+
+    def __iter__(self):
+        windows, n = self.chosen, len(self.chosen)
         share = self.config.batch_size // self.world_size
         n_rows = min(self.config.micro_batch_size or share, share)  # in one forward pass of one process
         for start in range(0, n, self.world_size * n_rows):

@@ -4,6 +4,7 @@ A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and
 folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read too.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,12 @@ class Dataset:
     def vocab_size(self):
         """Number of token ids: the folder's own, or a larger number that the config asks for."""
         return self.meta["vocab_size"]
+
+    @property
+    def bits_per_nat(self):
+        """Bits per byte of val's text at a loss of one nat per token; None if the number of bytes is not known."""
+        n_bytes = self.meta.get("bytes")
+        return self.val.n_targets / n_bytes["val"] / math.log(2) if n_bytes else None
 
     def find_tokenizer(self):
         """Returns the tokenizer, a tiktoken.Encoding, or None if there is none. Raises BadInput for a damaged one."""

@@ -13,8 +13,11 @@ from nanoladder.run.micro_batch import count_tokens
 from operators import count_chunks, why_not_triton
 
 
-def print_header(config, model, dataset, device, began):
-    """Prints the header. model: a GPT; dataset: a Dataset; began: machine.cpu_times() at the start."""
+def print_header(config, model, dataset, device, began, counted):
+    """Prints the header.
+
+    model: a GPT. dataset: a Dataset. began: machine.cpu_times() at the start. counted: data.counting's losses.
+    """
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(model) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -22,6 +25,7 @@ def print_header(config, model, dataset, device, began):
     lines = {
         "model": f"{model.n_params:,} parameters; {config.vocab_size:,} token ids",
         "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
+        **counting(counted, dataset.bits_per_nat),
         "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}",
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
@@ -30,6 +34,13 @@ def print_header(config, model, dataset, device, began):
     }
     for name, text in lines.items():
         print(f"{name:<9} {text}")
+
+
+def counting(losses, bits_per_nat):
+    """Returns {name: the losses of counted predictions}: what a model has to fall below to know more than a table."""
+    unit = "bits per byte" if bits_per_nat else "nats per token"
+    text = ", ".join(f"{name} {loss * (bits_per_nat or 1):.3f}" for name, loss in losses.items())
+    return {"counting": f"{text} {unit}"} if losses else {}
 
 
 def choices(config, device):

@@ -46,8 +46,11 @@ def read_metrics(path):
     return rows
 
 
-def plot(rows, path, title):
-    """Plots the losses over the steps to a PNG. rows: one dict of metrics per logged step."""
+def plot(rows, path, title, counted):
+    """Plots the losses over the steps to a PNG.
+
+    rows: one dict of metrics per logged step. counted: {name: loss} of counted predictions, drawn as lines.
+    """
     from matplotlib.figure import Figure  # loads slowly; unlike pyplot, needs no screen and keeps no figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -56,6 +59,9 @@ def plot(rows, path, title):
         found = [row for row in rows if key in row]
         axes.plot([row["step"] for row in found], [row[key] for row in found], style, label=label, markersize=4)
         title += f", {label} {found[-1][key]:.3f}" if found else ""
+    for name, loss in counted.items():
+        axes.axhline(loss, color="gray", linewidth=0.8, linestyle=":", zorder=0)
+        axes.annotate(name, (1, loss), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom", color="gray")
     axes.set_title(title, parse_math=False)  # a folder's name, which may have a $
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.legend()
@@ -69,8 +75,8 @@ class Metrics:
     Only in the first process.
     """
 
-    def __init__(self, config, start_step):
-        self.config = config
+    def __init__(self, config, start_step, counted):
+        self.config, self.counted = config, counted
         self.folder = Path(config.out_dir)
         self.path = self.folder / "metrics.jsonl"
         self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
@@ -102,7 +108,7 @@ class Metrics:
         try:
             self.write_all()  # with the rows that could not be appended
             if self.rows and not crashed:
-                plot(self.rows, self.folder / "loss.png", self.folder.absolute().name)
+                plot(self.rows, self.folder / "loss.png", self.folder.absolute().name, self.counted)
         except OSError as error:
             if not crashed:
                 sys.exit(f"error: {self.folder} lacks rows of {self.path.name}, or loss.png: {error}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, files, machine, parallel
+from nanoladder.data.counting import counted_losses
 from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
 from nanoladder.run import micro_batch
@@ -48,6 +49,10 @@ class Run:
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
         self.dataset, self.device = dataset, device
+        self.counted = {}
+        if config.eval_interval and parallel.rank() == 0:
+            self.counted = counted_losses(dataset, config)
+            machine.reset_peak_memory(device)  # the run's peak, not that of counting
         self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
         if config.sample_interval and self.tokenizer is None:
             raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
@@ -66,12 +71,12 @@ class Run:
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
         self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
         print(said, end="")
-        print_header(config, model, self.dataset, self.device, self.began)
+        print_header(config, model, self.dataset, self.device, self.began, self.counted)
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
         if parallel.rank() == 0:
-            self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"]))
+            self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"], self.counted))
         self.watch = Watch(config, self.device, machine.scaler_of(model))
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
 
@@ -142,8 +147,8 @@ class Run:
         """
         self.watch.check_evaluation(val_loss)
         self.row["val_loss"] = val_loss
-        if n_bytes := self.dataset.meta.get("bytes"):
-            self.row["val_bpb"] = val_loss / math.log(2) * self.dataset.val.n_targets / n_bytes["val"]
+        if bits := self.dataset.bits_per_nat:
+            self.row["val_bpb"] = val_loss * bits
 
     def save_if_due(self):
         """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best.

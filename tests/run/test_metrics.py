@@ -9,6 +9,8 @@ from conftest import replace, rows, tiny, words
 import train
 from model import GPT
 from nanoladder import checkpoint
+from nanoladder.data import open_dataset
+from nanoladder.data.counting import counted_losses
 from nanoladder.parallel import pipeline
 from nanoladder.parallel.mesh import Grid, Mesh
 from nanoladder.run import clock as clocks
@@ -66,6 +68,19 @@ def test_loss_png_is_an_image(config, monkeypatch):
     width, height = struct.unpack(">II", content[16:24])
     assert width > 500 and height > 200
     assert not list(Path(config.out_dir).glob("*.tmp"))
+
+
+def test_counted_losses_stand_in_the_header_and_in_the_picture(config, monkeypatch, capsys):
+    plotted = []
+    monkeypatch.setattr(metrics, "plot", lambda rows, path, title, counted: plotted.append(counted))
+    train.train(replace(config, eval_interval=3))
+    dataset = open_dataset(config)
+    losses = counted_losses(dataset, config)
+    assert plotted == [losses]
+    bits = losses["trigrams"] / math.log(2) * dataset.val.n_targets / dataset.meta["bytes"]["val"]
+    assert f"trigrams {bits:.3f}," in capsys.readouterr().out
+    train.train(replace(config, eval_interval=0, out_dir=f"{config.out_dir}2"))
+    assert plotted == [losses, {}] and "counting" not in capsys.readouterr().out
 
 
 def test_a_part_of_a_pipeline_has_the_flops_of_the_whole_model(monkeypatch):
