@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, contents, needs_rustbpe, refusal
 from processes import python
 
+from data.python_packages import prepare as python_packages
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
@@ -180,6 +181,29 @@ def test_python_stdlib_reads_sources_in_utf8_without_tests(tmp_path):
         (tmp_path / name).write_text(f"# {name}")
     (tmp_path / "latin.py").write_bytes(b"# caf\xe9")
     assert python_stdlib.read_sources(tmp_path) == {"a/x.py": "# a/x.py", "b.py": "# b.py"}
+
+
+def test_python_packages_are_the_pinned_ones_without_tests_and_generated_files():
+    pins = python_packages.read_pins(python_packages.REQUIREMENTS)
+    assert pins.keys() >= {"torch", "numpy", "Pygments"} | python_packages.HELD_OUT
+    sources = python_packages.read_sources("matplotlib", pins["matplotlib"])
+    assert {"matplotlib/figure.py", "mpl_toolkits/mplot3d/axes3d.py"} <= sources.keys()
+    assert not {"matplotlib/tests/test_axes.py", "matplotlib/_version.py", "matplotlib/_cm.py"} & sources.keys()
+    assert sources["matplotlib/figure.py"].startswith('"""')
+
+
+def test_python_packages_of_another_version_are_refused():
+    assert "requirements.txt pins 1.0, and" in refusal(python_packages.read_sources, "numpy", "1.0")
+    assert refusal(python_packages.read_sources, "no-such-package", "1").startswith("no-such-package is not installed")
+
+
+def test_python_packages_hold_out_whole_packages_and_train_on_no_copy_of_their_files():
+    names = [*python_packages.HELD_OUT, "torch", "numpy"]
+    packages = {name: {f"{name}/own.py": f"# {name}"} for name in names}
+    packages["torch"] |= {"torch/again.py": "# torch", "torch/_vendor/std.py": "# tqdm", "torch/empty.py": ""}
+    train, val = python_packages.split_packages(packages)
+    assert sorted(train) == ["# numpy", "# torch"]
+    assert sorted(val) == sorted(f"# {package}" for package in python_packages.HELD_OUT)
 
 
 @pytest.fixture
