@@ -11,11 +11,8 @@ import itertools
 import math
 from typing import NamedTuple, get_args
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from lab.cli import at_least, positive
 from lab.tables import texts
-from model import GPT
 from nanoladder.config import TYPES
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
@@ -25,6 +22,7 @@ from nanoladder.parallel.pipeline import STAGES, block_flops, can_schedule, pred
 from nanoladder.run import load_config
 from nanoladder.run.metrics import flops_per_token
 from nanoladder.run.micro_batch import count_tokens
+from nanoladder.run.size import count_block, count_parameters
 
 PEAK = PEAK_TFLOPS["H100"] * 1e12  # FLOP/s in bfloat16
 RATE = 0.41 * PEAK  # while it computes: Megatron-Core's 1.7B, which is not cut (docs/parallelism.md)
@@ -53,9 +51,7 @@ class Sizes(NamedTuple):
 
 def sizes_of(config):
     """Returns the Sizes of a config's model."""
-    with FakeTensorMode():
-        model = GPT(config)
-    return Sizes(model.n_params, sum(p.numel() for p in model.blocks[0].parameters()), flops_per_token(model))
+    return Sizes(count_parameters(config), count_block(config), flops_per_token(config))
 
 
 class Step(NamedTuple):

@@ -181,7 +181,7 @@ def profile_step(config):
         "profiled_seconds": seconds,
         "product_dtype": product_format(loop.config, loop.device),
         "parameters": loop.model.n_params,
-        "flops_per_token": flops_per_token(loop.model),
+        "flops_per_token": flops_per_token(loop.model.config),
         "attention_kernel": machine.attention_kernel(loop.config, loop.device),
     }
 

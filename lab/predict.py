@@ -4,17 +4,16 @@ import bisect
 import dataclasses
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lab import devices, roofline
 from lab.trace import trace
-from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.config import check
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import Grid
 from nanoladder.run.metrics import flops_per_token
 from nanoladder.run.micro_batch import share_of_process
+from nanoladder.run.size import count_parameters
 
 
 def predict_memory(config, device_type="cpu", world_size=1):
@@ -123,11 +122,9 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
 
 def costs(config):
     """The cost of a run: {n_params, flops_per_token, tokens, flops}."""
-    with FakeTensorMode():
-        model = GPT(config)
-    per_token, tokens = flops_per_token(model), config.max_steps * config.batch_size * config.context_length
+    per_token, tokens = flops_per_token(config), config.max_steps * config.batch_size * config.context_length
     return {
-        "n_params": model.n_params,
+        "n_params": count_parameters(config),
         "flops_per_token": per_token,
         "tokens": tokens,
         "flops": per_token * tokens,

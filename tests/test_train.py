@@ -177,7 +177,7 @@ def test_throughput_counts_every_sequence(config, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert re.findall(r"min left (.*)", out) == ["0.1", "0.0"]  # three steps of a second
     assert "64 tokens = 4 sequences × 16, 2 at a time" in out
-    flops = flops_per_token(initial_model(config)) * 64 * 6
+    flops = flops_per_token(initial_model(config).config) * 64 * 6
     assert float(re.search(r"([\d.e+-]+) FLOP", out)[1]) == pytest.approx(flops, rel=0.01)
 
 

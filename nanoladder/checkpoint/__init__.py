@@ -30,6 +30,8 @@ from nanoladder.checkpoint.folder import best_or_last, clear, found
 from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,
+    check_resumes,
+    check_shape,
     check_tokenizer,
     load,
     load_gpt,

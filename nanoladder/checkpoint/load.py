@@ -57,12 +57,12 @@ def load(path):
     return {**state, "config": saved(config, path)}
 
 
-def load_weights(model, state, path):
-    """Loads a checkpoint's weights into the model; with a shorter context_length, only the first positions. Collective.
+def check_shape(ours, state, path):
+    """Raises BadInput, which names the keys to set, unless a Config has the shape of a checkpoint's model.
 
-    Raises BadInput, which names the keys to set, if shapes differ in any other way.
+    Its context_length may be shorter.
     """
-    ours, theirs = model.config, config_of(state)
+    theirs = config_of(state)
     wrong = [key for key in SHAPE if getattr(ours, key) != getattr(theirs, key)]
     if ours.context_length < theirs.context_length:
         wrong.remove("context_length")
@@ -70,6 +70,15 @@ def load_weights(model, state, path):
         found = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
         flags = " ".join(f"--{key}={getattr(theirs, key)}" for key in wrong)
         raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")
+
+
+def load_weights(model, state, path):
+    """Loads a checkpoint's weights into the model; with a shorter context_length, only the first positions. Collective.
+
+    Raises BadInput as check_shape() does.
+    """
+    ours = model.config
+    check_shape(ours, state, path)
     weights = dict(state["model"])
     if ours.position == "learned":
         weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
@@ -82,24 +91,25 @@ def load_weights(model, state, path):
         parallel.local(own).copy_(parallel.local_part(weights[name], own, name))  # reads no more of the file
 
 
-def resume(model, optimizer, state, path):
-    """Restores model, optimizer, loss scale and generators from a checkpoint. Returns the progress dict.
-
-    Raises BadInput if the run's config does not match the checkpoint's.
-    """
+def check_resumes(config, state, path):
+    """Raises BadInput unless a run with this Config can resume from the checkpoint."""
     for key in ("context_length", "pad_vocab_to", "optimizer"):
-        if getattr(model.config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
+        if getattr(config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
                 f"{path} was trained with {key}={theirs}; expected the same to resume; "
                 f"to start a new run from its weights: --init_from={path}"
             )
+    check_shape(config, state, path)
+
+
+def resume(model, optimizer, state, path):
+    """Restores model, optimizer, loss scale and generators from a checkpoint that passes check_resumes()."""
     load_weights(model, state, path)
     load_optimizer(model, optimizer, state["optimizer"])
     scaler = machine.scaler_of(model)
     if scaler.is_enabled() and state["scaler"]:
         scaler.load_state_dict(state["scaler"])
     set_generator_states(state["generators"], next(model.parameters()).device)
-    return state["progress"]
 
 
 # -- models from any source

@@ -19,6 +19,7 @@ from nanoladder.machine.memory import (
     peak_memory_gb,
     proc_bytes,
     reset_peak_memory,
+    total_memory,
     within_free_memory,
 )
 from nanoladder.machine.precision import autocast, choose_dtype, double, require_torchao, scaler_of, unscale_gradients

@@ -41,13 +41,40 @@ def free_memory(device):
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     try:
         free = proc_bytes("/proc/meminfo", "MemAvailable")
-    except OSError:  # not Linux: all that is installed, which Windows does not say this way
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
-    with contextlib.suppress(OSError, ValueError):  # a container's limit; "max" means none
-        most = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except OSError:  # not Linux
+        return installed_memory()
+    with contextlib.suppress(OSError, ValueError):
         used = re.search(r"^anon (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
-        free = min(free, most - int(used[1]))
+        free = min(free, container_limit() - int(used[1]))
     return max(0, free // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
+def total_memory(device):
+    """Bytes that this process could allocate if no other program used any: GPU memory, or its share of the machine's.
+
+    On Linux with swap space.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    try:
+        total, swap = (proc_bytes("/proc/meminfo", field) for field in ("MemTotal", "SwapTotal"))
+    except OSError:  # not Linux
+        return installed_memory()
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, container_limit())
+    return (total + swap) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def installed_memory():
+    """Bytes of the machine's memory; infinite on Windows, which does not say this way."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+
+
+def container_limit():
+    """Bytes of a container's limit. Raises OSError or ValueError if there is none: its file then says "max"."""
+    return int(Path("/sys/fs/cgroup/memory.max").read_text())
 
 
 @contextlib.contextmanager

@@ -10,28 +10,30 @@ from nanoladder import machine, optim, parallel
 from nanoladder.config import differences
 from nanoladder.run.metrics import flops_per_token
 from nanoladder.run.micro_batch import count_tokens
+from nanoladder.run.size import count_parameters, describe_state, in_gb
 from operators import count_chunks, why_not_triton
 
 
-def print_header(config, model, dataset, device, began, counted):
-    """Prints the header.
-
-    model: a GPT. dataset: a Dataset. began: machine.cpu_times() at the start. counted: data.counting's losses.
-    """
+def print_header(config, dataset, device):
+    """Prints the header, before the model is built. dataset: a Dataset."""
     tokens = config.batch_size * config.context_length
-    flops = flops_per_token(model) * config.max_steps * tokens
+    flops = flops_per_token(config) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
     changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
     lines = {
-        "model": f"{model.n_params:,} parameters; {config.vocab_size:,} token ids",
+        "model": f"{count_parameters(config):,} parameters; {config.vocab_size:,} token ids",
+        "memory": f"{describe_state(config)}; {in_gb(machine.free_memory(device))} are free",
         "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
-        **counting(counted, dataset.bits_per_nat),
         "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}",
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
         **choices(config, device),
-        **busy(device, began),
     }
+    print_lines(lines)
+
+
+def print_lines(lines):
+    """Prints lines of the header, {name: text}."""
     for name, text in lines.items():
         print(f"{name:<9} {text}")
 

@@ -25,15 +25,14 @@ COLUMNS = [  # key, label and format of each value in a line on the terminal
 ]
 
 
-def flops_per_token(model):
-    """Floating-point operations to train a GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
+def flops_per_token(config):
+    """Floating-point operations to train a config's GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
     Follows Chowdhery et al. 2022 (PaLM), appendix B. The multiplied weights are the matrices of the blocks and the
     head, tied or not: no lookups, norms or biases. Ignores recomputation, the causal mask and the padding of the
-    vocabulary, so every stage has the same count. model: a GPT, or a process's part of one.
+    vocabulary, so every stage has the same count.
     """
-    c = model.config
-    return c.n_layer * block_flops(c) + 6 * c.n_embd * c.vocab_size
+    return config.n_layer * block_flops(config) + 6 * config.n_embd * config.vocab_size
 
 
 def read_metrics(path):

@@ -15,11 +15,12 @@ from nanoladder.errors import BadInput
 from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock
 from nanoladder.run.faults import Watch, explain_compiler_failure
-from nanoladder.run.header import print_header
+from nanoladder.run.header import busy, counting, print_header, print_lines
 from nanoladder.run.metrics import Metrics, flops_per_token
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Signals
-from nanoladder.run.start import begin, write_config
+from nanoladder.run.size import require_memory
+from nanoladder.run.start import find_start, write_config
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
 
@@ -42,39 +43,43 @@ class Run:
     def resolve(self, dataset, device):
         """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
 
-        Raises BadInput: a config that cannot run, samples without tokenizer, processes of unequal config or data.
+        Prints the header. Raises BadInput for all that can be refused before the model is built: a config that cannot
+        run or resume, a model that cannot fit, samples without tokenizer, an out_dir that holds another run or cannot
+        be written, processes of unequal config, data or checkpoint.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
+        require_memory(config, device)
         machine.check(config, device)
         parallel.require_agreement(dataclasses.asdict(config), "config")
         parallel.require_agreement(dataset.fingerprint(), "data")
         self.dataset, self.device = dataset, device
-        self.counted = {}
-        if config.eval_interval and parallel.rank() == 0:
-            self.counted = counted_losses(dataset, config)
-            machine.reset_peak_memory(device)  # the run's peak, not that of counting
         self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
         if config.sample_interval and self.tokenizer is None:
             raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
-        self.config = micro_batch.resolve_micro_batch(config)
-        return self.config
+        self.config = config = micro_batch.resolve_micro_batch(config)
+        self.start = find_start(config, dataset)
+        self.progress = self.start.progress
+        parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
+        self.contexts.enter_context(hold_out_dir(config, is_new=not self.progress["step"]))
+        print(self.start.said, end="")
+        print_header(config, dataset, device)
+        self.counted = {}
+        if config.eval_interval and parallel.rank() == 0:
+            self.counted = counted_losses(dataset, config)
+            print_lines(counting(self.counted, dataset.bits_per_nat))
+            machine.reset_peak_memory(device)  # the run's peak, not that of counting
+        return config
 
     def begin(self, model, optimizer):
-        """Resumes or starts according to init_from, prints the header, opens metrics and checkpoints.
-
-        Raises BadInput if there is nothing to resume, if the data have another tokenizer than the model, or if out_dir
-        holds another run or cannot be written.
-        """
-        config = self.config
-        self.model, self.optimizer = model, optimizer
-        self.progress, tokenizer, said = begin(config, self.dataset, model, optimizer)
-        parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
-        self.contexts.enter_context(prepare_out_dir(config, self.progress["step"], self.dataset))
-        print(said, end="")
-        print_header(config, model, self.dataset, self.device, self.began, self.counted)
+        """Loads what the run starts from, and opens metrics and checkpoints. Raises BadInput."""
+        config, start = self.config, self.start
+        self.model, self.optimizer, self.start = model, optimizer, None
+        start.load(model, optimizer)
+        prepare_out_dir(config, self.progress["step"], self.dataset)
+        print_lines(busy(self.device, self.began))
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
-        self.writer = self.contexts.enter_context(checkpoint.Writer(config, tokenizer))
+        self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.tokenizer))
         if parallel.rank() == 0:
             self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"], self.counted))
         self.watch = Watch(config, self.device, machine.scaler_of(model))
@@ -85,6 +90,8 @@ class Run:
     def steps(self, batches):
         """Yields (step, batch) up to max_steps, or until a signal ends the run."""
         batches = iter(batches)
+        if self.config.compile and self.first_step <= self.config.max_steps:
+            print("compiling: the first step may take minutes; the cache makes the next start shorter")
         for step in range(self.first_step, self.config.max_steps + 1):
             self.clock.start()
             batch = next(batches)
@@ -109,8 +116,7 @@ class Run:
         progress["interval_loss"] += machine.double(loss) if torch.is_tensor(loss) else loss
         progress["interval_steps"] += 1
         if step == self.first_step:  # not timed with the others: it touches new memory and compiles
-            compiled = ", with compilation (its cache makes the next start shorter)" if config.compile else ""
-            print(f"first step: {self.clock.lap():.1f} s{compiled}")
+            print(f"first step: {self.clock.lap():.1f} s{', with compilation' if config.compile else ''}")
             self.lap_began = step
         self.saving = self.signals.arrived() or self.due(config.save_interval)
         sampling = self.due(config.sample_interval)
@@ -137,7 +143,7 @@ class Run:
         if not n_steps:
             return {}
         rate, peak = tokens / seconds, machine.peak_flops(self.device)
-        mfu = {"mfu": rate * flops_per_token(self.model) / (peak * parallel.world_size())} if peak else {}
+        mfu = {"mfu": rate * flops_per_token(self.config) / (peak * parallel.world_size())} if peak else {}
         return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
 
     def log_evaluation(self, val_loss):
@@ -205,25 +211,36 @@ class Run:
             print(f"{path} is the newest checkpoint: --init_from=resume continues from it")
 
 
-def prepare_out_dir(config, start_step, dataset):
-    """Creates out_dir, with config.json and the dataset's tokenizer; removes checkpoints later than start_step.
-
-    Returns a context manager, in which other runs are kept out. Raises BadInput if out_dir cannot be written,
-    is in use or holds a dataset.
-    """
-    if parallel.rank():  # rank 0 does this
-        return contextlib.nullcontext()
-    folder = Path(config.out_dir)
-    if not start_step and (folder / "meta.json").exists():
-        raise BadInput(f"out_dir={folder} holds a dataset, with its own tokenizer; choose another --out_dir")
+@contextlib.contextmanager
+def writing(folder):
+    """Turns errors of writing an out_dir into BadInput."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = files.hold(folder / LOCK)
-        checkpoint.clear(folder, start_step)
-        dataset.save_tokenizer(folder)
-        write_config(folder, config)
+        yield
     except BlockingIOError:
         raise BadInput(f"another run trains in out_dir={folder}; wait for it, or choose another --out_dir") from None
     except OSError as error:
         raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
-    return lock
+
+
+def hold_out_dir(config, is_new):
+    """Returns a context manager in which other runs are kept out of out_dir, which is created if missing.
+
+    Raises BadInput if out_dir cannot be written, is in use or, for a new run, holds a dataset.
+    """
+    if parallel.rank():  # rank 0 does this
+        return contextlib.nullcontext()
+    folder = Path(config.out_dir)
+    if is_new and (folder / "meta.json").exists():
+        raise BadInput(f"out_dir={folder} holds a dataset, with its own tokenizer; choose another --out_dir")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return files.hold(folder / LOCK)
+
+
+def prepare_out_dir(config, start_step, dataset):
+    """Writes config.json and the dataset's tokenizer; removes checkpoints later than start_step. Raises BadInput."""
+    if parallel.rank() == 0:
+        with writing(folder := Path(config.out_dir)):
+            checkpoint.clear(folder, start_step)
+            dataset.save_tokenizer(folder)
+            write_config(folder, config)

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from nanoladder import checkpoint, files
 from nanoladder.config import DEFAULTS, Config, apply, check, help_text, ladder_files, parse_arguments, saved, typed
@@ -73,40 +74,62 @@ def write_config(folder, config):
 # -- the model
 
 
-def begin(config, dataset, model, optimizer):
-    """Loads model and optimizer according to init_from.
+class Start(NamedTuple):
+    """A run's start, found before its model is built.
 
-    Returns the progress dict and the tokenizer's identity, if known, as checkpoint.snapshot takes them, and a text to
-    print. Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if
-    the dataset has another tokenizer than the model.
+    source, state: path or name of the model to load, and its dict, whose tensors are memory-mapped; None for new
+    weights. tokenizer: its identity, if known, as checkpoint.snapshot takes it. said: a text to print.
+    """
+
+    tokenizer: dict
+    progress: dict
+    source: str | None = None
+    state: dict | None = None
+    resumes: bool = False
+    said: str = ""
+
+    def load(self, model, optimizer):
+        """Loads the weights, and of a run that resumes its whole state. Raises BadInput."""
+        if self.resumes:
+            checkpoint.resume(model, optimizer, self.state, self.source)
+        elif self.state:
+            checkpoint.load_weights(model, self.state, self.source)
+
+
+def find_start(config, dataset):
+    """Returns the Start that init_from names.
+
+    Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if the dataset
+    has another tokenizer than the model, or the config another shape.
     """
     found = checkpoint.found(Path(config.out_dir))
     if config.init_from == "resume" or (config.init_from == "auto" and found):
         path, state = checkpoint.newest(config.out_dir)
         tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, path)
-        progress = checkpoint.resume(model, optimizer, state, path)
+        checkpoint.check_resumes(config, state, path)
+        progress = state["progress"]
         said = f"continues {path}, step {progress['step']}, as it was configured{changes(config, state['config'])}\n"
         if progress["step"] >= config.max_steps:
             said += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
-        return progress, tokenizer, said
+        return Start(tokenizer, progress, path, state, True, said)
     if found:
         raise BadInput(
             f"{config.out_dir} holds a run: --init_from=resume continues it; for a new one delete the folder, or "
             "choose another --out_dir"
         )
-    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
-    return progress, begin_new(config, dataset, model), ""
+    return new_start(config, dataset)
 
 
-def begin_new(config, dataset, model):
-    """Loads the weights of the model that init_from names, if it names one. Returns the tokenizer, as begin() does."""
+def new_start(config, dataset):
+    """Returns the Start of a new run, perhaps from the model that init_from names. Raises BadInput as find_start()."""
     source = config.init_from
+    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
     if source in OWN_STARTS:
-        return identify(dataset.find_tokenizer())
+        return Start(identify(dataset.find_tokenizer()), progress)
     state = checkpoint.load_model(source)
     tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, source)
-    checkpoint.load_weights(model, state, source)
-    return tokenizer
+    checkpoint.check_shape(config, state, source)
+    return Start(tokenizer, progress, source, state)
 
 
 def changes(config, before):

@@ -166,7 +166,7 @@ def test_flops_per_token_are_those_counted_at_every_rung_of_both_ladders(keys):
     # Three blocks of attention; the update does not count, and some are slow to trace
     config = small(**keys, context_length=320, optimizer="adamw")
     world_size = 2 if stages.needs_several(keys["stage"]) else 1
-    expected = flops_per_token(GPT(config)) + done_beside(config)
+    expected = flops_per_token(config) + done_beside(config)
     assert counted_flops(config, world_size) == pytest.approx(expected, rel=1e-9)
 
 

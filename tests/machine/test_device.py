@@ -167,13 +167,17 @@ def test_a_cpu_chooses_float32_if_onednn_may_not_use_bfloat16():
 # -- free memory
 
 
-@pytest.mark.parametrize("most, n_processes, free", [("max", 1, 8e9), ("5000000000", 1, 4e9), ("5000000000", 2, 2e9)])
-def test_free_memory_is_what_a_container_and_other_processes_leave(most, n_processes, free, monkeypatch):
-    texts = {"/proc/meminfo": "MemFree: 5 kB\nMemAvailable: 7812500 kB\n", "/sys/fs/cgroup/memory.max": f"{most}\n"}
+LIMITS = [("max", 1, 8e9, 18e9), ("5000000000", 1, 4e9, 7e9), ("5000000000", 2, 2e9, 3.5e9)]
+
+
+@pytest.mark.parametrize("most, n_processes, free, total", LIMITS)
+def test_memory_is_what_a_container_and_other_processes_leave(most, n_processes, free, total, monkeypatch):
+    meminfo = "MemTotal: 15625000 kB\nMemFree: 5 kB\nMemAvailable: 7812500 kB\nSwapTotal: 1953125 kB\n"
+    texts = {"/proc/meminfo": meminfo, "/sys/fs/cgroup/memory.max": f"{most}\n"}
     texts["/sys/fs/cgroup/memory.stat"] = "anon 1000000000\nfile 7\n"
     monkeypatch.setattr(memory, "Path", lambda path: SimpleNamespace(read_text=lambda: texts[path]))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_processes))
-    assert memory.free_memory(CPU) == free
+    assert (memory.free_memory(CPU), memory.total_memory(CPU)) == (free, total)
 
 
 # -- the compiler's cache

@@ -7,12 +7,9 @@ import pytest
 from conftest import replace, rows, tiny, words
 
 import train
-from model import GPT
 from nanoladder import checkpoint
 from nanoladder.data import open_dataset
 from nanoladder.data.counting import counted_losses
-from nanoladder.parallel import pipeline
-from nanoladder.parallel.mesh import Grid, Mesh
 from nanoladder.run import clock as clocks
 from nanoladder.run import metrics
 from nanoladder.run.metrics import plot
@@ -81,14 +78,6 @@ def test_counted_losses_stand_in_the_header_and_in_the_picture(config, monkeypat
     assert f"trigrams {bits:.3f}," in capsys.readouterr().out
     train.train(replace(config, eval_interval=0, out_dir=f"{config.out_dir}2"))
     assert plotted == [losses, {}] and "counting" not in capsys.readouterr().out
-
-
-def test_a_part_of_a_pipeline_has_the_flops_of_the_whole_model(monkeypatch):
-    """tests/lab/test_roofline.py compares them with counted operations."""
-    monkeypatch.setattr(pipeline, "mesh", lambda: Mesh(Grid(pipeline=2)))
-    model = GPT(tiny(vocab_size=17))
-    part = pipeline.Pipeline(model)
-    assert len(part.blocks) == 1 and metrics.flops_per_token(part) == metrics.flops_per_token(model)
 
 
 @pytest.fixture
