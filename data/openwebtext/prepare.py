@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.sources import Records
+from nanoladder.data.records import Records, Stream
 from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
@@ -39,7 +39,7 @@ def prepare(argv, script, description, arguments, val_fraction):
     args = parser.parse_args(argv)
     if args.tokenizer == "char":
         raise BadInput("--tokenizer=char has to read everything first; expected gpt2, byte or bpe:N")
-    corpus = Records([arguments], val_fraction=args.val_fraction)
+    corpus = Records([Stream(arguments)], val_fraction=args.val_fraction)
     parser.write(args, script, corpus, extra={"source": arguments}, limit_tokens=args.limit_tokens)
 
 

@@ -1,13 +1,13 @@
 """Prepares your own text, of any size: files, and all text files in folders.
 
     python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--field=text]
-                                [--val_fraction=0.1] [--tokenizer=bpe:4096] [--out_dir=DIR]
+                                [--val_fraction=0.1] [--tokenizer=bpe:4096] [--out_dir=DIR] [--as_text]
 
-A .jsonl file holds a document in the field `text` of each line, a .parquet file one in the column `text` of each row;
-any other file is text.
+A file with a JSON object a line holds a document in the field `text` of each, a Parquet file one in the column `text`
+of each row; any other file is text, and with --as_text all are. Text and JSON may be compressed by gzip.
 
 --documents=none: one stream, cut into windows anywhere. lines: each line of a text file is a document, such as a name,
-and so is each line of a .jsonl and each row of a .parquet file. files: each text file is a document.
+and so is each record. files: each text file is a document.
 """
 
 import sys
@@ -15,12 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.sources import Files, Records, find_text
+from nanoladder.data.records import JsonLines, Parquet, Records
+from nanoladder.data.sources import Files, find_text, kind_of
 from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
-KINDS = {".jsonl": "json", ".parquet": "parquet"}  # of records, as load_dataset calls them
+RECORDS = {"json": JsonLines, "parquet": Parquet}
 
 
 def find_paths(inputs, out_dir):
@@ -32,14 +33,16 @@ def find_paths(inputs, out_dir):
     for path in map(Path, inputs):
         if not path.exists():
             raise BadInput(f"--input {path}: no such file or folder")
-        if not path.is_dir():
-            files[path.resolve()] = True
-            continue
-        for file in sorted(path.resolve().rglob("*")):
-            hidden = any(part.startswith(".") for part in file.relative_to(path.resolve()).parts)
-            if file.is_file() and not hidden and file.parent != out_dir.resolve():
-                files.setdefault(file.resolve(), False)
-    return files
+        if path.is_file():
+            files[path.resolve()] = path, True
+        elif not path.is_dir():
+            raise BadInput(f"--input {path}: neither a file nor a folder; a pipe cannot be read twice: make it a file")
+        else:
+            for file in sorted(path.resolve().rglob("*")):
+                hidden = any(part.startswith(".") for part in file.relative_to(path.resolve()).parts)
+                if file.is_file() and not hidden and file.parent != out_dir.resolve():
+                    files.setdefault(file.resolve(), (file, False))
+    return dict(files.values())
 
 
 def find_texts(paths):
@@ -47,7 +50,8 @@ def find_texts(paths):
     texts = {path: find_text(path) for path in paths}
     for path, named in paths.items():
         if texts[path] is None and named:
-            raise BadInput(f"--input {path}: not text in UTF-8; convert it first, for example with iconv")
+            cure = "convert it (iconv -f UTF-16), decompress it, or remove its zero bytes (tr -d '\\0')"
+            raise BadInput(f"--input {path}: not text in UTF-8, or it holds zero bytes; {cure}")
     skipped = list(texts.values()).count(None)
     print(f"files read: {len(texts) - skipped}, skipped because they are not text in UTF-8: {skipped}")
     return [text for text in texts.values() if text and text.n_characters]
@@ -56,17 +60,18 @@ def find_texts(paths):
 def open_corpus(args, folder):
     """Returns the corpus that the command line names, all text or all records. folder: the dataset's."""
     paths = find_paths(args.input, folder)
-    kinds = {path: next((kind for kind in KINDS if kind in path.suffixes), None) for path in paths}
-    records = [path for path, kind in kinds.items() if kind]
+    kinds = {path: "text" if args.as_text else kind_of(path) for path in paths}
+    records = [path for path, kind in kinds.items() if kind in RECORDS]
     if not records:
         return Files(find_texts(paths), args.documents, args.val_fraction)
     if args.documents == "files":
         raise BadInput(f"--documents=files: {records[0]} holds many documents; expected --documents=lines or none")
     for path, kind in kinds.items():
-        if not kind:
-            raise BadInput(f"--input: {path} is text, {records[0]} is not; expected one kind: use two commands")
-    streams = [{"path": KINDS[kind], "data_files": [str(path)]} for path, kind in kinds.items()]
-    return Records(streams, args.field, args.val_fraction)
+        if kind == "text":
+            both = f"{records[0]} holds records, {path} is text"
+            raise BadInput(f"--input: {both}; expected one kind: name its files alone; --as_text reads all as text")
+    print(f"files read: {len(records)}, of records; a document is the field {args.field!r}")
+    return Records([RECORDS[kind](path) for path, kind in kinds.items()], args.field, args.val_fraction)
 
 
 def main(argv):
@@ -82,8 +87,9 @@ def main(argv):
         "--field",
         default="text",
         metavar="NAME",
-        help="field of a .jsonl, or column of a .parquet file, that holds a document (default: %(default)s)",
+        help="field of JSON lines, or column of Parquet files, that holds a document (default: %(default)s)",
     )
+    parser.add_argument("--as_text", action="store_true", help="read all files as text, even JSON and tables")
     parser.add_argument(
         "--val_fraction",
         type=fraction,

@@ -1,8 +1,12 @@
-"""Corpora of any size: text files, and records that the package `datasets` streams from files or the hub."""
+"""Files of a corpus of any size: the kinds that there are, and the texts. records.py reads the other kinds."""
 
+import codecs
 import contextlib
+import gzip
 import hashlib
-import importlib.util
+import io
+import json
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +14,50 @@ from nanoladder.data.corpus import Corpus, lowest, split_of
 from nanoladder.errors import BadInput, reading
 
 PART = 2**20  # characters read at a time
+LONGEST_LINE = 2**26  # bytes of a first line that are read to find a file's kind
+JSON, TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".tsv")
 ADVICE = "check the file, or the network, and repeat the command: encoded documents are kept"
+
+
+@contextlib.contextmanager
+def opened_bytes(path):
+    """Yields an open binary file; if its contents are gzip's, whatever its name, then decompressed."""
+    with open(path, "rb") as file:
+        yield gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
+
+
+def kind_of(path):
+    """Returns "json" (an object a line), "parquet" or "text", by a file's contents, or a name that promises records.
+
+    Raises BadInput for a table or a JSON array, and the command that converts it.
+    """
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    with reading(f"{path} cannot be read", ADVICE), opened_bytes(path) as file:
+        lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+        line = next((line for line in lines if line.strip()), b"").removeprefix(codecs.BOM_UTF8).lstrip()
+    if line.startswith(b"PAR1") or suffix == ".parquet":
+        return "parquet"
+    if suffix in TABLES:
+        dialect = ", dialect=csv.excel_tab" * (suffix == ".tsv")
+        raise not_lines(path, "a table", f"csv.field_size_limit(2**30); rows = csv.DictReader(sys.stdin{dialect})")
+    if suffix in JSON and line.startswith(b"["):
+        raise not_lines(path, "a JSON array", "rows = json.load(sys.stdin)")
+    return "json" if suffix in JSON or is_object(line) else "text"
+
+
+def not_lines(path, found, code):
+    """Returns a BadInput for a file that Python code reads from stdin into `rows`."""
+    file, lines = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
+    code = f'python -c "import csv, json, sys; {code}; [print(json.dumps(row)) for row in rows]"'
+    command = f"gzip -dc {file} | {code}" if path.suffix.lower() == ".gz" else f"{code} < {file}"
+    return BadInput(f"{path} is {found}; make JSON lines of it: {command} > {lines}; or read it as text: --as_text")
+
+
+def is_object(line):
+    """Returns True if the bytes are a JSON object."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    return False
 
 
 class TextFile(NamedTuple):
@@ -50,8 +97,8 @@ def find_text(path):
 @contextlib.contextmanager
 def opened(path):
     """Yields an open text file, line ends unchanged, byte order mark skipped. Turns any error into BadInput."""
-    with reading(f"{path} cannot be read", ADVICE), open(path, encoding="utf-8-sig", newline="\n") as file:
-        yield file
+    with reading(f"{path} cannot be read", ADVICE), opened_bytes(path) as file:
+        yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
 
 
 class Files(Corpus):
@@ -82,59 +129,3 @@ class Files(Corpus):
                 yield from ((split_of(line, self.val_fraction), [line]) for line in file.lines())
             else:
                 yield "val" if number in self.val else "train", file.characters(0, file.n_characters)
-
-
-class Records(Corpus):
-    """Texts of records from several streams of the package `datasets`, one stream after the other.
-
-    streams: list of dicts, arguments of load_dataset such as {"path": "HuggingFaceFW/fineweb-edu", "name": ...}, or
-    {"path": "json", "data_files": [FILE]}. field: the column that holds the text.
-    """
-
-    def __init__(self, streams, field="text", val_fraction=0.001):
-        if not importlib.util.find_spec("datasets"):
-            raise BadInput(f"{name_of(streams[0])}: needs the package datasets; install it (pip install datasets)")
-        self.streams, self.field, self.val_fraction = streams, field, val_fraction
-        self.validation = f"the documents whose SHA-256 is below {val_fraction:g} of the largest"
-        stamps = [Path(file).stat().st_mtime_ns for stream in streams for file in stream.get("data_files", [])]
-        self.identity = [streams, stamps, field, self.validation]
-
-    def documents(self, place=None):
-        for position, text in self.texts(*(place or (0, None))):
-            self.position = position
-            yield split_of(text, self.val_fraction), [text]
-
-    @property
-    def place(self):
-        index, stream = self.position
-        return [index, stream.state_dict()]
-
-    def texts(self, first=0, state=None):
-        """Yields ((stream's index, stream), text) for each nonblank record, beginning at stream `first` in `state`."""
-        for index, arguments in enumerate(self.streams[first:], first):
-            with reading(f"{name_of(arguments)} cannot be read", ADVICE):
-                stream = load(arguments)
-                if state:
-                    stream.load_state_dict(state)
-                    state = None
-                for record in stream:
-                    text = record.get(self.field)
-                    if not isinstance(text, str):
-                        reason = f"no text in the field {self.field!r} of a record with the fields {sorted(record)[:9]}"
-                        raise BadInput(f"{name_of(arguments)}: {reason}; set --field, or repair it")
-                    if text.strip():
-                        yield (index, stream), text
-
-
-def name_of(stream):
-    return " ".join(stream.get("data_files", [stream["path"]]))
-
-
-def load(arguments):
-    from datasets import load_dataset
-    from datasets.utils import logging as datasets_logging
-    from huggingface_hub.utils import logging as hub_logging
-
-    for logging in (datasets_logging, hub_logging):
-        logging.set_verbosity(50)  # the library logs every retry; here a failure is one line
-    return load_dataset(**arguments, split="train", streaming=True)

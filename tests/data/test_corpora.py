@@ -1,9 +1,12 @@
 """Corpora of any size: bounded memory, the same files for any number of threads; bad ones are refused in one line."""
 
+import gzip
 import json
 import os
 import random
+import sys
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from data.text import prepare as own_text
 from nanoladder.data import corpus, encode
 from nanoladder.data.corpus import Texts, blocks, sha256_of, split_of
 from nanoladder.data.encode import encoded
-from nanoladder.data.sources import Records
+from nanoladder.data.records import JsonLines, Parquet, Records, Stream
 from nanoladder.data.tokenizer import (
     END_OF_TEXT,
     GPT2_PATTERNS,
@@ -129,7 +132,15 @@ def test_val_takes_the_documents_with_the_lowest_hashes_at_least_one_and_not_all
 
 
 def write_lines(path, texts, field="text"):
-    path.write_text("".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)))
+    others = [{"id": i if i % 7 else str(i), "on": None if i % 3 else {"day": i}} for i in range(len(texts))]
+    records = [{**other, field: text} for other, text in zip(others, texts, strict=True)]
+    lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path.write_bytes(gzip.compress(lines) if path.name.endswith(".gz") else lines)
+
+
+def write_link(path, texts, field="text"):
+    write_lines(path.with_name("blob"), texts, field)
+    path.symlink_to(path.with_name("blob"))
 
 
 def write_parquet(path, texts, field="text"):
@@ -138,24 +149,38 @@ def write_parquet(path, texts, field="text"):
     parquet.write_table(table, path, row_group_size=50)
 
 
-FORMATS = {"x.jsonl": write_lines, "x.parquet": write_parquet}
+LINES = ["x.jsonl", "x.json", "x.ndjson", "X.JSONL", "x.jsonl.gz", "without_suffix", "x.txt"]
+FORMATS = {**dict.fromkeys(LINES, write_lines), "link.jsonl": write_link, "x.parquet": write_parquet}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_of_records_gives_the_same_files(name, tmp_path):
-    """From another field, with records that are skipped because they hold no text."""
-    FORMATS[name](tmp_path / name, [*TEXTS, " "], "body")
+def test_every_format_of_records_gives_the_same_files(name, tmp_path, monkeypatch):
+    """From another field, among fields whose types vary, with records that are skipped because they hold no text."""
+    monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
+    texts = ["2020-01-02", *TEXTS]
+    FORMATS[name](tmp_path / name, [*texts, " ", None], "body")
     options = ["--field=body", "--tokenizer=byte", "--documents=lines", f"--out_dir={tmp_path / 'out'}"]
     own_text.main(["--input", str(tmp_path / name), *options])
-    val = [text for text in TEXTS if split_of(text, 0.1) == "val"]
+    val = [text for text in texts if split_of(text, 0.1) == "val"]
     assert 15 < len(val) < 45  # of 300
-    train = [text for text in TEXTS if text not in val]
+    train = [text for text in texts if text not in val]
     write_corpus(tmp_path / "expected", Texts(train, val), "byte", documents=True)
     found, expected = contents(tmp_path / "out"), contents(tmp_path / "expected")
     meta = json.loads(found.pop("meta.json"))
     assert meta["validation"] == "the documents whose SHA-256 is below 0.1 of the largest"
     assert found.items() < expected.items()
+
+
+def test_half_of_a_surrogate_pair_is_read_as_the_replacement_character(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "a\\ud83d\\ude00b\\ud83d"}\n{"text": null}\n')
+    assert [parts for _, parts in Records([JsonLines(tmp_path / "x.jsonl")]).documents()] == [["a😀b\ufffd"]]
+
+
+def test_json_is_text_if_asked_for(tmp_path):
+    (tmp_path / "x.json").write_text('{"text": "ab"}\n')
+    options = ["--tokenizer=byte", "--as_text", f"--out_dir={tmp_path / 'out'}"]
+    own_text.main(["--input", str(tmp_path / "x.json"), *options])
+    assert read_text(tmp_path / "out", "train") + read_text(tmp_path / "out", "val") == '{"text": "ab"}\n'
 
 
 @pytest.mark.parametrize("documents", ["none", "lines", "files"])
@@ -171,14 +196,25 @@ def test_a_byte_order_mark_is_not_part_of_the_text(documents, tmp_path):
 # -- bad input: one line, nothing half-written
 
 
-@pytest.mark.slow
+def write(text):
+    return lambda path: path.write_text(text)
+
+
 @pytest.mark.parametrize(
     "name, damage, words",
     [
-        ("x.jsonl", lambda path: write_lines(path, TEXTS, "body"), ["x.jsonl", "'text'", "body", "--field"]),
-        ("x.jsonl", lambda path: path.write_text('{"text": "a"}\n{"text": '), ["x.jsonl cannot be read"]),
+        ("x.jsonl", lambda path: write_lines(path, TEXTS, "body"), ["x.jsonl line 1", "'text'", "body", "--field"]),
+        ("x.jsonl", write('{"text": "a"}\n\n{"text": '), ["x.jsonl line 3: not JSON"]),
+        ("x.jsonl", write('{"text": "a"}\n"a"'), ["x.jsonl line 2: 'a'"]),
+        ("x.txt", write('{"text": "a"}\na'), ["x.txt line 2: not JSON", "--as_text"]),
+        ("x.jsonl", write('{"text": "a"}\n{"text": ["a"]}'), ["x.jsonl line 2", "'text' holds ['a']"]),
+        ("x.json", write('[\n{"text": "a"}]'), ["x.json is a JSON array", "rows = json.load(sys.stdin)", "--as_text"]),
+        ("x.csv", write("text\na"), ["x.csv is a table", "csv.DictReader", "x.jsonl", "--as_text"]),
+        ("x.tsv", write("text\ta"), ["x.tsv is a table", "excel_tab"]),
         ("x.jsonl", lambda path: write_lines(path, TEXTS[:1]), ["too little text"]),
-        ("x.parquet", lambda path: write_parquet(path, [*TEXTS[:60], None]), ["x.parquet", "'text'"]),
+        ("x.jsonl.gz", lambda path: os.truncate(path, path.stat().st_size - 50), ["x.jsonl.gz cannot be read"]),
+        ("x.parquet", lambda path: write_parquet(path, TEXTS, "body"), ["x.parquet", "'text'", "body", "--field"]),
+        ("x.parquet", lambda path: write_parquet(path, [None, 1]), ["x.parquet row 2", "'text' holds 1"]),
         ("x.parquet", lambda path: os.truncate(path, path.stat().st_size - 50), ["x.parquet cannot be read"]),
     ],
 )
@@ -186,11 +222,23 @@ def test_a_bad_corpus_is_refused_in_one_line_and_the_old_dataset_stays(name, dam
     path, out = tmp_path / name, tmp_path / "out"
     write_corpus(out, Texts(["old"], ["dataset"]), "byte")
     old = contents(out)
-    FORMATS[name](path, TEXTS)
+    FORMATS.get(name, write_lines)(path, TEXTS)
     damage(path)
     line = refusal(own_text.main, ["--input", str(path), "--tokenizer=byte", f"--out_dir={out}", "--overwrite"])
     assert all(word in line for word in words), line
     assert len(line) < 600 and contents(out) == old and capfd.readouterr().err == ""
+
+
+def test_inputs_of_two_kinds_and_pipes_are_refused(tmp_path):
+    write_lines(tmp_path / "a.json", TEXTS)
+    (tmp_path / "b.txt").write_text("a text")
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in [
+        (".", ["a.json holds records", "b.txt is text", "--as_text"]),
+        ("pipe", ["cannot be read twice"]),
+    ]:
+        line = refusal(own_text.main, ["--input", str(tmp_path / name), f"--out_dir={tmp_path / 'out'}"])
+        assert all(word in line for word in words), line
 
 
 # -- streams of the hub, here local files that `datasets` streams
@@ -223,14 +271,28 @@ def test_a_limit_ends_at_the_document_that_reaches_it(hub, tmp_path):
         assert n > before and min(counts.values()) > 0
 
 
+def hub_streams(hub):
+    return [Stream({**hub, "data_files": [path]}) for path in hub["data_files"]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("one_stream", [True, False])
-def test_a_stream_resumes_from_any_document(one_stream, hub):
-    streams = [hub] if one_stream else [{**hub, "data_files": [path]} for path in hub["data_files"]]
-    whole = list(Records(streams).documents())
+@pytest.mark.parametrize(
+    "sources",
+    [
+        lambda hub: [Stream(hub)],
+        hub_streams,
+        lambda hub: [JsonLines(Path(path)) for path in hub["data_files"]],
+        lambda hub: [JsonLines(Path(hub["data_files"][0])), Parquet(Path(hub["data_files"][0]).with_name("b.parquet"))],
+    ],
+    ids=["a stream", "two streams", "JSON lines", "JSON lines and Parquet"],
+)
+def test_records_resume_from_any_document(sources, hub, tmp_path):
+    write_parquet(tmp_path / "b.parquet", TEXTS[200:])
+    whole = list(Records(sources(hub)).documents())
+    assert [text for _, [text] in whole] == TEXTS
     for n_done in (1, 199, 200, 201, len(whole) - 1):
-        stream = Records(streams)
-        documents = stream.documents()
+        records = Records(sources(hub))
+        documents = records.documents()
         read = [next(documents) for _ in range(n_done)]
-        place = json.loads(json.dumps(stream.place))
-        assert read + list(Records(streams).documents(place)) == whole
+        place = json.loads(json.dumps(records.place))
+        assert read + list(Records(sources(hub)).documents(place)) == whole
