@@ -13,10 +13,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
+from nanoladder import files
 from nanoladder.data import meta_pkl
 from nanoladder.data.meta import SPLITS, check, read_meta, sample_digest
 from nanoladder.data.tokenizer import DESCRIPTION, load_tokenizer, save_tokenizer
-from nanoladder.errors import BadInput, nearest
+from nanoladder.errors import BadInput, nearest, reading
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
 
@@ -37,7 +38,7 @@ class Split:
         self.sequences = sliding_window_view(self.tokens, T + 1) if len(self.tokens) > T else np.empty((0, T + 1))
         self.documents = meta["documents"]
         if self.documents:
-            self.offsets = np.memmap(folder / f"{name}.idx", dtype="<u8", mode="r")
+            self.offsets = map_index(folder / f"{name}.idx", len(self.tokens))
             self.first = first_windows(self.offsets, T)
             self.n_windows, self.n_phases = int(self.first[-1]), 1
         else:
@@ -85,6 +86,15 @@ class Split:
         return inputs, targets
 
 
+def map_index(path, n_tokens):
+    """Maps an index, (documents + 1,) uint64. Raises ValueError unless it rises from 0 to n_tokens."""
+    files.size(path)  # a pipe would block
+    offsets = np.memmap(path, dtype="<u8", mode="r")
+    if offsets[0] != 0 or offsets[-1] != n_tokens or (offsets[1:] <= offsets[:-1]).any():
+        raise ValueError(f"{path.name} does not rise from 0 to {n_tokens} tokens")
+    return offsets
+
+
 def first_windows(offsets, context_length):
     """Returns the number of windows before each document and, last, in total: (documents + 1,) int64."""
     targets = np.diff(offsets.astype(np.int64)) - 1  # the first token is never predicted
@@ -116,7 +126,7 @@ class Dataset:
 
     def find_tokenizer(self):
         """Returns the tokenizer, a tiktoken.Encoding, or None if there is none. Raises BadInput for a damaged one."""
-        if meta_pkl.has_vocabulary(self.folder):
+        if meta_pkl.exists(self.folder):
             return meta_pkl.read_tokenizer(self.folder)
         return load_tokenizer(self.folder) if os.path.lexists(self.folder / DESCRIPTION) else None
 
@@ -142,7 +152,8 @@ def open_dataset(config):
     folder = find_folder(config.dataset)
     meta = read_meta(folder, config.vocab_size)
     check(folder, meta, config.context_length)
-    return Dataset(folder, meta, *(Split(folder, name, meta, config.context_length) for name in SPLITS))
+    with reading(f"{folder} cannot be read", "prepare the dataset again"):
+        return Dataset(folder, meta, *(Split(folder, name, meta, config.context_length) for name in SPLITS))
 
 
 def find_folder(dataset):

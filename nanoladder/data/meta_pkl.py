@@ -1,4 +1,4 @@
-"""meta.pkl, the vocabulary of a folder of characters that nanoGPT prepared."""
+"""meta.pkl, in which nanoGPT states the vocabulary of a folder that it prepared."""
 
 import io
 import os
@@ -18,18 +18,34 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
-def has_vocabulary(folder):
+def exists(folder):
     """True if nanoGPT's meta.pkl describes the folder; beside one of our tokenizers, it is a leftover."""
     return os.path.lexists(folder / FILE) and not os.path.lexists(folder / DESCRIPTION)
 
 
+def read(folder):
+    """Returns the entries of a folder's meta.pkl: vocab_size; itos, if the tokens are characters: {id: character}.
+
+    It may also state the ids' dtype, which nanoGPT leaves out. Raises BadInput.
+    """
+    with reading(
+        f"{folder / FILE} does not describe a folder made by nanoGPT",
+        "without this file, --vocab_size=N gives the number of token ids",
+    ):
+        meta = PlainUnpickler(io.BytesIO(files.read(folder / FILE))).load()
+        if type(meta["vocab_size"]) is not int or meta["vocab_size"] < 1:
+            raise ValueError(f"vocab_size={meta['vocab_size']!r:.40}, expected the number of token ids")
+        if "itos" in meta:
+            characters = [meta["itos"][token] for token in range(meta["vocab_size"])]
+            if set(map(len, characters)) != {1} or len(set(characters)) < len(characters):
+                raise ValueError("its tokens are not characters, each of them once")
+            "".join(characters).encode()  # fails for half a surrogate pair
+        return meta
+
+
 def read_tokenizer(folder):
-    """Returns the tokenizer of a folder's meta.pkl, a tiktoken.Encoding of characters. Raises BadInput."""
-    path = folder / FILE
-    said = f"{path} is not the vocabulary of a folder of characters made by nanoGPT"
-    with reading(said, "without this file, --vocab_size=N gives the number of token ids"):
-        meta = PlainUnpickler(io.BytesIO(files.read(path))).load()
-        characters = [meta["itos"][token] for token in range(meta["vocab_size"])]
-        if not characters or set(map(len, characters)) != {1} or len(set(characters)) < len(characters):
-            raise ValueError("its tokens are not characters, each of them once")
-        return make_encoding("char", EVERY_CHARACTER, [character.encode() for character in characters])
+    """Returns the tokenizer of a folder's meta.pkl, a tiktoken.Encoding of characters, or None. Raises BadInput."""
+    meta = read(folder)
+    if "itos" not in meta:
+        return None
+    return make_encoding("char", EVERY_CHARACTER, [meta["itos"][token].encode() for token in range(meta["vocab_size"])])

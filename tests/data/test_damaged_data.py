@@ -2,8 +2,10 @@
 
 import copy
 import json
+import os
 import shutil
 
+import numpy as np
 import pytest
 from conftest import flags, refusal, tiny
 from hypothesis import given, settings
@@ -77,6 +79,59 @@ def test_an_unusable_dataset_is_bad_input(meta, given, words, dense, tmp_path, r
     line = refused(train.main, *flags(**{"dataset": folder, "out_dir": tmp_path / "out", **given}))
     assert all(word.format(folder=folder) in line for word in words), line
     assert not (tmp_path / "out").exists()
+
+
+NOT_REGULAR = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "directory": os.mkdir,
+    "broken link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+@pytest.mark.parametrize("name", [*FILES, "meta.json", "meta.pkl"])
+def test_what_is_not_a_regular_file_is_refused_at_once(name, kind, dense, documents, tmp_path):
+    folder = shutil.copytree(documents if name.endswith("idx") else dense, tmp_path / "data")
+    if name == "meta.pkl":  # of nanoGPT
+        for ours in ("meta.json", "tokenizer.json"):
+            (folder / ours).unlink()
+    (folder / name).unlink(missing_ok=True)
+    NOT_REGULAR[kind](folder / name)
+    line = refusal(open_dataset, tiny(dataset=str(folder)))
+    assert str(folder) in line and name in line and len(line) < 500
+
+
+@pytest.mark.parametrize("name, n_bytes", [("train.bin", -1), ("val.bin", 0), ("train.bin", 1)])
+def test_token_files_of_nanogpt_without_whole_ids_or_windows_are_refused(name, n_bytes, dense, tmp_path):
+    folder = shutil.copytree(dense, tmp_path / "data")
+    (folder / "meta.json").unlink()
+    (folder / name).write_bytes((folder / name).read_bytes()[:n_bytes])
+    line = refusal(open_dataset, tiny(dataset=str(folder), vocab_size=64))
+    assert str(folder / name) in line and ("whole uint16 ids" if n_bytes else "holds 0 tokens") in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda offsets: offsets[:-1],
+        lambda offsets: offsets[1:],
+        lambda offsets: offsets[::-1],
+        lambda offsets: np.insert(offsets, 1, offsets[1]),
+        lambda offsets: np.append(offsets, 2**40),
+        lambda offsets: offsets[:0],
+        lambda offsets: offsets.astype("<u4")[:-1],  # not whole entries
+    ],
+)
+def test_an_index_that_does_not_cut_the_tokens_is_refused_even_if_the_digests_hold(change, documents, tmp_path):
+    folder = shutil.copytree(documents, tmp_path / "data")
+    path = folder / "train.idx"
+    change(np.fromfile(path, "<u8")).tofile(path)
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["digests"]["train.idx"] = sample_digest(path)
+    (folder / "meta.json").write_text(json.dumps(files.seal(meta)))
+    line = refusal(open_dataset, tiny(dataset=str(folder)))
+    assert str(folder) in line and "prepare the dataset again" in line
 
 
 def changes(meta):
