@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.corpus import Texts
-from nanoladder.data.writer import PrepareParser, summary, write_corpus
+from nanoladder.data.writer import PrepareParser
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 
@@ -88,10 +88,8 @@ def main(argv):
     args = parser.parse_args(argv)
     pins = read_pins(REQUIREMENTS)
     train, val = split_packages({package: read_sources(package, version) for package, version in pins.items()})
-    folder = parser.out_dir(args, __file__)
     extra = {"packages": pins, "held_out": sorted(HELD_OUT), "files": {"train": len(train), "val": len(val)}}
-    meta = write_corpus(folder, Texts(train, val), args.tokenizer, extra)
-    print(summary(folder, meta))
+    parser.write(args, __file__, Texts(train, val), extra=extra)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Prepares your own text, of any size: files, and all text files in folders.
 
     python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--field=text]
-                                [--val_fraction=0.1] [--tokenizer=bpe:4096] [--out_dir=DIR] [--as_text]
+                                [--val_fraction=0.1] [--tokenizer=bpe:4096 | PATH] [--out_dir=DIR] [--as_text]
 
 A file with a JSON object a line holds a document in the field `text` of each, a Parquet file one in the column `text`
 of each row; any other file is text, and with --as_text all are. Text and JSON may be compressed by gzip.

@@ -18,6 +18,7 @@ from nanoladder import files
 from nanoladder.checkpoint.format import read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of
 from nanoladder.config import DEFAULTS
+from nanoladder.data.hub import find_folder
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
 from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
@@ -120,32 +121,13 @@ ALIKE = {  # their key: its default, then the values for which their model compu
 }
 
 
-def find_folder(name):
-    """Returns a model's folder: a local one, or a snapshot from the hub, downloaded unless cached.
-
-    name: a folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl or the hub's owner/name. Raises BadInput.
-    """
-    if name and Path(name).is_dir():
-        return Path(name)
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # a download fails in many ways
-        raise BadInput(
-            f"hf:{name}: no such folder, and no model could be downloaded ({type(error).__name__}), which needs the "
-            f"network and the package huggingface_hub; expected a model of https://huggingface.co, such as hf:gpt2, or "
-            f"hf:FOLDER, with its {CONFIG}, {WEIGHTS} and {TOKENIZER}"
-        ) from None
-
-
 def read_huggingface(name):
     """Reads a GPT-2 from the hub or a folder. Returns a dict as load_model does: mapped, in the file's dtype.
 
     Raises BadInput if there is no such model, its architecture is another, or tensors are missing, unknown or of
     another shape.
     """
-    folder = find_folder(name)
+    folder = find_folder(name, HUB_FILES)
     config = read_config(folder)
     with reading(folder, KIND):
         weights = our_weights(tensors_in(folder), config | {"bias": True}, TRANSPOSED)

@@ -17,11 +17,10 @@ from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS, saved
-from nanoladder.data.huggingface_tokenizer import from_huggingface
-from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify, load_tokenizer
+from nanoladder.data.existing_tokenizer import existing_tokenizer, how_to_prepare
+from nanoladder.data.hub import HUB, find_folder
+from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify
 from nanoladder.errors import BadInput
-
-HUB = "hf:"
 
 
 def newest(folder):
@@ -148,7 +147,7 @@ def load_model(source):
 def shape_of(source):
     """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
     if source.startswith(HUB):
-        config = interop.read_config(interop.find_folder(source.removeprefix(HUB)))
+        config = interop.read_config(find_folder(source.removeprefix(HUB), interop.HUB_FILES))
     else:
         config = load_model(source)["config"]  # the weights stay in the mapped file
     return {key: config[key] for key in SHAPE if key in config}
@@ -187,7 +186,8 @@ def check_tokenizer(dataset, name, state, source):
         advice = f"--dataset={other}, or " if other != name else ""
         raise BadInput(
             f"dataset={name} has another tokenizer ({ours.name}, {ours.n_vocab} tokens) than the one that the "
-            f"model of {source} was trained with; expected {advice}data prepared with that model's tokenizer"
+            f"model of {source} was trained with; expected {advice}data prepared with that "
+            f"model's tokenizer: {advice_on(source, state)}"
         )
     return identify(ours)
 
@@ -199,20 +199,31 @@ def tokenizer_of(source, state):
     the checkpoint records another one.
     """
     vocab_size, recorded = state["config"]["vocab_size"], state.get("tokenizer")
-    if str(source).startswith(HUB):
-        folder = interop.find_folder(str(source).removeprefix(HUB))
-        tokenizer = from_huggingface(folder)
-    else:
-        folder = Path(source).parent
-        tokenizer = load_tokenizer(folder)
+    place = place_of(source)
+    tokenizer = existing_tokenizer(place)
     if tokenizer.n_vocab > vocab_size:
         raise BadInput(
-            f"tokenizer in {folder}: {tokenizer.n_vocab} tokens, more than the model's vocab_size={vocab_size}; "
+            f"tokenizer in {place}: {tokenizer.n_vocab} tokens, more than the model's vocab_size={vocab_size}; "
             "expected the tokenizer that the model was trained with"
         )
     if recorded and identify(tokenizer) != recorded:
         raise BadInput(
-            f"tokenizer in {folder}: not the one that the model of {source} was trained with; expected copies of "
+            f"tokenizer in {place}: not the one that the model of {source} was trained with; expected copies of "
             f"{DESCRIPTION} and {RANKS} from the folder of its dataset"
         )
     return tokenizer
+
+
+def place_of(source):
+    """Returns the place of a source's tokenizer, as existing_tokenizer() takes it: hf:NAME, or the weights' folder."""
+    return source if str(source).startswith(HUB) else Path(source).parent
+
+
+def advice_on(source, state):
+    """Returns the command that prepares a text with a source's tokenizer. state: load_model(source)'s result."""
+    try:
+        tokenizer_of(source, state)
+    except BadInput:  # nanoGPT's ckpt.pt has none
+        gpt2 = state["config"]["vocab_size"] == interop.GPT2_VOCABULARY
+        return how_to_prepare("gpt2" if gpt2 else "PATH") + (", if it is GPT-2's" if gpt2 else "")
+    return how_to_prepare(place_of(source))

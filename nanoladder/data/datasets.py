@@ -16,7 +16,7 @@ from model import IGNORE
 from nanoladder import files
 from nanoladder.data import meta_pkl
 from nanoladder.data.meta import SPLITS, check, read_meta, sample_digest
-from nanoladder.data.tokenizer import DESCRIPTION, load_tokenizer, save_tokenizer
+from nanoladder.data.tokenizer import DESCRIPTION, is_name, load_tokenizer, save_tokenizer
 from nanoladder.errors import BadInput, nearest, reading
 
 DATA_DIR = Path(__file__).resolve().parents[2] / "data"
@@ -161,11 +161,17 @@ def find_folder(dataset):
     for folder in (DATA_DIR / dataset, Path(dataset)):
         if os.path.lexists(folder / "train.bin"):
             return folder
-    names = sorted(path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json"))
-    how = nearest(dataset, names)
-    if script := next((name for name in reversed(names) if f"{dataset}_".startswith(f"{name}_")), None):
-        tokenizer = dataset.removeprefix(script).replace("_", " --tokenizer=", 1).replace("=bpe", "=bpe:")
-        how = f"; prepare it with `python data/{script}/prepare.py{tokenizer}`"
-    elif not how:
-        how = "; for your own text, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"
+    names = {path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json")}
+    how = prepare_command(dataset) or nearest(dataset, sorted(names))
+    how = how or "; for your own text, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"
     raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}{how}")
+
+
+def prepare_command(dataset):
+    """Returns the command whose default folder is data/<dataset>, as a text to append; "" if there is none."""
+    for script in sorted((path.parent.name for path in DATA_DIR.glob("*/prepare.py")), reverse=True):
+        tokenizer = dataset.removeprefix(script).removeprefix("_").replace("bpe", "bpe:")
+        if dataset == script or (dataset.startswith(f"{script}_") and is_name(tokenizer)):
+            words = " --input FILES" * (script == "text") + f" --tokenizer={tokenizer}" * (dataset != script)
+            return f"; prepare it with `python data/{script}/prepare.py{words}`"
+    return ""

@@ -14,6 +14,7 @@ import numpy as np
 
 from nanoladder import files
 from nanoladder.data import meta_pkl
+from nanoladder.data.existing_tokenizer import how_to_prepare
 from nanoladder.errors import BadInput, reading
 
 FORMAT_VERSION = 4  # of a prepared folder
@@ -56,7 +57,8 @@ def read_meta(folder, vocab_size):
     if vocab_size and vocab_size < own:
         raise BadInput(
             f"vocab_size={vocab_size} is less than the {own} token ids of {folder}; expected at least {own}, or 0; "
-            "for a model that has this vocab_size, data prepared with its tokenizer"
+            f"for a model that has this vocab_size, data prepared with its tokenizer: {how_to_prepare('MODEL')}, where "
+            "MODEL is the model's folder, or hf:NAME"
         )
     return {**meta, "vocab_size": vocab_size or own}
 

@@ -43,12 +43,10 @@ TEXTS_AT_ONCE = 256  # that rustbpe holds; the writer's are of about a megabyte 
 RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
 
 
-def check_name(name):
-    """Returns the tokenizer's name if there is such a tokenizer, else raises BadInput."""
-    bpe = re.fullmatch(r"bpe:([0-9]+)", name)
-    if name in ("gpt2", "char", "byte") or (bpe and int(bpe[1]) >= 257):
-        return name
-    raise BadInput(f"tokenizer {name!r}: expected {KINDS}, such as bpe:4096")
+def is_name(text):
+    """True for the name of a tokenizer that build_tokenizer knows."""
+    bpe = re.fullmatch(r"bpe:([0-9]+)", text)
+    return text in ("gpt2", "char", "byte") or (bpe is not None and int(bpe[1]) >= 257)
 
 
 def build_tokenizer(name, texts=()):
@@ -59,7 +57,8 @@ def build_tokenizer(name, texts=()):
     The same texts give the same tokenizer for any number of threads.
     Raises BadInput for an unknown name, too little text for N, no rustbpe, or if GPT-2's files cannot be downloaded.
     """
-    check_name(name)
+    if not is_name(name):
+        raise BadInput(f"tokenizer {name!r}: expected {KINDS}, such as bpe:4096")
     if name == "gpt2":
         return download_gpt2()
     if name == "byte":
@@ -104,11 +103,11 @@ def download_gpt2():
 
 
 def make_encoding(name, pattern, tokens, special_tokens=None):
-    """Makes a tiktoken.Encoding. tokens: list of bytes in rank order; a token's rank is its id."""
+    """Makes a tiktoken.Encoding. tokens: list of bytes in rank order, or {bytes: rank}; a token's rank is its id."""
     return tiktoken.Encoding(
         name,
         pat_str=pattern,
-        mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+        mergeable_ranks=tokens if isinstance(tokens, dict) else {token: rank for rank, token in enumerate(tokens)},
         special_tokens=special_tokens or {},
         explicit_n_vocab=len(tokens) + len(special_tokens or {}),
     )
@@ -140,14 +139,17 @@ def cut_runs(text):
 
 def check_characters(encoding, text):
     """Raises BadInput for a character that a char tokenizer does not know: tiktoken would panic."""
-    if encoding.name == "char":
-        known = encoding._mergeable_ranks
-        for character in sorted(set(text)):
-            if character.encode(errors="surrogatepass") not in known:
-                raise BadInput(
-                    f"character {character!r} (U+{ord(character):04X}): not one of the {len(known)} that the char "
-                    "tokenizer knows; leave it out or use another tokenizer"
-                )
+    if encoding.name != "char":
+        return
+    known = encoding._mergeable_ranks
+    unknown = [character for character in sorted(set(text)) if character.encode(errors="surrogatepass") not in known]
+    if unknown:
+        place = text.index(unknown[0])
+        names = ", ".join(f"{character!r} (U+{ord(character):04X})" for character in unknown[:9])
+        raise BadInput(
+            f"{names}{' ...' * (len(unknown) > 9)}: not among the {len(known)} characters of the char tokenizer; "
+            f"the first is in {text[max(0, place - 20) : place + 20]!r}: leave them out or use another tokenizer"
+        )
 
 
 def end_of_text(encoding):
@@ -171,26 +173,30 @@ def identify(encoding):
     return {"sha256": hashlib.sha256(rank_lines(encoding)).hexdigest()} if encoding else {}
 
 
-def save_tokenizer(encoding, folder):
-    """Writes tokenizer.tiktoken and tokenizer.json."""
-    lines = rank_lines(encoding)
-    description = {
+def description(encoding):
+    """Returns the contents of tokenizer.json, all of a tokenizer but its ranks, unsealed."""
+    return {
         "name": encoding.name,
         "pattern": encoding._pat_str,  # underscored, yet tiktoken's documented way to build on an encoding
         "special_tokens": encoding._special_tokens,
         "vocab_size": encoding.n_vocab,
     }
-    description = files.seal(description, lines)  # ties the two files together
+
+
+def save_tokenizer(encoding, folder):
+    """Writes tokenizer.tiktoken and tokenizer.json, each tied to the other by a digest."""
+    lines = rank_lines(encoding)
+    described = files.seal(description(encoding), lines)
     files.write(Path(folder) / RANKS, lines)
-    files.write(Path(folder) / DESCRIPTION, json.dumps(description, indent=2) + "\n")
+    files.write(Path(folder) / DESCRIPTION, json.dumps(described, indent=2) + "\n")
 
 
 def load_tokenizer(folder):
     """Loads a tokenizer written by save_tokenizer. Raises BadInput if a file is missing, damaged or foreign."""
     with reading(f"tokenizer in {folder} cannot be read", "prepare the dataset again"):
-        description = json.loads(files.read(Path(folder) / DESCRIPTION))
+        described = json.loads(files.read(Path(folder) / DESCRIPTION))
         lines = files.read(Path(folder) / RANKS, limit=2**26)
-        if files.seal(description, lines) != description:
+        if files.seal(described, lines) != described:
             raise ValueError(f"{DESCRIPTION} or {RANKS} was changed since they were written together")
-        tokens = [base64.b64decode(line.split()[0]) for line in lines.splitlines()]
-        return make_encoding(description["name"], description["pattern"], tokens, description["special_tokens"])
+        tokens = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines.splitlines())}
+        return make_encoding(described["name"], described["pattern"], tokens, described["special_tokens"])

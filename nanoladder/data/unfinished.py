@@ -126,8 +126,8 @@ class Unfinished:
             meta = read_own(self.target / META)
         if meta.get("job") != self.job:
             raise BadInput(
-                f"{self.target} holds a dataset ({held}) of another text or with other options, and models trained on "
-                "it need its tokenizer; use another --out_dir, or --overwrite to replace it"
+                f"{self.target} holds a dataset ({held}) of another text, other options or another version, and "
+                "models trained on it need its tokenizer; use another --out_dir, or --overwrite to replace it"
             )
         try:
             check(self.target, meta, context_length=0)

@@ -14,6 +14,7 @@ unfinished.py describes how an interrupted preparation continues.
 import argparse
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,18 @@ from nanoladder import files
 from nanoladder.data.corpus import sha256_of
 from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
+from nanoladder.data.existing_tokenizer import PLACES, existing_tokenizer, name_or_place
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
-from nanoladder.data.tokenizer import build_tokenizer, check_name, encode, end_of_text, load_tokenizer, save_tokenizer
+from nanoladder.data.tokenizer import (
+    build_tokenizer,
+    description,
+    encode,
+    end_of_text,
+    identify,
+    is_name,
+    load_tokenizer,
+    save_tokenizer,
+)
 from nanoladder.data.unfinished import JOURNAL, LOCK, META, SplitFiles, Unfinished
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
@@ -40,10 +51,11 @@ class PrepareParser(Parser):
         super().__init__(description=description, allow_abbrev=False)
         self.add_argument(
             "--tokenizer",
-            type=check_name,
+            type=name_or_place,
             default=tokenizer,
-            metavar="NAME",
-            help="gpt2, char, byte, or bpe:N, trained on this text to N tokens (default: %(default)s)",
+            metavar="NAME|PATH",
+            help="gpt2, char, byte, or bpe:N, trained on this text to N tokens; or, to train an existing model on this "
+            f"text, the place of its tokenizer: {PLACES} (default: %(default)s)",
         )
         self.add_argument(
             "--out_dir",
@@ -63,7 +75,9 @@ class PrepareParser(Parser):
             return Path(args.out_dir)
         if args.tokenizer == self.get_default("tokenizer"):
             return home
-        return home.with_name(f"{home.name}_{args.tokenizer.replace(':', '')}")
+        tokenizer = args.tokenizer
+        name = tokenizer.replace(":", "") if is_name(tokenizer) else re.sub(r"\W+", "_", tokenizer).strip("_")
+        return home.with_name(f"{home.name}_{name}")
 
     def write(self, args, script, corpus, **settings):
         """Writes a corpus as the options say, and prints how to train on it. settings: as write_corpus() takes them."""
@@ -87,22 +101,26 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
     is written again. After an interruption, the next call with the same arguments continues from the last journal.
     overwrite: replace another dataset in the folder, once the new one is complete.
     corpus: a Corpus. bpe is trained only on the first SAMPLE bytes of train; char knows the characters of both splits.
-    tokenizer: a name that build_tokenizer knows. extra: dict of further entries of meta.json.
+    tokenizer: a name that build_tokenizer knows, or a place that existing_tokenizer knows.
+    extra: dict of further entries of meta.json.
     documents: False: one stream of tokens, with `<|endoftext|>` after each text if the tokenizer has it. True: separate
         documents and their .idx, each between two separators: `<|endoftext|>`, or "\n" if there is no such token.
     limit_tokens: stop after the document that reaches this number, train and val together (None: never).
     Raises BadInput for an empty split, a folder that cannot be written or holds something else, or a corpus that cannot
     be read.
     """
-    folder = Path(folder)
-    job = sha256_of(json.dumps([FORMAT_VERSION, tokenizer, corpus.identity, extra, documents, limit_tokens]))
+    folder, identity = Path(folder), tokenizer
+    if not is_name(tokenizer):
+        tokenizer = existing_tokenizer(tokenizer)
+        identity = description(tokenizer) | identify(tokenizer)
+    job = sha256_of(json.dumps([FORMAT_VERSION, identity, corpus.identity, extra, documents, limit_tokens]))
     try:
         with Unfinished(folder, job, overwrite) as work:
             if work.meta:
                 return work.meta
             encoding = make_tokenizer(work, corpus, tokenizer, documents, limit_tokens)
             counts = write_tokens(work, corpus, encoding, documents, limit_tokens)
-            meta = describe(work, tokenizer, encoding, corpus, documents, counts, extra or {})
+            meta = describe(work, encoding, corpus, documents, counts, extra or {})
             work.move_into_place()
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror or error}; try another --out_dir") from None
@@ -110,10 +128,12 @@ def write_corpus(folder, corpus, tokenizer, extra=None, documents=False, limit_t
 
 
 def make_tokenizer(work, corpus, tokenizer, documents, limit_tokens):
-    """Returns the tokenizer saved with unfinished work, or a new one."""
+    """Returns the tokenizer saved with unfinished work, or the given one: an Encoding, or a name, to build it."""
     if work.journal:
         return load_tokenizer(work.path)
-    encoding = build_tokenizer(tokenizer, texts_to_learn(corpus, tokenizer, documents, limit_tokens))
+    encoding = tokenizer
+    if isinstance(tokenizer, str):
+        encoding = build_tokenizer(tokenizer, texts_to_learn(corpus, tokenizer, documents, limit_tokens))
     save_tokenizer(encoding, work.path)
     return encoding
 
@@ -167,7 +187,7 @@ def dtype_of(encoding):
     return np.dtype("<u2" if encoding.n_vocab <= 2**16 else "<u4")
 
 
-def describe(work, tokenizer, encoding, corpus, documents, counts, extra):
+def describe(work, encoding, corpus, documents, counts, extra):
     """Writes meta.json. Returns its entries."""
     for name, count in counts.items():
         if not count["bytes"] or count["tokens"] < 2:
@@ -176,7 +196,7 @@ def describe(work, tokenizer, encoding, corpus, documents, counts, extra):
     meta = {
         "format_version": FORMAT_VERSION,
         "job": work.job,
-        "tokenizer": tokenizer,
+        "tokenizer": encoding.name,
         "vocab_size": encoding.n_vocab,
         "dtype": dtype_of(encoding).name,
         "tokens": {name: count["tokens"] for name, count in counts.items()},

@@ -19,8 +19,9 @@ from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
 from nanoladder.data import writer
 from nanoladder.data.corpus import Texts
+from nanoladder.data.huggingface_tokenizer import to_huggingface
 from nanoladder.data.meta import sample_digest
-from nanoladder.data.tokenizer import EVERY_CHARACTER, load_tokenizer, make_encoding
+from nanoladder.data.tokenizer import EVERY_CHARACTER, build_tokenizer, load_tokenizer, make_encoding
 from nanoladder.data.writer import PrepareParser, write_corpus
 
 TRAIN = ["the cat sat on the mat\n", "the hat and the bat, 1234 naïve cafés\n\n", "that is that"]
@@ -141,7 +142,11 @@ def test_the_same_dataset_is_prepared_again_only_if_it_is_damaged(damage, tmp_pa
 # -- the datasets
 
 
-def test_another_tokenizer_goes_beside_the_default():
+def test_another_tokenizer_goes_beside_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("out", "out/gpt2"):
+        Path(name).mkdir()
+        Path(name, "tokenizer.json").write_text(json.dumps(to_huggingface(build_tokenizer("byte"))))
     parser = PrepareParser("", tokenizer="bpe:4096")
     script = "/repo/data/x/prepare.py"
     for argv, folder in [
@@ -150,6 +155,8 @@ def test_another_tokenizer_goes_beside_the_default():
         (["--tokenizer=byte"], "/repo/data/x_byte"),
         (["--tokenizer", "bpe:8192"], "/repo/data/x_bpe8192"),
         (["--tokenizer=byte", "--out_dir=elsewhere"], "elsewhere"),
+        (["--tokenizer=out/gpt2"], "/repo/data/x_out_gpt2"),  # not the folder of --tokenizer=gpt2
+        (["--tokenizer=hf:./out"], "/repo/data/x_hf_out"),
     ]:
         assert parser.out_dir(parser.parse_args(argv), script) == Path(folder)
 

@@ -94,8 +94,9 @@ def test_without_rustbpe_one_line_says_how_to_install_it(monkeypatch):
     assert "bpe:280" in message and "pip install rustbpe" in message
 
 
-def test_char_names_the_character_it_does_not_know():
-    assert "'€' (U+20AC)" in refusal(encode, build_tokenizer("char", ["abc\n"]), "ab\nabc€")
+def test_char_names_the_characters_it_does_not_know_and_a_place():
+    line = refusal(encode, build_tokenizer("char", ["abc\n"]), "ab\nabc€aπ")
+    assert "'π' (U+03C0), '€' (U+20AC): not among the 4 characters" in line and r"'ab\nabc€aπ'" in line
 
 
 @pytest.mark.parametrize("name", NAMES)

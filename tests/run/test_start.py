@@ -99,6 +99,8 @@ def test_another_tokenizer_is_refused_and_nothing_is_replaced(name, start, half,
     line = refused(train.main, *flags(**given))
     assert f"dataset={others[name]} has another tokenizer (char" in line
     assert (f"expected --dataset={dense}, or data prepared with that" in line) == (start != "hf")
+    place = given["init_from"] if start == "hf" else half.out_dir
+    assert f"`python data/text/prepare.py --input FILES --tokenizer={place} --out_dir=FOLDER`" in line
     assert contents(half.out_dir) == before and not Path(f"{half.out_dir} new").exists()
 
 
