@@ -64,9 +64,13 @@ class Entry:
         """The seeds of a check, derived from the entry's files so that nobody can choose them."""
         return [int(hashlib.sha256(f"{self.digest} {i}".encode()).hexdigest(), 16) % 10**6 for i in range(n)]
 
+    def results(self):
+        """The results in its folder, {file name: results}."""
+        return {path.name: read(path, ("machine", "entries", "runs")) for path in sorted(self.folder.glob("*.json"))}
+
     def races(self):
-        """The results of every machine that has run it."""
-        return [read(path, ("machine", "entries", "runs")) for path in sorted(self.folder.glob("*.json"))]
+        """The results of every machine that has run it, with the files that are here."""
+        return [results for results in self.results().values() if is_own(self, results)]
 
 
 def read_entry(folder):
@@ -93,6 +97,12 @@ def read_entry(folder):
 def entries():
     """All entries, in order; the first is the naive loop."""
     return [read_entry(path.parent) for path in sorted(RECORDS.glob("*/README.md"))]
+
+
+def is_own(entry, results):
+    """True if results are an entry's: its name, and the digests of its files and of those of the entries it faced."""
+    digests = {each.name: each.digest for each in entries()}
+    return [*results["entries"]][-1:] == [entry.name] and results["entries"].items() <= digests.items()
 
 
 def before(entry):
@@ -198,11 +208,15 @@ def figures(entry, results):
 
 
 def table(link=""):
-    """Lists the entries, then a table of results for each machine. link: to the entries' folders."""
-    news = [
-        f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})"
-        for entry in entries()
-    ]
+    """Lists the entries, then a table of results for each machine. link: to the entries' folders.
+
+    Results that are of other files are named in the list and have no row.
+    """
+    news = []
+    for entry in entries():
+        news.append(f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
+        for name in [name for name, results in entry.results().items() if not is_own(entry, results)]:
+            news[-1] += f"; its {name} is not of these files: no row, remove it and check again"
     parts = ["\n".join(news)]
     for machine, runs in measured().items():
         parts.append(f"{machine}:\n\n{tables.texts({entry.name: figures(entry, runs[entry]) for entry in runs})}")

@@ -124,6 +124,35 @@ def test_an_entry_that_is_sooner_at_the_same_loss_holds_and_a_check_resumes(at_h
     assert (at_home / "records.png").stat().st_size > 1e4
 
 
+def write_results(entry, **changes):
+    """Writes what a check of 003_new leaves in an entry's folder; changes: other digests of the entries."""
+    names = {each.name: each.digest for each in records.entries() if each.name < "003"} | {"003_new": entry.digest}
+    runs = [
+        {"name": name, "seed": seed, "seconds": FASTER[name] + off, "tokens": 384, "bpb": 2.0}
+        for name in names
+        for seed, off in zip(entry.seeds(5), SECONDS_OFF, strict=True)
+    ]
+    results = {"machine": MACHINE | {"threads": 2}, "entries": names | changes, "runs": runs}
+    (entry.folder / "machine.json").write_text(json.dumps(results))
+
+
+def test_results_of_other_files_have_no_row_and_are_named(at_home):
+    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    write_results(entry := records.read_entry(folder))
+    assert "| 003_new " in records.table() and "machine.json" not in records.table()
+    shutil.copytree(folder, at_home / "records" / "003_other")
+    (at_home / "records" / "003_other" / "config.py").write_text((folder / "config.py").read_text() + "seed = 7\n")
+    text = records.table()
+    assert "| 003_new " in text and "| 003_other " not in text
+    assert "- [003_other](003_other/README.md)" in text and text.count("its machine.json is not of these files") == 1
+    for changed in ("001_naive", "002_known", "003_new"):
+        write_results(entry, **{changed: "0" * 64})
+        assert "| 003_new " not in records.table() and not records.measured()
+    write_results(entry)
+    (folder / "config.py").write_text((folder / "config.py").read_text() + "seed = 7\n")
+    assert "| 003_new " not in records.table()
+
+
 @pytest.mark.slow
 def test_a_check_that_was_interrupted_before_the_naive_loop_ran_is_not_in_the_table(at_home, check, monkeypatch):
     folder = write_entry(at_home / "records" / "003_new", activation="relu2")
