@@ -1,4 +1,4 @@
-"""Generates text from a trained model: python sample.py --out_dir=out/x --prompt="def " """
+"""Generates text from a trained model: python sample.py --out_dir=out/x --prompt=def"""
 
 import contextlib
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, machine
-from nanoladder.data.tokenizer import encode, first_token
+from nanoladder.data.tokenizer import first_token
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
-from nanoladder.infer import USUAL, CachedGPT, Sampling, Text, generate, quantize, require_gain
+from nanoladder.infer import USUAL, CachedGPT, Prompt, Sampling, Text, generate, heal, quantize, require_gain
 from nanoladder.run.faults import explain_compiler_failure
 
 
@@ -44,8 +44,8 @@ def run(options, prompts):
     size = gpt.config.context_length
     if options.interactive:
         return converse(prepare(gpt, options.num_samples, size, options), tokenizer, options)
-    starts = [to_tokens(prompt, tokenizer, size) for prompt in prompts]
-    n_tokens = min(max(map(len, starts)) + options.max_new_tokens, size)
+    starts = [read(prompt, tokenizer, size) for prompt in prompts]
+    n_tokens = min(max(start.longest for start in starts) + options.max_new_tokens, size)
     model = prepare(gpt, len(prompts) * options.num_samples, n_tokens, options)
     n_new, seconds = write(model, tokenizer, prompts, starts, options)
     if n_new:
@@ -104,17 +104,18 @@ def read_prompts(options):
         stdin = sys.stdin.buffer.read().decode().removesuffix("\n") if "-" in options.prompt else ""
         texts = [stdin if prompt == "-" else prompt for prompt in options.prompt]
         texts += [Path(path).read_text(encoding="utf-8-sig").removesuffix("\n") for path in options.prompt_file]
+        "".join(texts).encode()  # on the command line, other bytes are surrogates
     except (OSError, ValueError) as error:
         raise BadInput(f"prompt: {error}; expected text in UTF-8") from None
     return texts or [""]
 
 
-def to_tokens(prompt, tokenizer, size):
-    """Token ids of a prompt for a context of that size. An empty one starts a new document, as in the training data."""
-    tokens = encode(tokenizer, prompt) or [first_token(tokenizer)]
-    if len(tokens) > size:
-        tell(f"a prompt of {len(tokens):,} tokens, of which the model sees the last {size:,}")
-    return tokens
+def read(prompt, tokenizer, size):
+    """The Prompt of a text, for a context of that size. An empty one starts a new document, as in the training data."""
+    start = heal(tokenizer, prompt, size) if prompt else Prompt((first_token(tokenizer),))
+    if len(start.tokens) > size:
+        tell(f"a prompt of {len(start.tokens):,} tokens, of which the model sees the last {size:,}")
+    return start
 
 
 def prepare(gpt, n_rows, n_tokens, options):
@@ -133,7 +134,7 @@ def prepare(gpt, n_rows, n_tokens, options):
 
 
 def write(model, tokenizer, prompts, starts, options):
-    """Prints the samples of each prompt in order, the first as it grows. starts: the prompts' token ids.
+    """Prints the samples of each prompt in order, the first as it grows. starts: their Prompts.
 
     Returns the number of new tokens and their seconds, both without the first round: that runs the prompts.
     """
@@ -177,7 +178,7 @@ def converse(model, tokenizer, options):
     while True:
         try:
             prompt = input(mark)
-            write(model, tokenizer, [prompt], [to_tokens(prompt, tokenizer, model.n_tokens)], options)
+            write(model, tokenizer, [prompt], [read(prompt, tokenizer, model.n_tokens)], options)
         except EOFError:
             return print(end="\n" if mark else "")
         except KeyboardInterrupt:

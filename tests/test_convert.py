@@ -77,6 +77,12 @@ def test_greedy_generation_matches_transformers_token_for_token(trained, convert
         assert run_main(sample.main, *source, *words, "--device=cpu", "--dtype=float32").out == expected
 
 
+def test_a_prompt_that_ends_in_a_space_is_continued_and_printed_once(trained, run_main):
+    words = [f"--out_dir={trained.out_dir}", "--device=cpu", "--temperature=0", "--max_new_tokens=8"]
+    outs = [run_main(sample.main, *words, f"--prompt={prompt}").out for prompt in ("the", "the ")]
+    assert all(out.startswith("the cat") for out in outs), outs
+
+
 def test_training_continues_from_an_exported_model(trained, converted, tmp_path):
     """train -> export -> import -> train: the losses equal those of continuing from our own checkpoint's weights."""
     keys = {"max_steps": 6, "eval_interval": 3}

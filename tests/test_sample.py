@@ -160,5 +160,6 @@ def test_prompts_that_are_not_utf8_are_refused(trained, refused, stdin, tmp_path
     words = [f"--out_dir={trained.out_dir}"]
     (tmp_path / "file").write_bytes(b"the\xffcat")
     assert "position 3" in refused(sample.main, *words, f"--prompt_file={tmp_path / 'file'}")
+    assert "position 3" in refused(sample.main, *words, "--prompt=the\udcff")  # as Python decodes the byte
     stdin(b"the\xff")
     assert "expected text in UTF-8" in refused(sample.main, *words, "--prompt=-")

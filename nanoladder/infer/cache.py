@@ -101,14 +101,25 @@ class CachedGPT:
 
         Returns the logits of each window's next token, (len(rows), V). Raises BadInput if they are not finite.
         """
+        hidden = self.begin(windows, rows)
+        return self.finite_logits(hidden[torch.arange(len(rows)), self.ends])
+
+    def last_logits(self, window, n):
+        """Runs a window in row 0. Returns the logits after each of its last n tokens, (n, V); else as prefill."""
+        return self.finite_logits(self.begin([window], [0])[0, -n:])
+
+    def begin(self, windows, rows):
+        """Runs windows as new texts in these rows. Returns hidden vectors (B, T, C); shorter ones end in padding."""
         tokens = pad_sequence([torch.tensor(window) for window in windows], batch_first=True)  # (B, T)
         self.rows = torch.tensor(rows, device=self.device)[:, None]
         self.positions = torch.arange(tokens.shape[1], device=self.device)[None]
         self.visible = None
         self.ends = torch.tensor([len(window) - 1 for window in windows], device=self.device)
-        hidden = self.gpt.hidden(tokens.to(self.device))  # (B, T, C)
-        last = hidden[torch.arange(len(rows)), self.ends]
-        logits = self.gpt.capped(self.gpt.head(last))
+        return self.gpt.hidden(tokens.to(self.device))
+
+    def finite_logits(self, hidden):
+        """Hidden vectors (n, C) -> logits (n, V). Raises BadInput if they are not finite."""
+        logits = self.gpt.capped(self.gpt.head(hidden))
         if not logits[:, : self.gpt.config.vocab_size].isfinite().all():
             dtype = str(logits.dtype).removeprefix("torch.")
             raise BadInput(f"the logits are not finite in {dtype}; expected --dtype=float32, or other weights")

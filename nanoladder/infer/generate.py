@@ -1,9 +1,11 @@
 """Generation: whole windows first, then one token at a time, sampled with temperature, top-k and top-p."""
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
+from nanoladder.infer.healing import crossing_logits
 from nanoladder.machine import double
 
 
@@ -23,27 +25,38 @@ def generate(model, texts, sampling):
     """Adds a token to every text that has not ended, round by round until all have. Yields after each round.
 
     model: a CachedGPT with a row for each Text. A text sees its window, at most its last n_tokens tokens. A full window
-    moves forward, so that half of it is free. Raises BadInput if the logits are not finite.
+    moves forward, so that half of it is free. A first token that crosses the end of its prompt (healing.py) replaces
+    tokens, so that the window runs again. Raises BadInput if the logits are not finite.
     """
     size = model.n_tokens
-    starts = [max(0, len(text.tokens) - size) for text in texts]  # of the windows
-    logits = model.prefill([text.tokens[-size:] for text in texts], [*range(len(texts))])
+    starts = [max(0, text.prompt.longest - size) for text in texts]  # of the windows
+    crossing = cache(crossing_logits)  # once for all samples of a prompt
+    healed = {text: crossing(model, text.prompt, text.n_vocab) for text in texts if text.prompt.splits}
+    windows = [text.tokens[start:] for text, start in zip(texts, starts, strict=True)]
+    logits = model.prefill(windows, [*range(len(texts))])
     while True:
-        for text, row in zip(texts, logits, strict=True):
+        crossed = []
+        for row, text in enumerate(texts):
             if not text.ended:
-                text.add(int(draw(row[: text.n_vocab], sampling, text.generator)))
+                choices = logits[row, : text.n_vocab]
+                if text in healed:
+                    choices = torch.cat([double(choices), double(choices).logsumexp(dim=-1) + healed.pop(text)])
+                choice = int(draw(choices, sampling, text.generator))
+                if text.add(choice):
+                    crossed.append(row)
         yield
         going = [row for row, text in enumerate(texts) if not text.ended]
         lengths = [len(text.tokens) - start for text, start in zip(texts, starts, strict=True)]
         full = [row for row in going if lengths[row] > size]
+        anew = [row for row in going if row in full or row in crossed]
         if not going:
             return
-        if len(full) < len(going):
+        if len(anew) < len(going):
             logits = model.step([text.tokens[-1] for text in texts], [min(n, size) - 1 for n in lengths])
         for row in full:
             starts[row] = len(texts[row].tokens) - (size + 1) // 2
-        if full:  # after the step: it wrote in every row
-            logits[full] = model.prefill([texts[row].tokens[starts[row] :] for row in full], full)
+        if anew:  # after the step: it wrote in every row
+            logits[anew] = model.prefill([texts[row].tokens[starts[row] :] for row in anew], anew)
 
 
 def draw(logits, sampling, generator):

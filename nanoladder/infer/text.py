@@ -8,29 +8,38 @@ from nanoladder.data.tokenizer import end_of_text
 class Text:
     """The tokens of a prompt and its continuation, up to max_new_tokens, <|endoftext|> or the stop text.
 
-    prompt: at least one token id. generator: the torch.Generator, on the model's device, that samples its tokens.
+    prompt: a Prompt. generator: the torch.Generator, on the model's device, that samples its tokens.
     """
 
     def __init__(self, tokenizer, prompt, generator, max_new_tokens, stop=""):
         self.tokenizer, self.n_vocab, self.end = tokenizer, tokenizer.n_vocab, end_of_text(tokenizer)
-        self.tokens, self.max_tokens = list(prompt), len(prompt) + max_new_tokens
+        self.prompt, self.tokens, self.max_tokens = prompt, list(prompt.tokens), len(prompt.tokens) + max_new_tokens
         self.generator, self.stop = generator, stop
         self.ended = False
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
         self.characters = ""  # not yet returned by take()
 
     def add(self, token):
-        """Appends a token id, or ends the text."""
+        """Appends a token id, or ends the text. n_vocab + i: the prompt's i-th crossing token, after its Split's.
+
+        Returns True if it was one: the prompt's tokens have been replaced.
+        """
+        n_bytes = 0  # that the prompt has already
+        if crosses := token >= self.n_vocab:
+            way, token = self.prompt.crossing(token - self.n_vocab)
+            self.max_tokens += len(way.tokens) - len(self.tokens)
+            self.tokens, n_bytes = list(way.tokens), way.n_bytes
         if token == self.end:
             self.ended = True
         else:
             self.tokens.append(token)
-            self.characters += self.utf8.decode(self.tokenizer.decode_single_token_bytes(token))
+            self.characters += self.utf8.decode(self.tokenizer.decode_single_token_bytes(token)[n_bytes:])
             self.ended = len(self.tokens) == self.max_tokens
         if self.ended:
             self.characters += self.utf8.decode(b"", final=True)
         if self.stop and self.stop in self.characters:
             self.characters, self.ended = self.characters.partition(self.stop)[0], True
+        return crosses
 
     def take(self):
         """Returns the characters since the last call, except those that may be the beginning of the stop text."""

@@ -7,7 +7,7 @@ import torch
 from nanoladder import checkpoint, parallel
 from nanoladder.data.tokenizer import first_token
 from nanoladder.errors import BadInput
-from nanoladder.infer import USUAL, CachedGPT, Text, generate
+from nanoladder.infer import USUAL, CachedGPT, Prompt, Text, generate
 
 LENGTH = 100  # characters
 
@@ -24,7 +24,7 @@ def print_line(step, model, tokenizer, config):
         return
     with torch.random.fork_rng(devices=[]):  # a new model draws weights before it takes over these
         gpt = checkpoint.build_gpt(state, "the model in training")
-    text = Text(tokenizer, [first_token(tokenizer)], torch.Generator().manual_seed(config.seed), LENGTH)
+    text = Text(tokenizer, Prompt((first_token(tokenizer),)), torch.Generator().manual_seed(config.seed), LENGTH)
     characters = ""
     try:
         for _ in generate(CachedGPT(gpt, 1, min(1 + LENGTH, config.context_length)), [text], USUAL):

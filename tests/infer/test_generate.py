@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoladder.errors import BadInput
-from nanoladder.infer import CachedGPT, Sampling, Text, generate
+from nanoladder.infer import CachedGPT, Prompt, Sampling, Text, generate
 from nanoladder.infer.generate import draw
 
 GREEDY, SAMPLED = Sampling(temperature=0), Sampling(temperature=1.3, top_p=0.9)
@@ -38,7 +38,8 @@ def uncached(gpt, prompt, n, sampling=GREEDY, seed=0):
 def cached(gpt, prompts, lengths, sampling=GREEDY, seeds=None, n_tokens=None, compile=False):
     """Generates up to lengths[i] tokens after each prompt, in one batch."""
     generators = [torch.Generator(gpt.norm.weight.device).manual_seed(seed) for seed in seeds or [0] * len(prompts)]
-    texts = [Text(TOKENIZER, *each) for each in zip(prompts, generators, lengths, strict=True)]
+    starts = [Prompt(tuple(prompt)) for prompt in prompts]
+    texts = [Text(TOKENIZER, *each) for each in zip(starts, generators, lengths, strict=True)]
     model = CachedGPT(gpt, len(texts), n_tokens or gpt.config.context_length, compile)
     for _ in generate(model, texts, sampling):
         pass

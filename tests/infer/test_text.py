@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoladder.data.tokenizer import build_tokenizer
-from nanoladder.infer import Text
+from nanoladder.infer import Prompt, Text
 
 BYTES = build_tokenizer("byte")
 
 
 def pieces(ids, stop="", max_new_tokens=100, tokenizer=BYTES):
     """Outputs of take() after each of the ids, until the text ends."""
-    text, found = Text(tokenizer, [1], torch.Generator(), max_new_tokens, stop), []
+    text, found = Text(tokenizer, Prompt((1,)), torch.Generator(), max_new_tokens, stop), []
     for token in ids:
         if text.ended:
             break
@@ -29,7 +29,7 @@ def test_characters_of_several_tokens_are_returned_whole():
 def test_the_end_of_the_text_and_the_last_token_end_it():
     assert pieces([0, 1, END, 2], tokenizer=TOKENIZER) == ["A", "B", ""]
     assert pieces([0, 1, 2], max_new_tokens=2, tokenizer=TOKENIZER) == ["A", "B"]
-    text = Text(TOKENIZER, [3, 4], torch.Generator(), 5)
+    text = Text(TOKENIZER, Prompt((3, 4)), torch.Generator(), 5)
     text.add(END)
     assert text.tokens == [3, 4] and text.ended  # the end is not one of the text's tokens
 
@@ -41,7 +41,7 @@ def test_the_end_of_the_text_and_the_last_token_end_it():
     takes=st.lists(st.booleans(), min_size=40, max_size=40),
 )
 def test_a_text_ends_before_the_stop_text(content, stop, size, takes):
-    text, found, ids = Text(BYTES, [1], torch.Generator(), size, stop), "", content.encode()
+    text, found, ids = Text(BYTES, Prompt((1,)), torch.Generator(), size, stop), "", content.encode()
     for token, take in zip(ids, takes, strict=False):
         if text.ended:
             break
