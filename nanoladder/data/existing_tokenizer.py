@@ -22,8 +22,8 @@ def existing_tokenizer(place):
     if place.startswith(HUB):
         return from_huggingface(find_folder(place.removeprefix(HUB), [TOKENIZER]))
     folder = Path(place)
-    if meta_pkl.has_vocabulary(folder):
-        return meta_pkl.read_tokenizer(folder)
+    if meta_pkl.exists(folder) and (tokenizer := meta_pkl.read_tokenizer(folder)):
+        return tokenizer
     if os.path.lexists(folder / DESCRIPTION) and not os.path.lexists(folder / RANKS):
         return from_huggingface(folder)
     return load_tokenizer(folder)
