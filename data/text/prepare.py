@@ -1,13 +1,13 @@
 """Prepares your own text, of any size: files, and all text files in folders.
 
-    python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--field=text]
-                                [--val_fraction=0.1] [--tokenizer=bpe:4096 | PATH] [--out_dir=DIR] [--as_text]
+    python data/text/prepare.py --input PATH [PATH ...] [--documents=none|lines|files] [--field=text] [--as_text]
+                                [--separator=TEXT] [--val_fraction=0.1] [--tokenizer=bpe:4096 | PATH] [--out_dir=DIR]
 
 A file with a JSON object a line holds a document in the field `text` of each, a Parquet file one in the column `text`
 of each row; any other file is text, and with --as_text all are. Text and JSON may be compressed by gzip.
 
 --documents=none: one stream, cut into windows anywhere. lines: each line of a text file is a document, such as a name,
-and so is each record. files: each text file is a document.
+and so is each record. files: each text file is a document. `<|endoftext|>`, or --separator, ends a document, too.
 """
 
 import sys
@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nanoladder.data.records import JsonLines, Parquet, Records
 from nanoladder.data.sources import Files, find_text, kind_of
+from nanoladder.data.tokenizer import END_OF_TEXT
 from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
@@ -45,16 +46,19 @@ def find_paths(inputs, out_dir):
     return dict(files.values())
 
 
-def find_texts(paths):
-    """Returns a TextFile for each nonempty text file. Prints how many files were skipped because they are not text."""
-    texts = {path: find_text(path) for path in paths}
+def find_texts(paths, separator):
+    """Returns a TextFile for each nonempty text file. Prints how many are not text, and the number of separators."""
+    texts = {path: find_text(path, separator) for path in paths}
     for path, named in paths.items():
         if texts[path] is None and named:
             cure = "convert it (iconv -f UTF-16), decompress it, or remove its zero bytes (tr -d '\\0')"
             raise BadInput(f"--input {path}: not text in UTF-8, or it holds zero bytes; {cure}")
     skipped = list(texts.values()).count(None)
     print(f"files read: {len(texts) - skipped}, skipped because they are not text in UTF-8: {skipped}")
-    return [text for text in texts.values() if text and text.n_characters]
+    texts = [text for text in texts.values() if text and text.n_characters]
+    if n_separators := sum(text.n_separators for text in texts):
+        print(f"{separator!r} ends a document at {n_separators:,} places; --separator= keeps it as text")
+    return texts
 
 
 def open_corpus(args, folder):
@@ -63,7 +67,7 @@ def open_corpus(args, folder):
     kinds = {path: "text" if args.as_text else kind_of(path) for path in paths}
     records = [path for path, kind in kinds.items() if kind in RECORDS]
     if not records:
-        return Files(find_texts(paths), args.documents, args.val_fraction)
+        return Files(find_texts(paths, args.separator), args.documents, args.val_fraction, args.separator)
     if args.documents == "files":
         raise BadInput(f"--documents=files: {records[0]} holds many documents; expected --documents=lines or none")
     for path, kind in kinds.items():
@@ -71,7 +75,8 @@ def open_corpus(args, folder):
             both = f"{records[0]} holds records, {path} is text"
             raise BadInput(f"--input: {both}; expected one kind: name its files alone; --as_text reads all as text")
     print(f"files read: {len(records)}, of records; a document is the field {args.field!r}")
-    return Records([RECORDS[kind](path) for path, kind in kinds.items()], args.field, args.val_fraction)
+    sources = [RECORDS[kind](path) for path, kind in kinds.items()]
+    return Records(sources, args.field, args.val_fraction, args.separator)
 
 
 def main(argv):
@@ -88,6 +93,12 @@ def main(argv):
         default="text",
         metavar="NAME",
         help="field of JSON lines, or column of Parquet files, that holds a document (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--separator",
+        default=END_OF_TEXT,
+        metavar="TEXT",
+        help="ends a document within a file or record, which becomes several; empty: nothing (default: %(default)s)",
     )
     parser.add_argument("--as_text", action="store_true", help="read all files as text, even JSON and tables")
     parser.add_argument(

@@ -5,7 +5,7 @@ import json
 from itertools import islice
 
 from nanoladder.data.corpus import Corpus, split_of
-from nanoladder.data.sources import ADVICE, opened_bytes
+from nanoladder.data.sources import ADVICE, opened_bytes, separated
 from nanoladder.errors import BadInput, reading
 
 AT_ONCE = 256  # rows of a Parquet file in memory
@@ -14,28 +14,40 @@ AT_ONCE = 256  # rows of a Parquet file in memory
 class Records(Corpus):
     """Texts of the records of several sources, one source after the other: JsonLines, Parquet and Stream.
 
-    field: the one that holds the text. A record whose text is null or blank is skipped.
+    field: the one that holds the text. A record whose text is null or blank is skipped. separator: if not empty, it
+    separates documents within a text.
     """
 
-    def __init__(self, sources, field="text", val_fraction=0.001):
+    def __init__(self, sources, field="text", val_fraction=0.001, separator=""):
         self.sources, self.field, self.val_fraction = sources, field, val_fraction
+        self.separator, self.told = separator, False
         self.validation = f"the documents whose SHA-256 is below {val_fraction:g} of the largest"
-        self.identity = [[source.identity for source in sources], field, self.validation]
+        self.identity = [[source.identity for source in sources], field, self.validation, separator]
 
     def documents(self, place=None):
         first, place_there = place or (0, None)
         for index, source in enumerate(self.sources[first:], first):
             with reading(f"{source.name} cannot be read", ADVICE):
                 for where, record in source.records(self.field, place_there):
-                    if text := text_of(record, self.field, where):
-                        self.position = index, source
+                    texts = self.split(text_of(record, self.field, where), where)
+                    for number, text in enumerate(texts, 1):
+                        self.position = (index, source) if number == len(texts) else None
                         yield split_of(text, self.val_fraction), [text]
             place_there = None
 
+    def split(self, text, where):
+        """Returns the documents in a text."""
+        if not self.separator or self.separator not in text:
+            return [text] if text else []
+        if not self.told:
+            print(f"{where}: {self.separator!r} ends a document, here and below; --separator= keeps it as text")
+        self.told = True
+        return ["".join(parts) for parts in separated([text], self.separator)]
+
     @property
     def place(self):
-        index, source = self.position
-        return [index, source.place]
+        """None between the documents of a record."""
+        return self.position and [self.position[0], self.position[1].place]
 
 
 def text_of(record, field, where):

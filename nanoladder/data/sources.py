@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import shlex
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +68,7 @@ class TextFile(NamedTuple):
     path: Path
     sha256: str  # of the text
     n_characters: int
+    n_separators: int = 0
 
     def characters(self, start, end):
         """Yields the text's characters from start to end, in parts."""
@@ -75,23 +78,69 @@ class TextFile(NamedTuple):
                 yield part[max(0, start - place) : max(0, end - place)]
                 place += len(part)
 
-    def lines(self):
-        """Yields the nonblank lines, without line ends."""
+    def texts(self, separator, start, end):
+        """Yields an iterable of parts for each text between separators, of the characters from start to end."""
+        parts = self.characters(start, end)
+        return separated(parts, separator) if self.n_separators else iter([parts])
+
+    def lines(self, separator):
+        """Yields the nonblank lines, without line ends and separators."""
         with opened(self.path) as file:
-            yield from (line.rstrip("\r\n") for line in file if line.strip())
+            for line in file:
+                for text in line.split(separator) if self.n_separators else [line]:
+                    if text.strip():
+                        yield text.rstrip("\r\n")
+
+    def after_separator(self, place, separator):
+        """Returns a place in the characters, or if a separator spans it, the place after that."""
+        start = max(0, place - len(separator) + 1)
+        if self.n_separators:
+            around = "".join(self.characters(start, place + len(separator) - 1))
+            if separator in around:
+                return start + around.index(separator) + len(separator)
+        return place
 
 
-def find_text(path):
+def find_text(path, separator=""):
     """Returns the TextFile at a path; None if its bytes are not UTF-8 or some are zero. Raises BadInput."""
-    digest, n_characters = hashlib.sha256(), 0
+    digest, n_characters, n_separators, end = hashlib.sha256(), 0, 0, ""
     with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
         while part := file.read(PART):
             if "\0" in part:
                 return None
             digest.update(part.encode())
             n_characters += len(part)
-        return TextFile(path, digest.hexdigest(), n_characters)
+            if separator:
+                pieces = (end + part).split(separator)
+                n_separators += len(pieces) - 1
+                end = tail(pieces[-1], len(separator) - 1)
+        return TextFile(path, digest.hexdigest(), n_characters, n_separators)
     return None
+
+
+def separated(parts, separator):
+    """Yields an iterable of parts for each nonblank text between separators, without whitespace at its beginning."""
+
+    def numbered():
+        number, begun, rest = 0, False, ""  # the rest may be the beginning of a separator
+        for part in parts:
+            texts = (rest + part).split(separator)
+            rest = tail(texts[-1], len(separator) - 1)
+            texts[-1] = texts[-1].removesuffix(rest)
+            for index, text in enumerate(texts):
+                if index:
+                    number, begun = number + 1, False
+                if text := text if begun else text.lstrip():
+                    begun = True
+                    yield number, text
+        if rest := rest if begun else rest.lstrip():
+            yield number, rest
+
+    return ((text for _, text in group) for _, group in groupby(numbered(), key=itemgetter(0)))
+
+
+def tail(text, size):
+    return text[max(0, len(text) - size) :]
 
 
 @contextlib.contextmanager
@@ -104,28 +153,38 @@ def opened(path):
 class Files(Corpus):
     """Documents of text files, a list of TextFile. documents: "lines" (each line), "files" (each file) or "none".
 
-    With "none", a single file is split near its end: the last val_fraction of its characters are val.
+    A separator, found when the files were, ends a document, too. "none", a single file: the last val_fraction of its
+    characters are val.
     """
 
-    def __init__(self, files, documents, val_fraction):
-        self.files, self.val_fraction = files, val_fraction
+    def __init__(self, files, documents, val_fraction, separator=""):
+        self.files, self.val_fraction, self.separator = files, val_fraction, separator
         self.lines, self.cut = documents == "lines", documents == "none" and len(files) == 1
+        self.each = self.lines or (documents == "files" and any(file.n_separators for file in files))
         if self.cut:
             self.validation = f"the last {val_fraction:g} of the characters"
-        elif self.lines:
+        elif self.each:
             self.validation = f"the documents whose SHA-256 is below {val_fraction:g} of the largest"
         else:
             self.val = lowest([file.sha256 for file in files], val_fraction)
             self.validation = f"the {val_fraction:g} of the documents whose SHA-256 is lowest"
-        self.identity = [[file.sha256 for file in files], self.validation]
+        self.identity = [[file.sha256 for file in files], self.validation, separator]
 
     def read(self):
         for number, file in enumerate(self.files):
-            if self.cut:
-                place = int(file.n_characters * (1 - self.val_fraction))
-                yield "train", file.characters(0, place)
-                yield "val", file.characters(place, file.n_characters)
-            elif self.lines:
-                yield from ((split_of(line, self.val_fraction), [line]) for line in file.lines())
-            else:
-                yield "val" if number in self.val else "train", file.characters(0, file.n_characters)
+            if self.each:
+                texts = file.texts(self.separator, 0, file.n_characters)
+                for text in file.lines(self.separator) if self.lines else map("".join, texts):
+                    yield split_of(text, self.val_fraction), [text]
+                continue
+            for split, start, end in self.spans(number, file):
+                for parts in file.texts(self.separator, start, end):
+                    yield split, parts
+
+    def spans(self, number, file):
+        """Returns (split, start, end) for each part of a file's characters."""
+        n_characters = file.n_characters
+        if not self.cut:
+            return [("val" if number in self.val else "train", 0, n_characters)]
+        place = file.after_separator(int(n_characters * (1 - self.val_fraction)), self.separator)
+        return [("train", 0, place), ("val", place, n_characters)]

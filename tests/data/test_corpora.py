@@ -5,7 +5,7 @@ import json
 import os
 import random
 import sys
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 
 from data.openwebtext import prepare as openwebtext
 from data.text import prepare as own_text
-from nanoladder.data import corpus, encode
+from nanoladder.data import corpus, encode, sources
 from nanoladder.data.corpus import Texts, blocks, sha256_of, split_of
 from nanoladder.data.encode import encoded
 from nanoladder.data.records import JsonLines, Parquet, Records, Stream
+from nanoladder.data.sources import Files, find_text, separated
 from nanoladder.data.tokenizer import (
     END_OF_TEXT,
     GPT2_PATTERNS,
     GPT4_PATTERN,
     build_tokenizer,
+    end_of_text,
     load_tokenizer,
     make_encoding,
 )
@@ -191,6 +193,90 @@ def test_a_byte_order_mark_is_not_part_of_the_text(documents, tmp_path):
     own_text.main(["--input", str(tmp_path / "x.txt"), str(tmp_path / "y.txt"), *options])
     text = "".join(read_text(tmp_path / "out", split) for split in ("train", "val"))
     assert sorted(text.replace("\n", "")) == ["a", "b", "c", "d", "é"]
+
+
+# -- separators of documents
+
+
+@given(st.lists(st.text("<|>a \n", max_size=9), max_size=9), st.sampled_from(["<|>", "\n", "\n\n"]))
+def test_a_text_is_separated_however_it_is_split_into_parts(parts, separator):
+    found = ["".join(text) for text in separated(parts, separator)]
+    texts = (text.lstrip() for text in "".join(parts).split(separator))
+    assert found == [text for text in texts if text]
+    assert len(list(separated(parts, separator))) == len(found)  # also if the parts are not taken, as in resuming
+
+
+STORIES = ["One day.\n", " Two days.", "\n\n", "Three\ndays, the end.\n", "Four."]
+STORIES_FILE = END_OF_TEXT.join(STORIES) + f"{END_OF_TEXT}\n"
+
+
+@needs_rustbpe
+@pytest.mark.parametrize("tokenizer", ["bpe:258", "byte"])
+@pytest.mark.parametrize(
+    "documents, texts",
+    [
+        ("none", ["One day.\n", "Two days.", "Three\ndays, the end.\n", "Four."]),
+        ("lines", ["One day.", " Two days.", "Three", "days, the end.", "Four."]),
+        ("files", ["One day.\n", "Two days.", "Three\ndays, the end.\n", "Four."]),
+    ],
+)
+def test_end_of_text_in_a_text_separates_its_documents(documents, texts, tokenizer, tmp_path, monkeypatch, capsys):
+    """Also where it spans two parts of the file. bpe does not learn it, and its bytes do not count."""
+    monkeypatch.setattr(sources, "PART", 7)
+    (tmp_path / "x.txt").write_text(STORIES_FILE)
+    options = [f"--tokenizer={tokenizer}", f"--documents={documents}", "--val_fraction=0.4"]
+    own_text.main(["--input", str(tmp_path / "x.txt"), *options, f"--out_dir={tmp_path / 'out'}"])
+    assert "'<|endoftext|>' ends a document at 5 places; --separator= keeps" in capsys.readouterr().out
+    encoding, meta = load_tokenizer(tmp_path / "out"), json.loads((tmp_path / "out" / "meta.json").read_text())
+    end, found = end_of_text(encoding), []
+    for split in ("train", "val"):
+        ids = np.fromfile(tmp_path / "out" / f"{split}.bin", "<u2").tolist()
+        if documents == "none":
+            found.append(encoding.decode([token for token in ids if token != end]))
+            n_ends = {"train": 3, "val": 2}[split]  # the third text is cut
+            assert ids.count(end) == (0 if end is None else n_ends)
+        else:
+            index = np.fromfile(tmp_path / "out" / f"{split}.idx", "<u8").tolist()
+            found += [encoding.decode(ids[start + 1 : stop - 1]) for start, stop in pairwise(index)]
+    assert "".join(found) == "".join(texts) if documents == "none" else sorted(found) == sorted(texts)
+    assert not any(b"endof" in token for token in encoding.token_byte_values())
+    assert sum(meta["bytes"].values()) == len("".join(texts).encode())
+
+
+def test_a_separator_is_never_cut_by_the_split(tmp_path):
+    (tmp_path / "x.txt").write_text("a\nb<|endoftext|>\nc\nd")
+    file = find_text(tmp_path / "x.txt", END_OF_TEXT)
+    for cut in range(1, file.n_characters):
+        found = Files([file], "none", 1 - (cut + 0.5) / file.n_characters, END_OF_TEXT).documents()
+        texts = [(split, "".join(parts)) for split, parts in found]
+        assert "".join(text for _, text in texts).replace("\n", "") == "abcd"
+        assert len(texts) == 2 + (cut not in range(3, 18)), (cut, texts)
+
+
+def test_a_separator_is_text_if_asked_for(tmp_path):
+    (tmp_path / "x.txt").write_text(STORIES_FILE)
+    options = ["--tokenizer=byte", "--separator=", f"--out_dir={tmp_path / 'out'}"]
+    own_text.main(["--input", str(tmp_path / "x.txt"), *options])
+    assert read_text(tmp_path / "out", "train") + read_text(tmp_path / "out", "val") == STORIES_FILE
+
+
+def test_separated_documents_resume_from_any_of_them(tmp_path):
+    """Of a record, from its last."""
+    write_lines(tmp_path / "x.jsonl", [STORIES_FILE, "between", END_OF_TEXT, STORIES_FILE])
+    (tmp_path / "x.txt").write_text(STORIES_FILE)
+    for corpus_of in (
+        lambda: Files([find_text(tmp_path / "x.txt", END_OF_TEXT)], "none", 0.3, END_OF_TEXT),
+        lambda: Records([JsonLines(tmp_path / "x.jsonl")], separator=END_OF_TEXT),
+    ):
+        whole, places, one = [], [], corpus_of()
+        for split, parts in one.documents():
+            whole.append((split, "".join(parts)))
+            places.append(json.loads(json.dumps(one.place)))
+        assert len(whole) in (5, 9) and [place is None for place in places].count(True) in (0, 6)
+        for n_done, place in enumerate(places, 1):
+            if place is not None:
+                rest = [(split, "".join(parts)) for split, parts in corpus_of().documents(place)]
+                assert whole[:n_done] + rest == whole
 
 
 # -- bad input: one line, nothing half-written
