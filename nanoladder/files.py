@@ -29,7 +29,14 @@ def write(path, content):
 @contextmanager
 def writing(path):
     """Yields a binary file that, on success, replaces path, complete and on disk. Raises OSError, as write() does."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path) as temporary, synced(temporary) as file:
+        yield file
+
+
+@contextmanager
+def synced(path):
+    """Yields a new binary file that, on success, is complete and on disk. Raises OSError."""
+    with open(path, "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

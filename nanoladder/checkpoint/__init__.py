@@ -8,10 +8,10 @@ A checkpoint is one safetensors file, readable by any tool for that format. Its 
 
 Its metadata, all entries but the last in JSON, is the rest of the same tree:
 
-    format_version                4
+    format_version                5
     config                        every key
     tokenizer                     sha256 of its tokens and ids; empty if the data have no tokenizer
-    progress                      step, best_val_loss, interval_loss, interval_steps
+    progress                      step, best_val_loss, best_step, interval_loss, interval_steps
     scaler                        state of float16's gradient scaler; else empty
     optimizer, generators         non-tensor state
     sha256                        digest of everything else in the file, by format.digest
@@ -26,7 +26,7 @@ and generators to plain tensors and back. Not here: atomic writes (nanoladder/fi
 (nanoladder/parallel).
 """
 
-from nanoladder.checkpoint.folder import best_or_last, clear, found
+from nanoladder.checkpoint.folder import best_or_last, found, restore
 from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,

@@ -7,6 +7,7 @@ from nanoladder import files
 from nanoladder.errors import BadInput
 
 LAST, BEST = "last.safetensors", "best.safetensors"
+RECENT = 2  # checkpoints that are kept besides these
 
 
 def best_or_last(folder, name):
@@ -32,9 +33,33 @@ def history(folder):
     return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int, reverse=True)}
 
 
-def clear(folder, step):
-    """Removes checkpoints later than `step`, and temporary files of killed processes."""
+def other_names(folder, progress):
+    """Lists the paths at which a checkpoint of this progress is found, besides last.safetensors."""
+    step = progress["step"]
+    return [folder / f"step_{step:08}.safetensors", *[folder / BEST] * (progress["best_step"] == step)]
+
+
+def prune(folder):
+    """Removes all but the most recent checkpoints, besides the last and the best. Raises OSError."""
+    for path in list(history(folder).values())[RECENT:]:
+        path.unlink()
+
+
+def restore(folder, path, progress):
+    """Makes the folder what it was when the checkpoint at `path` was written. Raises OSError.
+
+    Removes later checkpoints and what killed processes left; gives the checkpoint the names that it lacks after a kill
+    or a full disk. path: None for a new run.
+    """
     files.remove_temporaries(folder)
-    for number, path in history(folder).items():
-        if number > step:
-            path.unlink()
+    for number, later in history(folder).items():
+        if number > progress["step"]:
+            later.unlink()
+    prune(folder)
+    if not path:
+        return
+    for name in other_names(folder, progress):
+        if not (name.exists() and name.samefile(path)):
+            files.link(path, name)
+    if not os.path.lexists(folder / LAST):
+        files.link(path, folder / LAST)

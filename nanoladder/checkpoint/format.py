@@ -17,7 +17,7 @@ import torch
 from nanoladder import files
 from nanoladder.errors import BadInput
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAX_HEADER = 100_000_000  # bytes; the safetensors library's limit
 
 

@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from nanoladder import files, machine, parallel
-from nanoladder.checkpoint.folder import BEST, LAST, history
+from nanoladder.checkpoint.folder import BEST, LAST, other_names, prune
 from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
 from nanoladder.checkpoint.state import generator_states, names, plain_state
-
-RECENT = 2  # checkpoints that are kept, besides the best
 
 
 class Writer:
@@ -21,26 +19,39 @@ class Writer:
 
     If a checkpoint cannot be written, for example because the disk is full, prints a warning, and the next save tries
     again. Exits with code 1 if the last or the best checkpoint is still missing at the end.
+
+    progress: at the start. On rank 0, `best` has the loss and the step of best.safetensors, also while that is written.
     """
 
-    def __init__(self, config, tokenizer):
+    def __init__(self, config, tokenizer, progress):
         self.config, self.tokenizer = config, tokenizer
         self.folder = Path(config.out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.pending = None  # future of the checkpoint being written
         self.missing = {}  # {file name: step that it should hold}
+        self.unlinked = None  # progress of last.safetensors if it lacks another name
+        self.best = self.best_on_disk = best_of(progress)
 
-    def save(self, model, optimizer, progress, best):
-        """Saves the state as last.safetensors, and as best.safetensors if `best`. Collective.
+    def beats_best(self, val_loss):
+        """True if a validation loss is lower than that of best.safetensors. Collective."""
+        return val_loss < parallel.gather_objects(self.best["best_val_loss"])[0]
 
-        Waits for the previous write first, so that there is never more than one copy.
+    def save(self, model, optimizer, progress, val_loss):
+        """Saves the state as last.safetensors, and as best.safetensors if val_loss is the lowest. Collective.
+
+        Waits for the previous write first, so that there is never more than one copy. val_loss: infinite if unknown.
         """
         self.wait()
-        values, tensors = snapshot(self.config, self.tokenizer, model, optimizer, progress)
+        if self.unlinked and self.link_names(self.folder / LAST, self.unlinked):
+            self.unlinked = None
+        self.best = self.best_on_disk
+        if val_loss < self.best["best_val_loss"]:
+            self.best = {"best_val_loss": val_loss, "best_step": progress["step"]}
+        values, tensors = snapshot(self.config, self.tokenizer, model, optimizer, progress | self.best)
         if parallel.mesh().is_divided:
-            finish = self.write_each(values, tensors, best)
+            finish = self.write_each(values, tensors)
         else:
-            finish = partial(self.write, values, tensors.shapes, [*tensors], best)
+            finish = partial(self.write, values, tensors.shapes, [*tensors])
         if parallel.rank() == 0:
             self.pending = self.thread.submit(finish)
 
@@ -48,22 +59,22 @@ class Writer:
         if self.pending:
             self.pending.result()
 
-    def write(self, values, shapes, tensors, best):
+    def write(self, values, shapes, tensors):
         """Writes the checkpoint. Arguments: those of write_checkpoint."""
-        step = values["progress"]["step"]
-        with warning(step), self.replacing_last(step, best) as file:
+        progress = values["progress"]
+        with warning("the checkpoint", progress), self.replacing_last(progress) as file:
             write_checkpoint(file, values, shapes, tensors)
 
-    def write_each(self, values, tensors, best):
+    def write_each(self, values, tensors):
         """Writes each whole tensor as it is gathered, so that there is one at a time. Collective.
 
         Returns a function that finishes, on rank 0: it waits for the disk and renames the file.
         """
-        each, unfinished, step = iter(tensors), contextlib.ExitStack(), values["progress"]["step"]
+        each, unfinished, progress = iter(tensors), contextlib.ExitStack(), values["progress"]
         if parallel.rank() == 0:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(warning(step))
-                file = stack.enter_context(self.replacing_last(step, best))
+                stack.enter_context(warning("the checkpoint", progress))
+                file = stack.enter_context(self.replacing_last(progress))
                 write_checkpoint(file, values, tensors.shapes, each)
                 unfinished = stack.pop_all()
         for _ in each:  # all of them in other processes; on rank 0, those for which a disk had no room
@@ -71,19 +82,35 @@ class Writer:
         return unfinished.close
 
     @contextlib.contextmanager
-    def replacing_last(self, step, best):
-        """Yields a file that becomes last.safetensors, and takes its other names, on success. Raises OSError."""
-        last = self.folder / LAST
-        self.missing |= dict.fromkeys([LAST, BEST] if best else [LAST], step)
-        with files.writing(last) as file:
-            yield file
+    def replacing_last(self, progress):
+        """Yields a file that, on success, takes its other names and then becomes last.safetensors. Raises OSError.
+
+        In this order, since a run that is killed in between resumes from the last.safetensors before, and repeats all.
+        """
+        last, step = self.folder / LAST, progress["step"]
+        self.missing |= dict.fromkeys([LAST, BEST] if progress["best_step"] == step else [LAST], step)
+        try:
+            with files.replacing(last) as temporary:
+                with files.synced(temporary) as file:
+                    yield file
+                linked = self.link_names(temporary, progress)
+        finally:
+            self.best = self.best_on_disk
         del self.missing[LAST]
-        files.link(last, self.folder / f"step_{step:08}.safetensors")
-        if best:
-            files.link(last, self.folder / BEST)
-            del self.missing[BEST]
-        for path in list(history(self.folder).values())[RECENT:]:
-            path.unlink()
+        self.unlinked = None if linked else progress
+        prune(self.folder)
+
+    def link_names(self, source, progress):
+        """Gives a complete file its names besides last.safetensors. Returns True if all succeed."""
+        paths, linked = other_names(self.folder, progress), []
+        for path in paths:
+            with warning(path.name, progress):
+                files.link(source, path)
+                linked.append(path)
+        if self.folder / BEST in linked:
+            self.best_on_disk = best_of(progress)
+            self.missing.pop(BEST, None)
+        return linked == paths
 
     def __enter__(self):
         return self
@@ -97,12 +124,17 @@ class Writer:
 
 
 @contextlib.contextmanager
-def warning(step):
+def warning(what, progress):
     """Turns an OSError into a warning: training goes on, and the next save tries again."""
     try:
         yield
     except OSError as error:
-        print(f"warning: the checkpoint of step {step} is not saved: {error}", file=sys.stderr)
+        print(f"warning: {what} of step {progress['step']} is not saved: {error}", file=sys.stderr)
+
+
+def best_of(progress):
+    """Returns the loss and the step of the best checkpoint, the entries of a progress dict that the Writer keeps."""
+    return {key: progress[key] for key in ("best_val_loss", "best_step")}
 
 
 def find_not_finite(model, optimizer):

@@ -75,11 +75,11 @@ class Run:
         config, start = self.config, self.start
         self.model, self.optimizer, self.start = model, optimizer, None
         start.load(model, optimizer)
-        prepare_out_dir(config, self.progress["step"], self.dataset)
+        prepare_out_dir(config, start, self.dataset)
         print_lines(busy(self.device, self.began))
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
-        self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.tokenizer))
+        self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.tokenizer, self.progress))
         if parallel.rank() == 0:
             self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"], self.counted))
         self.watch = Watch(config, self.device, machine.scaler_of(model))
@@ -161,10 +161,8 @@ class Run:
 
         Collective.
         """
-        progress = self.progress
-        best = self.row.get("val_loss", math.inf) < progress["best_val_loss"]
-        if best:
-            progress["best_val_loss"] = self.row["val_loss"]
+        progress, val_loss = self.progress, self.row.get("val_loss", math.inf)
+        best = "val_loss" in self.row and self.writer.beats_best(val_loss)
         due = self.config.save_interval and (self.saving or best)
         if due:
             self.watch.check_state(self.model, self.optimizer)
@@ -172,7 +170,7 @@ class Run:
             tokens = progress["step"] * self.config.batch_size * self.config.context_length
             self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
         if due:
-            self.writer.save(self.model, self.optimizer, progress, best)
+            self.writer.save(self.model, self.optimizer, progress, val_loss)
 
     # -- the end
 
@@ -237,10 +235,10 @@ def hold_out_dir(config, is_new):
         return files.hold(folder / LOCK)
 
 
-def prepare_out_dir(config, start_step, dataset):
-    """Writes config.json and the dataset's tokenizer; removes checkpoints later than start_step. Raises BadInput."""
+def prepare_out_dir(config, start, dataset):
+    """Writes config.json and the dataset's tokenizer; restores the checkpoints as of the start. Raises BadInput."""
     if parallel.rank() == 0:
         with writing(folder := Path(config.out_dir)):
-            checkpoint.clear(folder, start_step)
+            checkpoint.restore(folder, start.source if start.resumes else None, start.progress)
             dataset.save_tokenizer(folder)
             write_config(folder, config)

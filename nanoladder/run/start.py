@@ -123,7 +123,7 @@ def find_start(config, dataset):
 def new_start(config, dataset):
     """Returns the Start of a new run, perhaps from the model that init_from names. Raises BadInput as find_start()."""
     source = config.init_from
-    progress = {"step": 0, "best_val_loss": math.inf, "interval_loss": 0.0, "interval_steps": 0}
+    progress = {"step": 0, "best_val_loss": math.inf, "best_step": 0, "interval_loss": 0.0, "interval_steps": 0}
     if source in OWN_STARTS:
         return Start(identify(dataset.find_tokenizer()), progress)
     state = checkpoint.load_model(source)

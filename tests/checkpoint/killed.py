@@ -1,13 +1,12 @@
-"""Trains with the arguments from argv[3] on; killed right before the argv[2]-th call of function argv[1] (0: never).
+"""Trains in a process that is killed right before a call of a function, which is also right after the previous call.
 
-A kill before a call is also one after the previous call. A kill before write_tensors leaves half of the file written.
+A kill before write_tensors leaves half of the file written.
 """
 
 import io
 import itertools
 import os
 import signal
-import sys
 
 import train
 from nanoladder import checkpoint
@@ -34,7 +33,8 @@ def kill_before(name, number):
     setattr(place, attribute, call)
 
 
-if __name__ == "__main__":
+def run(words, name, number):
+    """Trains with the words of a command line; killed right before the number-th call of the function (0: never)."""
     metrics.plot = lambda *_: None
-    kill_before(sys.argv[1], int(sys.argv[2]))
-    train.main(sys.argv[3:])
+    kill_before(name, number)
+    train.main(words)

@@ -121,7 +121,7 @@ def test_any_tool_for_safetensors_reads_a_checkpoint(trained):
         metadata = {key: json.loads(text) for key, text in file.metadata().items() if key != "sha256"}
     expected = {"format_version", "config", "tokenizer", "progress", "scaler", "optimizer", "generators"}
     assert metadata.keys() == expected
-    assert metadata["format_version"] == 4 and metadata["progress"]["step"] == 6 and metadata["scaler"] == {}
+    assert metadata["format_version"] == 5 and metadata["progress"]["step"] == 6 and metadata["scaler"] == {}
     ranks = Path(trained.out_dir, "tokenizer.tiktoken").read_bytes()
     assert metadata["tokenizer"] == {"sha256": hashlib.sha256(ranks).hexdigest()}
     model = GPT(Config(**metadata["config"]))
@@ -194,7 +194,7 @@ def test_mixing_weights_that_were_called_shares_are_read_as_lambdas(trained, tmp
 def test_a_file_of_another_version_or_program_is_refused(copy, tmp_path, refused):
     path = Path(copy.out_dir, "last.safetensors")
     others = [
-        lambda: write_state(path, {**checkpoint.load(path), "format_version": 3}),
+        lambda: write_state(path, {**checkpoint.load(path), "format_version": 4}),
         lambda: safetensors.torch.save_file({"x": torch.ones(3)}, path, {"format": "pt"}),
     ]
     for write in others:

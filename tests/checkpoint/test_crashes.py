@@ -1,21 +1,24 @@
 """Runs that are killed or meet a full disk end as if uninterrupted."""
 
+import collections
 import contextlib
 import copy
 import errno
+import multiprocessing
 import os
 import resource
 import signal
 from pathlib import Path
 
+import killed as kill
 import pytest
 import torch
 from conftest import LOGGED, assert_same_state, build, replace, rows, same, saved, tiny, whole, words
-from processes import ENVIRONMENT, python
 
 import train
 from nanoladder import checkpoint
 from nanoladder.data import Batch
+from nanoladder.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -31,17 +34,85 @@ def equal(ours, theirs, names=("last", "best")):
         assert_same_state(ours, theirs, name=name)
 
 
-def test_a_run_killed_fifteen_times_ends_as_if_uninterrupted(dense, tmp_path):
+@pytest.fixture
+def killed(capfd):
+    """killed(config, name, number) trains in a process killed as killed.py says; returns its exit code, out and err."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train"])  # imported once, for all processes
+
+    def run(config, name, number):
+        capfd.readouterr()
+        process = context.Process(target=kill.run, args=(words(config), name, number))
+        process.start()
+        process.join()
+        return process.exitcode, *capfd.readouterr()
+
+    return run
+
+
+def test_a_run_killed_fifteen_times_ends_as_if_uninterrupted(killed, dense, tmp_path):
     keys = {"dropout": 0.2, "max_steps": 60, "n_layer": 1, "log_interval": 3, "eval_interval": 7, "eval_windows": 2}
     keys |= {"dataset": str(dense), "save_interval": 2, "init_from": "auto"}
     ours, theirs = (tiny(**keys, out_dir=str(tmp_path / name)) for name in ("killed", "whole"))
     train.train(theirs)
     for name, number in [*KILLS, ("step", 0)]:
-        result = python("tests/checkpoint/killed.py", name, number, *words(ours), env=ENVIRONMENT)
-        assert result.returncode == (-signal.SIGKILL if number else 0), (name, number, result.stderr)
-        assert "damaged" not in result.stdout and "Traceback" not in result.stderr, (name, number)
+        code, out, err = killed(ours, name, number)
+        assert code == (-signal.SIGKILL if number else 0), (name, number, err)
+        assert "damaged" not in out and "Traceback" not in err, (name, number)
     equal(ours, theirs)
     assert [path.name for path in Path(ours.out_dir).glob(".*")] == [".lock"]
+
+
+@contextlib.contextmanager
+def failing(*failures):
+    """Context that lists the calls, (function, number), of killed.py's functions; `failures` find the disk full."""
+    calls, numbers = [], collections.Counter()
+
+    def counted(name, function):
+        def call(*arguments, **options):
+            numbers[name] += 1
+            calls.append((name, numbers[name]))
+            if calls[-1] in failures:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return function(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, (place, attribute) in kill.FUNCTIONS.items():
+            patch.setattr(place, attribute, counted(name, getattr(place, attribute)))
+        yield calls
+
+
+def calls_of_save(config, step):
+    """Trains, saving each step. Returns the calls (function, number) from the save of `step` up to the next save."""
+    with failing() as calls:
+        train.train(config)
+    return calls[calls.index(("write_tensors", step)) : calls.index(("write_tensors", step + 1))]
+
+
+def checkpoints(config):
+    """{file name: dict of the checkpoint, without the config} of a run."""
+    return {path.name: {**checkpoint.load(path), "config": {}} for path in Path(config.out_dir).glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["first", "third"])
+def test_a_save_killed_at_any_of_its_calls_leaves_the_same_files_once_resumed(step, killed, dense, tmp_path):
+    """Its checkpoint is the last and the best one: the first, or one that replaces two and removes a third."""
+    keys = {"lr_decay_steps": 5, "save_interval": 1, "eval_interval": 1, "n_layer": 1}
+    theirs = saving(dense, tmp_path / "whole", max_steps=step, **keys)
+    train.train(theirs)
+    expected = checkpoints(theirs)
+    assert [state["progress"]["step"] for state in expected.values()].count(step) == 3
+    calls = calls_of_save(replace(theirs, out_dir=str(tmp_path / "longer"), max_steps=5), step)
+    counts = collections.Counter(name for name, _ in calls)
+    assert counts["link"] == 2 and counts["replace"] == 3 and counts["unlink"] >= (step == 3)
+    for name, number in calls:
+        ours = replace(theirs, out_dir=str(tmp_path / f"{name}{number}"), init_from="auto")
+        assert killed(replace(ours, max_steps=5), name, number)[0] == -signal.SIGKILL
+        train.train(ours)
+        assert same(checkpoints(ours), expected), (name, number)
+        assert rows(ours, *LOGGED) == rows(theirs, *LOGGED)
 
 
 # -- no room, no folder
@@ -94,6 +165,29 @@ def names(config):
     return sorted(path.name.removesuffix(".safetensors") for path in paths)
 
 
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_disk_full_at_any_call_of_a_save_loses_nothing_that_was_written(resumed, dense, tmp_path, monkeypatch):
+    """The third of five evaluations is the best. The next save, or resuming, gives a checkpoint the names it lacks."""
+    losses, log = [3.0, 2.0, 1.0, 1.5, 1.4], Run.log_evaluation
+    monkeypatch.setattr(Run, "log_evaluation", lambda run, _: log(run, losses[run.progress["step"] - 1]))
+    keys = {"lr_decay_steps": 5, "save_interval": 1, "eval_interval": 1, "n_layer": 1}
+    theirs = saving(dense, tmp_path / "whole", max_steps=5, **keys)
+    calls = [call for call in calls_of_save(theirs, 3) if call[0] != "step"]
+    expected = checkpoints(theirs)
+    assert expected["best.safetensors"]["progress"]["step"] == 3
+    for name, number in calls:
+        ours = replace(theirs, out_dir=str(tmp_path / f"{name}{number}"), init_from="auto")
+        with failing((name, number)), contextlib.suppress(SystemExit):
+            train.train(replace(ours, max_steps=3 if resumed else 5))
+        train.train(ours)
+        found = checkpoints(ours)
+        if not resumed and (name, number) in calls[:2]:  # there never was a file of step 3
+            assert found.pop("best.safetensors")["progress"] == found["last.safetensors"]["progress"]
+            assert found["last.safetensors"]["progress"].items() >= {"best_val_loss": 1.4, "best_step": 5}.items()
+            continue
+        assert same(found, expected), (name, number)
+
+
 @pytest.mark.parametrize("number", [errno.EFBIG, errno.EISDIR])
 def test_training_goes_on_when_a_checkpoint_cannot_be_written_and_saves_later(number, dense, tmp_path, limit, capsys):
     whole, ours = saving(dense, tmp_path / "whole"), saving(dense, tmp_path / "ours")
@@ -130,7 +224,7 @@ def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
     config = replace(saving(dense, tmp_path), vocab_size=17)
     model, optimizer = build(config)
     batch = Batch(*torch.randint(17, (2, 4, 16)).unbind())
-    progress = {"step": 1, "best_val_loss": 9.0, "interval_loss": torch.ones(()), "interval_steps": 1}
+    progress = {"step": 1, "best_val_loss": 9.0, "best_step": 1, "interval_loss": torch.ones(()), "interval_steps": 1}
     train.train_step(model, optimizer, batch, 1e-2, config)
     state = whole(*checkpoint.snapshot(config, {}, model, optimizer, progress))
     before = copy.deepcopy(state)
