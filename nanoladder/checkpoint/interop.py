@@ -19,7 +19,7 @@ from nanoladder.checkpoint.format import read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of
 from nanoladder.config import DEFAULTS
 from nanoladder.data.hub import find_folder
-from nanoladder.data.huggingface_tokenizer import TOKENIZER, to_huggingface
+from nanoladder.data.huggingface_tokenizer import TOKENIZER, TOKENIZER_CONFIG, to_huggingface
 from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
 
@@ -100,12 +100,12 @@ def read_nanogpt(path):
 
 # -- reading Hugging Face's format
 
-CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+CONFIG = "config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model-*.safetensors"
 KIND = f"a GPT-2 in Hugging Face's format: a folder of {CONFIG}, {WEIGHTS} and {TOKENIZER}"
 CODE = "modeling_nanoladder"  # the module written beside any model but GPT-2, and its classes
 CLASSES = {"AutoConfig": "NanoladderConfig", "AutoModelForCausalLM": "NanoladderForCausalLM"}
-HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER]
+HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER, TOKENIZER_CONFIG]
 
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 

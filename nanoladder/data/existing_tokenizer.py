@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nanoladder.data import meta_pkl
 from nanoladder.data.hub import HUB, find_folder
-from nanoladder.data.huggingface_tokenizer import TOKENIZER, from_huggingface
+from nanoladder.data.huggingface_tokenizer import TOKENIZER, TOKENIZER_CONFIG, from_huggingface
 from nanoladder.data.tokenizer import DESCRIPTION, KINDS, RANKS, is_name, load_tokenizer
 from nanoladder.errors import BadInput
 
@@ -20,7 +20,7 @@ def existing_tokenizer(place):
     """
     place = str(place)
     if place.startswith(HUB):
-        return from_huggingface(find_folder(place.removeprefix(HUB), [TOKENIZER]))
+        return from_huggingface(find_folder(place.removeprefix(HUB), [TOKENIZER, TOKENIZER_CONFIG]))
     folder = Path(place)
     if meta_pkl.exists(folder) and (tokenizer := meta_pkl.read_tokenizer(folder)):
         return tokenizer

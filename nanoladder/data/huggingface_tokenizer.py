@@ -5,11 +5,13 @@ lists the pairs to merge. A token's only possible pair is the last one left when
 ranks, so ranks and merges determine each other.
 
 Any of our tokenizers can be written. These can be read, and so can byte-level BPE with GPT-2's pattern, which nearly
-every GPT-2 uses. The package tokenizers is not needed, only JSON.
+every GPT-2 uses. One with which transformers encodes otherwise, such as with a token before each text, is refused. The
+package tokenizers is not needed, only JSON.
 """
 
 import json
 import math
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from nanoladder import files
 from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN
 from nanoladder.errors import reading
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 # Oniguruma, Hugging Face's regex engine, reads {1,3}+ as {1,3} repeated, tiktoken's as a possessive quantifier, whose +
 # has no effect here.
@@ -123,9 +125,37 @@ def from_huggingface(folder):
 
     Raises BadInput if there is none, it is damaged, or tiktoken cannot encode every text to the same ids.
     """
-    path = Path(folder) / TOKENIZER
+    path, options = Path(folder) / TOKENIZER, Path(folder) / TOKENIZER_CONFIG
     with reading(f"tokenizer {path} cannot be read", "expected the byte-level BPE of a GPT-2"):
+        if os.path.lexists(options):
+            require_plain(json.loads(files.read(options)))
         return parse(json.loads(files.read(path, limit=2**27)))
+
+
+def require_plain(options):
+    """Raises ValueError if a tokenizer_config.json says that transformers encodes otherwise than tokenizer.json."""
+    for name in ("add_bos_token", "add_eos_token", "add_prefix_space"):
+        if options.get(name):
+            raise ValueError(f"its {TOKENIZER_CONFIG} sets {name}")
+    if added := ordinary(options.get("added_tokens_decoder", {}).values()):
+        raise ValueError(f"its {TOKENIZER_CONFIG} adds the token {added[0]!r:.40}")
+
+
+def ordinary(added):
+    """Returns the texts of the added tokens that are no mere special tokens: they are found in ordinary text."""
+    ways = ("lstrip", "rstrip", "single_word")
+    return [token["content"] for token in added if not token.get("special") or any(token.get(way) for way in ways)]
+
+
+def affixes(processor):
+    """Returns the part of a post_processor that puts tokens around a text; None if there is none."""
+    if not processor or processor["type"] == "ByteLevel":  # which moves offsets
+        return None
+    if processor["type"] == "Sequence":
+        return next(filter(None, map(affixes, processor["processors"])), None)
+    if processor["type"] == "TemplateProcessing" and [[*piece] for piece in processor["single"]] == [["Sequence"]]:
+        return None
+    return processor
 
 
 def parse(content):
@@ -155,16 +185,16 @@ def parse(content):
 
 def essence(content):
     """Returns {part: value} of everything in a tokenizer.json, besides the vocabulary, that affects a text's ids."""
-    model, cut, added = content["model"], content["pre_tokenizer"], content.get("added_tokens", [])
+    model, cut = content["model"], content["pre_tokenizer"]
     if cut and cut["type"] == "ByteLevel":
         cut = {**byte_level(use_regex=True), **cut, "trim_offsets": True}  # offsets are not used here
-    ways = ("lstrip", "rstrip", "single_word")
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return {
         "type": model.get("type", "BPE"),
         "normalizer": content.get("normalizer"),
         "pre_tokenizer": cut,
-        "ordinary added_tokens": [t["content"] for t in added if not t["special"] or any(t[way] for way in ways)],
+        "post_processor": affixes(content.get("post_processor")),
+        "ordinary added_tokens": ordinary(content.get("added_tokens", [])),
         "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])],
         **{option: model.get(option) or None for option in options},
     }

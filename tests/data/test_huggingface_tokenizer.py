@@ -133,6 +133,66 @@ MODEL, CUT = BYTE_LEVEL["model"], BYTE_LEVEL["pre_tokenizer"]
 EOT = {"id": 256, "content": "<s>", "special": True, "lstrip": False, "rstrip": False, "single_word": False}
 
 
+def template(*pieces):
+    """A post_processor that puts special tokens around the text, None."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    parts = [{"SpecialToken": {"id": piece, "type_id": 0}} if piece else text for piece in pieces]
+    special = {piece: {"id": piece, "ids": [256], "tokens": [piece]} for piece in pieces if piece}
+    return {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": special}
+
+
+def sequence(*processors):
+    return {"type": "Sequence", "processors": list(processors)}
+
+
+ROBERTA = {"type": "RobertaProcessing", "cls": ["<s>", 256], "sep": ["<s>", 256], "trim_offsets": True}
+ROBERTA |= {"add_prefix_space": False}
+
+
+@pytest.mark.parametrize(
+    "processor, around",
+    [
+        (CUT, False),  # byte-level: moves offsets
+        (template(None), False),
+        (sequence(CUT, template(None)), False),
+        (template("<s>", None), True),
+        (template(None, "<s>"), True),
+        (sequence(CUT, template("<s>", None)), True),
+        (ROBERTA, True),
+    ],
+)
+def test_a_tokenizer_that_puts_tokens_around_a_text_is_refused(processor, around, write):
+    from tokenizers import Tokenizer
+
+    content = {**BYTE_LEVEL, "added_tokens": [EOT | {"normalized": False}], "post_processor": processor}
+    ids = Tokenizer.from_str(json.dumps(content)).encode("a b").ids
+    assert (256 in ids) == around
+    if around:
+        assert "its post_processor" in refusal(from_huggingface, write(content))
+    else:
+        assert encode(from_huggingface(write(content)), "a b") == ids
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"add_bos_token": True}, "add_bos_token"),
+        ({"add_prefix_space": True}, "add_prefix_space"),
+        ({"added_tokens_decoder": {"256": {**EOT, "content": "the", "special": False}}}, "adds the token 'the'"),
+        ([], "AttributeError"),
+        ({"add_bos_token": False, "added_tokens_decoder": {"256": EOT}, "bos_token": "<s>"}, None),
+    ],
+)
+def test_options_of_transformers_that_change_ids_are_refused(options, named, write):
+    folder = write(BYTE_LEVEL)
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    if named:
+        line = refusal(from_huggingface, folder)
+        assert named in line and str(folder / "tokenizer.json") in line
+    else:
+        assert from_huggingface(folder).n_vocab == 256
+
+
 def pieces(**model):
     """Entries of a tokenizer that merges."""
     return {"model": {**MODEL, **model}, "pre_tokenizer": {**CUT, "use_regex": True}}
