@@ -8,11 +8,24 @@ import os
 import re
 import sys
 
+from nanoladder import files
 from nanoladder.errors import BadInput, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse.ArgumentParser that raises BadInput for an invalid option or choice."""
+    """argparse.ArgumentParser that raises BadInput for an invalid option or choice, and expands ~ in --option=~/x.
+
+    Shells leave ~ there as it is. An option with the metavar TEXT takes no path.
+    """
+
+    def parse_known_args(self, args=None, namespace=None):
+        texts = [name for action in self._actions if action.metavar == "TEXT" for name in action.option_strings]
+        words = list(sys.argv[1:] if args is None else args)
+        for i, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name.startswith("--") and name not in texts:
+                words[i] = name + equals + files.expand(value)
+        return super().parse_known_args(words, namespace)
 
     def error(self, message):
         unknown = re.search(r"^unrecognized arguments: (--[^\s=]+)|invalid choice: '(.*?)'", message)

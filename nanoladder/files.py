@@ -15,6 +15,12 @@ except ImportError:  # Windows: two commands that write to the same folder are n
     fcntl = None
 
 
+def expand(path):
+    """Replaces ~ at the start of a path, also after hf:, by the home folder. Shells leave it in --key=~/x."""
+    prefix = "hf:" if path.startswith("hf:~") else ""
+    return prefix + os.path.expanduser(path.removeprefix(prefix))
+
+
 def write(path, content):
     """Writes a file atomically. content: bytes, text, or a function that writes to an open binary file.
 

@@ -1,13 +1,17 @@
 """Bad input to a script is one line that says what was expected, and exit code 2; nothing is written."""
 
+import re
+
 import pytest
 
+import convert
 import evaluate
 import sample
 from data.openwebtext import prepare as openwebtext
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
+from lab import modes as profile
 
 # (script, words of its command line, part of the line); the keys of train.py are in tests/config
 REFUSED = [
@@ -39,6 +43,42 @@ REFUSED = [
     (own_text, "--input {tmp}/latin.txt", "latin.txt: not text"),
     (shakespeare_char, "--input={tmp}/empty.txt", "the text is empty"),
 ]
+
+
+HOME = [  # options that name a path
+    (sample, "--out_dir=~/x"),
+    (sample, "--model=hf:~/x"),
+    (sample, "--prompt_file=~/x"),
+    (evaluate, "--dataset=~/x"),
+    (evaluate, "--tasks=~/x"),
+    (convert, "--out_dir=~/x --output=y"),
+    (convert, "--output=~/held"),
+    (own_text, "--input=~/x"),
+    (shakespeare_char, "--input=~/x"),
+    (shakespeare_char, "--input=~/held/x --out_dir=~/run"),
+    (python_stdlib, "--tokenizer=~/held"),
+    (profile, "--mode=race --against=~/x"),
+    (profile, "--mode=peers --nanogpt=~/x"),
+]
+
+
+@pytest.mark.parametrize("script, words", HOME)
+def test_a_path_may_begin_at_home(script, words, trained, tmp_path, monkeypatch, refused):
+    """Shells replace ~ in a word, but not in --option=~/x."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "x").write_text("a text\n" * 9)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    if script in (sample, evaluate, convert) and not re.search("--model|--out_dir", words):
+        words += f" --out_dir={trained.out_dir}"
+    assert f"{tmp_path}/" in refused(script.main, *words.split())
+
+
+def test_a_prompt_is_no_path(trained, tmp_path, monkeypatch, refused):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (["--prompt=~/x"], ["--prompt", "x=~/x"]):
+        assert "'/'" in refused(sample.main, f"--out_dir={trained.out_dir}", "--device=cpu", *words)
 
 
 @pytest.mark.parametrize("script, words, fragment", REFUSED)

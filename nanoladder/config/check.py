@@ -8,7 +8,8 @@ import math
 import re
 from typing import Literal, get_args, get_origin
 
-from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, RENAMED, TYPES, WORDS
+from nanoladder import files
+from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, PATHS, RENAMED, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of numbers; all others are at least 0.
@@ -44,7 +45,10 @@ def saved(values, where):
 
 
 def typed(key, value, where):
-    """Returns the value as the key's type: an int becomes a float if the key takes one. Raises BadInput otherwise."""
+    """Returns the value as the key's type. Raises BadInput if it has another.
+
+    An int becomes a float if the key takes one, and ~ at the start of a path the home folder.
+    """
     kind = TYPES[key]
     if value in WORDS.get(key, ()):  # a word that the key accepts instead of a number
         return value
@@ -56,7 +60,7 @@ def typed(key, value, where):
         if get_origin(kind) is Literal:
             advice = nearest(str(value), get_args(kind))
         raise BadInput(f"{where}: {key}={value!r}: expected {expected(key)}{advice}")
-    return value
+    return files.expand(value) if key in PATHS else value
 
 
 def expected(key):

@@ -153,6 +153,7 @@ RENAMED = {  # former keys: what to write instead
     "keep_checkpoints": "none: the two most recent checkpoints are kept, and the best",
 }
 GONE = {"memory_gb": 0.0, "compile_mode": "default", "shard_within": 0, "keep_checkpoints": 2}  # with their defaults
+PATHS = ("out_dir", "dataset", "init_from")  # keys that may hold a path
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; a comment that begins with -- is a heading there.
 ENTRY = r"^    (?:# -- (.+)\n    )?(?:# (.+)\n    )?(\w+): .+? = .+?(?:  # (.+))?$"

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nanoladder.config import DEFAULTS, Config, stages
 from nanoladder.config.keys import INSTEAD, RENAMED
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
+from nanoladder.run.start import read_config
 
 PRESETS = sorted(config.STAGES_DIR.parent.glob("*.py"))
 
@@ -50,6 +52,18 @@ def test_the_command_line_wins_wherever_it_stands(file, words, first):
 
 TYPED = {"--dropout=1e-1": 0.1, "--learning_rate=1": 1.0, "--bias=1": True, "--compile=false": False}
 TYPED |= {"--out_dir=a=b c": "a=b c", "--max_steps=1_000": 1000}
+
+
+@pytest.mark.parametrize("key", ["out_dir", "dataset", "init_from"])
+def test_a_path_begins_at_home_wherever_it_is_set(key, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(checkpoint, "shape_of", lambda source: {})
+    (tmp_path / "config.json").write_text(json.dumps({key: "~/x y"}))
+    for word in (f"--{key}=~/x y", file(f"{key} = '~/x y'")):
+        assert getattr(load_config([word]), key) == f"{tmp_path}/x y"
+    assert read_config(tmp_path / "config.json") == {key: f"{tmp_path}/x y"}
+    assert getattr(load_config([f"--{key}=hf:~/x"]), key) == f"hf:{tmp_path}/x"
+    assert getattr(load_config([f"--{key}=a~/x"]), key) == "a~/x"
 
 
 @pytest.mark.parametrize("word, value", TYPED.items())
