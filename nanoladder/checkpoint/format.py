@@ -124,10 +124,7 @@ def read(path):
         raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
     if metadata.pop("sha256", None) != digest(metadata, tensors):
         raise ValueError("its contents do not match its SHA-256")
-    state = unflatten(tensors, {key: json.loads(text) for key, text in metadata.items()})
-    for part in ("model", "optimizer"):  # the mixing weights were called shares
-        state[part] = {name.replace("shares", "lambdas"): value for name, value in state[part].items()}
-    return state
+    return unflatten(tensors, {key: json.loads(text) for key, text in metadata.items()})
 
 
 def digest(metadata, tensors):

@@ -179,15 +179,6 @@ def test_values_and_tensors_of_any_type_survive_saving_and_loading(trained, tmp_
     assert all(found[f"tensor{n}"].dtype == getattr(torch, dtype) for n, dtype in enumerate(DTYPES))
 
 
-def test_mixing_weights_that_were_called_shares_are_read_as_lambdas(trained, tmp_path):
-    state, path, shares = saved(trained), tmp_path / "x.safetensors", torch.tensor([1.0, 0.25])
-    of_optimizer = {"blocks.0.shares": {"exp_avg": shares}}
-    write_state(path, {**state, "model": {"blocks.0.shares": shares}, "optimizer": of_optimizer})
-    found = checkpoint.load(path)
-    assert same(found["model"], {"blocks.0.lambdas": shares})
-    assert same(found["optimizer"], {"blocks.0.lambdas": {"exp_avg": shares}})
-
-
 # -- files that are not checkpoints of ours
 
 
