@@ -388,7 +388,8 @@ def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
 
 def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
-    source, optimizer = begin(padded)
+    source, optimizer = begun = begin(padded)
+    step(padded, begun)
     progress = {"step": 1, "best_val_loss": 9.0, "best_step": 1, "interval_loss": 0.0, "interval_steps": 0}
     state = whole(*checkpoint.snapshot(padded, {}, source, optimizer, progress))
     write_state(tmp_path / "a.safetensors", state)

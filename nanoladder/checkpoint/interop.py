@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from model import GPT
 from nanoladder import files
 from nanoladder.checkpoint.format import read_tensors, reading, write_tensors
-from nanoladder.checkpoint.shape import RECIPE, config_of
+from nanoladder.checkpoint.shape import RECIPE, config_of, shapes
 from nanoladder.config import DEFAULTS
 from nanoladder.data.hub import find_folder
 from nanoladder.data.huggingface_tokenizer import TOKENIZER, TOKENIZER_CONFIG, to_huggingface
@@ -44,12 +43,6 @@ def gpt2_name(name):
     return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
-def shapes(config):
-    """Returns {name: shape} of a model's weights; a tied weight appears once."""
-    with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
-
-
 def our_weights(tensors, config, transposed=()):
     """Converts {GPT-2's name without prefix: tensor} to {our name: tensor}. Empties its argument; copies nothing.
 
@@ -58,7 +51,7 @@ def our_weights(tensors, config, transposed=()):
     not tied.
     """
     weights = {}
-    for name, shape in shapes(config_of({"config": config})).items():
+    for name, shape in shapes(config_of({"config": config}), tensors).items():
         tensor = tensors.pop(gpt2_name(name))
         tensor = tensor.t() if name.endswith(transposed) else tensor
         if tensor.shape != shape:
@@ -244,7 +237,7 @@ def tokenizer_config(config, eot):
 def their_tensors(config, weights):
     """Returns our weights under GPT-2's names: matrices transposed, without padding rows or the tied head."""
     tensors = {}
-    for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1)).items():
+    for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1), weights).items():
         weight = weights[name][: shape[0]] if name in weights else torch.zeros(shape)
         tensors[PREFIX + gpt2_name(name)] = weight.t() if name.endswith(TRANSPOSED) else weight
     return tensors
@@ -252,5 +245,5 @@ def their_tensors(config, weights):
 
 def own_tensors(config, weights):
     """Returns our weights under the names in the code beside them, without padding rows or a tied head."""
-    sizes = shapes(dataclasses.replace(config, pad_vocab_to=1)).items()
+    sizes = shapes(dataclasses.replace(config, pad_vocab_to=1), weights).items()
     return {f"model.{name}": weights[name][: shape[0]] for name, shape in sizes}

@@ -12,10 +12,11 @@ import torch
 from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format, interop
+from nanoladder.checkpoint.contents import check_contents
 from nanoladder.checkpoint.folder import LAST, best_or_last, found
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
-from nanoladder.checkpoint.state import load_optimizer, set_generator_states
+from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS, saved
 from nanoladder.data.existing_tokenizer import existing_tokenizer, how_to_prepare
 from nanoladder.data.hub import HUB, find_folder
@@ -46,14 +47,18 @@ def newest(folder):
 def load(path):
     """Returns a checkpoint's dict, whose tensors are memory-mapped.
 
-    Raises Damaged if the file is incomplete, and BadInput if its config has keys that have since been removed.
+    Raises Damaged if the file is incomplete or its contents do not fit its config, and BadInput if its config has keys
+    that have since been removed.
     """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
         state = format.read(path)
         config = {**state["config"]}
-    return {**state, "config": saved(config, path)}
+    state["config"] = saved(config, path)
+    with reading(path):
+        check_contents(state)
+    return state
 
 
 def check_shape(ours, state, path):
@@ -99,6 +104,8 @@ def check_resumes(config, state, path):
                 f"to start a new run from its weights: --init_from={path}"
             )
     check_shape(config, state, path)
+    with reading(path):
+        check_generators(state["generators"], machine.choose_device(config.device))
 
 
 def resume(model, optimizer, state, path):

@@ -1,5 +1,8 @@
 """Config keys that fix a model's shape and what it computes."""
 
+import torch
+
+from model import GPT
 from nanoladder.config import DEFAULTS, Config, check, typed
 
 # Keys of the second ladder that have their defaults in a GPT-2
@@ -15,3 +18,15 @@ def config_of(state):
     config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})
     check(config)
     return config
+
+
+def shapes(config, names):
+    """Returns {name: shape} of a model's weights; a tied weight appears once.
+
+    names: those in the file, ours or GPT-2's. Raises ValueError, before anything is built, if it has other blocks.
+    """
+    n_blocks = sum(name.endswith("fc.weight") for name in names)
+    if config.n_layer != n_blocks:
+        raise ValueError(f"it has {n_blocks:,} blocks, where its config says n_layer={config.n_layer}")
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}

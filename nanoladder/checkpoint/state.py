@@ -7,6 +7,7 @@ device type, with one row per process.
 import torch
 
 from nanoladder import machine, parallel
+from nanoladder.optim import state_shapes
 from operators.private import tree_map_only
 
 
@@ -31,12 +32,17 @@ def plain_state(model, optimizer):
 
 
 def load_optimizer(model, optimizer, state):
-    """Loads optimizer state as stored in a file. Hyperparameters keep the config's values."""
+    """Loads optimizer state as stored in a file. Hyperparameters keep the config's values.
+
+    An average of the weights that the run no longer keeps is left out: it would be saved again, out of date.
+    """
     name_of, numbered = names(model), {}
     for index, parameter in enumerate(parameters(optimizer)):
         name = name_of[parameter]
-        if name in state:
-            numbered[index] = {key: from_plain(value, parameter, name) for key, value in state[name].items()}
+        kept = state_shapes(model.config, name, parameter.shape)
+        own = {key: value for key, value in state.get(name, {}).items() if key in kept}
+        if own:
+            numbered[index] = {key: from_plain(value, parameter, name) for key, value in own.items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -57,8 +63,6 @@ def from_plain(value, parameter, name):
     """Copies a value of the named parameter's state from its whole, plain form in a file to this process's shard."""
     if isinstance(value, torch.Tensor):
         return parallel.local_shard(value, parameter, name)
-    if not isinstance(value, dict):
-        return value
     machine.require_torchao()
     from torchao.optim.subclass_8bit import OptimState8bit
 
@@ -82,6 +86,13 @@ def generator_states(device):
     """Returns {device type: states (processes, bytes) uint8}. Collective."""
     own = {kind: module.get_rng_state() for kind, module in generators(device).items()}
     return {kind: torch.stack(parallel.gather_objects(state)) for kind, state in own.items()}
+
+
+def check_generators(states, device):
+    """Raises RuntimeError if a generator of this process cannot take one of the states."""
+    for kind in generators(device).keys() & states:
+        for state in states[kind]:
+            torch.Generator(kind).set_state(state.clone())
 
 
 def set_generator_states(states, device):

@@ -6,3 +6,4 @@ from nanoladder.optim.hooks import averaged, decay_cautiously, keep_average
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 from nanoladder.optim.muon import build_muon
 from nanoladder.optim.skip import step_if_finite
+from nanoladder.optim.state import state_shapes

@@ -27,9 +27,10 @@ class GaLore(torch.optim.Optimizer):
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         wide = parameter.shape[0] <= parameter.shape[1]
         weight, gradient = (parameter, parameter.grad) if wide else (parameter.T, parameter.grad.T)  # (m, n), m <= n
-        step = state["step"] = state.get("step", 0) + 1
+        state["step"] = state.get("step", torch.tensor(0.0)) + 1  # on the CPU, as AdamW's
+        step = int(state["step"])
         if step % GAP == 1:
-            rank = max(1, round(RANK * len(gradient)))
+            rank = rank_of(len(gradient))
             finite = gradient.nan_to_num()  # SVD rejects NaN; run/faults.py reports such a step on a GPU later
             left, _, _ = torch.linalg.svd(finite, full_matrices=False)
             # (m, r), row-major as in a checkpoint: `left` is column-major, and its products may round differently
@@ -43,3 +44,8 @@ class GaLore(torch.optim.Optimizer):
         update = mean / (1 - beta1**step) / scale
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(state["basis"] @ update, alpha=-group["lr"] * SCALE)
+
+
+def rank_of(m):
+    """Rank of the subspace for matrices whose smaller side is m."""
+    return max(1, round(RANK * m))

@@ -140,7 +140,8 @@ def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
 REFUSED = [  # changes of config.json, of the tensors (None: without it), and parts of the line
     ({"model_type": "llama"}, {}, ['model_type="llama"', 'expected "gpt2"']),
     ({"activation_function": "gelu"}, {}, ['activation_function="gelu"', '"gelu_new" or "gelu_pytorch_tanh"']),
-    ({"n_layer": 3}, {}, ["it has no 'h.2.ln_1.weight'"]),
+    ({"n_layer": 3}, {}, ["it has 2 blocks", "n_layer=3"]),
+    ({"n_layer": 10**9}, {}, ["it has 2 blocks", "n_layer=1000000000"]),
     ({"n_embd": 18}, {}, ["wte.weight is (57, 16)"]),
     ({}, {"transformer.ln_f.bias": None}, ["it has no 'ln_f.bias'"]),
     ({}, {"transformer.h.1.mlp.c_fc.weight": torch.zeros(64, 16)}, ["h.1.mlp.c_fc.weight is (16, 64)"]),

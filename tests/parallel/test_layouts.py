@@ -235,7 +235,7 @@ def differing(base, folder):
         write_folder(folder / str(number) / "node_data", [number] * 500, [0] * 100, 256)
         copy = shutil.copytree(folder / "alone_first", folder / str(number) / "differing")
         state = checkpoint.load(copy / "last.safetensors")
-        state["progress"]["step"] -= number
+        state["progress"]["interval_loss"] += number
         write_state(copy / "last.safetensors", state)
     nodes = {"cwd": str(folder / "0"), "rank_1": {"cwd": str(folder / "1")}}
     jobs["data"] = {"argv": [*facts["argv"], "--dataset=node_data"], **nodes}
@@ -266,7 +266,7 @@ def test_several_processes_resume_their_checkpoints_and_those_of_one(dense, docu
         for process in seen:
             assert "rank 1 has learning_rate=0.5, rank 0 learning_rate=0.01" in process["config"]["error"]
             assert "in their data: rank 1 has train.bin=500 tokens, digest" in process["data"]["error"]
-            assert "checkpoint in differing: rank 1 has step=2, rank 0 step=3" in process["checkpoint"]["error"]
+            assert "checkpoint in differing: rank 1 has interval_loss=1.0, rank 0 interval_loss=0.0" in process["checkpoint"]["error"]
 
 
 def test_four_processes_resume_bit_for_bit(dense, documents, folder):
