@@ -1,15 +1,17 @@
 """Metrics of a run: metrics.jsonl, the lines on the terminal, and the curves of loss.png."""
 
-import contextlib
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
 from nanoladder import files
+from nanoladder.errors import reading
 from nanoladder.parallel.pipeline import block_flops
 from nanoladder.run.tracker import begin_tracking
 
+METRICS = "metrics.jsonl"  # in out_dir
 COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("step", "step", "5d"),
     ("train_loss", "train", ".4f"),
@@ -36,13 +38,46 @@ def flops_per_token(config):
 
 
 def read_metrics(path):
-    """Returns the rows of a metrics.jsonl, skipping lines that a crash left damaged; [] if there is no file."""
-    rows = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-    return rows
+    """Returns the rows, dicts, of a metrics.jsonl, skipping lines that a crash left damaged; [] if there is no file.
+
+    Raises BadInput if it is not a regular file, or cannot be read.
+    """
+    return [row for row in read_lines(path) if isinstance(row, dict)]
+
+
+def read_lines(path):
+    """Returns what each line of a file of JSON holds; None if it is not JSON."""
+    if not os.path.lexists(path):
+        return []
+    with reading(f"{path} cannot be read", "remove it, or repair it"):
+        content = files.read(path, limit=2**30)
+    return [parse(line) for line in content.decode(errors="replace").splitlines()]
+
+
+def parse(line):
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_row(row):
+    """True for a row of metrics: numbers, one of which is the step."""
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return False
+    return all(type(value) in (int, float) and -1e300 < value < 1e300 for value in row.values())
+
+
+def earlier_rows(out_dir, step):
+    """Returns the rows of a run's metrics up to a step. Names the lines that are something else, which resuming drops.
+
+    Raises BadInput as read_metrics() does.
+    """
+    path = Path(out_dir, METRICS)
+    lines = read_lines(path)
+    if others := [str(number) for number, row in enumerate(lines, 1) if not is_row(row)]:
+        print(f"warning: {path} loses what is not a row of metrics: line {', '.join(others):.50}", file=sys.stderr)
+    return [row for row in lines if is_row(row) and row["step"] <= step]
 
 
 def plot(rows, path, title, counted):
@@ -71,14 +106,13 @@ def plot(rows, path, title, counted):
 class Metrics:
     """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the tracker.
 
-    Only in the first process.
+    Only in the first process. rows: of a run that resumes, earlier_rows().
     """
 
-    def __init__(self, config, start_step, counted):
-        self.config, self.counted = config, counted
+    def __init__(self, config, rows, counted):
+        self.config, self.rows, self.counted = config, rows, counted
         self.folder = Path(config.out_dir)
-        self.path = self.folder / "metrics.jsonl"
-        self.rows = [row for row in read_metrics(self.path) if row["step"] <= start_step]
+        self.path = self.folder / METRICS
         self.write_all()
         self.tracker = begin_tracking(config)
 

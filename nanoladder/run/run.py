@@ -16,7 +16,7 @@ from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock
 from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import busy, counting, print_header, print_lines
-from nanoladder.run.metrics import Metrics, flops_per_token
+from nanoladder.run.metrics import Metrics, earlier_rows, flops_per_token
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Signals
 from nanoladder.run.size import require_memory
@@ -45,7 +45,7 @@ class Run:
 
         Prints the header. Raises BadInput for all that can be refused before the model is built: a config that cannot
         run or resume, a model that cannot fit, samples without tokenizer, an out_dir that holds another run or cannot
-        be written, processes of unequal config, data or checkpoint.
+        be read or written, processes of unequal config, data or checkpoint.
         """
         config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
         require_memory(config, device)
@@ -60,6 +60,7 @@ class Run:
         self.start = find_start(config, dataset)
         self.progress = self.start.progress
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
+        self.rows = earlier_rows(config.out_dir, self.progress["step"]) if parallel.rank() == 0 else []
         self.contexts.enter_context(hold_out_dir(config, is_new=not self.progress["step"]))
         print(self.start.said, end="")
         print_header(config, dataset, device)
@@ -81,7 +82,7 @@ class Run:
         self.signals = self.contexts.enter_context(Signals())
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.tokenizer, self.progress))
         if parallel.rank() == 0:
-            self.metrics = self.contexts.enter_context(Metrics(config, self.progress["step"], self.counted))
+            self.metrics = self.contexts.enter_context(Metrics(config, self.rows, self.counted))
         self.watch = Watch(config, self.device, machine.scaler_of(model))
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
 

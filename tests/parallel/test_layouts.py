@@ -266,7 +266,10 @@ def test_several_processes_resume_their_checkpoints_and_those_of_one(dense, docu
         for process in seen:
             assert "rank 1 has learning_rate=0.5, rank 0 learning_rate=0.01" in process["config"]["error"]
             assert "in their data: rank 1 has train.bin=500 tokens, digest" in process["data"]["error"]
-            assert "checkpoint in differing: rank 1 has interval_loss=1.0, rank 0 interval_loss=0.0" in process["checkpoint"]["error"]
+            assert (
+                "checkpoint in differing: rank 1 has interval_loss=1.0, rank 0 interval_loss=0.0"
+                in process["checkpoint"]["error"]
+            )
 
 
 def test_four_processes_resume_bit_for_bit(dense, documents, folder):

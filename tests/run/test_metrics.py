@@ -1,4 +1,5 @@
 import math
+import os
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,3 +127,27 @@ def test_curves_that_cannot_be_written_are_reported_and_the_exit_code_is_1(confi
     result = run_main(train.main, *words(config))
     assert result.code != 0 and "Traceback" not in result.err
     assert f"error: {config.out_dir} lacks rows of metrics.jsonl, or loss.png: no room" in f"{result.err}{result.code}"
+
+
+NO_ROWS = ["{}", "[]", "3", '"step"', "null", '{"step": "1"}', '{"step": 1, "val_loss": NaN}', "[" * 10**5, "9" * 5000]
+NO_ROWS += ['{"step": 1, "val_loss": "2"}', '{"step": 1, "val_loss": null}', '{"step": true}', '{"step": 1, "x": [2]}']
+
+
+def test_lines_that_are_not_rows_are_named_and_left_out(config, run_main):
+    train.train(replace(config, save_interval=100))
+    path, before = Path(config.out_dir, "metrics.jsonl"), rows(config)
+    path.write_text("\n".join([*NO_ROWS, path.read_text()]))
+    result = run_main(train.main, *words(config, init_from="resume", max_steps=7, save_interval=100))
+    assert result.code == 0 and f"{path} loses what is not a row of metrics: line 1, 2, 3, 4" in result.err
+    assert rows(config)[:6] == before and rows(config)[6]["step"] == 7
+
+
+def test_metrics_that_cannot_be_read_are_refused_before_anything_is_written(config, refused):
+    train.train(replace(config, save_interval=100))
+    folder = Path(config.out_dir)
+    (folder / "metrics.jsonl").unlink()
+    os.mkfifo(folder / "metrics.jsonl")
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    line = refused(train.main, *words(config, init_from="resume", max_steps=7))
+    assert "metrics.jsonl is not a regular file" in line and "remove it" in line
+    assert before == {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
