@@ -21,7 +21,7 @@ import torch
 from lab.cli import command_line
 from lab.launch import reason_of_exit
 from nanoladder import checkpoint
-from nanoladder.checkpoint.interop import COMPILED, GPT2_VOCABULARY, HEAD, PREFIX, gpt2_name
+from nanoladder.checkpoint.interop import GPT2_VOCABULARY, HEAD, gpt2_name, unwrapped
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from train import evaluate
@@ -118,9 +118,9 @@ def batch_places(task, namespace, n_sequences):
     The script draws first when its model is built and no step is taken: then the model gets the task's weights. Rows
     that pad its vocabulary become zero.
     """
-    theirs = {name.removeprefix(COMPILED): weight for name, weight in namespace["model"].state_dict().items()}
+    theirs = unwrapped(namespace["model"].state_dict())
     for name, weight in task.model().state_dict().items():
-        name = HEAD if name == "head.weight" else PREFIX + gpt2_name(name)
+        name = HEAD if name == "head.weight" else gpt2_name(name)
         if name in theirs:
             theirs[name].zero_()[: len(weight)].copy_(weight)
     places = torch.arange(n_sequences) * (task.naive.context_length + 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import files
-from nanoladder.checkpoint.format import read_tensors, reading, write_tensors
+from nanoladder.checkpoint.format import FLOATS, read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of, shapes
 from nanoladder.config import DEFAULTS
 from nanoladder.data.hub import find_folder
@@ -34,7 +34,10 @@ PARTS = {  # of a weight's name
     "proj": "c_proj",
     "norm": "ln_f",
 }
-PREFIX, HEAD = "transformer.", "lm_head.weight"
+PREFIX, HEAD, TOKENS = "transformer.", "lm_head.weight", "wte.weight"
+WRAPPERS = {  # parts of a name that torch.compile, DDP, FSDP, activation checkpointing and GPT-2's own head add
+    *("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "transformer"),
+}
 MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks, in older files
 
 
@@ -43,31 +46,52 @@ def gpt2_name(name):
     return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
-def our_weights(tensors, config, transposed=()):
-    """Converts {GPT-2's name without prefix: tensor} to {our name: tensor}. Empties its argument; copies nothing.
+def unwrapped(tensors):
+    """Returns {name without parts that wrappers add: tensor}. Raises ValueError if two names become one."""
+    names = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in tensors}
+    if len({*names.values()}) < len(names):
+        raise ValueError("it has a weight under two names, which differ in their prefix")
+    return {names[name]: tensor for name, tensor in tensors.items()}
 
-    config: the model's config as a dict. transposed: suffixes of our names for weights that the file stores as (in,
-    out). Raises KeyError if a tensor is missing; ValueError if one is unknown or has another shape, or if the head is
-    not tied.
+
+def our_weights(tensors, config, transposed=()):
+    """Converts {GPT-2's name: tensor}, without wrappers' parts, to {our name: tensor}. Empties its argument.
+
+    Copies nothing. config: the model's config as a dict. transposed: suffixes of our names for weights that the file
+    stores as (in, out). Raises KeyError if a tensor is missing; ValueError if one is unknown or has another shape, or
+    if the head is not tied.
     """
     weights = {}
+    if HEAD in tensors:
+        tensors.setdefault(TOKENS, tensors[HEAD])  # tied, and stored under the head's name alone
     for name, shape in shapes(config_of({"config": config}), tensors).items():
-        tensor = tensors.pop(gpt2_name(name))
-        tensor = tensor.t() if name.endswith(transposed) else tensor
-        if tensor.shape != shape:
-            raise ValueError(f"its {gpt2_name(name)} is {tuple(tensor.shape)}, unlike what its config says")
-        weights[name] = tensor
+        theirs, swapped = gpt2_name(name), name.endswith(transposed)
+        tensor, expected = tensors.pop(theirs), tuple(shape[::-1] if swapped else shape)
+        if not is_plain(tensor):
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise ValueError(f"its {theirs} is {kind}; expected a tensor of one of {', '.join(map(str, FLOATS))}")
+        if tensor.shape != expected:
+            raise ValueError(f"its {theirs} is {tuple(tensor.shape)}, where its config says {expected}")
+        weights[name] = tensor.t() if swapped else tensor
     head, tokens = tensors.pop(HEAD, None), weights["token_embedding.weight"]
     if head is not None and not torch.equal(head.float(), tokens.float()):
-        raise ValueError(f"its {HEAD} differs from the token embedding; here the two are tied")
+        raise ValueError(f"its {HEAD} differs from its {TOKENS}; here the two are tied")
     if unknown := [name for name in tensors if not name.endswith(MASKS)]:
         raise ValueError(f"it has tensors that GPT-2 does not have, such as {min(unknown)}")
     return weights
 
 
+def is_plain(value):
+    """True for a tensor of floats that has its numbers here: neither sparse nor quantized nor on the meta device."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in FLOATS
+        and (value.layout, value.device.type) == (torch.strided, "cpu")
+    )
+
+
 # -- nanoGPT's ckpt.pt: a dict written by torch.save, with the shape in model_args
 
-COMPILED = "_orig_mod."  # torch.compile's prefix on every name
 GPT2_VOCABULARY, PADDED = 50257, 50304  # nanoGPT counts its padding rows as tokens
 
 
@@ -83,12 +107,12 @@ def read_nanogpt(path):
         except pickle.UnpicklingError:
             raise ValueError("it holds more than tensors and plain values: loading it could run code") from None
         arguments = saved["model_args"]
-        config = {key: arguments[key] for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
+        config = {key: arguments[key] for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
+        config["bias"] = arguments.get("bias", True)  # there was no choice before February 2023
         config |= {"context_length": arguments["block_size"], "pad_vocab_to": 1}
         if config["vocab_size"] == PADDED:
             config |= {"vocab_size": GPT2_VOCABULARY, "pad_vocab_to": 64}
-        tensors = {name.removeprefix(COMPILED).removeprefix(PREFIX): value for name, value in saved["model"].items()}
-        return {"config": config, "model": our_weights(tensors, config)}
+        return {"config": config, "model": our_weights(unwrapped(saved["model"]), config)}
 
 
 # -- reading Hugging Face's format
@@ -111,7 +135,9 @@ ALIKE = {  # their key: its default, then the values for which their model compu
     "layer_norm_epsilon": (1e-5, 1e-5),
     "scale_attn_weights": (True, True),
     "scale_attn_by_inverse_layer_idx": (False, False),
-}
+    "add_cross_attention": (False, False),
+    "tie_word_embeddings": (True, True),
+}  # reorder_and_upcast_attn changes the order and precision of the same products
 
 
 def read_huggingface(name):
@@ -140,17 +166,24 @@ def read_config(folder):
                 expected = " or ".join(map(json.dumps, values))
                 raise ValueError(f"{CONFIG} has {key}={json.dumps(found):.100}; expected {expected}")
         config = {ours: theirs[key] for ours, key in SIZES.items()}
+        for key in SIZES.values():
+            if type(theirs[key]) is not int:
+                raise ValueError(f"{CONFIG} has {key}={json.dumps(theirs[key]):.100}; expected a whole number")
+        if (inner := theirs.get("n_inner")) not in (None, 4 * theirs["n_embd"]):
+            raise ValueError(
+                f"{CONFIG} has n_inner={inner}; expected null or {4 * theirs['n_embd']}, four times n_embd"
+            )
         config |= {"bias": theirs.get("bias") is not False, "pad_vocab_to": 1}
         config_of({"config": config})
     return config
 
 
 def tensors_in(folder):
-    """Returns {name without prefix: tensor} for all tensors in a folder."""
+    """Returns {name: tensor} for all tensors in a folder."""
     paths = sorted(folder.glob(WEIGHTS)) or sorted(folder.glob(SHARDS))
     if not paths:
         raise ValueError(f"it has no {WEIGHTS}; transformers' save_pretrained writes it, also from a pickled model")
-    return {name.removeprefix(PREFIX): tensor for path in paths for name, tensor in read_tensors(path)[0].items()}
+    return unwrapped({name: tensor for path in paths for name, tensor in read_tensors(path)[0].items()})
 
 
 # -- writing Hugging Face's format
@@ -205,7 +238,6 @@ def their_config(config, dropout, eot):
         **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], dropout),
         **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
         "bias": config.bias,  # for read_huggingface(); transformers ignores it, and always has biases, here all zero
-        "tie_word_embeddings": True,
         "dtype": "float32",
     }
 

@@ -19,7 +19,7 @@ from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS, saved
 from nanoladder.data.existing_tokenizer import existing_tokenizer, how_to_prepare
-from nanoladder.data.hub import HUB, find_folder
+from nanoladder.data.hub import HUB
 from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify
 from nanoladder.errors import BadInput
 
@@ -153,10 +153,7 @@ def load_model(source):
 
 def shape_of(source):
     """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
-    if source.startswith(HUB):
-        config = interop.read_config(find_folder(source.removeprefix(HUB), interop.HUB_FILES))
-    else:
-        config = load_model(source)["config"]  # the weights stay in the mapped file
+    config = load_model(source)["config"]  # the weights stay in the mapped file
     return {key: config[key] for key in SHAPE if key in config}
 
 

@@ -134,6 +134,16 @@ def test_names_without_the_prefix_causal_masks_and_a_tied_head(copy, saved):
     assert_equal_logits(load(copy), saved[1])
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_prefixes_of_wrappers_and_a_tied_weight_that_is_stored_as_the_head(prefix, copy, saved):
+    """As save_model of safetensors leaves a compiled or distributed model."""
+    tensors = {f"{prefix}{name}": tensor for name, tensor in load_file(copy / "model.safetensors").items()}
+    tensors[f"{prefix}lm_head.weight"] = tensors.pop(f"{prefix}transformer.wte.weight")
+    tie = {f"{prefix}transformer.wte.weight": f"{prefix}lm_head.weight"}
+    save_file(tensors, copy / "model.safetensors", {"format": "pt", **tie})
+    assert_equal_logits(load(copy), saved[1])
+
+
 # -- refusals
 
 
@@ -144,7 +154,13 @@ REFUSED = [  # changes of config.json, of the tensors (None: without it), and pa
     ({"n_layer": 10**9}, {}, ["it has 2 blocks", "n_layer=1000000000"]),
     ({"n_embd": 18}, {}, ["wte.weight is (57, 16)"]),
     ({}, {"transformer.ln_f.bias": None}, ["it has no 'ln_f.bias'"]),
-    ({}, {"transformer.h.1.mlp.c_fc.weight": torch.zeros(64, 16)}, ["h.1.mlp.c_fc.weight is (16, 64)"]),
+    ({}, {"transformer.h.1.mlp.c_fc.weight": torch.zeros(64, 16)}, ["h.1.mlp.c_fc.weight is (64, 16)", "(16, 64)"]),
+    ({}, {"transformer.ln_f.bias": torch.zeros(16).int()}, ["its ln_f.bias is torch.int32; expected a tensor of"]),
+    ({}, {"module.ln_f.bias": torch.zeros(16)}, ["under two names"]),
+    ({"n_inner": 48}, {}, ["n_inner=48; expected null or 64"]),
+    ({"n_positions": "7"}, {}, ['n_positions="7"; expected a whole number']),
+    ({"scale_attn_weights": False}, {}, ["scale_attn_weights=false; expected true"]),
+    ({"tie_word_embeddings": False}, {}, ["tie_word_embeddings=false; expected true"]),
     ({}, {"score.weight": torch.zeros(2, 16)}, ["does not have, such as score.weight"]),
     ({}, {"lm_head.weight": torch.zeros(57, 16)}, ["lm_head.weight differs"]),
     (None, {}, ["config.json"]),

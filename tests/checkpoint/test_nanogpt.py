@@ -68,11 +68,11 @@ def test_logits_are_those_of_the_same_weights(shape, bias, tmp_path):
 
 
 def test_a_compiled_model_and_the_mask_of_an_older_one(saved):
-    """torch.compile prefixes every name; without fused attention each block also has its causal mask."""
+    """torch.compile and DDP prefix every name; without fused attention each block also has its causal mask."""
     state, path = saved
     expected = state["model"]
     masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 16, 16).tril() for n in range(2)}
-    state["model"] = {f"_orig_mod.{name}": tensor for name, tensor in (expected | masks).items()}
+    state["model"] = {f"module._orig_mod.{name}": tensor for name, tensor in (expected | masks).items()}
     torch.save(state, path)
     found = checkpoint.load_model(str(path))["model"]
     assert torch.equal(found["blocks.1.mlp.fc.weight"], expected["transformer.h.1.mlp.c_fc.weight"])
@@ -88,6 +88,14 @@ def test_padding_of_gpt2_s_vocabulary_is_not_part_of_it(tmp_path):
     with torch.no_grad():
         theirs = gpt2(tokens).logits[..., :50257]
         torch.testing.assert_close(model.logits(tokens)[..., :50257], theirs, atol=1e-5, rtol=0)
+
+
+def test_before_february_2023_biases_were_not_an_argument(saved):
+    state, path = saved
+    del state["model_args"]["bias"]
+    torch.save(state, path)
+    found = checkpoint.load_model(str(path))
+    assert found["config"]["bias"] and "blocks.1.mlp.fc.bias" in found["model"]
 
 
 # -- bad input
@@ -106,6 +114,9 @@ DAMAGE = [
     (lambda state: state["model"].pop("transformer.wpe.weight"), "it has no 'wpe.weight'"),
     (lambda state: state["model_args"].pop("block_size"), "it has no 'block_size'"),
     (lambda state: state["model_args"].update({"n_head": 5}), "n_head=5"),
+    (lambda state: state["model_args"].update({"n_layer": 10**9}), "it has 2 blocks, where its config says n_layer=10"),
+    (lambda state: state["model"].update({"transformer.wpe.weight": 3}), "its wpe.weight is int; expected a tensor"),
+    (lambda state: state["model"].update({"transformer.wpe.weight": torch.zeros(16, 3)}), "is (16, 3), where its con"),
     (lambda state: state.clear(), "it has no 'model_args'"),
 ]
 
