@@ -24,7 +24,8 @@ OURS = ("operators", "nanoladder", "model", "train")
 TITLE = '''\
 """A GPT and the loop that trains it, in one file: python PROGRAM.py TOKENS.bin [--n_layer=4 --max_steps=100 ...]
 
-TOKENS.bin holds uint16 token ids, as data/*/prepare.py and nanoGPT write them. Prints the loss of each step.
+TOKENS.bin holds token ids, as data/*/prepare.py and nanoGPT write them: uint16, or uint32 if --vocab_size is beyond
+65,536. Prints the loss of each step.
 """
 
 '''

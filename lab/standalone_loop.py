@@ -42,11 +42,12 @@ WORKERS = {"batch_size": None, "generator": torch.Generator()}
 class TrainingBatches:
     """batches[step] is the Batch of that step, counted from 1. Each epoch has a new order and phase."""
 
-    path: str  # of a file of uint16 token ids
+    path: str  # of a file of token ids: uint16, or uint32 beyond 65,536 of them
     config: Config
 
     def __getitem__(self, step):
-        tokens, T = np.memmap(self.path, np.uint16, mode="r"), self.config.context_length
+        dtype, T = np.uint16 if self.config.vocab_size <= 2**16 else np.uint32, self.config.context_length
+        tokens = np.memmap(self.path, dtype, mode="r")
         n = max(1, (len(tokens) - T) // T)  # windows, as many at every phase
         n_phases, last, windows = min(T, len(tokens) - n * T), step * self.config.batch_size, []
         for sequence in range(last - self.config.batch_size, last):
@@ -89,7 +90,7 @@ def train(path, config):
 def main(argv):
     path, *words = argv or [""]
     if not Path(path).is_file():
-        expected = "expected a file of uint16 token ids, as data/*/prepare.py and nanoGPT write them"
+        expected = "expected a file of token ids, as data/*/prepare.py and nanoGPT write them"
         print(f"error: no file {path!r}; {expected}: python {sys.argv[0]} TOKENS.bin", file=sys.stderr)
         sys.exit(2)
     given = dict(word.removeprefix("--").split("=") for word in words)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, rows, same, saved
@@ -209,8 +210,18 @@ def test_a_standalone_program_without_its_tokens_says_what_it_expects(refused, t
     program = load(tmp_path / "alone.py")
     for words, named in ([], "''"), (["missing.bin"], "'missing.bin'"), ([tmp_path], f"'{tmp_path}'"):
         line = refused(program.main, *words)
-        assert line.startswith(f"error: no file {named}; expected a file of uint16 token ids"), line
+        assert line.startswith(f"error: no file {named}; expected a file of token ids"), line
         assert line.endswith(f"python {sys.argv[0]} TOKENS.bin\n")
+
+
+@pytest.mark.parametrize("vocab_size, dtype", [(65_536, "uint16"), (65_537, "uint32")])
+def test_a_standalone_program_reads_ids_in_the_dtype_of_its_vocabulary(vocab_size, dtype, tmp_path):
+    (tmp_path / "alone.py").write_text(standalone("naive"), encoding="utf-8")
+    program, ids = load(tmp_path / "alone.py"), np.arange(vocab_size - 100, vocab_size)
+    ids.astype(dtype).tofile(tmp_path / "train.bin")
+    config = program.Config(vocab_size=vocab_size, context_length=16, batch_size=8)
+    inputs, targets = program.TrainingBatches(tmp_path / "train.bin", config)[1]
+    assert inputs.min() >= ids[0] and torch.equal(targets, inputs + 1)
 
 
 @pytest.mark.parametrize("rung", stage_names(RECIPE_DIR))
