@@ -186,7 +186,7 @@ def train(config):
 
 
 def main(argv):
-    train(load_config(argv))
+    train(load_config(argv or ["--usage"]))
 
 
 if __name__ == "__main__":

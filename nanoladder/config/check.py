@@ -9,7 +9,7 @@ import re
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, PATHS, RENAMED, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, OPTIONS, PATHS, RENAMED, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of numbers; all others are at least 0.
@@ -23,24 +23,33 @@ IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False,
 # -- names and types
 
 
-def known(key, where, options=()):
-    """Raises BadInput if there is no such key; names its replacement, or the nearest of the keys and `options`.
+def known(keys, where, options=()):
+    """Raises BadInput, one line for all of the keys that do not exist.
 
-    options: the script's own options.
+    It names what to write instead of each, or the nearest of the keys and `options`, the script's own options. keys: an
+    iterable, or {key: its line}.
     """
-    if key in INSTEAD:
-        raise BadInput(f"{where}: {key} is not a key here; expected {INSTEAD[key]} (docs/from-nanogpt.md)")
-    if key in RENAMED:
-        raise BadInput(f"{where}: {key} is no longer a key; expected {RENAMED[key]}")
-    if key not in DEFAULTS:
-        raise BadInput(f"{where}: unknown key {key!r}{nearest(key, [*DEFAULTS, *options])}; --help lists every key")
+    lines = keys if isinstance(keys, dict) else dict.fromkeys(keys)
+    wrong = [key for key in lines if key not in DEFAULTS]
+    pages = "docs/from-nanogpt.md compares all; " * any(key in INSTEAD for key in wrong) + "--help lists every key"
+    if len(wrong) == 1:
+        where = f"{where} {lines[wrong[0]] or ''}".rstrip()
+        raise BadInput(f"{where}: unknown key {wrong[0]!r}{advice(wrong[0], options)}; {pages}")
+    if wrong:
+        told = [repr(key) + (f" ({lines[key]})" if lines[key] else "") + advice(key, options) for key in wrong]
+        raise BadInput(f"{where}: unknown keys {'; '.join(told)}; {pages}")
+
+
+def advice(key, options=()):
+    """Says what to write in place of something that is not a key."""
+    elsewhere = INSTEAD.get(key) or OPTIONS.get(key) or RENAMED.get(key)
+    return f", expected {elsewhere}" if elsewhere else nearest(key, [*DEFAULTS, *options])
 
 
 def saved(values, where):
     """Returns a run's saved {key: value} without removed keys at their defaults. Raises BadInput as known() does."""
     values = {key: value for key, value in values.items() if not (key in GONE and value == GONE[key])}
-    for key in values:
-        known(key, where)
+    known(values.keys(), where)
     return values
 
 
@@ -55,6 +64,8 @@ def typed(key, value, where):
     if kind is float and type(value) is int:
         value = float(value)
     fits = value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
+    if kind is str and fits and "\0" in value:  # no path has one
+        raise BadInput(f"{where}: {key}={value!r}: it has a NUL byte; expected text without one")
     if not fits or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
         advice = f", such as {key}={DEFAULTS[key]}"
         if get_origin(kind) is Literal:

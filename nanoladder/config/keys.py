@@ -137,6 +137,10 @@ INSTEAD = {  # nanoGPT's names that are not keys here: what to write instead
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, which also names the run",
 }
+OPTIONS = {  # options of other programs: what to write instead
+    "resume": "--init_from=resume, which continues the run in --out_dir",
+    "config": "the path of a config file alone: python train.py config/quickstart.py",
+}
 RENAMED = {  # former keys: what to write instead
     "average": "ema=True or False",
     "decay": "cautious_decay=True or False",

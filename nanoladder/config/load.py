@@ -8,11 +8,15 @@ from typing import Literal, get_args, get_origin
 from nanoladder import files
 from nanoladder.config.check import expected, known, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
-from nanoladder.config.stages import LADDERS
+from nanoladder.config.stages import LADDERS, PRESETS
 from nanoladder.errors import BadInput, nearest
 
-USAGE = """\
-usage: python train.py [config/x.py ...] [--stage=NAME] [--recipe=NAME] [--key=value ...]
+USAGE = "usage: python train.py [config/x.py ...] [--stage=NAME] [--recipe=NAME] [--key=value ...]"
+COMMANDS = """
+  python train.py config/quickstart.py                           trains a small model, within minutes
+  python train.py --out_dir=out/quickstart --init_from=resume    continues that run
+  python train.py --help                                         lists every key"""
+EXPLAINED = """
   --stage=NAME                  the ladder's stages up to this one; `python ladder.py` lists them
   --recipe=NAME                 the second ladder's rungs, config/recipe/, up to this one
 
@@ -27,15 +31,16 @@ def parse_arguments(argv, options=()):
 
     options: names of the script's own options, already removed; offered as corrections of a misspelled key.
     """
-    paths, tops, given = [], {}, {}
+    paths, tops, given, unknown = [], {}, {}, []
     rest = iter(argv)
     for word in rest:
         if not word.startswith("-"):
             paths.append(word)
             continue
         key, equals, text = word.lstrip("-").partition("=")
-        if key not in LADDERS:
-            known(key, "command line", (*options, *LADDERS))
+        if key not in LADDERS and key not in DEFAULTS:
+            unknown.append(key)
+            continue
         if not equals and (text := next(rest, "--")).startswith("--"):
             needed = f"a {key}" if key in LADDERS else f"{expected(key)}, such as --{key}={DEFAULTS[key]}"
             raise BadInput(f"--{key}: no value given; expected {needed}")
@@ -43,6 +48,7 @@ def parse_arguments(argv, options=()):
             tops[key] = text
         else:
             given[key] = typed(key, from_text(key, text), "command line")
+    known(unknown, "command line", (*options, *LADDERS))
     return paths, tops, given
 
 
@@ -73,12 +79,14 @@ class Names(dict):
     def __init__(self, path, values, given):
         super().__init__(values | given)
         self.path, self.given = path, given
+        self.unknown = {}  # {name that is not a key: its line}
 
     def __setitem__(self, name, value):
-        if name in DEFAULTS or not (name.startswith("_") or callable(value) or inspect.ismodule(value)):
-            where = f"{self.path} line {inspect.currentframe().f_back.f_lineno}"
-            known(name, where)
-            value = self.given.get(name, typed(name, value, where))
+        line = f"line {inspect.currentframe().f_back.f_lineno}"
+        if name in DEFAULTS:
+            value = self.given.get(name, typed(name, value, f"{self.path} {line}"))
+        elif not (name.startswith("_") or callable(value) or inspect.ismodule(value)):
+            self.unknown[name] = line
         super().__setitem__(name, value)
 
 
@@ -91,27 +99,46 @@ def read_file(path, values, given):
 
     Here batch_size may come from the command line. runpy cannot do that: it runs a file in a plain dict.
     """
+    source, names, failure = read_source(path), Names(path, values, given), None
+    try:
+        exec(compile(source, path, "exec"), names)
+    except Exception as error:
+        failure = error
+    known(names.unknown, path)
+    if isinstance(failure, BadInput):
+        raise failure
+    if failure:  # a SyntaxError names its line itself
+        frames = traceback.extract_tb(failure.__traceback__)
+        lines = [f" line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        raise BadInput(f"{path}{''.join(lines[-1:])}: {type(failure).__name__}: {failure}")
+    values.update({key: names[key] for key in names if key in DEFAULTS})
+
+
+def read_source(path):
+    """Returns the bytes of a config file. Raises BadInput."""
     try:
         source = files.read(path)
     except (OSError, ValueError) as error:
-        near = nearest(str(path), map(str, path.parent.glob("*.py")), key=lambda name: Path(name).stem)
+        paths = [*path.parent.glob("*.py"), *PRESETS.glob("*.py")]
+        near = nearest(str(path), map(shown, paths), key=lambda name: Path(name).stem)
         reason, expected = getattr(error, "strerror", None) or error, near or "; expected one such as config/gpt2.py"
         raise BadInput(f"config file {path} cannot be read in {Path.cwd()} ({reason}){expected}") from None
-    names = Names(path, values, given)
-    try:
-        exec(compile(source, path, "exec"), names)
-    except BadInput:
-        raise
-    except Exception as error:  # a SyntaxError names its line itself
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f" line {frame.lineno}" for frame in frames if frame.filename == str(path)]
-        raise BadInput(f"{path}{''.join(lines[-1:])}: {type(error).__name__}: {error}") from None
-    values.update({key: names[key] for key in names if key in DEFAULTS})
+    if b"\0" in source:
+        line = source[: source.index(b"\0")].count(b"\n") + 1
+        raise BadInput(
+            f"{path} line {line}: it has a NUL byte; expected Python in UTF-8 (UTF-16 has many: save it anew)"
+        )
+    return source
+
+
+def shown(path):
+    """A path as one would type it in the working folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def help_text():
     """Returns the usage, and every key with its default and meaning, under headings."""
-    lines = [USAGE]
+    lines = [USAGE + EXPLAINED]
     for key, default in DEFAULTS.items():
         if key in HEADINGS:
             lines += ["", HEADINGS[key]]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from nanoladder.errors import BadInput, nearest
 
-STAGES_DIR = Path(__file__).parents[2] / "config" / "stages"
+PRESETS = Path(__file__).parents[2] / "config"
+STAGES_DIR = PRESETS / "stages"
 RECIPE_DIR = STAGES_DIR.with_name("recipe")
 LADDERS = {"stage": STAGES_DIR, "recipe": RECIPE_DIR}  # by the option that climbs them
 

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanoladder import checkpoint, files
-from nanoladder.config import DEFAULTS, Config, apply, check, help_text, ladder_files, parse_arguments, saved, typed
+from nanoladder.config import (
+    COMMANDS,
+    DEFAULTS,
+    USAGE,
+    Config,
+    apply,
+    check,
+    help_text,
+    ladder_files,
+    parse_arguments,
+    saved,
+    typed,
+)
 from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput, reading
 
@@ -25,13 +37,17 @@ OF_A_COMMAND = ("out_dir", "init_from")  # keys that do not affect training
 
 
 def load_config(argv, options=()):
-    """Makes a Config from a command line (without the program's name); raises BadInput. `--help` prints all keys.
+    """Makes a Config from a command line (without the program's name); raises BadInput.
 
-    options: names of the script's own options, already removed; a misspelled key may be meant as one of them.
+    `--help` prints all keys, `--usage` the most useful commands. options: names of the script's own options, already
+    removed; a misspelled key may be meant as one of them.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
+    if "--usage" in argv:
+        print(USAGE, COMMANDS, sep="\n", file=sys.stderr)
+        sys.exit(2)
     paths, tops, given = parse_arguments(argv, options)
     files = [*paths, *ladder_files(tops)]
     values = apply(files, given, DEFAULTS)

@@ -9,6 +9,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+import train
 from lab import predict
 from model import GPT
 from nanoladder import checkpoint, config
@@ -35,6 +36,12 @@ def file(tmp_path):
 
 def test_no_arguments_give_the_defaults():
     assert load_config([]) == Config() and config.differences(Config()) == {}
+
+
+def test_without_a_word_the_usage_is_printed_and_nothing_trains(run_main):
+    result = run_main(train.main)
+    assert result.code == 2 and result.err.startswith("usage: python train.py [config/x.py ...]")
+    assert result.out == "" and result.err.count("\n  python train.py ") == 3
 
 
 def test_files_apply_from_left_to_right(file):
@@ -92,6 +99,18 @@ BAD_INPUT = [
     (["--\x1b[2J=1"], [r"\x1b[2J"]),
     ("n_layer = 2\nlearning_rat = 3", ["x.py line 2", "'learning_rat'", "'learning_rate'"]),
     (["--block_size=256"], ["command line", "block_size", "expected context_length", "docs/from-nanogpt.md"]),
+    (
+        ["--max_iters", "5", "--n_layr=3", "--n_layer=2"],
+        ["keys 'max_iters', expected max_steps", "; 'n_layr', did you mean 'n_layer'?; docs"],
+    ),
+    (
+        "out_dir = 'x'\neval_iters = 200\nblock_size = 64\nn_layer = block_size / 5",
+        [
+            "x.py: unknown keys 'eval_iters' (line 2), expected eval_windows",
+            "; 'block_size' (line 3), expected context_",
+        ],
+    ),
+    (["--resume", "--out_dir=x"], ["unknown key 'resume', expected --init_from=resume, which continues the run in"]),
     ("betas = (0.9, 0.95)", ["x.py line 1", "betas", "beta2"]),
     ("batch_size = 8\ngradient_accumulation_steps = 5 * 8", ["x.py line 2", "micro_batch_size, of one forward"]),
     (["--init_from=gpt2-xl"], ["no checkpoint at gpt2-xl", "or hf:gpt2"]),
@@ -113,7 +132,10 @@ BAD_INPUT = [
     # files
     (["nowhere/x.py"], ["nowhere/x.py cannot be read in", str(Path.cwd()), "config/gpt2.py"]),
     ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
+    (["quikstart"], ["config file quikstart cannot be read", "did you mean", "config/quickstart.py'?"]),
     (b"n_layer = '\xff'", ["x.py"]),
+    (b"seed = 1\nn_layer = 2\0", ["x.py line 2: it has a NUL byte"]),
+    (r"out_dir = 'x\0y'", ["x.py line 1: out_dir='x\\x00y': it has a NUL byte"]),
     ("seed = 1\nn_layer = 1 // 0", ["x.py line 2", "ZeroDivisionError", "zero"]),
 ]
 
@@ -139,10 +161,10 @@ def test_the_page_for_nanogpt_users_has_every_name_that_is_refused_for_another()
 def test_a_former_key_is_refused_in_one_line_that_says_what_to_write(key, file, refused):
     assert key not in DEFAULTS
     line = refused(load_config, file(f"seed = 1\n{key} = 'none'"))
-    assert f"x.py line 2: {key} is no longer a key; expected {RENAMED[key]}" in line
+    assert f"x.py line 2: unknown key {key!r}, expected {RENAMED[key]};" in line
     if key not in stages.LADDERS:
         line = refused(load_config, f"--{key}=none")
-        assert f"command line: {key} is no longer a key; expected {RENAMED[key]}" in line
+        assert f"command line: unknown key {key!r}, expected {RENAMED[key]};" in line
 
 
 SELECTIVE = {"activation_checkpointing": "selective"}

@@ -175,7 +175,7 @@ def test_a_config_of_a_run_that_is_not_valid_is_refused(init_from, half, refused
 @pytest.mark.parametrize("key", ["decay", "memory_gb"])  # one renamed, one removed; tests/config has all of them
 def test_a_run_with_a_former_key_is_refused_in_one_line(key, half, tmp_path, refused):
     """In its config.json, and in a checkpoint to resume or to start from."""
-    said = f"{key} is no longer a key; expected {RENAMED[key]}\n"
+    said = f"unknown key {key!r}, expected {RENAMED[key]}; --help lists every key\n"
     file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
     words, text = (f"--out_dir={half.out_dir}", "--init_from=resume"), file.read_text()
     file.write_text(json.dumps({**json.loads(text), key: "none"}))
