@@ -193,7 +193,8 @@ def save_tokenizer(encoding, folder):
 
 def load_tokenizer(folder):
     """Loads a tokenizer written by save_tokenizer. Raises BadInput if a file is missing, damaged or foreign."""
-    with reading(f"tokenizer in {folder} cannot be read", "prepare the dataset again"):
+    advice = "prepare the dataset again; for a run, copy both files from its dataset's folder"
+    with reading(f"tokenizer in {folder} cannot be read", advice):
         described = json.loads(files.read(Path(folder) / DESCRIPTION))
         lines = files.read(Path(folder) / RANKS, limit=2**26)
         if files.seal(described, lines) != described:
