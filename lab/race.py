@@ -34,8 +34,10 @@ from lab.trials import PAUSE, Child
 from nanoladder import files
 from nanoladder.config import differences
 from nanoladder.data import open_dataset
+from nanoladder.data.counting import counted_losses
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
+from nanoladder.run.metrics import draw_counted
 
 COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green", "nanoGPT": "tab:red", "ours": "tab:green"}
 LABELS = {"naive": "the naive loop", "loop": "the first ladder's loop", "both": "and the second ladder's recipe"}
@@ -57,6 +59,8 @@ def race(options, words):
     conditions |= {"data": dataset.fingerprint(), "code": code_hash()}
     folder = Path(options.out_dir or default_folder(conditions))
     results = resume(folder / "race.json", conditions, {"runs": []})
+    counted = counted_losses(dataset, config).items()
+    results["counted"] = {name: {"loss": each, "bpb": each * dataset.bits_per_nat} for name, each in counted}
     write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
     tasks, runs = [(seed, name) for seed in range(options.seeds) for name in commands], results["runs"]
     with tqdm(tasks, unit="run") as bar:
@@ -67,7 +71,7 @@ def race(options, words):
                 write(folder, {"race.json": results})
     text = report(results, commands)
     write(folder, {"race.md": text})
-    draw(runs, folder / "race.png")
+    draw(results, folder / "race.png")
     print(f"{text}\n\nwritten: {folder}/race.md, race.json and race.png")
 
 
@@ -153,15 +157,18 @@ def report(results, commands):
             f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }
     machine, how = tables.machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
+    if counted := ", ".join(f"{name} {each[key]:.4f}" for name, each in results.get("counted", {}).items()):
+        how += f" Counted in the training data, on the same windows (docs/evaluation.md): {counted} {loss}."
     return "\n\n".join([f"## race: `{' '.join(results['config'])}`", f"{machine}. {how}", tables.texts(rows)])
 
 
-def draw(runs, path):
+def draw(results, path):
     """Draws training losses, and validation losses at the end, against the time, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
+    runs = results["runs"]
     unit, time, key, loss = units(runs)
     for run in runs:
         *curve, end = ([seconds / unit, bpb * run[key] / run["bpb"]] for seconds, bpb in run["curve"])
@@ -171,6 +178,7 @@ def draw(runs, path):
         axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
         axis.plot(*end, color=COLORS[run["name"]], marker="o")
     axis.axhline(statistics.fmean(of(runs, runs[0]["name"], key).values()), color="black", linewidth=0.8, linestyle=":")
+    draw_counted(axis, {name: each[key] for name, each in results.get("counted", {}).items()})
     axis.set(xlabel=f"{time} since the command was typed", ylabel=f"{loss}: training; ● validation", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend()

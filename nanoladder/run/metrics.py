@@ -93,14 +93,19 @@ def plot(rows, path, title, counted):
         found = [row for row in rows if key in row]
         axes.plot([row["step"] for row in found], [row[key] for row in found], style, label=label, markersize=4)
         title += f", {label} {found[-1][key]:.3f}" if found else ""
-    for name, loss in counted.items():
-        axes.axhline(loss, color="gray", linewidth=0.8, linestyle=":", zorder=0)
-        axes.annotate(name, (1, loss), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom", color="gray")
+    draw_counted(axes, counted)
     axes.set_title(title, parse_math=False)  # a folder's name, which may have a $
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.legend()
     axes.grid(alpha=0.3)
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+
+
+def draw_counted(axes, losses):
+    """Draws the losses of counted predictions, {name: loss}, as lines across a plot of losses."""
+    for name, loss in losses.items():
+        axes.axhline(loss, color="gray", linewidth=0.8, linestyle=":", zorder=0)
+        axes.annotate(name, (1, loss), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom", color="gray")
 
 
 class Metrics:
