@@ -23,6 +23,7 @@ from nanoladder.run.size import require_memory
 from nanoladder.run.start import find_start, write_config
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
+FOREIGN = ("meta.json", "train.bin", "model*.safetensors", "pytorch_model*.bin")  # in folders of datasets and models
 
 
 class Run:
@@ -224,13 +225,14 @@ def writing(folder):
 def hold_out_dir(config, is_new):
     """Returns a context manager in which other runs are kept out of out_dir, which is created if missing.
 
-    Raises BadInput if out_dir cannot be written, is in use or, for a new run, holds a dataset.
+    Raises BadInput if out_dir cannot be written, is in use or, for a new run, holds a dataset or a model.
     """
     if parallel.rank():  # rank 0 does this
         return contextlib.nullcontext()
     folder = Path(config.out_dir)
-    if is_new and (folder / "meta.json").exists():
-        raise BadInput(f"out_dir={folder} holds a dataset, with its own tokenizer; choose another --out_dir")
+    for path in (path for pattern in FOREIGN * is_new for path in sorted(folder.glob(pattern))):
+        what = f"{path.name}, a dataset's or a model's, with its own tokenizer"
+        raise BadInput(f"out_dir={folder} holds {what}; choose another --out_dir")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         return files.hold(folder / LOCK)

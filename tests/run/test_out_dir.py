@@ -19,11 +19,16 @@ def config(dense, tmp_path):
     return tiny(dataset=str(dense), out_dir=str(tmp_path / "run"), dropout=0.2)
 
 
-def test_a_run_never_replaces_the_tokenizer_of_a_dataset(config, dense, tmp_path, refused):
+@pytest.mark.parametrize("held", ["meta.json", "train.bin", "model.safetensors", "pytorch_model.bin"])
+def test_a_run_never_replaces_the_tokenizer_of_a_dataset_or_model(held, config, dense, tmp_path, refused):
+    """train.bin is all that nanoGPT's have; a model in Hugging Face's format has a config.json, too."""
     shutil.copytree(dense, tmp_path / "other")
+    for name in ("meta.json", "train.bin"):
+        (tmp_path / "other" / name).unlink()
+    (tmp_path / "other" / held).touch()
     before = contents(tmp_path / "other")
     line = refused(train.main, *flags(dataset=config.dataset, out_dir=tmp_path / "other"))
-    assert f"out_dir={tmp_path}/other holds a dataset" in line and contents(tmp_path / "other") == before
+    assert f"out_dir={tmp_path}/other holds {held}," in line and contents(tmp_path / "other") == before
 
 
 @pytest.mark.slow
