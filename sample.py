@@ -1,6 +1,7 @@
 """Generates text from a trained model: python sample.py --out_dir=out/x --prompt=def"""
 
 import contextlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -84,7 +85,7 @@ def parse(argv):
     for condition, message in [
         (options.num_samples >= 1, "num_samples: expected at least 1"),
         (options.max_new_tokens >= 1, "max_new_tokens: expected at least 1"),
-        (options.temperature >= 0, "temperature: expected 0 or more"),
+        (0 <= options.temperature < math.inf, "temperature: expected 0 or more, and finite"),
         (options.top_k >= 0, "top_k: expected 0 or more"),
         (0 <= options.seed < 2**63, "seed: expected 0 or more, below 2**63"),
         (0 < options.top_p <= 1, "top_p: expected above 0, up to 1"),

@@ -25,14 +25,32 @@ class Parser(argparse.ArgumentParser):
             name, equals, value = word.partition("=")
             if name.startswith("--") and name not in texts:
                 words[i] = name + equals + files.expand(value)
+                if equals and not value and name in self._option_string_actions:
+                    self.error(f"argument {name}: no value given")
         return super().parse_known_args(words, namespace)
 
     def error(self, message):
-        unknown = re.search(r"^unrecognized arguments: (--[^\s=]+)|invalid choice: '(.*?)'", message)
-        choices = (str(name) for action in self._actions for name in action.choices or ())
-        names = [*self._option_string_actions, *choices]
-        question = nearest(unknown[1] or unknown[2], names, key=lambda name: name.strip("-")) if unknown else ""
-        raise BadInput(f"{message}{question}; --help lists every option")
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            message += nearest(choice[1], re.findall(r"[^\s',]+", choice[2]))
+        elif words := re.search(r"^unrecognized arguments: ((\S+).*)", message):
+            message += self.advice(words[2], words[1])
+        elif message.endswith("expected one argument"):
+            message += f", as in {message.split()[1].rstrip(':')}=VALUE"
+        else:
+            for kind, expected in (("int", "a whole number"), ("float", "a number")):
+                message = message.replace(f"invalid {kind} value:", f"expected {expected}, not")
+        raise BadInput(f"{message}; --help lists every option")
+
+    def advice(self, word, words):
+        """Returns the end of a message about a word that is not an option, "did you mean ..." or "expected ..."."""
+        options, (name, equals, value) = self._option_string_actions, word.partition("=")
+        near = nearest(name, options, key=lambda option: option.strip("-"))
+        if name.startswith("-") or (equals and near):
+            return near if name.startswith("-") else near.replace("'?", f"={value}'?")
+        if "--out_dir" in options and os.path.isdir(words):
+            return f", did you mean '--out_dir={words}'?"
+        positional = any(not action.option_strings for action in self._actions)
+        return "" if positional else ", expected --option=value, in quotes if it has spaces"
 
 
 def run_script(main):

@@ -16,6 +16,8 @@ def best_or_last(folder, name):
     Raises BadInput if there is no such folder. The file itself may be missing; loading it says so.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise BadInput(f"out_dir={folder}: a file; expected its folder, --out_dir={folder.parent}")
     if not folder.is_dir():
         raise BadInput(f"out_dir={folder}: no such folder; expected a run's folder, such as out/quickstart")
     return folder / (BEST if name == "best" and (folder / BEST).exists() else LAST)

@@ -13,7 +13,7 @@ from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format, interop
 from nanoladder.checkpoint.contents import check_contents
-from nanoladder.checkpoint.folder import LAST, best_or_last, found
+from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, found
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
@@ -133,6 +133,10 @@ def source_of(options):
     """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
     if options.model and options.checkpoint:
         raise BadInput(f"--checkpoint={options.checkpoint} is for a run; expected --out_dir with it, not --model")
+    if options.model and Path(options.model).is_dir():
+        run = any(Path(options.model, name).exists() for name in (LAST, BEST))
+        advice = f"--out_dir={options.model}" if run else f"--model={HUB}{options.model}"
+        raise BadInput(f"--model={options.model} is a folder; expected {advice}")
     return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
 
 
