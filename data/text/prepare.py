@@ -71,11 +71,11 @@ def open_corpus(args, folder):
     if args.documents == "files":
         raise BadInput(f"--documents=files: {records[0]} holds many documents; expected --documents=lines or none")
     for path, kind in kinds.items():
-        if kind == "text":
-            both = f"{records[0]} holds records, {path} is text"
+        if kind == "text" and path.stat().st_size:  # an empty file is a mark, such as _SUCCESS
+            both = f"{records[0]} holds records, {path} does not"
             raise BadInput(f"--input: {both}; expected one kind: name its files alone; --as_text reads all as text")
     print(f"files read: {len(records)}, of records; a document is the field {args.field!r}")
-    sources = [RECORDS[kind](path) for path, kind in kinds.items()]
+    sources = [RECORDS[kinds[path]](path) for path in records]
     return Records(sources, args.field, args.val_fraction, args.separator)
 
 

@@ -137,6 +137,7 @@ def write_lines(path, texts, field="text"):
     others = [{"id": i if i % 7 else str(i), "on": None if i % 3 else {"day": i}} for i in range(len(texts))]
     records = [{**other, field: text} for other, text in zip(others, texts, strict=True)]
     lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(lines) if path.name.endswith(".gz") else lines)
 
 
@@ -176,6 +177,13 @@ def test_every_format_of_records_gives_the_same_files(name, tmp_path, monkeypatc
 def test_half_of_a_surrogate_pair_is_read_as_the_replacement_character(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "a\\ud83d\\ude00b\\ud83d"}\n{"text": null}\n')
     assert [parts for _, parts in Records([JsonLines(tmp_path / "x.jsonl")]).documents()] == [["a😀b\ufffd"]]
+
+
+def test_an_empty_file_beside_records_is_skipped(tmp_path):
+    write_lines(tmp_path / "in" / "x.jsonl", TEXTS)
+    (tmp_path / "in" / "_SUCCESS").touch()
+    own_text.main(["--input", str(tmp_path / "in"), "--tokenizer=byte", f"--out_dir={tmp_path / 'out'}"])
+    assert len(read_text(tmp_path / "out", "train")) + len(read_text(tmp_path / "out", "val")) == len("".join(TEXTS))
 
 
 def test_json_is_text_if_asked_for(tmp_path):
@@ -320,7 +328,7 @@ def test_inputs_of_two_kinds_and_pipes_are_refused(tmp_path):
     (tmp_path / "b.txt").write_text("a text")
     os.mkfifo(tmp_path / "pipe")
     for name, words in [
-        (".", ["a.json holds records", "b.txt is text", "--as_text"]),
+        (".", ["a.json holds records", "b.txt does not", "--as_text"]),
         ("pipe", ["cannot be read twice"]),
     ]:
         line = refusal(own_text.main, ["--input", str(tmp_path / name), f"--out_dir={tmp_path / 'out'}"])
