@@ -17,7 +17,7 @@ from nanoladder import checkpoint, data, parallel
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config, micro_batch
-from nanoladder.run.start import new_start
+from nanoladder.run.start import check_data, new_start
 
 SHOWN_SEQUENCES, SHOWN_NAMES = 8, 4  # at most
 
@@ -66,6 +66,7 @@ def resume_before(step, config, dataset, model, optimizer):
     for path in checkpoint.found(Path(config.out_dir)):
         state = checkpoint.load(path)
         if state["progress"]["step"] < step:
+            print(check_data(config, dataset.fingerprint(), state, path), end="")
             checkpoint.check_resumes(config, state, path)
             checkpoint.resume(model, optimizer, state, path)
             return state["progress"]["step"]

@@ -11,6 +11,7 @@ Its metadata, all entries but the last in JSON, is the rest of the same tree:
     format_version                5
     config                        every key
     tokenizer                     sha256 of its tokens and ids; empty if the data have no tokenizer
+    data                          number of tokens and digest of train.bin and val.bin
     progress                      step, best_val_loss, best_step, interval_loss, interval_steps
     scaler                        state of float16's gradient scaler; else empty
     optimizer, generators         non-tensor state
@@ -26,7 +27,7 @@ and generators to plain tensors and back. Not here: atomic writes (nanoladder/fi
 (nanoladder/parallel).
 """
 
-from nanoladder.checkpoint.folder import best_or_last, found, restore
+from nanoladder.checkpoint.folder import BEST, best_or_last, former_best, found, restore
 from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,

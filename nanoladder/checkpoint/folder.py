@@ -47,17 +47,24 @@ def prune(folder):
         path.unlink()
 
 
-def restore(folder, path, progress):
+def former_best(step):
+    """Returns the name of the best checkpoint, of this step, by a validation that the run has replaced."""
+    return f"best_{step:08}.safetensors"
+
+
+def restore(folder, path, progress, former=0):
     """Makes the folder what it was when the checkpoint at `path` was written. Raises OSError.
 
     Removes later checkpoints and what killed processes left; gives the checkpoint the names that it lacks after a kill
-    or a full disk. path: None for a new run.
+    or a full disk. path: None for a new run. former: the step of a best one that is not to be compared with later ones.
     """
     files.remove_temporaries(folder)
     for number, later in history(folder).items():
         if number > progress["step"]:
             later.unlink()
     prune(folder)
+    if former and (folder / BEST).exists() and not (folder / former_best(former)).exists():
+        os.replace(folder / BEST, folder / former_best(former))
     if not path:
         return
     for name in other_names(folder, progress):

@@ -20,11 +20,12 @@ class Writer:
     If a checkpoint cannot be written, for example because the disk is full, prints a warning, and the next save tries
     again. Exits with code 1 if the last or the best checkpoint is still missing at the end.
 
-    progress: at the start. On rank 0, `best` has the loss and the step of best.safetensors, also while that is written.
+    origin: as for snapshot(). progress: at the start. On rank 0, `best` has the loss and the step of best.safetensors,
+    also while that is written.
     """
 
-    def __init__(self, config, tokenizer, progress):
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(self, config, origin, progress):
+        self.config, self.origin = config, origin
         self.folder = Path(config.out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.pending = None  # future of the checkpoint being written
@@ -47,7 +48,7 @@ class Writer:
         self.best = self.best_on_disk
         if val_loss < self.best["best_val_loss"]:
             self.best = {"best_val_loss": val_loss, "best_step": progress["step"]}
-        values, tensors = snapshot(self.config, self.tokenizer, model, optimizer, progress | self.best)
+        values, tensors = snapshot(self.config, self.origin, model, optimizer, progress | self.best)
         if parallel.mesh().is_divided:
             finish = self.write_each(values, tensors)
         else:
@@ -154,16 +155,16 @@ def is_finite(tensor):
     return all(math.isfinite(number) for number in extremes)
 
 
-def snapshot(config, tokenizer, model, optimizer, progress):
+def snapshot(config, origin, model, optimizer, progress):
     """Returns everything that resuming needs: a dict of values, and parallel.WholeTensors. Collective.
 
-    tokenizer: what tokenizer.identify() returns of the data's.
+    origin: {"tokenizer": its identify(), "data": the dataset's fingerprint()}.
     """
     tensors, values = flatten(
         {
             "format_version": FORMAT_VERSION,
             "config": dataclasses.asdict(config),
-            "tokenizer": tokenizer,
+            **origin,
             "model": {name: weight for weight, name in names(model).items()},
             "optimizer": plain_state(model, optimizer),
             "scaler": machine.scaler_of(model).state_dict(),  # empty if disabled

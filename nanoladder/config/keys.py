@@ -15,6 +15,7 @@ class Config:
     out_dir: str = "out"  # folder for checkpoints, config.json, metrics.jsonl and loss.png
     dataset: str = "python_stdlib"  # prepared dataset: the name of a folder in data/, or a path
     init_from: str = "scratch"  # scratch | resume | auto (resume if there is a run) | PATH | hf:NAME
+    new_data: bool = False  # resume although the dataset of this name has changed since
     seed: int = 1337  # random seed of initial weights, batches and dropout
     device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:N | mps
     deterministic: bool = False  # deterministic algorithms only: runs repeat bit for bit, slower

@@ -81,7 +81,7 @@ class Run:
         print_lines(busy(self.device, self.began))
         self.first_step = self.progress["step"] + 1
         self.signals = self.contexts.enter_context(Signals())
-        self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.tokenizer, self.progress))
+        self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.origin, self.progress))
         if parallel.rank() == 0:
             self.metrics = self.contexts.enter_context(Metrics(config, self.rows, self.counted))
         self.watch = Watch(config, self.device, machine.scaler_of(model))
@@ -242,6 +242,6 @@ def prepare_out_dir(config, start, dataset):
     """Writes config.json and the dataset's tokenizer; restores the checkpoints as of the start. Raises BadInput."""
     if parallel.rank() == 0:
         with writing(folder := Path(config.out_dir)):
-            checkpoint.restore(folder, start.source if start.resumes else None, start.progress)
+            checkpoint.restore(folder, start.source if start.resumes else None, start.progress, start.former_best)
             dataset.save_tokenizer(folder)
             write_config(folder, config)

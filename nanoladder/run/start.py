@@ -30,7 +30,7 @@ from nanoladder.errors import BadInput, reading
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
-OF_A_COMMAND = ("out_dir", "init_from")  # keys that do not affect training
+OF_A_COMMAND = ("out_dir", "init_from", "new_data")  # keys that do not affect training
 
 
 # -- the config
@@ -69,7 +69,7 @@ def keys_of_start(values, alone):
     if values["init_from"] == "scratch" or not checkpoint.found(folder):
         return {}
     own = read_config(folder / CONFIG)
-    return own if alone else {key: own[key] for key in checkpoint.SHAPE if key in own}
+    return {key: own[key] for key in own if (key not in OF_A_COMMAND if alone else key in checkpoint.SHAPE)}
 
 
 def read_config(path):
@@ -94,14 +94,16 @@ class Start(NamedTuple):
     """A run's start, found before its model is built.
 
     source, state: path or name of the model to load, and its dict, whose tensors are memory-mapped; None for new
-    weights. tokenizer: its identity, if known, as checkpoint.snapshot takes it. said: a text to print.
+    weights. origin: as checkpoint.snapshot takes it. former_best: step of the best checkpoint if that was chosen by
+    another validation, else 0. said: a text to print.
     """
 
-    tokenizer: dict
+    origin: dict
     progress: dict
     source: str | None = None
     state: dict | None = None
     resumes: bool = False
+    former_best: int = 0
     said: str = ""
 
     def load(self, model, optimizer):
@@ -115,19 +117,21 @@ class Start(NamedTuple):
 def find_start(config, dataset):
     """Returns the Start that init_from names.
 
-    Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, or if the dataset
-    has another tokenizer than the model, or the config another shape.
+    Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, if the dataset
+    has another tokenizer than the model or has changed, or if the config has another shape.
     """
     found = checkpoint.found(Path(config.out_dir))
     if config.init_from == "resume" or (config.init_from == "auto" and found):
         path, state = checkpoint.newest(config.out_dir)
-        tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, path)
+        origin = origin_of(config, dataset, state, path)
+        said = check_data(config, origin["data"], state, path)
         checkpoint.check_resumes(config, state, path)
-        progress = state["progress"]
-        said = f"continues {path}, step {progress['step']}, as it was configured{changes(config, state['config'])}\n"
+        progress, former_best, compared = compare_best(config, origin["data"], state, path)
+        as_before = f"as it was configured{changes(config, state['config'])}"
+        said = f"continues {path}, step {progress['step']}, {as_before}\n{said}{compared}"
         if progress["step"] >= config.max_steps:
             said += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
-        return Start(tokenizer, progress, path, state, True, said)
+        return Start(origin, progress, path, state, True, former_best, said)
     if found:
         raise BadInput(
             f"{config.out_dir} holds a run: --init_from=resume continues it; for a new one delete the folder, or "
@@ -141,11 +145,58 @@ def new_start(config, dataset):
     source = config.init_from
     progress = {"step": 0, "best_val_loss": math.inf, "best_step": 0, "interval_loss": 0.0, "interval_steps": 0}
     if source in OWN_STARTS:
-        return Start(identify(dataset.find_tokenizer()), progress)
+        origin = {"tokenizer": identify(dataset.find_tokenizer()), "data": dataset.fingerprint()}
+        return Start(origin, progress)
     state = checkpoint.load_model(source)
-    tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, source)
+    origin = origin_of(config, dataset, state, source)
     checkpoint.check_shape(config, state, source)
-    return Start(tokenizer, progress, source, state)
+    return Start(origin, progress, source, state)
+
+
+def origin_of(config, dataset, state, source):
+    """Returns the origin, as checkpoint.snapshot takes it, of a run from load_model(source)'s result, `state`.
+
+    Raises BadInput if the dataset has another tokenizer than the model.
+    """
+    tokenizer = checkpoint.check_tokenizer(dataset, config.dataset, state, source)
+    return {"tokenizer": tokenizer, "data": dataset.fingerprint()}
+
+
+def check_data(config, data, state, path):
+    """Returns a text to print if the dataset is not that of a checkpoint, else "". data: its fingerprint().
+
+    Raises BadInput if it has the same name, unless new_data is set.
+    """
+    before = state["data"]
+    changed = [name for name in data if data[name] != before.get(name)]
+    if not changed:
+        return ""
+    name, same_name = changed[0], config.dataset == state["config"]["dataset"]
+    differ = f"{name} has {data[name]}, not {before.get(name)}"
+    said = f"dataset={config.dataset} has other data than those of {path}: {differ}"
+    if same_name and not config.new_data:
+        raise BadInput(f"{said}; expected the same data, or --new_data=True to continue with these")
+    return f"{said}\n"
+
+
+def compare_best(config, data, state, path):
+    """Decides if later validation losses can be compared with that of a run's best checkpoint.
+
+    Returns the progress to begin with, the step of a best checkpoint by another validation or 0, and a text to print.
+    data: the dataset's fingerprint().
+    """
+    progress, windows = state["progress"], (DEFAULTS | state["config"])["eval_windows"]
+    reasons = ["other validation data"] * (data["val.bin"] != state["data"].get("val.bin"))
+    reasons += [f"eval_windows={config.eval_windows} (was {windows})"] * (config.eval_windows != windows)
+    best, step = path.with_name(checkpoint.BEST), progress["best_step"]
+    lost = step < progress["step"] and not best.exists()  # if it is this step's, it is linked again
+    if not step or not (reasons or lost) or progress["step"] >= config.max_steps:
+        return progress, 0, ""
+    said = f"{best} is missing"
+    if reasons:
+        said = f"{', '.join(reasons)}: {best}, of step {step}, becomes {checkpoint.former_best(step)}"
+    anew = progress | {"best_val_loss": math.inf, "best_step": 0}
+    return anew, step if reasons else 0, f"{said}; the next evaluation is the best so far\n"
 
 
 def changes(config, before):

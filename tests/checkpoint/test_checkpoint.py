@@ -2,6 +2,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -120,11 +121,12 @@ def test_any_tool_for_safetensors_reads_a_checkpoint(trained):
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, framework="pt") as file:
         metadata = {key: json.loads(text) for key, text in file.metadata().items() if key != "sha256"}
-    expected = {"format_version", "config", "tokenizer", "progress", "scaler", "optimizer", "generators"}
+    expected = {"format_version", "config", "tokenizer", "data", "progress", "scaler", "optimizer", "generators"}
     assert metadata.keys() == expected
     assert metadata["format_version"] == 5 and metadata["progress"]["step"] == 6 and metadata["scaler"] == {}
     ranks = Path(trained.out_dir, "tokenizer.tiktoken").read_bytes()
     assert metadata["tokenizer"] == {"sha256": hashlib.sha256(ranks).hexdigest()}
+    assert re.fullmatch(r"\d+ tokens, digest [0-9a-f]{8}", metadata["data"]["train.bin"])
     model = GPT(Config(**metadata["config"]))
     names = dict(model.named_parameters()).keys()
     states = {f"optimizer/{name}/{state}" for name in names for state in ("step", "exp_avg", "exp_avg_sq")}

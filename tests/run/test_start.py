@@ -20,10 +20,11 @@ from conftest import (
 
 import sample
 import train
+from lab import replay
 from nanoladder import checkpoint
 from nanoladder.config.keys import GONE, RENAMED
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
-from nanoladder.run import load_config
+from nanoladder.run import Run, load_config
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 17, "bias": False, "context_length": 16}
 
@@ -115,6 +116,88 @@ def test_a_run_continues_on_data_without_a_tokenizer_and_keeps_its_own(half, bar
     assert run_main(train.main, *words, f"--dataset={bare}", "--max_steps=4").code == 0
     assert saved(half)["progress"]["step"] == 4
     assert "another tokenizer" in refused(train.main, *words, f"--dataset={others['as_many']}", "--max_steps=5")
+
+
+# -- the data
+
+
+@pytest.fixture
+def changed(dense, tmp_path):
+    """changed(folder, times) writes a dataset with the tokenizer of `dense` and other tokens into a folder."""
+    tokenizer = load_tokenizer(dense)
+
+    def write(folder, times):
+        ids = encode(tokenizer, LINE[::-1] * times)
+        return write_folder(folder, ids * 4, ids, tokenizer.n_vocab, encoding=tokenizer, tokenizer="char")
+
+    return write
+
+
+@pytest.mark.parametrize("given", ["alone", "named"])
+def test_data_that_changed_under_their_name_are_refused_unless_new_data(
+    given, half, changed, tmp_path, run_main, refused
+):
+    data = changed(tmp_path / "data", 8)
+    words = [f"--out_dir={tmp_path}/run", "--init_from=auto"]
+    words += [f"--dataset={data}"] * (given == "named")
+    first = flags(dataset=data, out_dir=tmp_path / "run", save_interval=1)
+    assert run_main(train.main, *first, "--max_steps=2", "--lr_decay_steps=6").code == 0
+    for times, step in ((9, 3), (10, 4)):  # what was allowed once is not allowed for good
+        changed(data, times)
+        before = contents(tmp_path / "run")
+        line = refused(train.main, *words, f"--max_steps={step}")
+        has = f"dataset={data} has other data than those of {tmp_path}/run/last.safetensors: train.bin has "
+        assert has in line and "expected the same data, or --new_data=True" in line
+        assert has in refused(replay.main, *words, f"--max_steps={step}", f"--step={step}")
+        assert contents(tmp_path / "run") == before
+        result = run_main(train.main, *words, f"--max_steps={step}", "--new_data=True")
+        assert result.code == 0 and has in result.out
+    result = run_main(train.main, *words, "--max_steps=5")
+    assert result.code == 0 and "has other data" not in result.out
+
+
+def test_another_dataset_by_name_continues_and_the_data_are_said_to_differ(half, changed, tmp_path, run_main):
+    other = changed(tmp_path / "other", 9)
+    result = run_main(
+        train.main, f"--out_dir={half.out_dir}", "--init_from=resume", f"--dataset={other}", "--max_steps=4"
+    )
+    assert result.code == 0 and f"but dataset={other} (was {half.dataset}), max_steps=4" in result.out
+    assert f"dataset={other} has other data than those of {half.out_dir}/last.safetensors: train.bin has" in result.out
+
+
+# -- the best checkpoint
+
+
+@pytest.mark.parametrize("what", ["windows", "data"])
+def test_losses_of_another_validation_are_not_compared(what, half, changed, tmp_path, run_main, monkeypatch):
+    """The best checkpoint keeps its contents under another name; until the next evaluation there is none."""
+    log = Run.log_evaluation
+    monkeypatch.setattr(Run, "log_evaluation", lambda run, _: log(run, 90.0 - run.progress["step"]))
+    key = "--eval_windows=1" if what == "windows" else f"--dataset={changed(tmp_path / 'other', 9)}"
+    said, folder = "best.safetensors, of step 3, becomes best_00000003.safetensors", Path(half.out_dir)
+    best, words = (folder / "best.safetensors").read_bytes(), [f"--out_dir={folder}", "--init_from=resume", key]
+    assert said not in run_main(train.main, *words).out  # nothing is left to train
+    assert (folder / "best.safetensors").read_bytes() == best
+    result = run_main(train.main, *words, "--max_steps=4", "--eval_interval=0")
+    assert result.code == 0 and said in result.out
+    assert checkpoint.best_or_last(folder, "best").name == "last.safetensors"
+    result = run_main(train.main, *words, "--max_steps=6", "--eval_interval=1")
+    assert said not in result.out and saved(half, "best")["progress"]["step"] == 6
+    assert saved(half)["progress"].items() >= {"best_val_loss": 84.0, "best_step": 6}.items()
+    assert (folder / "best_00000003.safetensors").read_bytes() == best
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_best_checkpoint_that_is_missing_is_replaced(step, half, run_main, monkeypatch):
+    """By the checkpoint to resume, if that is the best; else by the next evaluation's."""
+    words, best = [f"--out_dir={half.out_dir}", "--init_from=resume"], Path(half.out_dir, "best.safetensors")
+    assert run_main(train.main, *words, f"--max_steps={step}", "--eval_interval=0").code == 0
+    best.unlink()
+    log = Run.log_evaluation
+    monkeypatch.setattr(Run, "log_evaluation", lambda run, _: log(run, 90.0))
+    result = run_main(train.main, *words, "--max_steps=5", "--eval_interval=5")
+    assert f"{best} is missing; the next evaluation is the best so far" in result.out or step == 3
+    assert saved(half, "best")["progress"]["step"] == (3 if step == 3 else 5)
 
 
 # -- the config of a run that continues
