@@ -48,6 +48,7 @@ REFUSED = [
     (evaluate, "--tasks x.jsonl --split=train", "split, stride: expected --dataset=NAME too"),
     (python_stdlib, "--tokenizer=bpe:12", "bpe:12"),
     (python_stdlib, "--tokenizer=bpe:4k", "bpe:4k"),
+    (python_stdlib, "--tokenizer=bpe:99999999999", "257 to 999999999"),  # rustbpe would overflow
     (openwebtext, "--tokenizer=char", "--tokenizer=char"),
     (own_text, "", "--input"),
     (own_text, "--input no/such/file", "no/such/file"),

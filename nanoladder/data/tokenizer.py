@@ -19,7 +19,7 @@ import tiktoken
 from nanoladder import files
 from nanoladder.errors import BadInput, reading
 
-KINDS = "gpt2, bpe:N (N tokens, at least 257), char or byte"
+KINDS = "gpt2, bpe:N (N tokens, 257 to 999999999), char or byte"
 END_OF_TEXT = "<|endoftext|>"
 
 # BPE merges within pieces of text: words with the character before them, 1-3 digits, punctuation, whitespace.
@@ -45,7 +45,7 @@ RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
 
 def is_name(text):
     """True for the name of a tokenizer that build_tokenizer knows."""
-    bpe = re.fullmatch(r"bpe:([0-9]+)", text)
+    bpe = re.fullmatch(r"bpe:([0-9]{1,9})", text)
     return text in ("gpt2", "char", "byte") or (bpe is not None and int(bpe[1]) >= 257)
 
 
