@@ -26,6 +26,8 @@ def main(argv):
     if not tokenizer:
         print(f"{options.out_dir} has no tokenizer, so none is written.")
     trust = ", trust_remote_code=True" if code else ""
+    if code:
+        print("The folder holds code that transformers runs with its reader's rights.")
     print(f'transformers loads it: AutoModelForCausalLM.from_pretrained("{options.output}"{trust})')
 
 

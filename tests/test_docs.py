@@ -1,13 +1,16 @@
 """Documentation names only existing files, sections, scripts, targets and keys; the records' figures are measured."""
 
 import dataclasses
+import inspect
 import re
 
 import pytest
 from conftest import ROOT
 
+import ladder
 from lab import modes, records
 from nanoladder.config import Config, differences
+from nanoladder.config.load import help_text
 from nanoladder.config.stages import LADDERS
 from nanoladder.run import load_config
 
@@ -89,3 +92,10 @@ def test_the_records_pages_are_up_to_date_and_the_laptop_s_config_is_a_record():
     assert entries["004_key_offset"] == {key: value for key, value in laptop.items() if key != "out_dir"}
     naive = differences(load_config(["config/laptop_gpt2.py", "--stage=naive"]))
     assert entries["001_naive"] == {key: value for key, value in naive.items() if key not in ("out_dir", "ddp")}
+
+
+def test_where_config_files_and_patches_are_met_they_are_said_to_be_code():
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/reference.md", "records/README.md")}
+    texts |= {"train.py --help": help_text(), "ladder.py check --help": inspect.getdoc(ladder.check_entry)}
+    for name, text in texts.items():
+        assert re.search(r"with\s+your\s+rights", text), name
