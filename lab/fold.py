@@ -39,6 +39,7 @@ NO_OPS = [
     ("standalone", True, "", "raise BadInput"),
     ("standalone", True, "None", "check_processes", "check_grid", "check_8_bits", "machine.require_torchao"),
     ("standalone", True, "None", "meeting_place"),
+    ("standalone", True, 'int(os.environ.get("WORLD_SIZE", 1))', "n_launched"),
     ("standalone", True, "False", "torch.are_deterministic_algorithms_enabled"),
     ("standalone", True, "softmax.softmax_", "fastest_softmax"),
     ("standalone", True, "False", "takes_exponentials"),

@@ -9,5 +9,12 @@ nanoGPT's meta.pkl, datasets.py opens the folder, batches.py cuts batches, count
 choice of texts (data/*/prepare.py) and moving batches to a device (train.py).
 """
 
-from nanoladder.data.batches import WORKERS, Batch, TrainingBatches, ValidationBatches, prefetch
+from nanoladder.data.batches import (
+    WORKERS,
+    Batch,
+    TrainingBatches,
+    ValidationBatches,
+    full_shared_memory,
+    prefetch,
+)
 from nanoladder.data.datasets import open_dataset

@@ -1,9 +1,12 @@
 """Batches of tokens: training batches are a pure function of (seed, step), validation batches are always the same."""
 
 import atexit
+import errno
 import math
 import multiprocessing
+import re
 import signal
+import traceback
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -173,11 +176,32 @@ def prefetch(items):
         yield item
 
 
+def share(batch):
+    """Moves a batch to shared memory. Called in a loader's worker, where an error of a full /dev/shm ends the run.
+
+    Otherwise a thread of the worker would do it later, print its error, and let the run wait for this batch for ever.
+    """
+    return Batch(*(tensor.share_memory_() for tensor in batch))
+
+
+def full_shared_memory(error):
+    """Says what to do about an exception if it was raised because a loader found no space in shared memory, else None.
+
+    The loader's queues have semaphores there.
+    """
+    semaphore = isinstance(error, OSError) and "synchronize.py" in traceback.format_tb(error.__traceback__)[-1]
+    if re.search("shared memory.*No space left|Bus error", str(error)) or (semaphore and error.errno == errno.ENOSPC):
+        what = "shared memory (/dev/shm) has no room for the batches of the loader's workers"
+        return f"{what}; expected --num_workers=0, or more of it, such as by docker run --shm-size=1g"
+    return None
+
+
 def survive_signals(_worker):
     """Keeps a loader's worker process alive after a signal to its process group, until the run has saved."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):  # Windows has neither this nor alarms, and its SIGTERM kills at once
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
@@ -193,4 +217,4 @@ def end_workers():
 
 # Arguments of a DataLoader of TrainingBatches. A DataLoader without a generator of its own draws from the global one,
 # and dropout would depend on num_workers.
-WORKERS = {"batch_size": None, "generator": torch.Generator(), "worker_init_fn": survive_signals}
+WORKERS = {"batch_size": None, "generator": torch.Generator(), "collate_fn": share, "worker_init_fn": survive_signals}

@@ -26,13 +26,11 @@ from nanoladder.parallel.full_state import (
     merge_stages,
 )
 from nanoladder.parallel.group import (
-    LAUNCHED,
     LaggedMax,
     add,
     all_reduce_mean,
     already_printed,
     gather_objects,
-    n_launched,
     rank,
     require_agreement,
     start,
@@ -43,6 +41,6 @@ from nanoladder.parallel.mesh import CUTS, divide, local, mesh
 from nanoladder.parallel.meta import build, init_shards
 from nanoladder.parallel.owners import n_owners, on_owners
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
-from nanoladder.parallel.refusals import check_grid
+from nanoladder.parallel.refusals import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel

@@ -13,10 +13,7 @@ import torch.distributed as dist
 
 from nanoladder.errors import BadInput
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
-from nanoladder.parallel.refusals import check_grid, check_processes
-
-ADDRESS = "MASTER_ADDR"
-LAUNCHED = "WORLD_SIZE", "RANK", "LOCAL_RANK", ADDRESS, "MASTER_PORT"  # set by torchrun in every process
+from nanoladder.parallel.refusals import check_grid, check_processes, n_launched
 
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
@@ -30,20 +27,6 @@ def world_size():
 def rank():
     """Rank of this process, counted from 0; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def n_launched():
-    """Number of processes that torchrun started, 1 without it. Raises BadInput unless all its variables are set."""
-    if os.environ.get("WORLD_SIZE", "") in ("", "1"):
-        return 1
-    values = {name: os.environ.get(name, "") for name in LAUNCHED}
-    wrong = [f"{name}={text}" for name, text in values.items() if not (text.isdecimal() or (text and name == ADDRESS))]
-    if wrong:
-        raise BadInput(
-            f"several processes need {', '.join(LAUNCHED)}, but {', '.join(wrong)}; "
-            "expected torchrun, which sets them, or for a single process: unset WORLD_SIZE"
-        )
-    return int(values["WORLD_SIZE"])
 
 
 def start(config, device):

@@ -1,4 +1,6 @@
-"""Refusals: configs that several processes cannot train."""
+"""Refusals: processes started by halves, and configs that several processes cannot train."""
+
+import os
 
 import torch
 
@@ -7,6 +9,23 @@ from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import Grid, mesh
 from nanoladder.parallel.pipeline import STAGES, micro_batch_size, micro_batch_sizes
+
+ADDRESS = "MASTER_ADDR"
+LAUNCHED = "WORLD_SIZE", "RANK", "LOCAL_RANK", ADDRESS, "MASTER_PORT"  # set by torchrun in every process
+
+
+def n_launched():
+    """Number of processes that torchrun started, 1 without it. Raises BadInput unless all its variables are set."""
+    if os.environ.get("WORLD_SIZE", "") in ("", "1"):
+        return 1
+    values = {name: os.environ.get(name, "") for name in LAUNCHED}
+    wrong = [f"{name}={text}" for name, text in values.items() if not (text.isdecimal() or (text and name == ADDRESS))]
+    if wrong:
+        raise BadInput(
+            f"several processes need {', '.join(LAUNCHED)}, but {', '.join(wrong)}; "
+            "expected torchrun, which sets them, or for a single process: unset WORLD_SIZE"
+        )
+    return int(values["WORLD_SIZE"])
 
 
 def check_processes(config, device, n, local_n):

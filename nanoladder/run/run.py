@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, files, machine, parallel
+from nanoladder.data import full_shared_memory
 from nanoladder.data.counting import counted_losses
 from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
@@ -18,7 +19,7 @@ from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import busy, counting, print_header, print_lines
 from nanoladder.run.metrics import Metrics, earlier_rows, flops_per_token
 from nanoladder.run.sample import print_line
-from nanoladder.run.signals import Signals
+from nanoladder.run.signals import Interrupted, Signals
 from nanoladder.run.size import require_memory
 from nanoladder.run.start import find_start, write_config
 
@@ -96,12 +97,26 @@ class Run:
             print("compiling: the first step may take minutes; the cache makes the next start shorter")
         for step in range(self.first_step, self.config.max_steps + 1):
             self.clock.start()
-            batch = next(batches)
+            batch = self.wait_for_batch(batches)
+            if batch is None:
+                return
             self.progress["step"] = step
             self.row = {}
             yield step, batch
             if self.signals.received:
                 return
+
+    def wait_for_batch(self, batches):
+        """Returns the next batch; None if a signal ended the wait for it. Then, or if the loader fails, saves first."""
+        try:
+            with self.signals.ending_wait():
+                return next(batches)
+        except (Interrupted, RuntimeError, OSError) as error:
+            if parallel.world_size() == 1 and self.progress["step"] >= self.first_step and not self.saving:
+                self.row, self.saving = {}, True
+                self.save_if_due()
+            if not isinstance(error, Interrupted):
+                raise
 
     def due(self, interval):
         """True if this step ends an interval of `interval` steps (0: never). The last step ends every interval."""
@@ -165,7 +180,8 @@ class Run:
         """
         progress, val_loss = self.progress, self.row.get("val_loss", math.inf)
         best = "val_loss" in self.row and self.writer.beats_best(val_loss)
-        due = self.config.save_interval and (self.saving or best)
+        self.saving |= best
+        due = self.config.save_interval and self.saving
         if due:
             self.watch.check_state(self.model, self.optimizer)
         if self.row and parallel.rank() == 0:
@@ -191,11 +207,13 @@ class Run:
             self.explain(error)
 
     def explain(self, error):
-        """Raises OutOfMemory if memory ran out. Ends the program if the compiler failed."""
+        """Raises OutOfMemory if memory ran out. Ends the program if the compiler or the loader failed."""
         if machine.is_out_of_memory(error):
             raise micro_batch.OutOfMemory(error, self.config, self.device) from None
         if not (self.watch and self.signals.number):  # a signal may have killed the compiler
             explain_compiler_failure(error, self.config)
+        if reason := full_shared_memory(error):
+            sys.exit(f"error: {reason}")
 
     def end_on_signal(self):
         """Exits with code 128 + n if signal n ended the run before its last step."""

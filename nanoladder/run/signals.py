@@ -7,8 +7,13 @@ import signal
 from nanoladder import parallel
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
-if hasattr(signal, "SIGUSR1"):  # not on Windows; SLURM can send it before a job's time limit
-    SIGNALS.append(signal.SIGUSR1)
+if hasattr(signal, "SIGUSR1"):  # not on Windows
+    SIGNALS.append(signal.SIGUSR1)  # SLURM can send it before a job's time limit
+    SIGNALS.append(signal.SIGHUP)  # sent when a terminal closes or its connection drops
+
+
+class Interrupted(BaseException):
+    """A signal ended a wait."""
 
 
 class Signals:
@@ -18,11 +23,12 @@ class Signals:
     """
 
     def __init__(self):
-        self.number, self.received = 0, None
+        self.number, self.received, self.waiting = 0, None, False
         self.agreed = parallel.LaggedMax()
 
     def __enter__(self):
-        self.before = {number: signal.signal(number, self.receive) for number in SIGNALS}
+        handled = [number for number in SIGNALS if number.name != "SIGHUP" or not hangup_is_ignored()]
+        self.before = {number: signal.signal(number, self.receive) for number in handled}
         return self
 
     def __exit__(self, *_):
@@ -34,12 +40,39 @@ class Signals:
             os._exit(128 + number)  # safe: file writes are atomic
         self.number = number
         if parallel.rank() == 0:
-            text = f"\n{signal.Signals(number).name} received: the run ends after this step\n"
+            again = "; a second Ctrl-C ends it at once, unsaved" if number == signal.SIGINT else ""
+            text = f"\n{signal.Signals(number).name} received: the run ends after this step{again}\n"
             with contextlib.suppress(OSError):  # stderr's reader may be gone, as in entry.outlast_output()
                 os.write(2, text.encode())  # print is not reentrant
+        if self.waiting:
+            self.end_wait()
+
+    @contextlib.contextmanager
+    def ending_wait(self):
+        """Lets a signal, even an earlier one, end the wait in this block: it raises Interrupted.
+
+        Several processes have to agree first, after a step.
+        """
+        self.waiting = parallel.world_size() == 1
+        try:
+            if self.waiting and self.number:
+                self.end_wait()
+            yield
+        finally:
+            self.waiting = False
+
+    def end_wait(self):
+        self.waiting, self.received = False, signal.Signals(self.number)
+        raise Interrupted
 
     def arrived(self):
         """True once a signal has arrived that ends the run. Collective: call it every step."""
         number = self.agreed(self.number)
         self.received = signal.Signals(number) if number else None
         return bool(number)
+
+
+def hangup_is_ignored():
+    """True if the caller ignores SIGHUP (nohup), unless torchrun, which handles it even then, sends it on."""
+    sent = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN and "SIGHUP" not in sent
