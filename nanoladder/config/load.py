@@ -20,8 +20,8 @@ EXPLAINED = """
   --stage=NAME                  the ladder's stages up to this one; `python ladder.py` lists them
   --recipe=NAME                 the second ladder's rungs, config/recipe/, up to this one
 
-Config files are Python and run with your rights: read one from elsewhere first. They are applied from left to right,
-then the stages, then the keys:
+Config files are Python and run with your rights: read one from elsewhere first. They are applied
+from left to right, then the stages, then the keys:
   python train.py config/quickstart.py --max_steps=100 --device=cpu
 Without config files, a resumed run continues as it was configured; keys change it:
   python train.py --out_dir=out/quickstart --init_from=resume --max_steps=2000"""
