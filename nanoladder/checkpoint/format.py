@@ -18,6 +18,7 @@ from nanoladder import files
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 5
+MOST_TENSORS = 144  # of a block: it has at most 14 weights, each with up to 8 tensors of the optimizer
 MAX_HEADER = 100_000_000  # bytes; the safetensors library's limit
 
 
@@ -100,6 +101,9 @@ def read_tensors(path):
         raise ValueError("its header is incomplete")
     entries = json.loads(content[8:start])
     metadata, tensors, end = entries.pop("__metadata__", {}), {}, 0
+    n_blocks = sum(name.endswith("fc.weight") for name in entries)
+    if len(entries) > MOST_TENSORS * (1 + n_blocks):  # else they would be read for seconds, and then refused
+        raise ValueError(f"it has {len(entries):,} tensors for {n_blocks} blocks")
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         if (dtype := DTYPES.get(entry["dtype"])) is None:
             raise ValueError(f"its {name} is of dtype {entry['dtype']}; expected one of {', '.join(DTYPES)}")
