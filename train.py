@@ -168,7 +168,7 @@ def evaluate(model, split, config, device):
 @fit_micro_batch  # halves micro_batch_size=auto whenever memory runs out
 def train(config):
     """Trains a model as configured. Writes everything to config.out_dir."""
-    with Run(config) as run:  # resumes, logs, saves, watches for faults, stops on a signal
+    with Run(config, learning_rate) as run:  # resumes, logs, saves, watches for faults, stops on a signal
         device = set_up(config)
         dataset = data.open_dataset(config)
         config = run.resolve(dataset, device)  # replaces vocab_size=0 and micro_batch_size=auto by numbers

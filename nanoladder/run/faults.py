@@ -10,6 +10,7 @@ from nanoladder import checkpoint, parallel
 from operators.private import loaded_compiler
 
 LOOK = 100  # most steps between two looks at the numbers on a GPU
+FAR = 2  # times the loss of guessing, ln(vocab_size): a loss above it means that the run has diverged
 SMALLEST_SCALE = 1.0  # below this loss scale the gradients themselves overflow float16
 
 
@@ -54,11 +55,25 @@ class Watch:
         if name := checkpoint.find_not_finite(model, optimizer):
             self.stop(*self.newest, f"; its update made {name} not finite")
 
+    def is_far(self, loss):
+        """True for a loss so far above that of guessing that the weights must be useless."""
+        return loss > FAR * math.log(self.config.vocab_size)
+
+    def warn_at_end(self):
+        """Warns if the newest step's loss is finite and absurd, which would otherwise end as any other run does."""
+        if self.newest and parallel.rank() == 0 and self.is_far(loss := float(self.newest[2])):
+            guessing = math.log(self.config.vocab_size)
+            print(
+                f"warning: the run has diverged: its last loss is {loss:,.1f}, and guessing has {guessing:.2f}; "
+                f"learning_rate={self.config.learning_rate} is too high, or the warm-up too short",
+                file=sys.stderr,
+            )
+
     def stop(self, step, lr, loss, grad_norm, also=""):
         """Ends the run with one line: step, likely causes, replay command. Collective."""
         loss, grad_norm = float(loss), float(grad_norm)
         causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
-        if grad_norm == 0:
+        if grad_norm == 0 and not self.is_far(loss):
             causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
         line = (
             f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{also}. "

@@ -21,7 +21,7 @@ from nanoladder.run.metrics import Metrics, earlier_rows, flops_per_token
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Interrupted, Signals
 from nanoladder.run.size import require_memory
-from nanoladder.run.start import find_start, write_config
+from nanoladder.run.start import find_start, say_rate, write_config
 
 LOCK = ".lock"  # in out_dir, held by the process that trains there
 FOREIGN = ("meta.json", "train.bin", "model*.safetensors", "pytorch_model*.bin")  # in folders of datasets and models
@@ -30,11 +30,13 @@ FOREIGN = ("meta.json", "train.bin", "model*.safetensors", "pytorch_model*.bin")
 class Run:
     """Housekeeping of a training run: resumes, logs, saves, watches for faults, stops on a signal.
 
-    Call order: `with Run(config)`, `resolve`, `begin`, `steps`; in every step `log_step`, `log_evaluation` if `due`,
+    Call order: `with Run`, `resolve`, `begin`, `steps`; in every step `log_step`, `log_evaluation` if `due`,
     `save_if_due`. Leaving the `with` block explains torch.compile errors; fit_micro_batch those of memory.
+    learning_rate: the schedule, a function of step and config.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, learning_rate):
+        self.learning_rate = learning_rate
         self.config, self.device = config, machine.choose_device(config.device)
         self.began = machine.cpu_times()
         self.contexts = contextlib.ExitStack()  # opened by begin
@@ -64,7 +66,7 @@ class Run:
         parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
         self.rows = earlier_rows(config.out_dir, self.progress["step"]) if parallel.rank() == 0 else []
         self.contexts.enter_context(hold_out_dir(config, is_new=not self.progress["step"]))
-        print(self.start.said, end="")
+        print(self.start.said + say_rate(self.start, config, self.learning_rate), end="")
         print_header(config, dataset, device)
         self.counted = {}
         if config.eval_interval and parallel.rank() == 0:
@@ -199,6 +201,7 @@ class Run:
     def __exit__(self, kind, error, traceback):
         self.contexts.__exit__(kind, error, traceback)
         if error is None:
+            self.watch.warn_at_end()
             parallel.stop()
             self.end_on_signal()
         else:

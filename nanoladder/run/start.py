@@ -30,6 +30,7 @@ from nanoladder.errors import BadInput, reading
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
+SCHEDULE = ("learning_rate", "min_lr", "warmup_steps", "lr_decay_steps", "max_steps", "schedule")
 OF_A_COMMAND = ("out_dir", "init_from", "new_data")  # keys that do not affect training
 
 
@@ -197,6 +198,21 @@ def compare_best(config, data, state, path):
         said = f"{', '.join(reasons)}: {best}, of step {step}, becomes {checkpoint.former_best(step)}"
     anew = progress | {"best_val_loss": math.inf, "best_step": 0}
     return anew, step if reasons else 0, f"{said}; the next evaluation is the best so far\n"
+
+
+def say_rate(start, config, learning_rate):
+    """Returns a line if the changed config of a run that resumes makes its learning rate jump; else ""."""
+    step = start.progress["step"] + 1
+    if not start.resumes or step > config.max_steps:
+        return ""
+    saved_keys = DEFAULTS | start.state["config"]
+    before = dataclasses.replace(config, **{key: typed(key, saved_keys[key], start.source) for key in SCHEDULE})
+    old, new = learning_rate(step, before), learning_rate(step, config)
+    if old == new:
+        return ""
+    ends = [each.lr_decay_steps or each.max_steps for each in (before, config)]
+    advice = f"; --lr_decay_steps={ends[0]} keeps the decay as it was" if ends[0] != ends[1] else ""
+    return f"learning rate of step {step}: {new:.3g}, which would have been {old:.3g}{advice}\n"
 
 
 def changes(config, before):

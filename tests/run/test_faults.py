@@ -169,6 +169,20 @@ def test_gradients_of_exactly_0_are_a_fault(config, run_main, monkeypatch):
     assert saved(config)["progress"]["step"] == 6 and "--compile=False" in line
 
 
+def test_a_run_that_ends_at_an_absurd_loss_says_so(config, run_main):
+    far = run_main(train.main, *words(config, learning_rate=10.0, max_steps=10))
+    assert far.code == 0 and far.err.startswith("warning: the run has diverged: its last loss is ")
+    assert "and guessing has 2.83; learning_rate=10.0 is too high" in far.err and far.err.count("\n") == 1
+    assert run_main(train.main, *words(config, out_dir=f"{config.out_dir} too")).err == ""
+
+
+def test_gradients_of_0_at_an_absurd_loss_are_not_pytorch_s_fault(capsys):
+    watch = faults.Watch(tiny(vocab_size=17), torch.device("cpu"), UNSCALED)
+    with pytest.raises(SystemExit):
+        watch.check(5, 100.0, 1e6, 0.0, due=True)
+    assert "loses the gradients" not in (line := capsys.readouterr().err) and "learning_rate=0.01 is too high" in line
+
+
 # -- float16
 
 

@@ -215,6 +215,17 @@ def test_a_run_continues_with_its_own_config(init_from, whole, half, run_main):
     assert f"step 6, as it was configured\n{path} is at step 6" in run_main(train.main, *given).out
 
 
+def test_a_changed_schedule_says_the_rate_before_and_after_and_how_to_keep_it(half, run_main):
+    def said(*keys):
+        out = run_main(train.main, f"--out_dir={half.out_dir}", "--init_from=resume", *keys).out
+        return [line for line in out.splitlines() if line.startswith("learning rate of step ")]
+
+    line = "learning rate of step {}, which would have been {}; --lr_decay_steps={} keeps the decay as it was"
+    assert said("--lr_decay_steps=0", "--max_steps=4") == [line.format("4: 0.001", "0.0055", 6)]
+    assert said("--max_steps=8") == [line.format("5: 0.0055", "0.001", 4)]
+    assert said("--max_steps=9", "--lr_decay_steps=8") == []
+
+
 def test_a_stage_changes_the_run_that_continues_and_is_not_kept(half, run_main):
     words = f"--out_dir={half.out_dir}", "--init_from=resume"
     result = run_main(train.main, *words, "--stage=flash", "--adamw_impl=fused", "--max_steps=4")
