@@ -28,8 +28,9 @@ def check_contents(state):
     check_scaler(state["scaler"])
     check_optimizer(state, config, expected)
     compare(state["generators"], dict.fromkeys({"cpu", *state["generators"]}, (None, BYTE)), "generators/")
-    if not isinstance(state["tokenizer"], dict):
-        raise ValueError(f"its tokenizer is {state['tokenizer']!r:.50}")
+    for key in ("tokenizer", "data"):
+        if not isinstance(state[key], dict):
+            raise ValueError(f"its {key} is {state[key]!r:.50}")
 
 
 def compare(found, expected, path=""):

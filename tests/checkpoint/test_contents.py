@@ -102,6 +102,7 @@ REFUSED = [  # a run, a change of its checkpoint, and a part of the line
     ("adamw", changed(config={"n_embd": 10**9, "n_head": 1}), "Storage size calculation overflowed"),
     ("adamw", changed(config={"dataset": 5}), "its config: dataset=5: expected text"),
     ("adamw", changed(scaler={"scale": math.nan}), "its scaler has ['scale']"),
+    ("adamw", lambda state: state.update(data=["train.bin"]), "its data is ['train.bin']"),
     (
         "adamw8bit",
         lambda s: s["optimizer"][FC]["exp_avg"].update(scale=torch.zeros(3)),
