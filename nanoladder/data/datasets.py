@@ -163,7 +163,10 @@ def find_folder(dataset):
             return folder
     names = {path.parent.name for path in DATA_DIR.glob("*/*") if path.name in ("prepare.py", "meta.json")}
     how = prepare_command(dataset) or nearest(dataset, sorted(names))
-    how = how or "; for your own text, `python data/text/prepare.py --input FILES --out_dir=FOLDER`"
+    how = how or (
+        "; for your own text, `python data/text/prepare.py --input FILES --out_dir=FOLDER`, and to train a model "
+        "further on it, --tokenizer=MODEL too, with the model's folder"
+    )
     raise BadInput(f"dataset={dataset}: no train.bin in data/{dataset} or in {dataset}{how}")
 
 

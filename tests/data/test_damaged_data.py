@@ -65,7 +65,7 @@ def test_attacks_on_the_files_are_refused_and_nothing_is_written(dense, document
         ("", {"dataset": "python_stdlb"}, ["dataset=python_stdlb: no train.bin", "did you mean 'python_stdlib'?"]),
         ("", {"dataset": "fineweb_edu_bpe512"}, ["python data/fineweb_edu/prepare.py --tokenizer=bpe:512`"]),
         ("", {"dataset": "text_bpe513"}, ["python data/text/prepare.py --input FILES --tokenizer=bpe:513`"]),
-        ("", {"dataset": "text_of_nowhere_else"}, ["python data/text/prepare.py --input FILES --out_dir=FOLDER`"]),
+        ("", {"dataset": "text_of_nowhere_else"}, ["prepare.py --input FILES --out_dir=FOLDER`", "--tokenizer=MODEL"]),
         ("", {"vocab_size": 3}, ["vocab_size=3", "--tokenizer=MODEL"]),
         ("", {"context_length": 400}, ["context_length=400", "val.bin", "at least 401"]),
     ],
