@@ -19,7 +19,7 @@ import torch
 from lab.cli import positive
 from lab.results import ROOT, code_hash
 from nanoladder import files
-from nanoladder.entry import Parser, run_script
+from nanoladder.entry import Parser, end_on_signals, run_script
 from nanoladder.errors import BadInput
 
 BAD_INPUT = 2  # exit code of nanoladder.entry
@@ -78,7 +78,7 @@ def main(argv):
     os.chdir(ROOT)
     if not (options.rehearse or torch.cuda.is_available()):
         raise BadInput("no NVIDIA GPU here; expected one, or --rehearse, which runs every part at tiny size on the CPU")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the part that runs, too
+    end_on_signals()
     folder = Path(options.out_dir or f"out/gpu/{'rehearsal-' if options.rehearse else ''}{code_hash()}")
     folder.mkdir(parents=True, exist_ok=True)
     commands = parts(options.nanogpt)

@@ -9,7 +9,6 @@ row. Rows take turns, round after round, so that machine drift affects all of th
 
 import contextlib
 import dataclasses
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from lab.results import code_hash, default_folder, open_results, write, write_re
 from lab.rows import AS_CONFIGURED, changes_from, not_applicable, rows_of, stage_rows, stages_of, trains_otherwise
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
+from nanoladder.entry import end_on_signals
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
 from nanoladder.run import load_config
@@ -31,7 +31,7 @@ from nanoladder.run import load_config
 
 def main(argv):
     options, words = cli.parse(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends children and removes copies, as Ctrl-C does
+    end_on_signals()
     if options.mode != "predict":
         check_device(load_config(words))
     match options.mode:

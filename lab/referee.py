@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import site
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from nanoladder.checkpoint import format
 from nanoladder.config import DEFAULTS
 from nanoladder.data import open_dataset
 from nanoladder.data.meta import sample_digest
+from nanoladder.entry import end_on_signals
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
@@ -60,7 +60,7 @@ def check(options):
     task = load_config([str(path) for path in naive.configs])
     machine, data = run_alone(machine_facts, task), open_dataset(task)
     seeds = entry.seeds(FEW if options.quick else options.seeds)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the run and removes the copies, as Ctrl-C does
+    end_on_signals()
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         folder = tempfile.tempdir = str(Path(folder).resolve())  # of the runs, too
         try:

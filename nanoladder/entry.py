@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 
 from nanoladder import files
@@ -134,6 +135,27 @@ def end_if_stdout_fails(text=""):
             sys.exit(141)  # as shells report SIGPIPE
         print(f"error: stdout cannot be written ({error.strerror})", file=sys.stderr)
         sys.exit(1)
+
+
+def end_on_signals():
+    """Lets SIGTERM and, unless the caller ignores it, SIGHUP end a program in a line, with its child processes.
+
+    As Ctrl-C does, they raise an exception that ends children and removes temporary folders. Output may then fail: the
+    terminal may be gone.
+    """
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # not on Windows
+    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+    def end(number, _):
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)  # a shell sends SIGHUP again, while the program ends its children
+        outlast_output()
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nended by {signal.Signals(number).name}\n".encode())
+        sys.exit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
 
 
 def outlast_output():

@@ -140,3 +140,36 @@ def test_an_empty_world_size_is_none(trained, monkeypatch, run_main):
         monkeypatch.setenv(name, "")
     assert run_main(evaluate.main, f"--out_dir={trained.out_dir}", "--device=cpu").code == 0
     assert machine.free_memory(torch.device("cpu")) > 0
+
+
+ENDED = """
+import os, signal, sys
+from nanoladder.entry import end_on_signals
+
+def main(argv):
+    signal.signal(signal.SIGHUP, signal.Handlers(int(argv[0])))
+    end_on_signals()
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        print("went on", flush=True)
+    finally:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.close(1)  # as a closed terminal
+        print("removed a folder", flush=True)
+        open(argv[1], "w").close()
+
+run_script(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_hangup_ends_a_measurement_in_a_line_once_it_has_cleaned_up_unless_it_is_ignored(ignored, tmp_path):
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+    command = [sys.executable, "-c", IMPORT + ENDED, str(int(handler)), str(tmp_path / "cleaned")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if ignored:
+        assert result.stdout == "went on\n"
+    else:
+        assert (result.returncode, result.stdout, result.stderr) == (129, "", "\nended by SIGHUP\n")
+        assert (tmp_path / "cleaned").exists()

@@ -270,11 +270,12 @@ def test_an_interrupted_judgment_leaves_no_copy_behind(dense, tmp_path):
     before = contents(root)
     words = ["--mode=judge", "--against=HEAD", "--metric=memory", f"--out_dir={tmp_path / 'out'}"]
     command = [sys.executable, "-B", "profile.py", *flags(dataset=dense), *words]
-    judging = subprocess.Popen(command, cwd=root, env=os.environ | {"TMPDIR": str(copies)})
+    streams = {"stderr": subprocess.PIPE, "text": True}
+    judging = subprocess.Popen(command, cwd=root, env=os.environ | {"TMPDIR": str(copies)}, **streams)
     while not (tmp_path / "out/judge-memory.json").exists():
         assert judging.poll() is None
         time.sleep(0.05)
     assert list(copies.glob("judge-*/other/train.py"))
     judging.send_signal(signal.SIGTERM)
-    assert judging.wait() == 143
+    assert judging.wait() == 143 and judging.stderr.read().endswith("\nended by SIGTERM\n")
     assert list(copies.glob("judge-*")) == [] and contents(root) == before
