@@ -7,6 +7,7 @@ without an errno.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -18,6 +19,7 @@ from nanoladder import files
 from nanoladder.errors import BadInput
 
 FORMAT_VERSION = 5
+OF_THE_FILE = (None, errno.ENOENT, errno.EIO)  # errors of a file that is not whole
 MOST_TENSORS = 144  # of a block: it has at most 14 weights, each with up to 8 tensors of the optimizer
 MAX_HEADER = 100_000_000  # bytes; the safetensors library's limit
 
@@ -28,10 +30,18 @@ class Damaged(BadInput):
 
 @contextlib.contextmanager
 def reading(path, kind="a checkpoint of nanoladder"):
-    """Turns any error raised while reading a file into a one-line Damaged: a damaged file can fail in many ways."""
+    """Turns any error raised while reading a file into a one-line Damaged: a damaged file can fail in many ways.
+
+    If the file may be good and this process cannot read it now, raises BadInput, so that no older one is used instead.
+    """
     try:
         yield
     except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_THE_FILE):
+            reason = getattr(error, "strerror", None) or "out of memory"
+            raise BadInput(
+                f"{path} cannot be read ({reason}); expected a readable file, and memory to map it"
+            ) from None
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise Damaged(f"{path} is damaged or not {kind} ({reason.splitlines()[0]:.300})") from None
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
+from nanoladder.checkpoint import format
 
 CASES = 30
 FILES = ["last.safetensors", "step_00000006.safetensors", "step_00000004.safetensors", "best.safetensors"]
@@ -114,6 +115,18 @@ def test_a_flipped_bit_in_a_tensor_or_in_the_metadata_is_found(where, runs, tmp_
     path.write_bytes(flipped(path.read_bytes(), where, 0))
     result = run_main(train.main, f"--out_dir={folder}", "--init_from=resume", "--max_steps=6")
     assert result.code == 0 and f"{path} is damaged" in result.out and "step_00000006" in result.out
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), PermissionError(13, "denied"), MemoryError()])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over_for_an_older_one(error, runs, refused, monkeypatch):
+    _, six, _ = runs
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(format, "read_tensors", fail)
+    line = refused(train.main, f"--out_dir={six.out_dir}", "--init_from=resume", "--max_steps=8")
+    assert f"{six.out_dir}/last.safetensors cannot be read (" in line and "damaged" not in line
 
 
 @pytest.mark.parametrize("name", ["last.safetensors", "x.pt"])
