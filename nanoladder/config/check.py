@@ -66,6 +66,8 @@ def typed(key, value, where):
     fits = value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
     if kind is str and fits and "\0" in value:  # no path has one
         raise BadInput(f"{where}: {key}={value!r}: it has a NUL byte; expected text without one")
+    if kind is str and fits and re.search("[\ud800-\udfff]", value):  # Python's stand-ins for undecodable bytes
+        raise BadInput(f"{where}: {key}={value!r}: it is not UTF-8; expected a name in UTF-8, for reports and plots")
     if not fits or (kind is float and not math.isfinite(value)) or (value == "" and DEFAULTS[key]):
         advice = f", such as {key}={DEFAULTS[key]}"
         if get_origin(kind) is Literal:

@@ -134,6 +134,7 @@ BAD_INPUT = [
     ([f"{ROOT}/config/refrence.py"], ["refrence.py cannot be read", "did you mean", "config/reference.py'?"]),
     (["quikstart"], ["config file quikstart cannot be read", "did you mean", "config/quickstart.py'?"]),
     (b"n_layer = '\xff'", ["x.py"]),
+    (["--out_dir=x\udcff"], [r"command line: out_dir='x\udcff': it is not UTF-8"]),
     (b"seed = 1\nn_layer = 2\0", ["x.py line 2: it has a NUL byte"]),
     (r"out_dir = 'x\0y'", ["x.py line 1: out_dir='x\\x00y': it has a NUL byte"]),
     ("seed = 1\nn_layer = 1 // 0", ["x.py line 2", "ZeroDivisionError", "zero"]),
