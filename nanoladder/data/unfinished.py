@@ -74,7 +74,8 @@ class Unfinished:
 
     job: a text that distinguishes this work from any other. overwrite: replace another dataset, or other unfinished
     work. journal: the argument of the last save(), else None. meta: the entries of meta.json if the target folder
-    already holds the job's dataset, intact, else None. If there is no journal, exiting removes the folder.
+    already holds the job's dataset, intact, else None. Exiting removes the folder, unless there is a journal, or the
+    dataset is complete and not yet in place.
     Raises BadInput if the target folder holds a run or a model, another dataset or, unless overwrite, unfinished work
     of another job, or if another process is preparing it.
     """
@@ -100,7 +101,7 @@ class Unfinished:
 
     def __exit__(self, *_):
         self.lock.close()
-        if not (self.path / JOURNAL).exists():
+        if not ((self.path / JOURNAL).exists() or (self.path / META).exists()):
             shutil.rmtree(self.path)
 
     def begin(self):

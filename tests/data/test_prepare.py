@@ -1,6 +1,7 @@
 """Preparing a dataset is atomic and deterministic, and the files match meta.json."""
 
 import json
+import os
 import shutil
 import sysconfig
 import urllib.error
@@ -124,6 +125,28 @@ def test_another_dataset_is_replaced_only_if_asked(other, held, tmp_path):
     write_dataset(tmp_path, **given | other, overwrite=True)
     assert_whole(tmp_path)
     assert contents(tmp_path) != before
+
+
+@pytest.mark.parametrize("event", range(1, 6))
+def test_a_replacement_that_was_interrupted_is_completed_by_any_later_command(event, tmp_path, monkeypatch):
+    """event: the file, counted from 1, before which Ctrl-C comes."""
+    folder, moved, replace = tmp_path / "x", [], os.replace
+    for path in (folder, tmp_path / "whole"):
+        write_dataset(path, ["old"], ["dataset"], "byte", documents=True)
+    write_dataset(tmp_path / "whole", TRAIN, VAL, "char", overwrite=True)
+
+    def interrupted(source, target):
+        moved.extend([target] * (target.parent == folder))
+        if len(moved) == event:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", interrupted)
+        write_dataset(folder, TRAIN, VAL, "char", overwrite=True)
+    assert not (folder / "meta.json").exists()
+    assert "holds a dataset" in refusal(write_dataset, folder, TRAIN, VAL, "byte")
+    assert contents(folder) == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("damage", [None, "train.bin", "tokenizer.json"])
