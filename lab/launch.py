@@ -26,6 +26,7 @@ from torch.distributed import TCPStore
 from torch.multiprocessing import ProcessExitedException, start_processes
 
 from nanoladder import parallel
+from nanoladder.data import full_shared_memory
 from nanoladder.errors import BadInput
 from nanoladder.machine import is_out_of_memory
 
@@ -114,6 +115,8 @@ def reason(error):
     """Says in one line why a measurement failed."""
     if is_out_of_memory(error):
         return "out of memory"
+    if full := full_shared_memory(error):
+        return full
     error = getattr(error, "inner_exception", error)  # of torch.compile's errors
     name = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
     return name + str(error).strip().partition("\n")[0]
