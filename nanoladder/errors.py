@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 
 
 class BadInput(Exception):
@@ -16,8 +17,15 @@ def reading(said, advice):
     except BadInput:
         raise
     except Exception as error:
+        if lacks_memory(error):
+            raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(f"{said} ({reason:.300}); {advice}") from None
+
+
+def lacks_memory(error):
+    """True for an error of Python that says nothing about a file: memory for it cannot be allocated or mapped."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def nearest(name, names, key=str):

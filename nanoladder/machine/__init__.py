@@ -14,7 +14,9 @@ from nanoladder.machine.device import (
 from nanoladder.machine.graph import can_record, replay, why_not_recorded
 from nanoladder.machine.memory import (
     free_memory,
+    has_limit,
     is_out_of_memory,
+    is_out_of_processes,
     keep_freed_memory,
     peak_memory_gb,
     proc_bytes,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from nanoladder.errors import lacks_memory
 from operators import private
 
 try:
@@ -18,6 +19,7 @@ try:
 except ImportError:  # Windows
     resource = None
 
+NO_THREAD = "start new thread"  # in Python's error
 GLIBC = platform.libc_ver()[0] == "glibc"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 
@@ -105,9 +107,21 @@ def proc_bytes(path, field):
 
 
 def is_out_of_memory(error):
-    """True if an exception reports that GPU, CPU, Python or thread memory ran out."""
-    causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError|start new thread"
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(re.search(causes, str(error))))
+    """True if an exception reports that GPU, CPU or Python memory ran out, or in limited memory that of a thread."""
+    causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError"
+    causes += f"|{NO_THREAD}" if has_limit() else ""
+    return lacks_memory(error) or (isinstance(error, RuntimeError) and bool(re.search(causes, str(error))))
+
+
+def is_out_of_processes(error):
+    """True if an exception reports that no more threads or processes can start, though memory is not limited."""
+    return isinstance(error, BlockingIOError) or (NO_THREAD in str(error) and not has_limit())
+
+
+def has_limit():
+    """True if this process's address space or data are limited, as by `ulimit -v`."""
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA) if resource else ()
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
 def peak_memory_gb(device):

@@ -52,7 +52,7 @@ class OutOfMemory(Exception):
     """Raised by a run that ran out of memory. config: the config as far as it was resolved."""
 
     def __init__(self, error, config, device):
-        super().__init__(f"{type(error).__name__}: {error}".splitlines()[0].rstrip("."))
+        super().__init__(f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: "))
         self.config, self.device = config, device
 
 
@@ -125,6 +125,8 @@ def explain(reason, next_size=0):
         if next_size:
             advice = f"the same command with --init_from=auto continues with micro_batch_size={next_size}"
             advice += "; torchrun --max-restarts=10 does so automatically"
+        elif machine.has_limit():
+            advice += "; this process's memory is limited (ulimit -v, -d)"
         print(f"error: out of memory: {reason}; {advice}", file=sys.stderr)
 
 

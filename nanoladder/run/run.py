@@ -210,13 +210,19 @@ class Run:
             self.explain(error)
 
     def explain(self, error):
-        """Raises OutOfMemory if memory ran out. Ends the program if the compiler or the loader failed."""
+        """Raises OutOfMemory if memory ran out. Ends the program if the compiler or the loader failed,
+        or no thread or process could start."""
         if machine.is_out_of_memory(error):
             raise micro_batch.OutOfMemory(error, self.config, self.device) from None
         if not (self.watch and self.signals.number):  # a signal may have killed the compiler
             explain_compiler_failure(error, self.config)
         if reason := full_shared_memory(error):
             sys.exit(f"error: {reason}")
+        if machine.is_out_of_processes(error):
+            sys.exit(
+                f"error: no more threads or processes can start ({error}); expected a higher limit (ulimit -u, or a "
+                "container's --pids-limit), or fewer of them: --num_workers=0"
+            )
 
     def end_on_signal(self):
         """Exits with code 128 + n if signal n ended the run before its last step."""

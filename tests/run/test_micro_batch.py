@@ -1,5 +1,6 @@
 """Memory of a run: finds the micro-batch that fits, and explains out-of-memory errors."""
 
+import errno
 import json
 import mmap
 import re
@@ -248,7 +249,9 @@ def of_the_compiler(text):
     [
         (FULL, True),
         (MemoryError(), True),
-        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("can't start new thread"), False),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (of_the_compiler("C++ compile error\n\nvirtual memory exhausted: Cannot allocate memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
@@ -257,3 +260,20 @@ def of_the_compiler(text):
 )
 def test_only_memory_errors_count_as_out_of_memory(error, expected):
     assert machine.is_out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), BlockingIOError(11, "unavailable")])
+def test_threads_that_cannot_start_are_not_a_matter_of_the_step_s_memory(error, config, run_main, monkeypatch):
+    def train_step(*_):
+        raise error
+
+    monkeypatch.setattr(train, "train_step", train_step)
+    result = run_main(train.main, *words(config))
+    assert str(result.code).startswith("error: no more threads or processes can start (")
+    assert "ulimit -u" in result.code and "memory" not in result.code
+
+
+def test_in_limited_memory_a_thread_that_cannot_start_lacks_memory(monkeypatch):
+    error = RuntimeError("can't start new thread")
+    with machine.within_free_memory(CPU):
+        assert machine.is_out_of_memory(error) is (sys.platform == "linux")
