@@ -1,5 +1,6 @@
 """Bad input to a script is one line that says what was expected, and exit code 2; nothing is written."""
 
+import errno
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
 from lab import modes as profile
+from nanoladder.errors import reading
 
 # (script, words of its command line, part of the line); the keys of train.py are in tests/config
 REFUSED = [
@@ -103,3 +105,9 @@ def test_bad_input_is_one_line(script, words, fragment, trained, tmp_path, refus
     elif "--model" not in words:
         given = [f"--out_dir={trained.out_dir}", "--device=cpu", *given]
     assert fragment in refused(script.main, *given) and not list(tmp_path.glob("new/*"))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_file_for_which_there_is_no_memory_is_not_called_damaged(error):
+    with pytest.raises(type(error)), reading("x is damaged", "prepare it again"):
+        raise error
