@@ -27,6 +27,7 @@ from torch.multiprocessing import ProcessExitedException, start_processes
 
 from nanoladder import parallel
 from nanoladder.data import full_shared_memory
+from nanoladder.data.batches import end_workers
 from nanoladder.errors import BadInput
 from nanoladder.machine import is_out_of_memory
 
@@ -86,6 +87,7 @@ def work(rank, folder, answers, environment, function, args, options):
         found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
     answers[rank].write_bytes(pickle.dumps(found))
     if found[1]:
+        end_workers()  # an error that a worker raised holds its loader
         sys.exit(1)  # so that start_processes ends the others
 
 
