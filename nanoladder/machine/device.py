@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend
 
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
-from nanoladder.machine.precision import choose_dtype
+from nanoladder.machine.precision import choose_dtype, require_torchao
 from operators import uses_blocks
 from operators.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 
@@ -143,6 +143,8 @@ def keep_cache_sound():
 def check(config, device):
     """Raises BadInput for a config that cannot run on this device. Also checks torch.compile's cache."""
     attention_kernel(config, device)
+    if config.optimizer == "adamw8bit":
+        require_torchao()
     if config.compile:
         keep_cache_sound()
     if device.type == "mps" and config.activation_checkpointing != "none" and config.dropout > 0:
