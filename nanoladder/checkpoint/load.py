@@ -17,7 +17,7 @@ from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, found
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, saved
+from nanoladder.config import DEFAULTS, known
 from nanoladder.data.existing_tokenizer import existing_tokenizer, how_to_prepare
 from nanoladder.data.hub import HUB
 from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify
@@ -47,15 +47,15 @@ def newest(folder):
 def load(path):
     """Returns a checkpoint's dict, whose tensors are memory-mapped.
 
-    Raises Damaged if the file is incomplete or its contents do not fit its config, and BadInput if its config has keys
-    that have since been removed.
+    Raises Damaged if the file is incomplete or its contents do not fit its config, and BadInput if its config has
+    unknown keys.
     """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
         state = format.read(path)
-        config = {**state["config"]}
-    state["config"] = saved(config, path)
+        config = state["config"].keys()
+    known(config, path)
     with reading(path):
         check_contents(state)
     return state

@@ -9,7 +9,7 @@ import re
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.keys import DEFAULTS, GONE, INSTEAD, OPTIONS, PATHS, RENAMED, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, INSTEAD, OPTIONS, PATHS, TYPES, WORDS
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of numbers; all others are at least 0.
@@ -42,15 +42,8 @@ def known(keys, where, options=()):
 
 def advice(key, options=()):
     """Says what to write in place of something that is not a key."""
-    elsewhere = INSTEAD.get(key) or OPTIONS.get(key) or RENAMED.get(key)
+    elsewhere = INSTEAD.get(key) or OPTIONS.get(key)
     return f", expected {elsewhere}" if elsewhere else nearest(key, [*DEFAULTS, *options])
-
-
-def saved(values, where):
-    """Returns a run's saved {key: value} without removed keys at their defaults. Raises BadInput as known() does."""
-    values = {key: value for key, value in values.items() if not (key in GONE and value == GONE[key])}
-    known(values.keys(), where)
-    return values
 
 
 def typed(key, value, where):

@@ -138,26 +138,12 @@ INSTEAD = {  # nanoGPT's names that are not keys here: what to write instead
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, which also names the run",
 }
-OPTIONS = {  # options of other programs: what to write instead
+OPTIONS = {  # of other programs, and of the command line alone: what to write instead
     "resume": "--init_from=resume, which continues the run in --out_dir",
     "config": "the path of a config file alone: python train.py config/quickstart.py",
-}
-RENAMED = {  # former keys: what to write instead
-    "average": "ema=True or False",
-    "decay": "cautious_decay=True or False",
-    "tied": "tie_embeddings",
-    "track": "wandb=True or False",
-    "embedding_skip": "x0_skip",
-    "checkpointing": "activation_checkpointing",
-    "compile_scope": "none: blocks are compiled one by one where that is needed",
     "stage": "--stage=NAME on the command line",
     "recipe": "--recipe=NAME on the command line",
-    "memory_gb": "none: micro_batch_size=auto uses the memory that is free",
-    "compile_mode": "TORCHINDUCTOR_MAX_AUTOTUNE=1 in the environment, to search for faster kernels",
-    "shard_within": "shard=hybrid, which keeps a whole copy of the weights in each node",
-    "keep_checkpoints": "none: the two most recent checkpoints are kept, and the best",
 }
-GONE = {"memory_gb": 0.0, "compile_mode": "default", "shard_within": 0, "keep_checkpoints": 2}  # with their defaults
 PATHS = ("out_dir", "dataset", "init_from")  # keys that may hold a path
 DEFAULTS = dataclasses.asdict(Config())
 # A key's comment, beside it or above it, is its meaning in --help; a comment that begins with -- is a heading there.

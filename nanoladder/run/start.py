@@ -20,9 +20,9 @@ from nanoladder.config import (
     apply,
     check,
     help_text,
+    known,
     ladder_files,
     parse_arguments,
-    saved,
     typed,
 )
 from nanoladder.data.tokenizer import identify
@@ -79,7 +79,8 @@ def read_config(path):
         return {}
     advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
     with reading(f"{path} is not the config of a run", advice):
-        values = saved({**json.loads(files.read(path))}, path)
+        values = {**json.loads(files.read(path))}
+        known(values.keys(), path)
         return {key: typed(key, value, path) for key, value in values.items()}
 
 

@@ -22,7 +22,6 @@ import sample
 import train
 from lab import replay
 from nanoladder import checkpoint
-from nanoladder.config.keys import GONE, RENAMED
 from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
 from nanoladder.run import Run, load_config
 
@@ -266,10 +265,9 @@ def test_a_config_of_a_run_that_is_not_valid_is_refused(init_from, half, refused
         assert f"{path}{fragment}" in refused(train.main, *words)
 
 
-@pytest.mark.parametrize("key", ["decay", "memory_gb"])  # one renamed, one removed; tests/config has all of them
-def test_a_run_with_a_former_key_is_refused_in_one_line(key, half, tmp_path, refused):
+def test_a_run_with_an_unknown_key_is_refused_in_one_line(half, tmp_path, refused):
     """In its config.json, and in a checkpoint to resume or to start from."""
-    said = f"unknown key {key!r}, expected {RENAMED[key]}; --help lists every key\n"
+    key, said = "learning_rte", "unknown key 'learning_rte', did you mean 'learning_rate'?; --help lists every key\n"
     file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
     words, text = (f"--out_dir={half.out_dir}", "--init_from=resume"), file.read_text()
     file.write_text(json.dumps({**json.loads(text), key: "none"}))
@@ -283,15 +281,6 @@ def test_a_run_with_a_former_key_is_refused_in_one_line(key, half, tmp_path, ref
     begins = f"--out_dir={tmp_path}/new", f"--init_from={path}", f"--dataset={half.dataset}"
     assert refused(train.main, *begins) == f"error: {path}: {said}"
     assert f"{path}: {said}" in refused(sample.main, f"--out_dir={half.out_dir}", "--checkpoint=last")
-
-
-def test_a_run_with_former_keys_at_their_defaults_continues(half, run_main):
-    file, path = Path(half.out_dir, "config.json"), Path(half.out_dir, "last.safetensors")
-    file.write_text(json.dumps({**json.loads(file.read_text()), **GONE}))
-    state = saved(half)
-    write_state(path, {**state, "config": {**state["config"], **GONE}})
-    assert run_main(train.main, f"--out_dir={half.out_dir}", "--init_from=resume", "--max_steps=4").code == 0
-    assert not GONE.keys() & json.loads(file.read_text()).keys() and saved(half)["progress"]["step"] == 4
 
 
 def test_without_its_config_a_run_continues_by_config_files(half, tmp_path, run_main):
