@@ -1,6 +1,7 @@
 """Config keys that fix a model's shape and what it computes."""
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from model import GPT
 from nanoladder.config import DEFAULTS, Config, check, typed
@@ -20,6 +21,14 @@ def config_of(state):
     return config
 
 
+class WithoutInit(TorchFunctionMode):
+    """Skips the functions of torch.nn.init: drawing numbers on the meta device loads the compiler, for 2 seconds."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", None) != "torch.nn.init":
+            return function(*args, **kwargs or {})
+
+
 def shapes(config, names):
     """Returns {name: shape} of a model's weights; a tied weight appears once.
 
@@ -28,5 +37,5 @@ def shapes(config, names):
     n_blocks = sum(name.endswith("fc.weight") for name in names)
     if config.n_layer != n_blocks:
         raise ValueError(f"it has {n_blocks:,} blocks, where its config says n_layer={config.n_layer}")
-    with torch.device("meta"):
+    with torch.device("meta"), WithoutInit():
         return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
