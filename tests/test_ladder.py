@@ -391,7 +391,7 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     source, optimizer = begun = begin(padded)
     step(padded, begun)
     progress = {"step": 1, "best_val_loss": 9.0, "best_step": 1, "interval_loss": 0.0, "interval_steps": 0}
-    state = whole(*checkpoint.snapshot(padded, {}, source, optimizer, progress))
+    state = whole(*checkpoint.snapshot(padded, {"tokenizer": {}, "data": {}}, source, optimizer, progress))
     write_state(tmp_path / "a.safetensors", state)
     target = model.GPT(plain)
     checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.safetensors"), "a.safetensors")

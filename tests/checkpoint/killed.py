@@ -8,6 +8,8 @@ import itertools
 import os
 import signal
 
+import torch
+
 import train
 from nanoladder import checkpoint
 from nanoladder.run import metrics
@@ -36,5 +38,6 @@ def kill_before(name, number):
 def run(words, name, number):
     """Trains with the words of a command line; killed right before the number-th call of the function (0: never)."""
     metrics.plot = lambda *_: None
+    torch.set_num_threads(1)  # as in the tests' own process
     kill_before(name, number)
     train.main(words)

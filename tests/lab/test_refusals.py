@@ -15,7 +15,7 @@ REFUSED = [
     (replay.main, "", "required: --step"),
     (replay.main, "--step=7", "--step=7: not a step of this run; expected 1 to max_steps=6"),
     (replay.main, "--step=0", "--step=0: not a step of this run"),
-    (replay.main, "--step=seven", "invalid int value: 'seven'"),
+    (replay.main, "--step=seven", "expected a whole number, not 'seven'"),
     (replay.main, "--step=3 --steps=3", "unknown key 'steps', did you mean 'step'?"),
     (modes.main, JUDGE, "expected another version, --against=COMMIT"),
     (modes.main, f"{JUDGE} --against=HEAD --dropout=0.1", "expected --dropout=0"),
