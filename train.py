@@ -1,7 +1,7 @@
 """Trains a GPT: python train.py config/x.py [more.py ...] [--stage=NAME] [--key=value ...]
 
-Read from top to bottom: the code is in execution order. `python ladder.py show naive` prints the program without any
-optimization; `python ladder.py diff amp` prints the lines that one stage changes.
+Read from top to bottom: the parts stand in the order in which the loop at the end calls them. `python ladder.py show
+naive` prints the program without any optimization; `python ladder.py diff amp` prints the lines that one stage changes.
 """
 
 import math
@@ -53,7 +53,6 @@ def build_model(config, device):
         parallel.apply_tensor_parallel(model)
     if config.context_parallel > 1:
         parallel.apply_context_parallel(model)
-    model = machine.autocast(model, config.dtype, device)
     if config.compiles_blocks:
         for block in model.blocks:  # between blocks, weights or activations are exchanged
             block.compile(dynamic=False)
@@ -101,6 +100,11 @@ def build_optimizer(model, config):
     return optimizer
 
 
+def build_scaler(config, device):
+    """Scales float16's loss up, so that small gradients do not underflow (Micikevicius et al. 2018)."""
+    return torch.amp.GradScaler(device.type, enabled=machine.choose_dtype(config.dtype, device) == torch.float16)
+
+
 def learning_rate(step, config):
     """Linear warm-up, then decay to min_lr, by a cosine (Loshchilov & Hutter 2017). Steps count from 1."""
     if step <= config.warmup_steps:
@@ -114,25 +118,33 @@ def learning_rate(step, config):
 # -- 5. The step: shared by training, measuring and replaying
 
 
-def train_step(model, optimizer, batch, lr, config):
+def train_step(model, optimizer, scaler, batch, lr, config):
     """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0) if config.scales_lr else lr
     optimizer.zero_grad(set_to_none=config.set_to_none)
     if config.cuda_graph and machine.can_record(config, batch.inputs.device):
-        loss = machine.replay(forward_backward, model, batch, config)
+        loss = machine.replay(forward_backward, model, scaler, batch, config)
     else:
-        loss = forward_backward(model, batch, config)
-    machine.unscale_gradients(model, optimizer)
+        loss = forward_backward(model, scaler, batch, config)
+    scaler.unscale_(optimizer)
     if config.optimizer_in_backward:  # the gradients are already applied and freed
         grad_norm = optim.norm_of_updates(optimizer)
     else:
         grad_norm = parallel.clip_grad_norm_(model, config.grad_clip or math.inf)
-    optim.step_if_finite(optimizer, loss + grad_norm)
+    if optim.may_step(optimizer, loss + grad_norm, scaler):  # not after a loss or gradient that is not finite
+        scaler.step(optimizer)
+    scaler.update()
     return loss if config.lazy_metrics else loss.item(), grad_norm
 
 
-def forward_backward(model, batch, config):
+def autocast(config, device):
+    """A context in which matrices are multiplied in half precision; in float32 if the device has none."""
+    dtype = machine.choose_dtype(config.dtype, device)
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def forward_backward(model, scaler, batch, config):
     """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
     n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
     if config.pipeline_parallel > 1 and parallel.world_size() > 1:
@@ -140,12 +152,14 @@ def forward_backward(model, batch, config):
     if config.micro_batch_size:
         loss = 0.0
         for part in parallel.synchronize_last(model, batch.split(config.micro_batch_size)):
-            part_loss = model(part.inputs, part.targets) / n_tokens
-            part_loss.backward()
+            with autocast(config, part.inputs.device):
+                part_loss = model(part.inputs, part.targets) / n_tokens
+            scaler.scale(part_loss).backward()
             loss += part_loss.detach()
     else:
-        loss = model(batch.inputs, batch.targets) / n_tokens
-        loss.backward()
+        with autocast(config, batch.inputs.device):
+            loss = model(batch.inputs, batch.targets) / n_tokens
+        scaler.scale(loss).backward()
     return parallel.all_reduce_mean(loss.detach())
 
 
@@ -159,7 +173,8 @@ def evaluate(model, split, config, device):
     loss_sum, n_tokens = 0.0, 0
     for batch in parallel.share(data.ValidationBatches(split, config)):
         batch = batch.to(device)
-        loss_sum += model(batch.inputs, batch.targets).item()
+        with autocast(config, device):
+            loss_sum += model(batch.inputs, batch.targets).item()
         n_tokens += batch.n_tokens.item()
     model.train()
     return parallel.add(loss_sum) / parallel.add(n_tokens)
@@ -174,10 +189,11 @@ def train(config):
         config = run.resolve(dataset, device)  # replaces vocab_size=0 and micro_batch_size=auto by numbers
         model = build_model(config, device)
         optimizer = build_optimizer(model, config)
-        run.begin(model, optimizer)
+        scaler = build_scaler(config, device)
+        run.begin(model, optimizer, scaler)
         for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):
             lr = learning_rate(step, config)
-            loss, grad_norm = train_step(model, optimizer, batch, lr, config)
+            loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
             run.log_step(lr, loss, grad_norm)
             if run.due(config.eval_interval):
                 with optim.averaged(optimizer) if config.ema else nullcontext():

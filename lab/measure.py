@@ -56,6 +56,7 @@ class Loop:
         self.resident_before = resident_before()
         self.model = train.build_model(config, self.device)
         self.optimizer = train.build_optimizer(self.model, config)
+        self.scaler = train.build_scaler(config, self.device)
         self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
 
     def step(self):
@@ -64,7 +65,7 @@ class Loop:
             number, batch = next(self.batches)
         lr = train.learning_rate(number, self.config)
         with record_function("step"):
-            loss, _ = train.train_step(self.model, self.optimizer, batch, lr, self.config)
+            loss, _ = train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)
         return machine.double(loss) if torch.is_tensor(loss) else loss  # sums of losses are exact enough
 
     def val_digest(self):

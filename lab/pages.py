@@ -41,7 +41,7 @@ RECIPES = [  # the README's figures of the second ladder
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
-The model comes first. From the first banner on, the code is in the order in which it runs."""
+The model comes first; then the parts of the loop, in the order in which it calls them, and the loop."""
 SAME = "The program is the same; what it calls changes:"  # of a stage whose diff is empty
 PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
 KINDS = ("speed", "memory")  # of a stage's figures

@@ -42,18 +42,18 @@ def replay(config, step):
     config = dataclasses.replace(config, vocab_size=dataset.vocab_size, lr_decay_steps=decay_end, max_steps=step)
     config = micro_batch.resolve_micro_batch(config)
     model = train.build_model(config, device)
-    optimizer = train.build_optimizer(model, config)
-    start = resume_before(step, config, dataset, model, optimizer)
+    optimizer, scaler = train.build_optimizer(model, config), train.build_scaler(config, device)
+    start = resume_before(step, config, dataset, model, optimizer, scaler)
     print(f"replaying steps {start + 1} to {step}, from {f'step {start}' if start else 'the beginning'}")
     for number, batch in enumerate(train.training_batches(split, config, start + 1, device), start + 1):
         lr = train.learning_rate(number, config)
         if number < step:
-            train.train_step(model, optimizer, batch, lr, config)
+            train.train_step(model, optimizer, scaler, batch, lr, config)
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
-        print_sequences(model, batch, data.TrainingBatches(split, config).windows(step))
+        print_sequences(model, batch, data.TrainingBatches(split, config).windows(step), config)
         not_finite = find_not_finite(model)
         eager = dataclasses.replace(config, cuda_graph=False)  # nor does a recorded graph
-        loss, grad_norm = train.train_step(model, optimizer, batch, lr, eager)
+        loss, grad_norm = train.train_step(model, optimizer, scaler, batch, lr, eager)
     not_finite["update"] = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")
     for stage, names in not_finite.items():
@@ -61,27 +61,28 @@ def replay(config, step):
         print(f"not finite in the {stage}: {', '.join(names[:SHOWN_NAMES]) or 'nothing'}{more}")
 
 
-def resume_before(step, config, dataset, model, optimizer):
+def resume_before(step, config, dataset, model, optimizer, scaler):
     """Resumes from the newest checkpoint before a step, or starts as the run did. Returns the step resumed from."""
     for path in checkpoint.found(Path(config.out_dir)):
         state = checkpoint.load(path)
         if state["progress"]["step"] < step:
             print(check_data(config, dataset.fingerprint(), state, path), end="")
             checkpoint.check_resumes(config, state, path)
-            checkpoint.resume(model, optimizer, state, path)
+            checkpoint.resume(model, optimizer, scaler, state, path)
             return state["progress"]["step"]
-    new_start(config, dataset).load(model, optimizer)
+    new_start(config, dataset).load(model, optimizer, scaler)
     return 0
 
 
 @torch.no_grad()
-def print_sequences(model, batch, windows):
+def print_sequences(model, batch, windows, config):
     """Prints the mean loss of the sequences of a batch, without dropout, the highest first."""
     model.eval()
     losses = []
     for inputs, targets, (window, phase) in zip(*batch, windows, strict=False):  # rows beyond windows are padding
         sequence = data.Batch(inputs[None], targets[None])
-        losses.append((float(model(*sequence) / sequence.n_tokens), window, phase))
+        with train.autocast(config, inputs.device):
+            losses.append((float(model(*sequence) / sequence.n_tokens), window, phase))
     model.train()
     losses.sort(key=lambda row: math.inf if math.isnan(row[0]) else row[0], reverse=True)
     for loss, window, phase in losses[:SHOWN_SEQUENCES]:

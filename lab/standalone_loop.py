@@ -12,7 +12,7 @@ import torch
 
 from nanoladder import parallel
 from nanoladder.data.batches import SHUFFLED, Batch, shuffle
-from train import build_model, build_optimizer, learning_rate, set_up, train_step, training_batches
+from train import build_model, build_optimizer, build_scaler, learning_rate, set_up, train_step, training_batches
 
 # -- 6. The loop
 
@@ -81,8 +81,9 @@ def train(path, config):
     device = set_up(config)
     model = build_model(config, device)
     optimizer = build_optimizer(model, config)
+    scaler = build_scaler(config, device)
     for step, batch in enumerate(training_batches(path, config, 1, device), 1):
-        loss, _ = train_step(model, optimizer, batch, learning_rate(step, config), config)
+        loss, _ = train_step(model, optimizer, scaler, batch, learning_rate(step, config), config)
         print(f"step {step}: loss {float(loss)}")
     parallel.stop()
 

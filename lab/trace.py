@@ -275,6 +275,7 @@ def trace(config, device_type, world_size, rank):
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
+        scaler = train.build_scaler(config, torch.device("cpu"))
         learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in learning:
             parameter.grad = torch.zeros_like(parameter)
@@ -289,7 +290,7 @@ def trace(config, device_type, world_size, rank):
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
             record_forwards(part, ledger, ends)
         ledger.peak, ledger.forward_peak, ledger.operations, first = 0, 0, [], ledger.n_storages
-        train.train_step(model, optimizer, batch, config.learning_rate, config)
+        train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
         work = roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
         end, sizes = max(ends, key=itemgetter(0)) if config.pipeline_parallel > 1 else ends[0]  # later ones recompute
         # Weights gathered from others: storages that FSDP2 has emptied since
@@ -324,7 +325,7 @@ def without_numbers(config, device_type, world_size, rank, ledger):
         ledger,
         cuda_kernels(ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
         patch.multiple(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
-        patch.multiple(optim, step_if_finite=lambda optimizer, _: optimizer.step()),
+        patch.multiple(optim, may_step=lambda *_: True),
         patch.multiple(torch.Tensor, item=lambda _: 1.0),  # Adafactor reads some
         patch.multiple(torch.nn.Module, to=lambda model, _: model),  # fake weights are in place
         patch.multiple(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model),  # it is C++

@@ -7,7 +7,6 @@ through the dispatcher, fake tensors and the compiler. Without those it cannot m
 
 import contextlib
 import sys
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -36,9 +35,6 @@ tree_map_only = _pytree.tree_map_only
 
 # Moves a list of tensors towards those of another, in one kernel on a GPU. Without it one kernel moves one tensor.
 lerp_all = torch._foreach_lerp_
-
-# The tensor () in which a GradScaler keeps its scale. Without the name float16 cannot be trained.
-scale_of = attrgetter("_scale")
 
 # Settings of the allocator of CUDA memory; 2.11 has the second name. Without both it stays as it is.
 set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)

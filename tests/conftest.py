@@ -325,10 +325,10 @@ def at_step(number, action):
     """Wraps train.train_step to call action(model, batch) first at step `number`, counted from 1."""
     original, numbers = train.train_step, itertools.count(1)
 
-    def step(model, optimizer, batch, lr, config):
+    def step(model, optimizer, scaler, batch, lr, config):
         if next(numbers) == number:
             action(model, batch)
-        return original(model, optimizer, batch, lr, config)
+        return original(model, optimizer, scaler, batch, lr, config)
 
     return step
 
@@ -344,10 +344,10 @@ def state_bytes(optimizer):
 
 
 def build(config, device="cpu"):
-    """The model and the optimizer of a config, as train.train makes them."""
+    """The model, the optimizer and the scaler of a config, as train.train makes them."""
     device = torch.device(device)
     model = train.build_model(config, device)
-    return model, train.build_optimizer(model, config)
+    return model, train.build_optimizer(model, config), train.build_scaler(config, device)
 
 
 def replace(config, **overrides):

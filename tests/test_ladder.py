@@ -65,7 +65,7 @@ def tiny(dataset):
 
 
 def begin(config):
-    """The model and the optimizer of a config, in a process set up for it."""
+    """The model, the optimizer and the scaler of a config, in a process set up for it."""
     return build(config, train.set_up(config))
 
 
@@ -304,12 +304,12 @@ def linear_dtypes(gpt):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
     config = tiny("naive", dtype=dtype)
-    gpt, _ = state = begin(config)
+    gpt, _, scaler = state = begin(config)
     seen = linear_dtypes(gpt)
     step(config, state)
     assert seen == {getattr(torch, dtype)}
     assert {p.dtype for p in gpt.parameters()} == {p.grad.dtype for p in gpt.parameters()} == {torch.float32}
-    assert gpt.scaler.is_enabled() == (dtype == "float16")
+    assert scaler.is_enabled() == (dtype == "float16")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -360,7 +360,7 @@ ADAMW_KERNELS = [("forloop", "addcdiv_"), ("fused", "_fused_adamw_")]
 @pytest.mark.parametrize("adamw_impl, kernel", ADAMW_KERNELS)
 def test_fused_adamw_calls_its_kernel_once_per_group(tiny, adamw_impl, kernel):
     config = tiny(adamw_impl=adamw_impl)
-    gpt, optimizer = build(config)
+    gpt, optimizer, _ = build(config)
     for parameter in gpt.parameters():
         parameter.grad = torch.ones_like(parameter)
     with Operators() as operators:
@@ -388,10 +388,10 @@ def test_padded_rows_never_receive_probability_or_gradient(tiny, dtype):
 
 def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     padded, plain = tiny("naive", "pad_vocab"), tiny("naive")
-    source, optimizer = begun = begin(padded)
+    source, *others = begun = begin(padded)
     step(padded, begun)
     progress = {"step": 1, "best_val_loss": 9.0, "best_step": 1, "interval_loss": 0.0, "interval_steps": 0}
-    state = whole(*checkpoint.snapshot(padded, {"tokenizer": {}, "data": {}}, source, optimizer, progress))
+    state = whole(*checkpoint.snapshot(padded, {"tokenizer": {}, "data": {}}, source, *others, progress))
     write_state(tmp_path / "a.safetensors", state)
     target = model.GPT(plain)
     checkpoint.load_weights(target, checkpoint.load(tmp_path / "a.safetensors"), "a.safetensors")

@@ -57,10 +57,10 @@ def test_the_last_block_and_every_second_one_before_it_have_a_value_embedding(n_
 def loss_after_five_steps(name):
     """Loss of the tiny config with the rungs up to this one, with averaged weights if it averages them."""
     config = of_rung(name)
-    model, optimizer = build(config)
+    model, optimizer, scaler = build(config)
     for step in range(1, 6):
         inputs = train.data.Batch(*batch(config, step))
-        train.train_step(model, optimizer, inputs, train.learning_rate(step, config), config)
+        train.train_step(model, optimizer, scaler, inputs, train.learning_rate(step, config), config)
     with optim.averaged(optimizer) if config.ema else nullcontext():
         return model(*batch(config)).item()
 
@@ -98,7 +98,7 @@ def test_the_recipe_resumes_bit_for_bit_and_its_averaged_model_is_loaded_and_exp
 def test_recomputed_blocks_get_the_embeddings_again(checkpointing):
     gradients = []
     for kind in ("none", checkpointing):
-        model, _ = build(
+        model, *_ = build(
             tiny(vocab_size=40, n_layer=4, **{**RECIPE, "zero_init": False}, activation_checkpointing=kind)
         )
         model(*batch(model.config)).backward()
@@ -141,7 +141,7 @@ def test_the_input_of_a_block_is_mixed_with_the_embedding():
 
 def test_every_parameter_is_in_one_group_with_its_rate():
     config = tiny(vocab_size=40, **RECIPE)
-    model, optimizer = build(config)
+    model, optimizer, _ = build(config)
     found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert len(found) == len(set(found)) and set(found) == set(model.parameters())
     rates = {p: group.get("lr_factor", 1) for group in optimizer.param_groups for p in group["params"]}
@@ -174,7 +174,7 @@ def test_evaluation_uses_the_average_and_training_continues_with_the_weights():
 
 
 def test_the_average_copies_no_weights_after_the_first_step():
-    model, optimizer = build(tiny(vocab_size=40, ema=True))
+    model, optimizer, _ = build(tiny(vocab_size=40, ema=True))
     kinds = []
     for _ in range(2):
         for parameter in model.parameters():

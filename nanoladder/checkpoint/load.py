@@ -108,11 +108,10 @@ def check_resumes(config, state, path):
         check_generators(state["generators"], machine.choose_device(config.device))
 
 
-def resume(model, optimizer, state, path):
+def resume(model, optimizer, scaler, state, path):
     """Restores model, optimizer, loss scale and generators from a checkpoint that passes check_resumes()."""
     load_weights(model, state, path)
     load_optimizer(model, optimizer, state["optimizer"])
-    scaler = machine.scaler_of(model)
     if scaler.is_enabled() and state["scaler"]:
         scaler.load_state_dict(state["scaler"])
     set_generator_states(state["generators"], next(model.parameters()).device)

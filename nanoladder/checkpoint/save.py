@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from nanoladder import files, machine, parallel
+from nanoladder import files, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, other_names, prune
 from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
 from nanoladder.checkpoint.state import generator_states, names, plain_state
@@ -37,7 +37,7 @@ class Writer:
         """True if a validation loss is lower than that of best.safetensors. Collective."""
         return val_loss < parallel.gather_objects(self.best["best_val_loss"])[0]
 
-    def save(self, model, optimizer, progress, val_loss):
+    def save(self, model, optimizer, scaler, progress, val_loss):
         """Saves the state as last.safetensors, and as best.safetensors if val_loss is the lowest. Collective.
 
         Waits for the previous write first, so that there is never more than one copy. val_loss: infinite if unknown.
@@ -48,7 +48,7 @@ class Writer:
         self.best = self.best_on_disk
         if val_loss < self.best["best_val_loss"]:
             self.best = {"best_val_loss": val_loss, "best_step": progress["step"]}
-        values, tensors = snapshot(self.config, self.origin, model, optimizer, progress | self.best)
+        values, tensors = snapshot(self.config, self.origin, model, optimizer, scaler, progress | self.best)
         if parallel.mesh().is_divided:
             finish = self.write_each(values, tensors)
         else:
@@ -155,7 +155,7 @@ def is_finite(tensor):
     return all(math.isfinite(number) for number in extremes)
 
 
-def snapshot(config, origin, model, optimizer, progress):
+def snapshot(config, origin, model, optimizer, scaler, progress):
     """Returns everything that resuming needs: a dict of values, and parallel.WholeTensors. Collective.
 
     origin: {"tokenizer": its identify(), "data": the dataset's fingerprint()}.
@@ -167,7 +167,7 @@ def snapshot(config, origin, model, optimizer, progress):
             **origin,
             "model": {name: weight for weight, name in names(model).items()},
             "optimizer": plain_state(model, optimizer),
-            "scaler": machine.scaler_of(model).state_dict(),  # empty if disabled
+            "scaler": scaler.state_dict(),  # empty if disabled
             "generators": generator_states(next(model.parameters()).device),
             "progress": {**progress, "interval_loss": float(progress["interval_loss"])},  # may be on the device
         }

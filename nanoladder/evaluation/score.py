@@ -54,7 +54,7 @@ class Scorer:
     """Scores rows of tokens with a model on its device, in batches of at most batch_tokens tokens (or one row)."""
 
     def __init__(self, model, dtype, device, batch_tokens):
-        self.log_probs = machine.autocast(LogProbs(model.to(device)), dtype, device)
+        self.log_probs, self.dtype = LogProbs(model.to(device)), machine.choose_dtype(dtype, device)
         self.device, self.batch_tokens = device, batch_tokens
 
     @torch.inference_mode()
@@ -72,7 +72,8 @@ class Scorer:
         with tqdm(total=total, desc=name, unit="token", unit_scale=True, disable=quiet, dynamic_ncols=True) as progress:
             for rows in mine:
                 inputs, targets = (torch.from_numpy(ids[:, : lengths[rows[0]]]).to(self.device) for ids in read(rows))
-                log_probs, likeliest = self.log_probs(inputs, targets)
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                    log_probs, likeliest = self.log_probs(inputs, targets)
                 found.append((rows, log_probs.cpu().double().sum(1).numpy(), likeliest.all(1).cpu().numpy()))
                 progress.update(int(lengths[rows].sum()))
         scores = Scores(np.empty(len(lengths)), np.empty(len(lengths), bool))

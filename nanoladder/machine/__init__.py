@@ -24,4 +24,4 @@ from nanoladder.machine.memory import (
     total_memory,
     within_free_memory,
 )
-from nanoladder.machine.precision import autocast, choose_dtype, double, require_torchao, scaler_of, unscale_gradients
+from nanoladder.machine.precision import choose_dtype, double, require_torchao

@@ -25,25 +25,25 @@ def can_record(config, device):
     return not why_not_recorded(config, device)
 
 
-def replay(function, model, batch, config):
-    """Calls function(model, batch, config) by replaying the kernels of its second call, recorded as a CUDA graph.
+def replay(function, model, scaler, batch, config):
+    """Calls function(model, scaler, batch, config) by replaying its second call's kernels, recorded as a CUDA graph.
 
     function: leaves gradients in the model's parameters, and returns a tensor. Every batch has the shape of the first.
     The first call compiles, and allocates what outlives a step. The graph's gradients and activations have memory of
     their own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """
     if not hasattr(model, "recorded"):
-        model.recorded = Recorded(function, model, batch, config)
+        model.recorded = Recorded(function, model, scaler, batch, config)
     return model.recorded(batch)
 
 
 class Recorded:
-    """Calls function(model, batch, config) for one batch after another, each copied to the same memory."""
+    """Calls function(model, scaler, batch, config) for one batch after another, each copied to the same memory."""
 
-    def __init__(self, function, model, batch, config):
+    def __init__(self, function, model, scaler, batch, config):
         self.batch = type(batch)(*(torch.empty_like(tensor) for tensor in batch))
         self.parameters, self.graph, self.calls = list(model.parameters()), None, 0
-        self.function = partial(function, model, self.batch, config)
+        self.function = partial(function, model, scaler, self.batch, config)
 
     def __call__(self, batch):
         for own, new in zip(self.batch, batch, strict=True):

@@ -5,5 +5,5 @@ from nanoladder.optim.groups import with_rates
 from nanoladder.optim.hooks import averaged, decay_cautiously, keep_average
 from nanoladder.optim.in_backward import norm_of_updates, update_in_backward
 from nanoladder.optim.muon import build_muon
-from nanoladder.optim.skip import step_if_finite
+from nanoladder.optim.skip import may_step
 from nanoladder.optim.state import state_shapes

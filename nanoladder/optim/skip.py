@@ -3,17 +3,16 @@
 import torch
 
 
-def step_if_finite(optimizer, number):
-    """Updates the weights, unless the number (), a sum of loss and gradient norm, is not finite.
+def may_step(optimizer, number, scaler=None):
+    """True unless the number (), a sum of loss and gradient norm, is found not to be finite before the update.
 
-    A fused optimizer reads the number in its own kernel. For any other optimizer the host would have to wait for it. On
-    a GPU it does not: the weights are updated, and the run ends before it saves. It does wait if float16 may overflow,
+    The host would have to wait for the number. It does not for a fused optimizer, which reads it in its own kernel; nor
+    on a GPU: the weights are then updated, and the run ends before it saves. It does wait if float16 may overflow,
     which happens occasionally, and on mps, where PyTorch's fused kernel ignores found_inf
     (https://github.com/pytorch/pytorch/pull/186360).
     """
-    finite, device = torch.isfinite(number), number.device.type
-    if optimizer.defaults.get("fused") and device != "mps":
-        optimizer.found_inf = (~finite).float()  # as GradScaler does
-    elif (device != "cuda" or getattr(optimizer, "overflows", False)) and not finite.item():
-        return
-    optimizer.step()
+    overflows, device = scaler is not None and scaler.is_enabled(), number.device.type
+    if optimizer.defaults.get("fused") and device != "mps" and not overflows:
+        optimizer.found_inf = (~torch.isfinite(number)).float()  # as GradScaler does
+        return True
+    return (device == "cuda" and not overflows) or bool(torch.isfinite(number))

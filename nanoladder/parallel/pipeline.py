@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from model import GPT
+from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import local, mesh
 
 STAGES = {"1f1b": 1, "interleaved": 2}  # of a process
@@ -45,7 +46,9 @@ class Stage(GPT):
             self.head = model.head
 
     def forward(self, x, targets=None):
-        return super().forward(x, targets) if self.is_last else self.hidden(x)
+        dtype = choose_dtype(self.config.dtype, x.device)
+        with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):  # not around a schedule's backward
+            return super().forward(x, targets) if self.is_last else self.hidden(x)
 
 
 class Zero(nn.Module):

@@ -23,6 +23,7 @@ from nanoladder.run.signals import Interrupted, Signals
 from nanoladder.run.size import require_memory
 from nanoladder.run.start import find_start, say_rate, write_config
 
+UNSCALED = torch.amp.GradScaler(enabled=False)
 LOCK = ".lock"  # in out_dir, held by the process that trains there
 FOREIGN = ("meta.json", "train.bin", "model*.safetensors", "pytorch_model*.bin")  # in folders of datasets and models
 
@@ -75,11 +76,11 @@ class Run:
             machine.reset_peak_memory(device)  # the run's peak, not that of counting
         return config
 
-    def begin(self, model, optimizer):
+    def begin(self, model, optimizer, scaler=UNSCALED):
         """Loads what the run starts from, and opens metrics and checkpoints. Raises BadInput."""
         config, start = self.config, self.start
-        self.model, self.optimizer, self.start = model, optimizer, None
-        start.load(model, optimizer)
+        self.model, self.optimizer, self.scaler, self.start = model, optimizer, scaler, None
+        start.load(model, optimizer, scaler)
         prepare_out_dir(config, start, self.dataset)
         print_lines(busy(self.device, self.began))
         self.first_step = self.progress["step"] + 1
@@ -87,7 +88,7 @@ class Run:
         self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.origin, self.progress))
         if parallel.rank() == 0:
             self.metrics = self.contexts.enter_context(Metrics(config, self.rows, self.counted))
-        self.watch = Watch(config, self.device, machine.scaler_of(model))
+        self.watch = Watch(config, self.device, scaler)
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
 
     # -- the steps
@@ -190,7 +191,7 @@ class Run:
             tokens = progress["step"] * self.config.batch_size * self.config.context_length
             self.metrics.write({"step": progress["step"], "tokens": tokens, **self.row})
         if due:
-            self.writer.save(self.model, self.optimizer, progress, val_loss)
+            self.writer.save(self.model, self.optimizer, self.scaler, progress, val_loss)
 
     # -- the end
 

@@ -108,10 +108,10 @@ class Start(NamedTuple):
     former_best: int = 0
     said: str = ""
 
-    def load(self, model, optimizer):
+    def load(self, model, optimizer, scaler):
         """Loads the weights, and of a run that resumes its whole state. Raises BadInput."""
         if self.resumes:
-            checkpoint.resume(model, optimizer, self.state, self.source)
+            checkpoint.resume(model, optimizer, scaler, self.state, self.source)
         elif self.state:
             checkpoint.load_weights(model, self.state, self.source)
 

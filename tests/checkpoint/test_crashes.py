@@ -222,15 +222,16 @@ def test_checkpoints_missing_at_the_end_are_named_and_the_exit_code_is_1(dense, 
 
 def test_a_snapshot_does_not_change_when_training_goes_on(dense, tmp_path):
     config = replace(saving(dense, tmp_path), vocab_size=17)
-    model, optimizer = build(config)
+    model, optimizer, scaler = build(config)
     batch = Batch(*torch.randint(17, (2, 4, 16)).unbind())
     progress = {"step": 1, "best_val_loss": 9.0, "best_step": 1, "interval_loss": torch.ones(()), "interval_steps": 1}
-    train.train_step(model, optimizer, batch, 1e-2, config)
-    state = whole(*checkpoint.snapshot(config, {}, model, optimizer, progress))
+    train.train_step(model, optimizer, scaler, batch, 1e-2, config)
+    state = whole(*checkpoint.snapshot(config, {}, model, optimizer, scaler, progress))
     before = copy.deepcopy(state)
-    train.train_step(model, optimizer, batch, 1e-2, config)
+    train.train_step(model, optimizer, scaler, batch, 1e-2, config)
     assert same(state, before)
-    assert not same(state["model"], whole(*checkpoint.snapshot(config, {}, model, optimizer, progress))["model"])
+    later = whole(*checkpoint.snapshot(config, {}, model, optimizer, scaler, progress))
+    assert not same(state["model"], later["model"])
 
 
 def test_a_restart_removes_partial_files_and_later_steps(dense, tmp_path):

@@ -7,13 +7,15 @@ import pytest
 import torch
 from conftest import same, tiny
 
+import train
 from lab.bundle import OPTIONS
 from lab.fold import NO_OPS, fold
 from model import GPT, NORMS, Attention, Block
-from nanoladder import machine, parallel
+from nanoladder import optim, parallel
 from nanoladder.config import DEFAULTS
 from nanoladder.config.stages import fields_up_to
 from nanoladder.parallel import context, tensor
+from nanoladder.run import Run
 
 VALUES = {"on": "True", "off": "False", "zero": "0", "one": "1", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
@@ -69,8 +71,8 @@ def test_calls_that_do_nothing_are_not_shown():
         ("return parallel.share(g(x))", "return g(x)"),
         ("return g(parallel.start(config, d(x)))", "return g(d(x))"),
         ("seed(config.seed + parallel.rank())  # of dropout", "seed(config.seed)"),
-        ("machine.unscale_gradients(model, optimizer)\ng(x)", "g(x)"),
-        ("x = machine.autocast(x, config.dtype, device)  # why\nreturn g(x)", "return g(x)"),
+        ("scaler.unscale_(optimizer)\ng(x)", "g(x)"),
+        ("with autocast(config, device):\n    x = g(x)\nscaler.scale(x).backward()", "x = g(x)\nx.backward()"),
         ("return partial(block, embedded=x, own_value=y)", "return partial(block, embedded=x)"),
         ("return NORMS[config.norm](n)", "return nn.LayerNorm(n)"),
     ):
@@ -102,12 +104,13 @@ def clipped(clip):
     return float(clip(model)), model.weight.grad.tolist()
 
 
-def unscaled():
-    """The gradient of a float32 model after unscale_gradients, before which it is 2."""
-    model = machine.autocast(torch.nn.Linear(1, 1), "float32", CPU)
-    model.weight.grad = torch.full((1, 1), 2.0)
-    machine.unscale_gradients(model, torch.optim.SGD(model.parameters()))
-    return model.weight.grad.item()
+def unscaled(*methods):
+    """A weight of 1 after calls of the float32 scaler's methods; its gradient is 1 and the learning rate 0.5."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad, optimizer = torch.ones(1), torch.optim.SGD([weight], lr=0.5)
+    for method in methods:
+        method(SCALER, *[optimizer] * (method is not torch.amp.GradScaler.update))
+    return weight.item(), weight.grad.item()
 
 
 def untouched(gpt):
@@ -121,6 +124,7 @@ def default(module, parameter):
     return inspect.signature(module.forward).parameters[parameter].default
 
 
+Scaler, SCALER = torch.amp.GradScaler, train.build_scaler(tiny(dtype="float32"), CPU)
 batches, model = Batches(), torch.nn.Linear(1, 1)
 gpt = GPT(tiny(vocab_size=8, tensor_parallel=2, context_parallel=2, pipeline_parallel=2))
 parts = [X, X]
@@ -143,9 +147,14 @@ MADE = {
     "mesh().sizes.tensor": lambda: parallel.mesh().sizes.tensor == 1,
     "mesh().sizes.context": lambda: parallel.mesh().sizes.context == 1,
     "mesh().sizes.pipeline": lambda: parallel.mesh().sizes.pipeline == 1,
-    'getattr(model, "parts", [model])': lambda: getattr(gpt, "parts", [gpt]) == [gpt],
-    "machine.autocast": lambda: machine.autocast(model, "float32", CPU) is model and "forward" not in vars(model),
-    "machine.unscale_gradients": lambda: unscaled() == 2.0,
+    "autocast": lambda: not train.autocast(tiny(dtype="float32"), CPU)._enabled,
+    "build_scaler": lambda: not SCALER.is_enabled(),
+    "scaler.scale": lambda: SCALER.scale(X) is X,
+    "scaler.unscale_": lambda: unscaled(Scaler.unscale_) == (1.0, 1.0),
+    "scaler.update": lambda: unscaled(Scaler.update) == (1.0, 1.0),
+    "scaler.step": lambda: unscaled(Scaler.unscale_, Scaler.step, Scaler.update) == (0.5, 1.0),
+    "optim.may_step": lambda: inspect.signature(optim.may_step).parameters["scaler"].default is None,
+    "run.begin": lambda: not inspect.signature(Run.begin).parameters["scaler"].default.is_enabled(),
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,

@@ -89,11 +89,10 @@ def given(dense, tmp_path, checkout, monkeypatch):
 
 def our_losses(task, n):
     """Losses of n steps of this loop."""
-    model, optimizer = build(task.naive)
-    lr = task.naive.learning_rate
-    return [
-        float(train.train_step(model, optimizer, task.batches[step], lr, task.naive)[0]) for step in range(1, n + 1)
-    ]
+    model, optimizer, scaler = build(task.naive)
+    config, batches = task.naive, (task.batches[step] for step in range(1, n + 1))
+    found = (train.train_step(model, optimizer, scaler, batch, config.learning_rate, config) for batch in batches)
+    return [float(loss) for loss, _ in found]
 
 
 # -- the clock

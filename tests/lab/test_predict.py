@@ -43,9 +43,9 @@ def measured(config):
     gc.collect()  # garbage of other tests would be freed in between
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         batch = Batch(*torch.randint(config.vocab_size, (2, config.batch_size, config.context_length)).unbind())
-        model, optimizer = build(config)
+        model, optimizer, scaler = build(config)
         for _ in range(2):
-            train.train_step(model, optimizer, batch, 1e-3, config)
+            train.train_step(model, optimizer, scaler, batch, 1e-3, config)
     now = peak = 0
     for size in without_scratch_of_products(profiler.profiler.kineto_results.events()):
         now += size

@@ -145,7 +145,7 @@ def theirs(dense, tmp_path):
     config = tiny(dataset=str(dense), context_length=9, n_embd=8, pad_vocab_to=1, eval_windows=0)
     dataset = open_dataset(config)
     config = replace(config, vocab_size=dataset.vocab_size)
-    model, _ = build(config)
+    model, *_ = build(config)
     weights = {f"transformer.{gpt2_name(name)}": weight for name, weight in model.named_parameters()}
     shape = {key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "bias", "vocab_size")}
     torch.save({"model": weights, "model_args": shape | {"block_size": 9}}, tmp_path / "ckpt.pt")

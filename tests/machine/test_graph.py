@@ -55,13 +55,13 @@ def emulated(monkeypatch):
 def steps(config, n=5):
     """Losses and norms of n steps on different batches, final weights, and the address of each forward's inputs."""
     torch.manual_seed(0)
-    model, optimizer = build(config)
+    model, optimizer, scaler = build(config)
     calls = []
     model.register_forward_pre_hook(lambda _, inputs: calls.append(inputs[0].data_ptr()))
     found = []
     for step in range(n):
         tokens = torch.randint(40, (4, 17), generator=torch.Generator().manual_seed(step))
-        loss, norm = train.train_step(model, optimizer, Batch(tokens[:, :-1], tokens[:, 1:]), 1e-2, config)
+        loss, norm = train.train_step(model, optimizer, scaler, Batch(tokens[:, :-1], tokens[:, 1:]), 1e-2, config)
         found.append((loss, norm))  # read at the end: a later replay must not change them
     return [(float(loss), float(norm)) for loss, norm in found], model.state_dict(), calls
 
@@ -82,9 +82,10 @@ def test_a_recorded_step_trains_like_any_other(emulated, keys):
 
 
 def test_every_replay_draws_new_dropout(emulated):
-    model, optimizer = build(config := tiny(**KEYS | {"dropout": 0.5, "attention": "sdpa"}))
+    model, optimizer, scaler = build(config := tiny(**KEYS | {"dropout": 0.5, "attention": "sdpa"}))
     tokens = torch.arange(64).reshape(4, 16) % 40
-    losses = [float(train.train_step(model, optimizer, Batch(tokens, tokens), 0.0, config)[0]) for _ in range(6)]
+    batch = Batch(tokens, tokens)
+    losses = [float(train.train_step(model, optimizer, scaler, batch, 0.0, config)[0]) for _ in range(6)]
     assert len(set(losses)) == 6
 
 

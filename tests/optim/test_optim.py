@@ -35,7 +35,7 @@ WIDE = {"n_embd": 64, "vocab_size": 256, "context_length": 16}  # matrices of at
 
 
 def make(**keys):
-    """A model, its optimizer, and the config of both."""
+    """A model, its optimizer, its scaler, and the config of all."""
     config = tiny(**WIDE, **keys)
     return *build(config), config
 
@@ -46,9 +46,9 @@ def batch_of(step, config):
     return Batch(*torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(step)).unbind())
 
 
-def steps(model, optimizer, config, n=5):
+def steps(model, optimizer, scaler, config, n=5):
     """Trains for n steps; returns their losses and norms."""
-    found = [train.train_step(model, optimizer, batch_of(n, config), 1e-3, config) for n in range(n)]
+    found = [train.train_step(model, optimizer, scaler, batch_of(n, config), 1e-3, config) for n in range(n)]
     return torch.tensor([[float(loss), float(norm)] for loss, norm in found])
 
 
@@ -157,20 +157,20 @@ def test_orthogonalized_matrices_keep_their_singular_vectors_and_have_values_nea
 
 @pytest.mark.parametrize("name", ["muon", "galore"])
 def test_adamw_beside_another_optimizer_uses_the_config_s_learning_rate(name):
-    model, optimizer, config = make(optimizer=name)
+    model, optimizer, scaler, config = make(optimizer=name)
     lr = train.learning_rate(config.warmup_steps, config)
-    train.train_step(model, optimizer, batch_of(0, config), lr, config)
+    train.train_step(model, optimizer, scaler, batch_of(0, config), lr, config)
     assert {group["lr"] for group in optimizer.param_groups} == {config.learning_rate}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "galore", "adamw8bit"])
 def test_beta1_applies_to_adamw_and_to_optimizers_derived_from_it(name):
-    _, optimizer, config = make(optimizer=name, beta1=0.8)
+    _, optimizer, _, config = make(optimizer=name, beta1=0.8)
     assert {group["betas"] for group in optimizer.param_groups if "betas" in group} == {(0.8, config.beta2)}
 
 
 def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
-    model, optimizer, config = make(optimizer="muon", adamw_impl="fused", dtype="bfloat16")
+    model, optimizer, scaler, config = make(optimizer="muon", adamw_impl="fused", dtype="bfloat16")
     twin, *_ = make()
     inside = {f"blocks.{name}" for name, parameter in model.blocks.named_parameters() if parameter.dim() == 2}
     parts = [[p for name, p in twin.named_parameters() if (name in inside) == hidden] for hidden in (True, False)]
@@ -186,7 +186,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
     ]
     monkeypatch.setattr(muon, "WARMUP", 2)
     for step, momentum in enumerate([0.95 - 0.5 * (0.95 - 0.85), 0.95, 0.95]):
-        train.train_step(model, optimizer, batch_of(step, config), 1e-3, config)
+        train.train_step(model, optimizer, scaler, batch_of(step, config), 1e-3, config)
         for parameter, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             theirs.grad = parameter.grad.clone()
         pair[0].param_groups[0]["momentum"] = momentum
@@ -199,8 +199,8 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_rest(monkeypatch):
 def test_8_bit_state_trains_almost_like_32_bit_state():
     losses = []
     for name in ("adamw", "adamw8bit"):
-        model, optimizer, config = make(optimizer=name)
-        losses.append(steps(model, optimizer, config, 20)[:, 0])
+        model, optimizer, scaler, config = make(optimizer=name)
+        losses.append(steps(model, optimizer, scaler, config, 20)[:, 0])
         kinds = [hasattr(state["exp_avg"], "codes") for state in optimizer.state.values() if "exp_avg" in state]
         assert any(kinds) == (name == "adamw8bit")
     assert not torch.equal(*losses)
@@ -223,7 +223,7 @@ class ProductDtypes(TorchDispatchMode):
 @pytest.mark.parametrize("dtype, native", [("auto", False), ("auto", True), ("float32", True), ("bfloat16", True)])
 def test_muon_multiplies_in_the_dtype_of_the_model(dtype, native, monkeypatch):
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: native)
-    model, optimizer, _ = make(optimizer="muon", dtype=dtype)
+    model, optimizer, *_ = make(optimizer="muon", dtype=dtype)
     gradients = with_gradients(list(model.parameters()), 0)
     with ProductDtypes() as products:
         optimizer.step()
@@ -236,10 +236,10 @@ def test_muon_multiplies_in_the_dtype_of_the_model(dtype, native, monkeypatch):
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
     config = tiny(**WIDE, optimizer=name, max_steps=60, warmup_steps=6, learning_rate=3e-3, min_lr=3e-4)
-    model, optimizer = build(config)
+    model, optimizer, scaler = build(config)
     batch = batch_of(0, config)
     losses = [
-        float(train.train_step(model, optimizer, batch, train.learning_rate(step, config), config)[0])
+        float(train.train_step(model, optimizer, scaler, batch, train.learning_rate(step, config), config)[0])
         for step in range(1, 61)
     ]
     assert losses[-1] < losses[0] - 1 and all(map(math.isfinite, losses))
@@ -248,7 +248,7 @@ def test_every_optimizer_learns_at_the_learning_rate_that_suits_adamw(name):
 @pytest.mark.parametrize("name", [name for name in OTHERS if name != "sgd"])  # its decay goes through the momentum
 def test_weight_decay_shrinks_the_weights_as_in_adamw(name):
     """With zero gradients, only the decay changes the weights."""
-    model, optimizer, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5)
+    model, optimizer, _, config = make(optimizer=name, learning_rate=1e-2, weight_decay=0.5)
     before = model.blocks[0].mlp.fc.weight.detach().clone()
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate * group.get("lr_factor", 1.0)
@@ -269,8 +269,8 @@ BYTES |= {"muon": 4.348, "galore": 2.827}  # including AdamW's state for embeddi
 @pytest.mark.parametrize("name, expected", BYTES.items())
 def test_the_state_takes_its_documented_bytes_per_parameter(name, expected):
     config = tiny(**MUCH, optimizer=name)
-    model, optimizer = build(config)
-    steps(model, optimizer, config, 1)
+    model, optimizer, scaler = build(config)
+    steps(model, optimizer, scaler, config, 1)
     assert state_bytes(optimizer) / model.n_params == pytest.approx(expected, rel=0.01)
 
 
@@ -305,14 +305,14 @@ def test_every_optimizer_resumes_bit_for_bit(keys, dense, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "adamw8bit"])
 def test_a_float16_step_that_overflows_is_skipped_and_the_next_ones_are_not(name):
-    model, optimizer, config = make(optimizer=name, dtype="float16")
+    model, optimizer, scaler, config = make(optimizer=name, dtype="float16")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     handle = model.head.weight.register_hook(lambda gradient: gradient + math.inf)
-    steps(model, optimizer, config, 1)
+    steps(model, optimizer, scaler, config, 1)
     handle.remove()
     assert same(model.state_dict(), before) and not any(optimizer.state.values())
-    assert model.scaler.get_scale() == 2.0**15
-    half = steps(model, optimizer, config)
+    assert scaler.get_scale() == 2.0**15
+    half = steps(model, optimizer, scaler, config)
     torch.testing.assert_close(half, steps(*make(optimizer=name)), rtol=2e-2, atol=0)
 
 
@@ -338,8 +338,8 @@ def test_updates_in_the_backward_equal_updates_after_it_bit_for_bit(keys, monkey
     monkeypatch.setattr(galore, "GAP", 2)
     runs, weights = [], []
     for inside in (False, True):
-        model, optimizer, config = make(optimizer_in_backward=inside, grad_clip=0.0, adamw_impl="fused", **keys)
-        runs.append(steps(model, optimizer, config))
+        model, optimizer, scaler, config = make(optimizer_in_backward=inside, grad_clip=0.0, adamw_impl="fused", **keys)
+        runs.append(steps(model, optimizer, scaler, config))
         weights.append(model.state_dict())
         weights[-1] = {"weights": weights[-1], "state": plain_state(model, optimizer)}
     assert torch.equal(runs[0][:, 0], runs[1][:, 0]) and same(*weights)
@@ -352,12 +352,12 @@ IMPLEMENTATIONS = [{"optimizer": "lion"}, {"optimizer": "muon"}, {"adamw_impl": 
 @pytest.mark.parametrize("keys", IMPLEMENTATIONS, ids=lambda keys: "-".join(keys.values()))
 def test_updates_in_the_backward_stop_at_the_first_non_finite_gradient(keys):
     """Gradients arrive from the last layer to the first: an overflow in the middle spares the first layers."""
-    model, optimizer, config = make(optimizer_in_backward=True, grad_clip=0.0, **keys)
-    steps(model, optimizer, config, 2)
+    model, optimizer, scaler, config = make(optimizer_in_backward=True, grad_clip=0.0, **keys)
+    steps(model, optimizer, scaler, config, 2)
 
     def changed_by_a_step(n):
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        train.train_step(model, optimizer, batch_of(n, config), 1e-3, config)
+        train.train_step(model, optimizer, scaler, batch_of(n, config), 1e-3, config)
         assert all(parameter.isfinite().all() for parameter in model.parameters())
         return {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
 
@@ -370,11 +370,11 @@ def test_updates_in_the_backward_stop_at_the_first_non_finite_gradient(keys):
 
 
 def test_at_most_one_gradient_exists_at_a_time():
-    model, optimizer, config = make(optimizer_in_backward=True, grad_clip=0.0)
+    model, optimizer, scaler, config = make(optimizer_in_backward=True, grad_clip=0.0)
     alive = []
     for parameter in model.parameters():
         parameter.register_hook(lambda _: alive.append(any(p.grad is not None for p in model.parameters())))
-    steps(model, optimizer, config, 2)
+    steps(model, optimizer, scaler, config, 2)
     assert len(alive) == 2 * len(list(model.parameters())) and not any(alive)
 
 
@@ -385,6 +385,7 @@ def test_on_a_gpu_every_optimizer_trains_as_on_a_cpu(name, inside):
     keys = {"optimizer": name, "optimizer_in_backward": inside, "grad_clip": 0.0}
     expected = steps(*make(**keys))
     config = tiny(**WIDE, **keys)
-    model, optimizer = build(config, "cuda")
-    found = [train.train_step(model, optimizer, batch_of(n, config).to("cuda"), 1e-3, config)[0] for n in range(5)]
+    model, optimizer, scaler = build(config, "cuda")
+    batches = (batch_of(n, config).to("cuda") for n in range(5))
+    found = [train.train_step(model, optimizer, scaler, batch, 1e-3, config)[0] for batch in batches]
     torch.testing.assert_close(torch.tensor([float(loss) for loss in found]), expected[:, 0], rtol=1e-2, atol=0)

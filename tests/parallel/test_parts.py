@@ -110,7 +110,7 @@ def test_shards_cut_the_parts_of_matrices_once_more():
 def test_muon_sends_every_matrix_once_to_its_owner_and_once_back(keys):
     config = tiny(n_layer=3, n_head=4, n_embd=48, vocab_size=64, ddp=True, optimizer="muon", **keys)
     with one_of(16, 3, config, "cpu"):
-        model, optimizer = build(config)
+        model, optimizer, _ = build(config)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         with Counter() as counter:

@@ -73,10 +73,10 @@ def faulty(rank, at_step, kind, forward_backward=train.forward_backward):
     return call
 
 
-def resume_exactly(model, optimizer, state, path, resume=checkpoint.resume):
+def resume_exactly(model, optimizer, scaler, state, path, resume=checkpoint.resume):
     """Resumes, and asserts that a new checkpoint would equal the old one, whatever layout wrote that."""
-    resume(model, optimizer, state, path)
-    again = whole(*checkpoint.snapshot(model.config, {}, model, optimizer, state["progress"]))
+    resume(model, optimizer, scaler, state, path)
+    again = whole(*checkpoint.snapshot(model.config, {}, model, optimizer, scaler, state["progress"]))
     assert parallel.rank() > 0 or all(same(again[part], state[part]) for part in ("model", "optimizer")), path
 
 

@@ -41,12 +41,12 @@ def batch(config):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_not_applied(keys, value):
     config = tiny(vocab_size=8, **keys)
-    model, optimizer = build(config)
-    train.train_step(model, optimizer, batch(config), 1e-2, config)
+    model, optimizer, scaler = build(config)
+    train.train_step(model, optimizer, scaler, batch(config), 1e-2, config)
     model.norm.weight.data[3] = value
     before = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
     before += [{name: tensor.clone() for name, tensor in state.items()} for state in optimizer.state.values()]
-    loss, norm = train.train_step(model, optimizer, batch(config), 1e-2, config)
+    loss, norm = train.train_step(model, optimizer, scaler, batch(config), 1e-2, config)
     assert not math.isfinite(loss + norm)
     before[0]["norm.weight"][3] = model.norm.weight.data[3] = 0.0  # NaN is not equal to itself
     assert same(dict(enumerate(before)), dict(enumerate([model.state_dict(), *optimizer.state.values()])))
@@ -56,16 +56,16 @@ def test_a_step_that_is_not_finite_is_not_applied(keys, value):
 @pytest.mark.parametrize("keys", [{}, IN_BACKWARD], ids=["after the backward", "in the backward"])
 def test_a_gpu_s_fused_kernel_skips_the_update_by_itself(keys):
     config = tiny(vocab_size=8, device="cuda", adamw_impl="fused", lazy_metrics=True, **keys)
-    model, optimizer = build(config, "cuda")
+    model, optimizer, scaler = build(config, "cuda")
     tokens = batch(config).to("cuda")
-    train.train_step(model, optimizer, tokens, 1e-2, config)
+    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
     norm = model.norm.weight.data.clone()
     model.norm.weight.data[3] = math.nan
     head = model.head.weight.detach().clone()
-    train.train_step(model, optimizer, tokens, 1e-2, config)
+    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
     assert torch.equal(model.head.weight, head)
     model.norm.weight.data = norm
-    train.train_step(model, optimizer, tokens, 1e-2, config)
+    train.train_step(model, optimizer, scaler, tokens, 1e-2, config)
     assert not torch.equal(model.head.weight, head)
 
 

@@ -36,11 +36,11 @@ def running_out(above, at_step=1):
     """
     original, sizes = train.train_step, []
 
-    def step(model, optimizer, batch, lr, config):
+    def step(model, optimizer, scaler, batch, lr, config):
         sizes.append(config.micro_batch_size)
         if config.micro_batch_size > above and len(sizes) >= at_step:
             raise torch.OutOfMemoryError(str(FULL))  # a new one: an old one's traceback would hold the model
-        return original(model, optimizer, batch, lr, config)
+        return original(model, optimizer, scaler, batch, lr, config)
 
     return step, sizes
 
@@ -80,14 +80,14 @@ def test_each_attempt_reports_its_own_peak_memory(config, run_main, monkeypatch)
     """The previous attempt touched 300 MB more, which the process's peak resident memory would still include."""
     original = train.train_step
 
-    def step(model, optimizer, batch, lr, config):
+    def step(model, optimizer, scaler, batch, lr, config):
         if config.micro_batch_size == 12:
             with mmap.mmap(-1, 300_000_000) as pages:  # not from the heap, which another test may have set to keep them
                 for start in range(0, len(pages), mmap.PAGESIZE):
                     pages[start] = 1
             before.append(machine.peak_memory_gb(CPU))
             raise torch.OutOfMemoryError(str(FULL))
-        return original(model, optimizer, batch, lr, config)
+        return original(model, optimizer, scaler, batch, lr, config)
 
     before = []
     monkeypatch.setattr(train, "train_step", step)
@@ -149,10 +149,10 @@ from nanoladder.entry import run_script
 train_step = train.train_step
 
 
-def limited(model, optimizer, batch, lr, config):
+def limited(model, optimizer, scaler, batch, lr, config):
     if parallel.rank() == 1 and config.micro_batch_size > 2:
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    return train_step(model, optimizer, batch, lr, config)
+    return train_step(model, optimizer, scaler, batch, lr, config)
 
 
 train.train_step = limited

@@ -27,9 +27,9 @@ def test_the_parameters_counted_are_those_of_the_model(keys):
 @pytest.mark.parametrize("name", with_torchao(optim.STATE_BYTES))
 def test_the_state_has_the_bytes_that_are_known_before_it_is_built(name, keys):
     config = tiny(n_embd=128, vocab_size=250, context_length=32, pad_vocab_to=64, optimizer=name, **keys)
-    model, optimizer = build(config)
+    model, optimizer, scaler = build(config)
     batch = torch.randint(250, (2, 1, 32))
-    train.train_step(model, optimizer, train.data.Batch(*batch), 1e-3, config)
+    train.train_step(model, optimizer, scaler, train.data.Batch(*batch), 1e-3, config)
     gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     weights = sum(p.nbytes for p in model.parameters())
     expected = weights, gradients, pytest.approx(state_bytes(optimizer), rel=0.03, abs=0.05 * weights / 4)
