@@ -15,4 +15,4 @@ def may_step(optimizer, number, scaler=None):
     if optimizer.defaults.get("fused") and device != "mps" and not overflows:
         optimizer.found_inf = (~torch.isfinite(number)).float()  # as GradScaler does
         return True
-    return (device == "cuda" and not overflows) or bool(torch.isfinite(number))
+    return (device == "cuda" and not overflows) or torch.isfinite(number).item()
