@@ -225,7 +225,8 @@ def section(name):
 def readme():
     """Returns the README with its diff, its tables and the sentences on all stages' gain rewritten."""
     text = records.with_table(README.read_text(encoding="utf-8"), "records/")
-    text = re.sub(r"(?<=```diff\n).*?(?=\n```)", lambda _: short_diff("amp"), text, flags=re.DOTALL)
+    step = re.search(r"@@ train_step\n.*?(?=\n@@ )", short_diff("amp"), re.DOTALL)[0]
+    text = re.sub(r"(?<=```diff\n).*?(?=\n```)", lambda _: step, text, flags=re.DOTALL)
     for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
         text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)
     gains = {machine: gain(reference(machine)[1].values()).replace("Against", "against") for machine in MEASURED}
