@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lab import export
+from lab.programs import export
 from nanoladder import checkpoint
 from nanoladder.data.tokenizer import DESCRIPTION
 from nanoladder.entry import Parser, run_script

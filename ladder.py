@@ -8,9 +8,11 @@ import inspect
 import sys
 from pathlib import Path
 
-from lab import cli, pages, records, referee
-from lab.bundle import standalone
-from lab.page import build
+from lab.measure import cli
+from lab.programs import pages
+from lab.programs.bundle import standalone
+from lab.programs.page import build
+from lab.research import records, referee
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 from nanoladder.entry import Parser, run_script

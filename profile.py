@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
-    from lab.modes import main
+    from lab.measure.modes import main
     from nanoladder.entry import run_script
 
     run_script(main)

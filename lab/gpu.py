@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from lab.cli import positive
-from lab.results import ROOT, code_hash
+from lab.measure.cli import positive
+from lab.measure.results import ROOT, code_hash
 from nanoladder import files
 from nanoladder.entry import Parser, end_on_signals, run_script
 from nanoladder.errors import BadInput

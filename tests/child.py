@@ -1,4 +1,4 @@
-"""Turns a forked process into a program. Imports only what lab/launch.py has loaded before the fork."""
+"""Turns a forked process into a program. Imports only what lab/measure/launch.py has loaded before the fork."""
 
 import multiprocessing
 import os

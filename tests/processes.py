@@ -9,7 +9,7 @@ from pathlib import Path
 import child
 from conftest import ROOT, tiny
 
-from lab import launch
+from lab.measure import launch
 
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}  # which torchrun would set too, with a warning

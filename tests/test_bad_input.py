@@ -12,7 +12,7 @@ from data.openwebtext import prepare as openwebtext
 from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
-from lab import modes as profile
+from lab.measure import modes as profile
 from nanoladder.errors import reading
 
 # (script, words of its command line, part of the line); the keys of train.py are in tests/config

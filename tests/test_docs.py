@@ -8,7 +8,8 @@ import pytest
 from conftest import ROOT
 
 import ladder
-from lab import modes, records
+from lab.measure import modes
+from lab.research import records
 from nanoladder.config import Config, differences
 from nanoladder.config.load import help_text
 from nanoladder.config.stages import LADDERS

@@ -64,7 +64,7 @@ def imports():
 
 
 def room(module):
-    """Name of a module's room in LAYERS: nanoladder.run.report -> nanoladder.run, lab.tables -> lab."""
+    """Name of a module's room in LAYERS: nanoladder.run.report -> nanoladder.run, lab.measure.tables -> lab."""
     parts = module.split(".")
     return ".".join(parts[:2] if parts[0] == "nanoladder" else parts[:1])
 

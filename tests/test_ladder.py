@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import ladder
 import model
 import train
-from lab import pages
+from lab.programs import pages
 from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.config import Config, stage_files, stage_names, stages
 from nanoladder.config.stages import RECIPE_DIR, needs_several, tree

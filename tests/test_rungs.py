@@ -17,7 +17,7 @@ from model import GPT
 from nanoladder import checkpoint, optim
 from nanoladder.config import Config, stages
 from nanoladder.errors import BadInput
-from nanoladder.parallel import refusals
+from nanoladder.parallel import checks
 
 RUNGS = stages.stage_names(stages.RECIPE_DIR)
 CPU = torch.device("cpu")
@@ -210,4 +210,4 @@ IN_A_PIPELINE = [("tie_embeddings", False), ("embedding_norm", True), ("position
 )
 def test_a_divided_model_refuses_rungs_that_need_the_whole(dimension, key, value):
     with pytest.raises(BadInput, match=f"{key}={value} does not work in 2 {dimension} processes"):
-        refusals.check_grid(dataclasses.replace(tiny(), **{key: value}), refusals.Grid(**{dimension: 2}), CPU)
+        checks.check_grid(dataclasses.replace(tiny(), **{key: value}), checks.Grid(**{dimension: 2}), CPU)

@@ -8,7 +8,7 @@ from conftest import ROOT, flags
 
 SCRIPT = """
 import sys
-import train, sample, evaluate, convert, lab.modes, ladder
+import train, sample, evaluate, convert, lab.measure.modes, ladder
 words = [f"--out_dir={sys.argv[1]}", "--device=cpu", "--dtype=float32"]
 sample.main([*words, "--max_new_tokens=2"])
 evaluate.main(words)

@@ -8,7 +8,7 @@ meta.json: a description, with a digest of every file and of itself. It is writt
 are complete and match it.
 
 Memory use does not depend on the size of the corpus or the number of cores, and neither does the result.
-unfinished.py describes how an interrupted preparation continues.
+resume.py describes how an interrupted preparation continues.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from nanoladder.data.datasets import DATA_DIR
 from nanoladder.data.encode import encoded
 from nanoladder.data.existing_tokenizer import PLACES, existing_tokenizer, name_or_place
 from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
+from nanoladder.data.resume import JOURNAL, LOCK, META, SplitFiles, Unfinished
 from nanoladder.data.tokenizer import (
     build_tokenizer,
     description,
@@ -36,7 +37,6 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
-from nanoladder.data.unfinished import JOURNAL, LOCK, META, SplitFiles, Unfinished
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
 

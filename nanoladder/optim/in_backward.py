@@ -2,7 +2,7 @@
 
 import torch
 
-from nanoladder.optim.skip import may_step
+from nanoladder.optim.finite import may_step
 
 
 def update_in_backward(optimizer):

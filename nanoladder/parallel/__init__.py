@@ -13,8 +13,10 @@
 Gradients are averaged over the processes that train on different tokens, losses over all.
 """
 
+from nanoladder.parallel.checks import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
+from nanoladder.parallel.distributed_muon import n_owners, on_owners
 from nanoladder.parallel.full_state import (
     WholeTensors,
     as_shards,
@@ -39,8 +41,6 @@ from nanoladder.parallel.group import (
 )
 from nanoladder.parallel.mesh import CUTS, divide, local, mesh
 from nanoladder.parallel.meta import build, init_shards
-from nanoladder.parallel.owners import n_owners, on_owners
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
-from nanoladder.parallel.refusals import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel

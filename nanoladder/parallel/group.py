@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from nanoladder.errors import BadInput
+from nanoladder.parallel.checks import check_grid, check_processes, n_launched
 from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
-from nanoladder.parallel.refusals import check_grid, check_processes, n_launched
 
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []

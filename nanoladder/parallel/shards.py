@@ -3,8 +3,8 @@
 import torch
 
 from nanoladder.machine import choose_dtype
+from nanoladder.parallel.checks import check_8_bits
 from nanoladder.parallel.mesh import mesh
-from nanoladder.parallel.refusals import check_8_bits
 
 
 def fully_shard(model):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train
-from lab import predict
+from lab.predict import predict
 from model import GPT
 from nanoladder import checkpoint, config
 from nanoladder.config import DEFAULTS, Config, stages

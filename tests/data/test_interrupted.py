@@ -13,10 +13,10 @@ from conftest import contents
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.data import corpus, encode, unfinished, writer
+from nanoladder.data import corpus, encode, resume, writer
 from nanoladder.data.corpus import Texts
+from nanoladder.data.resume import JOURNAL, UNFINISHED, SplitFiles
 from nanoladder.data.sources import Files, find_text
-from nanoladder.data.unfinished import JOURNAL, UNFINISHED, SplitFiles
 from nanoladder.data.writer import write_corpus
 from nanoladder.errors import BadInput
 
@@ -47,7 +47,7 @@ def killed_at(event, function, *arguments):
         for name in ("fsync", "replace"):
             setattr(os, name, counting(getattr(os, name)))
         Path.unlink = counting(Path.unlink)
-        unfinished.open_cut_back = counting(unfinished.open_cut_back)
+        resume.open_cut_back = counting(resume.open_cut_back)
         SplitFiles.append = counting(flushed(SplitFiles.append))
         function(*arguments)
 

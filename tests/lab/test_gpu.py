@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lab import cli, gpu
-from lab.results import read_results, write_results
-from lab.rows import not_applicable, rows_of
+from lab import gpu
+from lab.measure import cli
+from lab.measure.configs import not_applicable, rows_of
+from lab.measure.results import read_results, write_results
 from nanoladder.run import load_config
 
 

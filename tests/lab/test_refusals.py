@@ -4,7 +4,9 @@ import pytest
 import torch
 from conftest import MACHINE, flags
 
-from lab import cluster, modes, replay
+from lab import replay
+from lab.measure import modes
+from lab.predict import cluster
 
 JUDGE, PEERS = "--mode=judge", "--mode=peers"
 REFUSED = [

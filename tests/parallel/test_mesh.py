@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model import GPT
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
-from nanoladder.parallel import context, pipeline, refusals
+from nanoladder.parallel import checks, context, pipeline
 from nanoladder.parallel.mesh import Grid, Mesh, count_sharing, divide
 
 CPU, PIPELINE = torch.device("cpu"), {"pipeline_parallel": 2, "batch_size": 8, "micro_batch_size": 2}
@@ -53,8 +53,8 @@ def refuse(keys, sizes, device=CPU):
     """Runs all checks that precede training in several processes."""
     config = tiny(**{"ddp": True, **keys})
     check_config(config)
-    refusals.check_processes(config, device, 2, 2)
-    refusals.check_grid(config, sizes, device)
+    checks.check_processes(config, device, 2, 2)
+    checks.check_grid(config, sizes, device)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_what_several_processes_cannot_train_is_refused(keys, sizes, expected):
 def test_indivisible_sizes_are_refused(monkeypatch):
     with pytest.raises(BadInput, match="tensor_parallel=4 does not divide 6 processes; expected a multiple of 4"):
         divide(tiny(tensor_parallel=4), 6)
-    monkeypatch.setattr(refusals, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
+    monkeypatch.setattr(checks, "mesh", lambda: Mesh(Grid(data=2), n_sharing=2))
     with pytest.raises(BadInput, match=r"position_embedding\.weight has 15"):
-        refusals.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))
+        checks.check_8_bits(GPT(tiny(vocab_size=8, context_length=15)))
 
 
 def test_divisible_sizes_are_accepted():

@@ -12,7 +12,7 @@ from conftest import RECIPE, UNCUT, rows, saved, tiny, words
 from processes import configuration
 
 import train
-from lab.launch import run_together
+from lab.measure.launch import run_together
 from model import GPT
 from nanoladder import checkpoint, parallel
 from nanoladder.machine import proc_bytes

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from conftest import build, tiny
 
 import train
-from lab.launch import run_together
-from lab.processes import one_of
-from lab.traffic import Counter
+from lab.measure.launch import run_together
+from lab.measure.traffic import Counter
+from lab.predict.simulated_rank import one_of
 from model import GPT
 from nanoladder import parallel
 from nanoladder.data import Batch

@@ -1,0 +1,250 @@
+"""Judges a change, gain or noise: python profile.py config/x.py --mode=judge --against=COMMIT
+
+Two versions run their own code and config, in separate processes, which one lab/ measures: "this", the working
+tree, and "other", the commit. Both are copied to a temporary folder; the checkout and git's index are only read.
+
+Their first losses must be equal. Then they take turns, in rounds: a process of each, in an order that alternates. The
+differences within the rounds give a change and its interval (stats.py). It is looked at several times, to stop early.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from lab.measure import tables
+from lab.measure.cli import command_line
+from lab.measure.launch import run_command
+from lab.measure.results import ROOT, code_hash, default_folder, resume, write
+from lab.measure.stats import LEVEL, SIDES, Interval, intervals, looks, order
+from nanoladder.config import parse_arguments
+from nanoladder.data import open_dataset
+from nanoladder.errors import BadInput
+from nanoladder.run import load_config
+
+LEAST = 5e-4  # a smaller relative change in memory counts as none
+WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
+UNCHANGED = Interval(0.0, 0.0, 0.0)
+
+
+class Wrong(Exception):
+    """Raised, with the reason, if this version does not train as the other does."""
+
+
+class Metric(NamedTuple):
+    """A figure of a process (lower is better), and how it is printed. size: of its unit.
+
+    A change is the logarithm of a ratio, or with nats=True a difference.
+    """
+
+    heading: str
+    measurement: str
+    key: str
+    better: str
+    worse: str
+    size: float = 1.0
+    nats: bool = False
+
+    def change(self, other, this):
+        """The change from one process's figure to another's."""
+        return this - other if self.nats else math.log(this / other)
+
+    def text(self, change):
+        """A change in its unit."""
+        return f"{change:.4f} nats" if self.nats else f"{100 * math.expm1(change):.2f} %"
+
+
+METRICS = {
+    "speed": Metric("ms/step", "time", "seconds", "faster", "slower", 1e-3),
+    "memory": Metric("tensors GB", "profile", "peak", "less memory", "more memory", 1e9),
+    "loss": Metric("validation loss", "curve", "val_loss", "lower loss", "higher loss", nats=True),
+}
+
+
+def judge(options, config_words):
+    """Judges, writes judge-METRIC.json, prints a table and, last, the verdict. Returns the exit code."""
+    if not options.against:
+        raise BadInput("--mode=judge: expected another version, --against=COMMIT")
+    config = load_config(config_words)
+    if config.dropout and options.metric != "loss":
+        raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
+    paths, tops, given = parse_arguments(config_words)
+    given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
+    keys = command_line(tops | given)
+    with tempfile.TemporaryDirectory(prefix="judge-") as folder:
+        folder = Path(folder).resolve()
+        names = check_out(folder, options.against)
+        ask = functools.partial(measure, folder, names, [os.path.relpath(path, ROOT) for path in paths], keys)
+        conditions = {"names": names, "code": {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}}
+        conditions |= {"machine": ask("other", "machine"), "config": config_words, "keys": dataclasses.asdict(config)}
+        path = Path(options.out_dir or default_folder(conditions), f"judge-{options.metric}.json")
+        results = begun(path, conditions)
+        save = functools.partial(write, path.parent, {path.name: results})
+        save()  # fails now, rather than later, if it cannot be written
+        try:
+            change = compare(options, config, ask, results, save)
+            verdict = decide(METRICS[options.metric], change)
+            print(table(options.metric, results, change))
+        except Wrong as reason:
+            verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
+    results["verdict"] = verdict
+    save()
+    print(f"written: {path}\n{verdict['text']}")
+    return int(verdict["kind"] in ("worse", "wrong"))
+
+
+def begun(path, conditions):
+    """Returns the results of an interrupted judgment of the same versions, or new ones."""
+    new = {"rounds": []}
+    with contextlib.suppress(BadInput):
+        if "verdict" not in (results := resume(path, conditions, new)):
+            return results
+    return conditions | new
+
+
+def check_out(folder, against):
+    """Fills folder/this and folder/other, and returns {side: its name}. Raises BadInput.
+
+    this: the code of the working tree as it stands. other: the commit `against`, with the lab/ of this.
+    """
+    head, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "*.py")
+    this, other = folder / "this", folder / "other"
+    this.mkdir(parents=True)
+    unpack(against, other, failed=f"--against={against}: expected a commit or branch")
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, this)
+    for name in ("config", "lab", "nanoladder", "operators"):
+        shutil.copytree(ROOT / name, this / name)
+    shutil.copytree(ROOT / "lab", other / "lab", dirs_exist_ok=True)
+    return {"other": against, "this": f"{head} + changes" if changed else head}
+
+
+def unpack(commit, folder, *paths, failed):
+    """Fills a folder with a commit's files, or those under some paths. Raises BadInput as git does."""
+    archive = f"{folder}.zip"
+    git("archive", f"--output={archive}", commit, "--", *paths, failed=failed)
+    shutil.unpack_archive(archive, folder)
+
+
+def git(*words, failed="--mode=judge takes two versions of a git checkout", folder=None):
+    """The output of a git command in a folder or, without one, this repository. Raises BadInput if it fails."""
+    root = folder or ROOT
+    settings = {"GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
+    command = ["git", "-C", str(root), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
+    except OSError as error:
+        raise BadInput(f"{failed} (git: {error.strerror})") from None
+    if done.returncode:
+        reason = done.stderr.strip().partition("\n")[0]
+        raise BadInput(f"{failed} ({reason})")
+    return done.stdout.strip()
+
+
+def measure(folder, names, paths, keys, side, measurement, *more):
+    """Takes a measurement of a version, with its own config files at these paths or, if it lacks one, this checkout's.
+
+    If it fails, raises Wrong for this version, BadInput for the other.
+    """
+    root = folder / side
+    configs = [root / path if (root / path).exists() else ROOT / path for path in paths]
+    try:
+        return run_command(measurement, [*map(str, configs), *keys, *more], root)
+    except RuntimeError as error:
+        if side == "this":
+            raise Wrong(f"{names[side]} fails: {error}") from None
+        hint = "cannot run this config, or is too old for the lab/ of this version"
+        raise BadInput(f"{names[side]} {hint}: {error}") from None
+
+
+def compare(options, config, ask, results, save):
+    """The Interval of this version's change of the metric. Adds what it measures to the results; save: writes them.
+
+    Stops at the first look at which a change is seen, or at which no round has shown any, else after the last round.
+    Raises Wrong if the versions do not train the same.
+    """
+    metric, (numbers, level) = METRICS[options.metric], looks(options.rounds)
+    if options.metric != "loss":
+        profiled = results["profiled"] = results.get("profiled") or {side: ask(side, "profile") for side in SIDES}
+        if wrong := tables.difference(profiled["this"]["losses"], profiled["other"]["losses"]):
+            raise Wrong(wrong)
+    if options.metric == "memory":
+        results["rounds"] = [{side: profiled[side]["memory"] for side in SIDES}]
+        return change_of_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
+    for number in tqdm(range(1, options.rounds + 1), unit="round"):
+        if number > len(results["rounds"]):
+            seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
+            measured = {side: ask(side, metric.measurement, *seed) for side in order(number)}
+            if seed:
+                require_comparable(measured, *seed)
+            results["rounds"].append(measured)
+            save()
+        if number in numbers:
+            changes = list(map(metric.change, *values(metric, results).values()))
+            change = intervals({metric: changes}, level)[metric] if any(changes) else UNCHANGED
+            if change.seen or change is UNCHANGED:
+                break
+    return change
+
+
+def change_of_memory(config, other, this):
+    """The Interval of the change in bytes: of width 0, as bytes are counted, and 0 for a small change."""
+    batch = 2 * 8 * config.batch_size * config.context_length  # bytes of int64 inputs and targets
+    if abs(this / other - 1) < max(LEAST, WAITING * batch / other):
+        return UNCHANGED
+    change = math.log(this / other)
+    return Interval(change, change, change)
+
+
+def values(metric, results):
+    """Returns {side: the figures of all processes}."""
+    return {side: [processes[side][metric.key] for processes in results["rounds"]] for side in SIDES}
+
+
+def table(name, results, change):
+    """The change of a metric as a table of one row."""
+    metric, names = METRICS[name], results["names"]
+    measured = values(metric, results)
+    other, this = (f"{statistics.median(measured[side]) / metric.size:.4g}" for side in SIDES)
+    middle, low, high = map(metric.text, change)
+    row = {
+        names["other"]: other,
+        f"this: {names['this']}": this,
+        "change": middle,
+        f"{LEVEL:.0%} interval": f"{low} to {high}" if change.low < change.high else "counted",
+    }
+    return tables.texts({metric.heading: row})
+
+
+def require_comparable(measured, seed):
+    """Raises Wrong or BadInput unless two runs trained on as many tokens and validated on the same."""
+    other, this = (measured[side] for side in SIDES)
+    if other["val_loss"] is None:
+        raise BadInput(f"the other version diverges with {seed}; expected a config that trains")
+    if this["val_loss"] is None:
+        raise Wrong(f"it diverges with {seed}")
+    if this["val_data"] != other["val_data"]:
+        raise Wrong("it validates on other data")
+    if this["tokens"] != other["tokens"]:
+        raise Wrong(f"it trains on {this['tokens']:,} tokens instead of {other['tokens']:,}")
+
+
+def decide(metric, change):
+    """Returns the verdict as a sentence, with its figures."""
+    kind, text = "unchanged", f"no change of {metric.heading}"
+    if change.seen:
+        kind, words = ("worse", metric.worse) if change.middle > 0 else ("better", metric.better)
+        middle, *ends = (metric.text(each).lstrip("-") for each in (change.middle, *sorted(change[1:], key=abs)))
+        text = f"{words} by {middle}" + f" ({' to '.join(ends)})" * (change.low < change.high)
+    elif change is not UNCHANGED:
+        text = f"no change larger than {metric.text(max(-change.low, change.high))} can be seen"
+    return {"kind": kind, "text": text, **change._asdict()}

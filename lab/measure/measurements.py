@@ -1,0 +1,228 @@
+"""Measurements: functions of a config, each called in a separate process (launch.py), or from a command line:
+
+    python -m lab.measure.measurements MEASUREMENT config/x.py [--key=value ...]
+
+prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import train
+from lab.measure.breakdown import allocated, memory_by_part, product_format, seconds_by_kind
+from lab.measure.launch import reason
+from lab.measure.traffic import Counter
+from lab.predict import devices
+from model import IGNORE
+from nanoladder import data, machine, parallel
+from nanoladder.entry import run_script
+from nanoladder.parallel.pipeline import predict_bubble
+from nanoladder.run import load_config
+from nanoladder.run.clock import synchronized_time
+from nanoladder.run.metrics import flops_per_token
+from nanoladder.run.micro_batch import share_of_process
+
+WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
+COMPARED = 5  # number of steps whose losses are compared with naive's
+HIGHEST_RATE = 1e-3  # of those steps
+WINDOW = 0.5  # minimum seconds to time
+
+
+def main(argv):
+    measurement, *words = argv
+    try:
+        print(json.dumps(MEASUREMENTS[measurement](load_config(words))))
+    except Exception as error:
+        sys.exit(f"error: {reason(error)}")
+
+
+class Loop:
+    """The training loop of train.py, set up from a config and advanced step by step."""
+
+    def __init__(self, config, threads=None):
+        self.device = train.set_up(config)
+        if threads:
+            torch.set_num_threads(threads)
+        self.dataset = data.open_dataset(config)
+        self.config = config = dataclasses.replace(config, vocab_size=self.dataset.vocab_size)
+        machine.check(config, self.device)
+        self.resident_before = resident_before()
+        self.model = train.build_model(config, self.device)
+        self.optimizer = train.build_optimizer(self.model, config)
+        self.scaler = train.build_scaler(config, self.device)
+        self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
+
+    def step(self):
+        """Takes the next step. Returns its loss, which may be a tensor on the device."""
+        with record_function("data wait"):
+            number, batch = next(self.batches)
+        lr = train.learning_rate(number, self.config)
+        with record_function("step"):
+            loss, _ = train.train_step(self.model, self.optimizer, self.scaler, batch, lr, self.config)
+        return machine.double(loss) if torch.is_tensor(loss) else loss  # sums of losses are exact enough
+
+    def val_digest(self):
+        """A digest of the tokens on which the validation loss is measured."""
+        digest = hashlib.sha256()
+        for batch in data.ValidationBatches(self.dataset.val, self.config):
+            digest.update(batch.targets[batch.targets != IGNORE].numpy().tobytes())
+        return digest.hexdigest()[:8]
+
+    def seconds(self, steps, window=WINDOW):
+        """Mean seconds of a step over the next steps: as many as given, or more if those take less than the window.
+
+        The clock is read before and after all steps, when the device has finished, so that a host may run ahead.
+        """
+        start = synchronized_time(self.device)
+        for _ in range(steps):
+            self.step()
+        elapsed = torch.tensor(synchronized_time(self.device) - start, device=self.device)
+        elapsed = float(parallel.all_reduce_mean(elapsed))  # so that all processes take the same number of steps
+        return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
+
+
+def compared(config):
+    """Returns a config for comparing losses: within these steps the learning rate reaches its peak, so a fault shows.
+
+    The peak is at most HIGHEST_RATE: at Muon's rate AdamW's losses rise, and then 8 bits of its state differ by more
+    than a fault does.
+    """
+    rate = min(config.learning_rate, HIGHEST_RATE)
+    return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED, learning_rate=rate, min_lr=0.0)
+
+
+def time_steps(config, steps=4, threads=None):
+    """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
+    loop = Loop(compared(config), threads)
+    first = loop.seconds(1, window=0)
+    machine.reset_peak_memory(loop.device)  # it may be the compiler's
+    warm = loop.seconds(WARMUP - 1, window=0)
+    seconds = loop.seconds(max(steps, math.ceil(1.2 * WINDOW / warm)))
+    peak = resident_bytes("VmHWM")
+    return {
+        "seconds": seconds,
+        "first_step_seconds": first,
+        "resident_bytes": peak and peak - loop.resident_before,
+        "tokens": config.batch_size * config.context_length,
+    }
+
+
+def curve(config):
+    """Trains the whole run. Returns its peak learning rate, tokens, last losses and final validation loss.
+
+    A run whose loss is not finite has no validation loss.
+    """
+    loop = Loop(config)
+    losses = [loop.step() for _ in range(config.max_steps)]
+    val_loss = train.evaluate(loop.model, loop.dataset.val, loop.config, loop.device)
+    return {
+        "learning_rate": max(train.learning_rate(step, config) for step in range(1, config.max_steps + 1)),
+        "tokens": config.max_steps * config.batch_size * config.context_length,
+        "loss": float(losses[-1]),
+        "val_loss": val_loss if math.isfinite(val_loss) else None,
+        "val_data": loop.val_digest(),
+    }
+
+
+def exchange(config, threads=None):
+    """Returns {kind of message: [number, bytes]} sent by this process in a step, and the peak bytes of all tensors.
+
+    The peak is the highest of any process; on a CPU it includes messages kept by gloo's threads. For a pipeline, also
+    returns its predicted bubble: the share of a step in which a process waits. The counted step is not compiled.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        loop = Loop(compared(config), threads)
+        loop.seconds(WARMUP, window=0)
+    if loop.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(loop.device)
+    else:
+        peak = max(now for _, now in allocated(profiler, on_gpu=False))
+    with Counter() as counter:
+        loop.step()
+    found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
+    if (n := parallel.mesh().sizes.pipeline) > 1:
+        own = share_of_process(config, parallel.world_size())
+        found["bubble"] = predict_bubble(config.pipeline_schedule, n, own.batch_size // own.micro_batch_size)
+    return found
+
+
+def profile_step(config):
+    """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
+
+    A CUDA graph is recorded in step WARMUP: the allocator sees no memory in the steps that replay it.
+    """
+    on_gpu = machine.choose_device(config.device).type == "cuda"
+    torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:
+        loop = Loop(compared(config))
+        losses = [float(loop.step()) for _ in range(WARMUP - 1)]
+        if on_gpu:
+            torch.cuda.empty_cache()
+            machine.reset_peak_memory(loop.device)  # the compiler's trials do not count
+        losses.append(float(loop.step()))
+    memory = memory_by_part(loop, memory_profiler)
+    losses += [float(loop.step()) for _ in range(COMPARED - WARMUP - 1)]
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with profile(activities=activities, record_shapes=True) as profiler:
+        start = synchronized_time(loop.device)
+        losses.append(float(loop.step()))
+        seconds = synchronized_time(loop.device) - start
+    return {
+        "losses": losses,
+        "memory": memory,
+        "seconds_by_kind": seconds_by_kind(profiler.events(), loop.config, on_gpu),
+        "profiled_seconds": seconds,
+        "product_dtype": product_format(loop.config, loop.device),
+        "parameters": loop.model.n_params,
+        "flops_per_token": flops_per_token(loop.model.config),
+        "attention_kernel": machine.attention_kernel(loop.config, loop.device),
+    }
+
+
+def resident_before():
+    """Resident bytes before a loop is built, with the compiler loaded: a new process would load it later."""
+    import torch._inductor.compile_fx  # noqa: F401
+
+    return resident_bytes("VmRSS")
+
+
+def resident_bytes(field):
+    """Resident memory of this process, now (VmRSS) or at its peak (VmHWM), less files mapped now; None if not known.
+
+    Mapped files, such as libraries, are left out because a fork starts without those that its parent has touched.
+    """
+    with contextlib.suppress(OSError):  # no /proc, or one without these fields
+        rss, files = (machine.proc_bytes("/proc/self/status", name) for name in (field, "RssFile"))
+        return rss - files
+
+
+def machine_facts(config):
+    """The machine: its processor, device and versions."""
+    return devices.describe(train.set_up(config))
+
+
+def machine_limits(config):
+    """Measures the limits of the machine (devices.py)."""
+    return devices.limits(train.set_up(config))
+
+
+MEASUREMENTS = {  # the names under which results.json keeps them
+    "machine": machine_facts,
+    "limits": machine_limits,
+    "profile": profile_step,
+    "time": time_steps,
+    "exchange": exchange,
+    "curve": curve,
+}
+
+
+if __name__ == "__main__":
+    run_script(main)

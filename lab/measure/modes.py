@@ -1,0 +1,214 @@
+"""Runs the modes of profile.py. Those defined here measure rows (rows.py) on this machine, round by round.
+
+Every figure comes from train.py's own train_step on real batches, in separate processes (measurements.py) that run one
+after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
+the same batches as the first row's: it records the losses and counts where memory and time go. The others time the
+row. Rows take turns, round after round, so that machine drift affects all of them equally. --mode=scaling measures
+1 to --processes processes at once; --train takes whole runs and no rounds; peers/task.py measures other loops.
+"""
+
+import contextlib
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from lab.measure import cli, judge, measurements, tables
+from lab.measure.configs import (
+    AS_CONFIGURED,
+    changes_from,
+    not_applicable,
+    rows_of,
+    stage_rows,
+    stages_of,
+    trains_otherwise,
+)
+from lab.measure.launch import run_alone, run_together
+from lab.measure.peers import task
+from lab.measure.results import code_hash, default_folder, open_results, write, write_results
+from lab.predict import devices, predict
+from lab.research import race, recipe
+from nanoladder.config import parse_arguments
+from nanoladder.data import open_dataset
+from nanoladder.entry import end_on_signals
+from nanoladder.errors import BadInput
+from nanoladder.machine import choose_device
+from nanoladder.run import load_config
+
+
+def main(argv):
+    options, words = cli.parse(argv)
+    end_on_signals()
+    if options.mode != "predict":
+        check_device(load_config(words))
+    match options.mode:
+        case "predict":
+            predict_all(options, words)
+        case "judge":
+            sys.exit(judge.judge(options, words))
+        case "recipe":
+            recipe.measure(options, words)
+        case "race":
+            race.race(options, words)
+        case _:
+            measure_rows(options, words)
+
+
+def check_device(config):
+    """Raises BadInput for a device whose memory and time by kind of work PyTorch does not report."""
+    if choose_device(config.device).type == "mps":
+        raise BadInput("device=mps cannot be measured; expected --device=cpu, or a machine with CUDA")
+
+
+def sized(config_words):
+    """Returns the config's arguments and, unless they set vocab_size, the dataset's."""
+    config = load_config(config_words)
+    if config.vocab_size:
+        return config_words
+    return [*config_words, f"--vocab_size={open_dataset(config).vocab_size}"]
+
+
+def predict_all(options, config_words):
+    """Prints the cost of the run, and the memory and least time of each stage; writes them, if there is an out_dir."""
+    try:
+        words = sized(config_words)
+    except BadInput as error:
+        raise BadInput(f"{error}; or, to predict without the data, --vocab_size=NUMBER") from None
+    config = load_config(words)
+    n, price, memory_gb = options.world_size, options.price_per_hour, options.memory_gb
+    stage = parse_arguments(words)[1].get("stage")
+    rows = stage_rows([] if stage else options.stages or stages_of(n), words)
+    rows |= {stage or AS_CONFIGURED: config}
+    kind = config.device.partition(":")[0].replace("auto", "cuda")
+    device = device_of(options, kind, words)
+    cost = predict.costs(config)
+    header = tables.run_in_words(cost, device, config.max_steps, options.mfu, n, price)
+    if memory_gb:
+        header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
+    bar = tqdm(rows.items(), unit="stage", leave=False)
+    predicted = [predict.predict_row(name, row_config, device, kind, n, memory_gb) for name, row_config in bar]
+    columns = tables.predicted_columns(predicted[0], n, price)
+    print(tables.on_terminal(header, columns, predicted))
+    if not options.out_dir:
+        return print("\n--out_dir=FOLDER writes all figures to predict.md")
+    table = tables.markdown(columns | tables.TIME_COLUMNS | tables.memory_columns(), predicted)
+    text = [f"`{' '.join(config_words)}`", header, tables.limits_in_words(device), table]
+    write(Path(options.out_dir), {"predict.md": "\n\n".join(text)})
+    print(f"\nwritten: {options.out_dir}/predict.md")
+
+
+def device_of(options, kind, config_words):
+    """The devices.Device for which --mode=predict predicts; if it is the one here, and not named, it is measured."""
+    if kind not in ("cpu", "cuda"):
+        raise BadInput(f"device={kind}: memory and time are predicted for cpu and cuda; expected one of them")
+    if options.gpu and kind != "cuda":
+        raise BadInput(f"--gpu={options.gpu} with --device={kind}: expected --device=cuda")
+    if options.gpu or (kind == "cuda" and not torch.cuda.is_available()):
+        return devices.datasheet(options.gpu or "H100")
+    print("measuring this machine …", file=sys.stderr)
+    config = load_config(config_words)
+    machine, limits = (run_alone(part, config) for part in (measurements.machine_facts, measurements.machine_limits))
+    return devices.measured(tables.machine_in_words(machine), [limits])
+
+
+def measure_rows(options, config_words):
+    """Measures what results.json does not hold yet, and writes it after each process."""
+    words = sized(config_words)
+    base, rows, scaling = load_config(words), rows_of(options, words), options.mode == "scaling"
+    conditions = conditions_of(options, config_words)
+    folder = Path(options.out_dir or default_folder(conditions))
+    kind, reasons = cli.part_of_results(options), not_applicable(rows, options)
+    valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
+    changes = {name: cli.command_line(changes_from(row, base)) for name, row in valid.items()}
+    results = open_results(folder, conditions, kind, {name: [] for name in rows} | changes, reasons)
+    part = results["modes"][kind]
+    for name, row in valid.items():
+        part["rows"][name]["another_update"] = trains_otherwise(row, next(iter(valid.values())))
+    todo = tasks(options, rows)
+    machine, batch = tables.machine_in_words(results["machine"]), f"{base.batch_size} × {base.context_length} tokens"
+    print(tables.wrapped(f"{machine}: {len(valid)} rows, steps of {batch}; it can be interrupted"), flush=True)
+    with tqdm(todo, unit="process") as bar:
+        for name, measurement, count in bar:
+            bar.set_postfix_str(f"{name or 'the machine'}, {measurement}")
+            row, config = (part["rows"][name], rows[name]) if name else (part, base)
+            done = row.setdefault(measurement, [])
+            if len(done) >= count or row.get("note"):
+                continue
+            try:
+                done.append(take(measurement, config, name, options, results["machine"]["threads"]))
+            except (BadInput, RuntimeError) as error:
+                row["note"] = str(error)
+                bar.write(f"{name or 'the machine'}, {measurement}: {error}")
+            write_results(folder, results)
+    add_predictions(part, rows, results["machine"], scaling)
+    write_results(folder, results)
+    print(tables.brief(results, kind))
+    print(f"\nwritten: {folder}/table.md with all figures, and results.json")
+    if options.mode in ("ladder", "scaling"):
+        print(f"as a page, beside the programs: python ladder.py html {folder}/results.json")
+
+
+def take(measurement, config, name, options, threads):
+    """Takes one of measurements.MEASUREMENTS of a row, or measures a peer. threads: of this machine."""
+    given = {"steps": options.steps} if measurement == "time" else {}
+    if options.mode == "peers":
+        peer, best = task.PEERS.get(name, ("ours", True))
+        return run_alone(task.measure, config, peer=peer, best=best, nanogpt=options.nanogpt, **given)
+    function, n = measurements.MEASUREMENTS[measurement], 1
+    if options.mode == "scaling" and name:  # a single process gets as many threads as one of several
+        n, given["threads"] = int(name), max(1, threads // options.processes)
+    if n == 1:
+        return run_alone(function, config, **given)
+    with tempfile.TemporaryDirectory() as folder:
+        return run_together(function, config, n=n, folder=folder, **given)[0]
+
+
+def add_predictions(part, rows, machine, scaling):
+    """Adds to each measured row its predicted memory and, for one process, the least time of its step on this machine.
+
+    The least time follows from the limits that were measured with the rows. Several processes on a CPU have no
+    prediction: their peaks differ from run to run, probably because gloo's threads keep messages for a while.
+    """
+    device_type = "cuda" if machine["gpu"] else "cpu"
+    device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
+    for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
+        if scaling and device_type == "cpu" and int(name) > 1:
+            continue
+        with contextlib.suppress(BadInput):  # no torchao, no prediction
+            for process in row.get("profile", row.get("exchange", [])):
+                process["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
+            if device and row.get("time"):
+                row["limit"] = {"bounds": predict.predict_time(rows[name], device, device_type).bounds}
+
+
+def conditions_of(options, config_words):
+    """The conditions that all measurements in a file share."""
+    config = load_config(config_words)
+    return {
+        "machine": run_alone(measurements.machine_facts, config),
+        "config": config_words,
+        "keys": dataclasses.asdict(config),
+        "data": open_dataset(config).fingerprint(),
+        "steps": options.steps,
+        "code": code_hash(),
+    }
+
+
+def tasks(options, rows):
+    """[(row, measurement, their number in the row afterwards)] in order; the row of the machine's limits is None.
+
+    Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
+    first or always follows the same one, and does without the machine's limits.
+    """
+    if options.train:
+        return [(name, "curve", 1) for name in rows]
+    planned, peers = [], options.mode == "peers"
+    if not peers:
+        planned += [(name, "exchange" if options.mode == "scaling" else "profile", 1) for name in rows]
+    for count in range(1, options.repeats + 1):
+        planned += [] if peers or count % 2 == 0 else [(None, "limits", count // 2 + 1)]
+        planned += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
+    return planned

@@ -1,0 +1,126 @@
+"""Summarizes the rows of a mode: medians over the processes in results.json, and figures derived from them."""
+
+import itertools
+import math
+import statistics
+
+from lab.measure.stats import LEAST, intervals
+from nanoladder.config import stage_names, stage_path
+
+
+def summarize(results, mode):
+    """A dict for each row of a mode, in the order of measurement: its name, a note if it failed, and its figures.
+
+    Only measured figures are present, in seconds, bytes, nats, FLOP/s. seconds: of a step, the median of the rounds.
+    first: of the first process's first step, which may compile; later: the median of the later processes' first steps.
+    resident: peak resident memory above the start's. memory: by part (breakdown.py). peak: of the bytes of all tensors.
+    gap: largest difference of a loss from the first row's. shares: of a step's time, by kind of work. limit: the least
+    seconds of a step on this machine (roofline.py), by bound in limit_bounds. gains: {other row: Interval} of the
+    logarithm of how many times as fast this row is. val_loss: of a training run, which has a learning_rate, unless it
+    diverged. For several processes also their number, the bytes sent by a process, and the predicted bubble of a
+    pipeline. For a peer, its setting as text.
+    """
+    part, machine = results["modes"][mode], results["machine"]
+    rows, first = [], None
+    for name, measured in part["rows"].items():
+        row = {"name": name, "note": measured["note"], "dropout": results["keys"]["dropout"]}
+        row["another_update"] = measured.get("another_update", False)
+        rows.append(row)
+        timed, found = measured.get("time"), {}
+        for kind in ("profile", "exchange", "curve", *(["time"] if mode == "peers" else [])):
+            found |= (measured.get(kind) or [{}])[0]
+        row |= {key: figure for key, figure in found.items() if figure}
+        if timed:
+            row |= timing(timed, machine["gpu"])
+        if "sent" in found:
+            row |= {"processes": int(name), "sent": ring_bytes(found["sent"], int(name))}
+        if "losses" in found:
+            first = first or found
+            row |= {"loss": found["losses"][-1]} | gap(found, first)
+        if "memory" in found:
+            row |= {"peak": found["memory"]["peak"], "shares": shares(found, row, machine["gpu"])}
+        if timed and "memory" in found:
+            row |= utilization(found, row["tokens_per_s"], part["limits"], machine["datasheet_flops"])
+        if timed and (limit := measured.get("limit")):
+            row |= {"limit": sum(limit["bounds"].values()), "limit_bounds": limit["bounds"]}
+    add_gains(rows, mode)
+    return rows
+
+
+def add_gains(rows, mode):
+    """Adds to each row that was timed in LEAST rounds its gains over the first row and, in a ladder, the row below.
+
+    Ratios are taken within a round, so that a drift of the machine cancels out.
+    """
+    timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) >= LEAST}
+    pairs = {(name, next(iter(timed))): None for name in timed}
+    if mode == "ladder":
+        pairs |= {(name, row_below(name, timed)): None for name in timed}
+    ratios = {}
+    for name, other in pairs:
+        if other not in (None, name):
+            rounds = zip(timed[other]["rounds"], timed[name]["rounds"], strict=False)
+            ratios[name, other] = [math.log(before / after) for before, after in rounds]
+    for (name, other), interval in intervals(ratios).items():
+        timed[name].setdefault("gains", {})[other] = interval
+
+
+def row_below(name, names):
+    """The one of some rows of --mode=ladder, by name, that a row is compared with; None if there is none.
+
+    For a stage it is the nearest that it stands on; for the config as it is, the last before it.
+    """
+    before = list(itertools.takewhile(lambda other: other != name, names))
+    path = stage_path(name) if name in stage_names() else before
+    return next((other for other in reversed(path) if other in before), None)
+
+
+def ring_bytes(sent, n):
+    """Bytes that a process sends of {kind: [number, bytes]} among n processes in a ring."""
+    share = {"all_reduce": 2 * (n - 1) / n, "send": 1, "broadcast": 1}
+    return sum(share.get(kind, (n - 1) / n) * size for kind, (_, size) in sent.items())
+
+
+def timing(processes, gpu):
+    """Figures from the processes that timed a row. Resident memory is not that of a GPU."""
+    seconds = [process["seconds"] for process in processes]
+    first, *later = [process["first_step_seconds"] for process in processes]
+    row = {
+        "seconds": statistics.median(seconds),
+        "rounds": seconds,
+        "first": first,
+        "tokens_per_s": processes[0]["tokens"] / statistics.median(seconds),
+    }
+    if later:
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        row |= {"iqr": high - low, "later": statistics.median(later)}
+    if processes[0]["resident_bytes"] and not gpu:
+        row["resident"] = statistics.median(process["resident_bytes"] for process in processes)
+    return row
+
+
+def gap(profile, first):
+    """Largest difference of a loss from the first row's; the first row itself has none."""
+    gaps = [abs(a - b) for a, b in zip(profile["losses"], first["losses"], strict=True)]
+    return {} if profile is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
+
+
+def utilization(profile, tokens_per_s, limits, datasheet_flops):
+    """Shares of the FLOP/s that the machine reaches in a matrix product and of those in its datasheet, where known."""
+    flops, dtype = tokens_per_s * profile["flops_per_token"], profile["product_dtype"]
+    figures = {}
+    if rates := [limit["flops"][dtype] for limit in limits if dtype in limit["flops"]]:
+        figures["mfu"] = flops / statistics.median(rates)
+    if datasheet_flops and dtype in ("bfloat16", "float16"):
+        figures["datasheet_mfu"] = flops / datasheet_flops
+    return figures
+
+
+def shares(profile, row, gpu):
+    """{kind: share of a step's time}: on a CPU of the profiled step, on a GPU its kernels' of the usual step."""
+    step = row["seconds"] if gpu and "seconds" in row else profile["profiled_seconds"]
+    parts = {kind: seconds / step for kind, seconds in profile["seconds_by_kind"].items()}
+    waited = parts.pop("data")
+    idle = max(0.0, 1 - sum(parts.values()))  # no kernel runs, or no operator
+    parts["data"] = min(waited, idle)
+    return parts | {"host": idle - parts["data"]}

@@ -1,0 +1,155 @@
+"""The cards of the second ladder, as HTML: the result of a rung on each machine, at every scale.
+
+A scale is a recipe.json of --mode=recipe.
+"""
+
+import itertools
+from operator import attrgetter
+from typing import NamedTuple
+
+from lab.measure import stats, tables
+from lab.measure.results import read
+from lab.measure.stats import LEVEL
+from lab.programs import pages
+from lab.programs.page.figures import bars_table, card, table
+from lab.programs.page.markup import join, tag
+from lab.research import records
+from nanoladder.config.stages import stage_below
+
+FIGURES = {"tokens": "tokens ×", "step": "over the last kept", "alone": "alone", "without": "without"}
+FACTORS = {"ms": "time of a step ×", "gain": "gain"}
+HOW_TO_READ = (
+    "How many times fewer tokens reach the same loss. tokens ×: the recipe up to this rung, compared with the base; "
+    "over the last kept: with the rungs kept before this one was measured; alone: this rung on the base; without: the "
+    "finished recipe, compared with itself without the rung (≥, ≤: bounds). Time of a step: relative to the base's; "
+    f"gain: tokens × divided by it. In brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
+)
+DATASET = "--dataset="  # the command-line argument
+BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
+BESIDE = {  # {verdict on the step from the row before: as text}
+    "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
+    "costs": "{rung} costs tokens: the recipe before it needs {times} times as many",
+    "not seen": "{rung} makes no difference that can be seen{doubt}",
+    "beyond the curve": "{rung} ends beyond the base's curve, so that its gain is only bounded",
+    "kept, not confirmed": "{rung} lowers the loss, which fresh seeds have yet to confirm",
+    "left out, not confirmed": "{rung} does not lower the loss, which fresh seeds have yet to confirm",
+}
+WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: as text}
+    "holds": "the finished recipe without {rung} needs {times} times the tokens",
+    "costs": "the finished recipe without {rung} needs only {times} times the tokens",
+    "not seen": "the finished recipe without {rung} is as good, as far as can be seen{doubt}",
+}
+
+
+class Scale(NamedTuple):
+    name: str
+    parameters: int  # of the base
+    on: list  # rungs that the base has already
+    rows: dict  # {row: its figures}
+    corpus: str = ""  # the dataset, unless it is the config's own
+
+
+def section(rung):
+    """Returns the section on a rung: a card for each machine that measured it, or one that says that none did."""
+    measured = {}
+    for machine, every in scales().items():
+        if some := [scale for scale in every if "verdict" in scale.rows.get(rung, ())]:
+            measured[machine] = some
+    draw = rung_card if stage_below(rung) else base_card
+    cards = [draw(machine, rung, some) for machine, some in measured.items()]
+    cards += [] if stage_below(rung) else [race_card(*each) for each in records.measured().items()]
+    unmeasured = tag("article", tag("p", f"No run has measured {rung} yet."), class_="card")
+    return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
+
+
+def scales():
+    """Returns {machine: its Scales, the smallest model first, on the config's own dataset before others}."""
+    found = {}
+    for path in sorted(pages.RESULTS.glob("*/*/recipe.json")):
+        results, (machine, name) = read(path, ["rows"]), path.parts[-3:-1]
+        base, name = results["rows"][0], name.removeprefix("recipe_").replace("_", " ")
+        rows = {row["name"]: row for row in results["rows"]}
+        corpus = next((word.removeprefix(DATASET) for word in results["config"] if word.startswith(DATASET)), "")
+        found.setdefault(machine, []).append(Scale(name, base["parameters"], results.get("on") or [], rows, corpus))
+    order = attrgetter("parameters", "corpus")
+    return {machine: sorted(each, key=order) for machine, each in found.items()}
+
+
+def rung_card(machine, rung, scales):
+    """A card with a sentence on what a rung gained or cost at these scales, and a table with a column for each."""
+    rows = [scale.rows[rung] for scale in scales]
+    lines = [(label, *(times(row.get(key)) for row in rows)) for key, label in FIGURES.items()]
+    lines += [(label, *(f"{row[key]:.2f}" if key in row else "" for row in rows)) for key, label in FACTORS.items()]
+    bases = [f" The base of {scale.name} has {', '.join(scale.on)}." for scale in scales if scale.on]
+    return card(
+        machine_in_words(machine),
+        "",
+        tag("h4", "Tokens to the same loss"),
+        tag("p", sentence(rung, scales)),
+        table("parts worth", "Worth at each scale", filter(lambda line: any(line[1:]), lines), headings(scales)),
+        tag("p", HOW_TO_READ, *bases, class_="fine"),
+    )
+
+
+def base_card(machine, base, scales):
+    """A card of bars: how many tokens the recipe up to each rung saves."""
+    content = []
+    for scale in scales:
+        saved = {name: row["tokens"]["times"] for name, row in scale.rows.items() if "tokens" in row}
+        bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in saved.items()]
+        size = tag("b", f"{scale.parameters / 1e6:.1f} M parameters")
+        content += [tag("h4", scale.name, size), bars_table(scale.name, bars, None, max(saved.values(), default=1.0))]
+    fine = "Bars: how many times fewer tokens than the base reach its loss, up to each rung. The mark: the base."
+    return card(machine_in_words(machine), "tokens to the same loss", *content, tag("p", fine, class_="fine"))
+
+
+def race_card(machine, runs):
+    """A card with how many times sooner than the naive loop each entry of the race ends, as bars."""
+    sooner = {entry.name: stats.mean_ratio(records.times_sooner(results)) for entry, results in runs.items()}
+    bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in sooner.items()]
+    verdicts = [f"{entry.name}: {records.figures(entry, results)['verdict']}. " for entry, results in runs.items()]
+    fine = (
+        "Bars: how many times sooner than the naive loop a whole command ends with its loss. The mark: the naive loop. "
+    )
+    content = bars_table("records", bars, None, max(sooner.values())), tag("p", fine, *verdicts, class_="fine")
+    return card(machine, "the race that anyone can enter", *content)
+
+
+def machine_in_words(name):
+    """The machine of a folder in results/, by a results.json or race.json in it; without one, the folder's name."""
+    paths = sorted(path for kind in ("results", "race") for path in pages.RESULTS.glob(f"{name}/*/{kind}.json"))
+    return tables.machine_in_words(read(paths[0], ["machine"])["machine"]) if paths else name
+
+
+def headings(scales):
+    return ["", *(join(scale.name, " ", tag("small", f"{scale.parameters / 1e6:.1f} M")) for scale in scales)]
+
+
+def times(factor):
+    """A factor of tokens with its interval; empty if it was not measured."""
+    if factor is None:
+        return ""
+    interval = tag("small", f"({factor['low']:.2f}–{factor['high']:.2f})")
+    return join(f"{factor.get('bound', '')}{factor['times']:.2f} ", interval)
+
+
+def sentence(rung, scales):
+    """Says what a rung gained or cost at these scales; models of one size and dataset come together."""
+    said = []
+    for scale, some in itertools.groupby(scales, key=in_words):
+        said.append(f"{scale} {', and '.join(outcome(rung, each.rows[rung]) for each in some)}")
+    return f"At {'; at '.join(said)}."
+
+
+def in_words(scale):
+    """A scale's size and, if it is not the config's own, its dataset."""
+    return f"{scale.parameters / 1e6:.1f} million parameters{f' on {scale.corpus}' if scale.corpus else ''}"
+
+
+def outcome(rung, row):
+    """Says what a rung gained or cost at a scale, by its row."""
+    verdict, opening, doubt = row["verdict"].partition(" (")
+    factor = row.get("step") or row.get("without") or {"times": 1.0}
+    words = (WITHOUT if row["note"] else BESIDE).get(verdict, f"{{rung}} {verdict}")
+    times = f"{BOUNDS[factor.get('bound', '')]}{factor['times']:.2f}"
+    return words.format(rung=rung, times=times, doubt=(opening + doubt).replace("± ", "±\u00a0"))

@@ -1,0 +1,185 @@
+"""Races a config to another one's loss: python profile.py config/x.py --mode=race --against=config/y.py
+
+For each seed three commands train to their end, one after the other:
+
+- naive: the other config by the naive loop;
+- loop: the other config as it is, so by the finished loop: the first ladder's share;
+- both: this config, whose recipe is the second ladder's share.
+
+With --nanogpt=PATH there are two: nanoGPT, the command that its README gives for a laptop (or --against=WORDS), by the
+code of that checkout; and ours, this config.
+
+A time is a whole command's, from its start to its exit: imports, compilation from an empty cache and validation count.
+A loss is that of a finished schedule; the picture's curves are training losses. The same command continues.
+"""
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from lab.measure import cli, stats, tables
+from lab.measure.launch import run_alone
+from lab.measure.measurements import machine_facts
+from lab.measure.peers import nanogpt
+from lab.measure.peers.task import require_checkout
+from lab.measure.results import code_hash, default_folder, resume, write
+from lab.measure.runs import PAUSE, Child
+from lab.research.records import log_ratio, of, paired
+from nanoladder import files
+from nanoladder.config import differences
+from nanoladder.data import open_dataset
+from nanoladder.data.counting import counted_losses
+from nanoladder.errors import BadInput
+from nanoladder.run import load_config
+from nanoladder.run.metrics import draw_counted
+
+COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green", "nanoGPT": "tab:red", "ours": "tab:green"}
+LABELS = {"naive": "the naive loop", "loop": "the first ladder's loop", "both": "and the second ladder's recipe"}
+LABELS |= {"nanoGPT": "nanoGPT's own command", "ours": "both ladders"}
+HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty cache and validation count. A loss is \
+that of a finished schedule. sooner: the time of {first} with the same seed divided by this, in brackets an interval \
+(docs/measuring.md)."""
+SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
+
+
+def race(options, words):
+    """Trains what has not run yet; writes race.json, race.md and race.png after each run."""
+    config = load_config(words)
+    commands, runners, facts = (beside_nanogpt if options.nanogpt else beside_naive)(options, words, config)
+    dataset = open_dataset(config)
+    if "bytes" not in dataset.meta:
+        raise BadInput(f"dataset={config.dataset} does not say how long its text is; prepare it by its prepare.py here")
+    conditions = {"machine": run_alone(machine_facts, config), "config": words, **facts}
+    conditions |= {"data": dataset.fingerprint(), "code": code_hash()}
+    folder = Path(options.out_dir or default_folder(conditions))
+    results = resume(folder / "race.json", conditions, {"runs": []})
+    counted = counted_losses(dataset, config).items()
+    results["counted"] = {name: {"loss": each, "bpb": each * dataset.bits_per_nat} for name, each in counted}
+    write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
+    tasks, runs = [(seed, name) for seed in range(options.seeds) for name in commands], results["runs"]
+    with tqdm(tasks, unit="run") as bar:
+        for done, (seed, name) in enumerate(bar):
+            bar.set_postfix_str(f"{name}, seed {seed}")
+            if done == len(runs):
+                runs.append({"name": name, "seed": seed, **runners[name](seed)})
+                write(folder, {"race.json": results})
+    text = report(results, commands)
+    write(folder, {"race.md": text})
+    draw(results, folder / "race.png")
+    print(f"{text}\n\nwritten: {folder}/race.md, race.json and race.png")
+
+
+def beside_naive(options, words, config):
+    """The commands, {name: text}, of a race against another config; functions that run each, of a seed; conditions."""
+    if not options.against:
+        raise BadInput("--mode=race: expected the other config, --against=config/y.py, or --nanogpt=PATH")
+    other = options.against.split()
+    configs = {"naive": load_config([*other, "--stage=naive"]), "loop": load_config(other), "both": config}
+    for key in SAME:
+        if (this := getattr(config, key)) != (that := getattr(configs["loop"], key)):
+            raise BadInput(f"--against={options.against}: {key}={that}, here {this}; expected the same validation")
+    commands = zip(configs, ([*other, "--stage=naive"], other, words), strict=True)
+    runners = {name: partial(run_config, config) for name, config in configs.items()}
+    keys = {name: differences(config) for name, config in configs.items()}
+    return {name: " ".join(command) for name, command in commands}, runners, {"against": other, "keys": keys}
+
+
+def beside_nanogpt(options, words, config):
+    """Returns the same for a race against nanoGPT's command."""
+    require_checkout(options.nanogpt)
+    if config.eval_windows:
+        raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT evaluates on all; expected --eval_windows=0")
+    other = (options.against or nanogpt.LAPTOP).split()
+    runners = {"nanoGPT": partial(nanogpt.run, options.nanogpt, other, config), "ours": partial(run_config, config)}
+    facts = {"against": other, "nanogpt": code_hash(Path(options.nanogpt), ("*.py", "config/*.py"))}
+    return {"nanoGPT": " ".join(other), "ours": " ".join(words)}, runners, facts | {"keys": differences(config)}
+
+
+def run_config(config, seed):
+    """A run of a config."""
+    return run(cli.command_line(differences(dataclasses.replace(config, seed=seed, save_interval=0))))
+
+
+def run(words, **settings):
+    """A run: its seconds, tokens, loss in nats per token and in bits per byte, and training losses in bits per byte,
+    with their seconds.
+
+    words: its command-line arguments. settings: its Child's. Raises BadInput if it fails.
+    """
+    curve = {}
+    with tempfile.TemporaryDirectory() as cache:
+        child = Child(words, {"TORCHINDUCTOR_CACHE_DIR": cache}, **settings)
+        try:
+            while not (outcome := child.outcome()):
+                time.sleep(PAUSE)
+                for row in child.metrics():
+                    if "train_loss" in row:
+                        curve.setdefault(row["step"], (time.monotonic() - child.start, row["train_loss"]))
+        finally:
+            child.end()
+    if outcome["note"]:
+        raise BadInput(f"`train.py {' '.join(words)}` {outcome['note']}")
+    final, bpb, seconds, tokens = (outcome[key] for key in ("val_loss", "val_bpb", "seconds", "tokens"))
+    points = [[round(at, 1), loss * bpb / final] for at, loss in curve.values()]
+    return {"seconds": seconds, "tokens": tokens, "loss": final, "bpb": bpb, "curve": [*points, [seconds, bpb]]}
+
+
+def units(runs):
+    """Returns the units of times and losses: seconds in a unit, its name, the key of a loss, its unit's name.
+
+    A race against nanoGPT has nats per token, as nanoGPT has.
+    """
+    time = (60, "minutes") if max(run["seconds"] for run in runs) > 300 else (1, "seconds")
+    return *time, *(("loss", "nats/token") if runs[0]["name"] == "nanoGPT" else ("bpb", "bits/byte"))
+
+
+def report(results, commands):
+    """Returns the table of the runs. The others are compared with the first command."""
+    runs, rows, (first, *others) = results["runs"], {}, commands
+    unit, time, key, loss = units(runs)
+    first_loss = of(runs, first, key)
+    logs = {name: paired(runs, first, name, "seconds", log_ratio) for name in others}
+    sooner = {first: "1.00×", **stats.in_words(logs)}
+    for name, command in commands.items():
+        seconds, losses = (of(runs, name, figure) for figure in ("seconds", key))
+        missed = [str(seed) for seed, each in losses.items() if each > first_loss[seed]]
+        rows[name] = {
+            "command: train.py": f"`{command}`",
+            f"{time}, by seed": ", ".join(f"{each / unit:.{2 if unit > 1 else 1}f}" for each in seconds.values()),
+            "sooner": sooner[name],
+            f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses.values()),
+            f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
+        }
+    machine, how = tables.machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
+    if counted := ", ".join(f"{name} {each[key]:.4f}" for name, each in results.get("counted", {}).items()):
+        how += f" Counted in the training data, on the same windows (docs/evaluation.md): {counted} {loss}."
+    return "\n\n".join([f"## race: `{' '.join(results['config'])}`", f"{machine}. {how}", tables.texts(rows)])
+
+
+def draw(results, path):
+    """Draws training losses, and validation losses at the end, against the time, to a PNG."""
+    from matplotlib.figure import Figure  # loads slowly
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
+    runs = results["runs"]
+    unit, time, key, loss = units(runs)
+    for run in runs:
+        *curve, end = ([seconds / unit, bpb * run[key] / run["bpb"]] for seconds, bpb in run["curve"])
+        size = 1 + len(curve) // 20  # losses averaged into a point: single ones are noisy
+        points = [np.mean(curve[i : i + size], axis=0) for i in range(0, len(curve), size)]
+        label = LABELS[run["name"]] if run["seed"] == 0 else None
+        axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
+        axis.plot(*end, color=COLORS[run["name"]], marker="o")
+    axis.axhline(statistics.fmean(of(runs, runs[0]["name"], key).values()), color="black", linewidth=0.8, linestyle=":")
+    draw_counted(axis, {name: each[key] for name, each in results.get("counted", {}).items()})
+    axis.set(xlabel=f"{time} since the command was typed", ylabel=f"{loss}: training; ● validation", xlim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend()
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

@@ -1,0 +1,194 @@
+"""The report of --mode=recipe: recipe.json with all figures, recipe.md with a table, and recipe.png."""
+
+import math
+import statistics
+
+from lab.measure import tables
+from lab.measure.results import write
+from lab.measure.stats import LEAST, LEVEL, intervals
+from nanoladder import files
+
+KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
+COLORS = {"holds": "tab:green", "costs": "tab:red"}
+HOW_TO_READ = f"""\
+**tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
+those of the recipe (≥, ≤: a bound). **step ×**: the same, but against the row kept before it. **alone ×**: this
+rung on the base. **without ×**: the recipe, against the recipe without this rung. In brackets: intervals over n seeds;
+all of a column hold at once in {LEVEL:.0%} of tables. Verdicts: on the step; a rung whose learning rate was chosen on
+the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
+at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the
+screening, and the rows after stand on it. ms ×: time of a step relative to the base's, alone on the machine,
+measured last; gain: tokens × / ms ×."""
+
+
+def report(protocol, trials, steps, words, on, parameters):
+    """Prints and writes what a Protocol found. steps: {row: seconds and peak bytes}. words: of the config.
+
+    on: the rungs that the base has, or None.
+
+    parameters: function of a config.
+    """
+    folder = trials.path.parent
+    if not protocol.base.factor:
+        return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {trials.path}")
+    rows = figures(protocol, trials, parameters, steps)
+    commits, machines = (sorted({row[key] for row in trials.rows if row[key]}) for key in ("commit", "machine"))
+    text = [
+        f"## recipe: `{' '.join(words)}`",
+        f"{len(trials.rows)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
+        f"The base has {', '.join(on or ['no rung'])}. Length 1 is {protocol.config.max_steps} steps of "
+        f"{protocol.config.batch_size} × {protocol.config.context_length} tokens. {in_words(protocol.curve)}",
+        tables.markdown(COLUMNS, rows),
+        HOW_TO_READ,
+    ]
+    results = {"config": words, "on": on or [], "data": trials.data, "commits": commits, "machines": machines}
+    results |= {"rows": rows, "curve": protocol.curve and vars(protocol.curve)}
+    write(folder, {"recipe.json": results, "recipe.md": "\n\n".join(text)})
+    if protocol.curve:
+        draw(protocol.curve, rows, folder / "recipe.png")
+    print(tables.markdown(COLUMNS, rows, tables.WIDTH))
+    print(f"\nwritten: {folder}/recipe.md with all columns, recipe.json, recipe.png and trials.jsonl")
+
+
+def in_words(curve):
+    if curve is None:
+        return "The base's curve is not known yet."
+    points = ", ".join(f"{loss:.4f} at {length:g}" for length, loss in sorted(curve.points.items()))
+    return f"The base's losses: {points}; as {curve.a:.3f} + {curve.b:.3f} · length^-{curve.c:.3f}."
+
+
+def figures(protocol, trials, parameters, steps):
+    """A dict of figures for each row, the base first. steps: as in report."""
+    samples = {kind: {} for kind in KINDS}
+    last = next((row for row in reversed(protocol.rows) if row.kept), protocol.base)
+    for row in protocol.rows:
+        pairs = (row, protocol.base), (row, row.below), (protocol.alone.get(row.name), protocol.base)
+        for kind, (this, other) in zip(KINDS, (*pairs, (last, protocol.without.get(row.name))), strict=True):
+            if this and other and len(gains := protocol.gains(this, other) or ()) >= LEAST:
+                samples[kind][row.name] = gains
+    changes = {kind: intervals(each) for kind, each in samples.items()}
+    rows = []
+    for row in [protocol.base, *protocol.rows]:
+        cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
+        for kind, each in changes.items():
+            if row.name in each:
+                factors = dict(zip(("times", "low", "high"), map(math.exp, each[row.name]), strict=True))
+                cells[kind] = factors | {"n": len(samples[kind][row.name])}
+        rows.append(cells)
+        if "alone" in cells:
+            cells["alone"]["bound"] = protocol.bound(protocol.alone[row.name])
+        if "without" in cells:
+            cells["without"]["bound"] = opposite(protocol.bound(protocol.without[row.name]))
+            cells["verdict"] = seen(changes["without"][row.name])  # of a rung without a row of its own
+        if not row.factor:
+            cells["note"] += f": {cells['verdict']}" if "verdict" in cells else ""
+            continue
+        losses = protocol.screening(row)
+        cells |= {"kept": row.kept, "learning_rate": row.factor * row.config.learning_rate, "lr_factor": row.factor}
+        if row.fresh_factor:
+            cells["fresh_learning_rate"] = row.fresh_factor * row.config.learning_rate
+        cells |= {"verdict": verdict(protocol, row, changes["step"]), "length": row.length}
+        cells["parameters"] = parameters(row.config)
+        if math.inf not in losses:
+            cells["loss"] = statistics.fmean(losses)
+            cells["bpb"] = cells["loss"] * trials.bits_per_nat()
+        for kind in ("tokens", "step"):
+            if kind in cells:
+                cells[kind]["bound"] = protocol.bound(row)
+        if screened := protocol.log_gains(row, fresh=False):
+            cells["screened"] = [row.tuned_at, row.tuned_at * math.exp(statistics.fmean(screened))]
+        if (step := steps.get(row.name)) and step["seconds"]:
+            cells |= {"seconds": statistics.median(step["seconds"])} | ({"peak": step["peak"]} if step["peak"] else {})
+            cells["ms"] = cells["seconds"] / rows[0]["seconds"]
+            cells["gain"] = cells.get("tokens", {"times": 1.0})["times"] / cells["ms"]
+    return rows
+
+
+def seen(change):
+    """Describes the Interval of a change; if none is seen, with the largest change that it may hide."""
+    if change.seen:
+        return "holds" if change.middle > 0 else "costs"
+    return f"not seen (± {math.expm1(change.high - change.middle):.0%})"
+
+
+def verdict(protocol, row, steps):
+    """Returns the verdict on a rung as text. steps: {row: the Interval of its step}."""
+    if row is protocol.base:
+        return "the base"
+    if diverged := protocol.diverged(row):
+        return f"diverges on {diverged} seeds"
+    if not protocol.confirmed(row):
+        return f"{'kept' if row.kept else 'left out'}, not confirmed"
+    step = seen(steps[row.name])
+    doubt = protocol.bound(row) + opposite(protocol.bound(row.below))
+    contradicted = {"holds": "≤", "costs": "≥"}.get(step, "none")
+    return "beyond the curve" if contradicted in doubt else step
+
+
+def opposite(bound):
+    """Returns the bound on a quotient whose divisor has this bound."""
+    return bound.translate(str.maketrans("≤≥", "≥≤"))
+
+
+def times(kind):
+    return lambda row: tables.factor(row[kind])
+
+
+COLUMNS = {
+    "verdict": lambda row: row["verdict"],
+    "tokens ×": times("tokens"),
+    "step ×": times("step"),
+    "n": lambda row: f"{row['tokens']['n']}",
+    "kept": lambda row: "yes" if row["kept"] else "no",
+    "alone ×": times("alone"),
+    "without ×": times("without"),
+    "bits/byte": lambda row: f"{row['bpb']:.4f}",
+    "lr": lambda row: f"{row['learning_rate']:.2g}",
+    "fresh lr": lambda row: f"{row['fresh_learning_rate']:.2g}",
+    "parameters": lambda row: f"{row['parameters'] / 1e6:.2f} M",
+    "ms ×": lambda row: f"{row['ms']:.2f}",
+    "gain": lambda row: f"{row['gain']:.2f}",
+    "tensors GB": tables.gigabytes("peak"),
+}
+
+
+def draw(curve, rows, path):
+    """Draws the base's curve, with the losses of the screening on it, and the factors of tokens, to a PNG."""
+    from matplotlib.figure import Figure  # loads slowly
+
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    lengths = [curve.low * (curve.high / curve.low) ** (k / 100) for k in range(101)]
+    left.plot(lengths, [curve.loss(length) for length in lengths], color="black", label="the base: its curve")
+    left.plot(*zip(*sorted(curve.points.items()), strict=True), "ko", label="and whole runs")
+    height, gap = -math.inf, (curve.loss(curve.low) - curve.loss(curve.high)) / 30
+    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: -row["screened"][1]):
+        loss, color = curve.loss(row["screened"][1]), color_of(row)
+        height = max(loss, height + gap)  # labels do not overlap
+        left.plot(row["screened"], [loss, loss], color=color, linewidth=1, marker=".")
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (1.0, 0.5), "shrinkA": 0}
+        text = {"color": color, "fontsize": 8, "va": "center", "ha": "right", "arrowprops": leader}
+        left.annotate(row["name"], (row["screened"][0], loss), (0.8 * row["screened"][0], height), **text)
+    left.set(xscale="log", xlabel="length of the run", ylabel="validation loss (nats per token)")
+    left.set_title("from a row's run to the base's with the same loss: tokens ×")
+    left.set_xticks(ticks := sorted(curve.points), [f"{tick:g}" for tick in ticks])
+    left.minorticks_off()
+    left.legend()
+    measured = {row["name"]: row for row in rows if "tokens" in row}
+    measured |= {f"without {row['name']}": row for row in rows if row["note"] and "without" in row}
+    for place, row in enumerate(measured.values()):
+        each = row["without" if row["note"] else "tokens"]
+        right.barh(place, each["times"], color=color_of(row), alpha=0.6)
+        right.plot([each["low"], each["high"]], [place, place], color="black", marker="|")
+    right.set_yticks(range(len(measured)), measured)
+    right.invert_yaxis()
+    right.axvline(1.0, color="black", linewidth=0.8)
+    right.set(xlabel=f"tokens × of the base, or of the recipe without the rung; {LEVEL:.0%} intervals")
+    right.set_title("green: holds, red: costs, gray: not seen or not confirmed")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
+
+
+def color_of(row):
+    return COLORS.get(row["verdict"], "tab:gray")

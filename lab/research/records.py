@@ -1,0 +1,305 @@
+"""Entries of the race, one folder each in records/: their files, gains and verdicts.
+
+An entry has a README.md (a title; By NAME, YYYY-MM-DD.), config files, at most one patch, and a MACHINE.json of each
+machine that has run it, which referee.py writes. The rules are in records/README.md.
+"""
+
+import dataclasses
+import hashlib
+import math
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from lab.measure import stats, tables
+from lab.measure.results import ROOT, read
+from nanoladder import files
+from nanoladder.errors import BadInput
+from nanoladder.run.metrics import read_metrics
+
+RECORDS = ROOT / "records"
+RESULTS = ROOT / "results"
+PAGE, PICTURE, TRIED = RECORDS / "README.md", RECORDS / "records.png", RECORDS / "tried.md"
+SEEDS = 5  # needed for a verdict
+P = 0.01  # a gain counts if chance alone produces it less often
+MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone moves a loss by 0.002 to 0.004
+SUFFIXES = (".py", ".patch", ".json", ".png")  # of an entry's files, beside README.md
+HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
+REFUSED = re.compile(r"^Refused: (.+)", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A folder of records/. refused: the reason that its README.md gives, or none."""
+
+    folder: Path
+    title: str
+    by: str
+    date: str
+    refused: str | None
+
+    @property
+    def name(self):
+        return self.folder.name
+
+    @property
+    def configs(self):
+        return sorted(self.folder.glob("*.py"))
+
+    @property
+    def patch(self):
+        return next(self.folder.glob("*.patch"), None)
+
+    @property
+    def digest(self):
+        """SHA-256 of the code that runs: the config files and the patch."""
+        digest = hashlib.sha256()
+        for path in [*self.configs, *filter(None, [self.patch])]:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+    def seeds(self, n):
+        """The seeds of a check, derived from the entry's files so that nobody can choose them."""
+        return [int(hashlib.sha256(f"{self.digest} {i}".encode()).hexdigest(), 16) % 10**6 for i in range(n)]
+
+    def results(self):
+        """The results in its folder, {file name: results}."""
+        return {path.name: read(path, ("machine", "entries", "runs")) for path in sorted(self.folder.glob("*.json"))}
+
+    def races(self):
+        """The results of every machine that has run it, with the files that are here."""
+        return [results for results in self.results().values() if is_own(self, results)]
+
+
+def read_entry(folder):
+    """The Entry in a folder. Raises BadInput if it is not one."""
+    folder = Path(folder).resolve()
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder; expected an entry, such as records/004_key_offset")
+    page = folder / "README.md"
+    if not page.is_file():
+        raise BadInput(f"{folder} has no README.md; expected one that says what is new, why, by whom and when")
+    text = page.read_text(encoding="utf-8")
+    if not (head := HEAD.match(text)):
+        raise BadInput(f"{page}: expected a title, # what is new, and below it By NAME, YYYY-MM-DD.")
+    strange = [path.name for path in folder.iterdir() if path.suffix not in SUFFIXES and path != page]
+    if strange:
+        raise BadInput(f"{folder} holds {min(strange)}; expected README.md, config files, a .patch, .json and .png")
+    refused = REFUSED.search(text)
+    entry = Entry(folder, **head.groupdict(), refused=refused and refused[1])
+    if not entry.configs or len(list(folder.glob("*.patch"))) > 1:
+        raise BadInput(f"{folder}: expected at least one config file and at most one .patch")
+    return entry
+
+
+def entries():
+    """All entries, in order; the first is the naive loop."""
+    return [read_entry(path.parent) for path in sorted(RECORDS.glob("*/README.md"))]
+
+
+def is_own(entry, results):
+    """True if results are an entry's: its name, and the digests of its files and of those of the entries it faced."""
+    digests = {each.name: each.digest for each in entries()}
+    return [*results["entries"]][-1:] == [entry.name] and results["entries"].items() <= digests.items()
+
+
+def before(entry):
+    """The record that an entry has to beat: the last one before it, by name, neither refused nor failed.
+
+    Raises BadInput for the naive loop, which has none to beat.
+    """
+    earlier = [each for each in entries() if each.name < entry.name and not each.refused and not has_failed(each)]
+    if not earlier:
+        raise BadInput(f"{entry.name} is the naive loop, with which all are compared; expected another entry")
+    return earlier[-1]
+
+
+def has_failed(entry):
+    """True if a check on any machine said that an entry does not hold."""
+    return any(verdict(results)[1] is False for results in entry.races())
+
+
+# -- results of the runs
+
+
+def of(runs, name, key):
+    """{seed: a figure} of an entry's runs."""
+    return {run["seed"]: run[key] for run in runs if run["name"] == name}
+
+
+def paired(runs, a, b, key, change):
+    """Changes from a's figure to b's, seed by seed, for seeds that both have run."""
+    first, second = of(runs, a, key), of(runs, b, key)
+    return [change(first[seed], second[seed]) for seed in second if seed in first]
+
+
+def log_ratio(first, second):
+    return math.log(first / second)
+
+
+def verdict(results):
+    """Returns the verdict of a check's results in words, and whether the entry holds: True, False, or None: not known.
+
+    It holds if it ends sooner than the record before it, and not more than MARGIN above the naive loop's loss: both on
+    SEEDS seeds, each with a probability below P that chance alone does as well.
+    """
+    runs, (naive, record, name) = results["runs"], ends(results)
+    sooner = paired(runs, record, name, "seconds", log_ratio)
+    below = paired(runs, naive, name, "bpb", lambda first, second: first + MARGIN - second)
+    if len(sooner) < SEEDS or len(below) < SEEDS:
+        return f"no verdict: {min(len(sooner), len(below))} of {SEEDS} seeds", None
+    of_loss, of_time = stats.p_value(below), stats.p_value(sooner)
+    if of_loss >= P:
+        return f"misses the loss (p = {of_loss:.2g})", False
+    if of_time >= P:
+        return f"no gain on {record} (p = {of_time:.2g})", False
+    return f"holds (p = {max(of_loss, of_time):.2g})", True
+
+
+def compared(results, record, entry):
+    """Compares an entry's runs with the record's, as text."""
+    logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
+    losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
+    return (
+        f"It ends {stats.mean_ratio(logs):.2f} times sooner than {record.name}, {statistics.fmean(losses):+.4f} bits "
+        f"per byte from its loss, on {len(logs)} seeds: no verdict, which takes the naive loop and {SEEDS} seeds"
+    )
+
+
+def ends(results):
+    """Names of the naive loop, the record to beat and the entry."""
+    names = [*results["entries"]]
+    return names[0], names[-2], names[-1]
+
+
+def times_sooner(results):
+    """Logarithms of how many times sooner than the naive loop the entry ends, by seed."""
+    naive, _, name = ends(results)
+    return paired(results["runs"], naive, name, "seconds", log_ratio)
+
+
+def measured():
+    """{machine in words: {Entry: results}} of all that has run against the naive loop."""
+    machines = {}
+    for entry in entries():
+        for results in filter(times_sooner, entry.races()):  # without those of an interrupted check's first seed
+            machines.setdefault(tables.machine_in_words(results["machine"]), {})[entry] = results
+    return machines
+
+
+def figures(entry, results):
+    """The texts of an entry's row on one machine."""
+    runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
+    said, _ = verdict(results)
+    own = of(runs, name, "seconds")
+    if len(logs) >= SEEDS and set(own) != set(entry.seeds(len(own))):
+        said += ", on its author's seeds"
+    minutes = {key: statistics.median(of(runs, key, "seconds").values()) / 60 for key in (name, naive)}
+    loss = {key: statistics.fmean(of(runs, key, "bpb").values()) for key in (name, naive)}
+    return {
+        "minutes (naive)": f"{minutes[name]:.2f} ({minutes[naive]:.2f})",
+        "times sooner": stats.in_words({name: logs})[name],
+        "tokens ×": f"{statistics.median(paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
+        "bits/byte (naive)": f"{loss[name]:.4f} ({loss[naive]:.4f})",
+        "verdict": f"refused: {entry.refused}" if entry.refused else said,
+    }
+
+
+def table(link=""):
+    """Lists the entries, then a table of results for each machine. link: to the entries' folders.
+
+    Results that are of other files are named in the list and have no row.
+    """
+    news = []
+    for entry in entries():
+        news.append(f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
+        for name in [name for name, results in entry.results().items() if not is_own(entry, results)]:
+            news[-1] += f"; its {name} is not of these files: no row, remove it and check again"
+    parts = ["\n".join(news)]
+    for machine, runs in measured().items():
+        parts.append(f"{machine}:\n\n{tables.texts({entry.name: figures(entry, runs[entry]) for entry in runs})}")
+    return "\n\n".join(parts)
+
+
+def page():
+    """Returns records/README.md with its tables rewritten."""
+    return with_table(PAGE.read_text(encoding="utf-8"))
+
+
+def with_table(text, link=""):
+    """Returns a page with the part between its <!-- records --> marks rewritten."""
+    return re.sub(
+        r"(<!-- records -->\n).*?(\n<!-- records -->)",
+        lambda marks: f"{marks[1]}{table(link)}{marks[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def tried():
+    """Returns records/tried.md: trials that ended no better, of every trials.jsonl and recipe.json in results/."""
+    text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
+    text += "Each row is a trial that lost to the one most like it that ended lower and, where times are known, no "
+    text += "later: one run each, of the same preset and seed. *no KEY*: it lacks a key that the other one sets.\n\n"
+    text += "| preset | change | bits/byte | the other's |\n| --- | --- | --- | --- |\n"
+    for path in sorted(RESULTS.glob("*/*/trials.jsonl")):
+        trials = [trial for trial in read_metrics(path) if "preset" in trial]
+        for trial in trials:
+            better = [each for each in trials if is_better(each, trial)]
+            if better:
+                like = min(better, key=lambda each, trial=trial: (len(changes(trial, each)), each["val_bpb"]))
+                figures = f"{trial['val_bpb']:.4f} | {like['val_bpb']:.4f}"
+                text += f"| {trial['preset']} | {'; '.join(changes(trial, like))} | {figures} |\n"
+    text += "\nRungs of the second ladder that fresh seeds did not see, or that cost "
+    text += "([how](../docs/recipe.md#how-it-is-measured)):\n\n"
+    text += "| rung | verdict | against the recipe before it, or without it | measured |\n| --- | --- | --- | --- |\n"
+    for path in sorted(RESULTS.glob("*/*/recipe.json")):
+        for row in read(path, ("rows",))["rows"]:
+            gain = row.get("step") or row.get("without")
+            if gain and row["verdict"].startswith(("not seen", "costs")):
+                measured = "/".join(path.parts[-3:-1])
+                text += f"| {row['name']} | {row['verdict']} | {tables.factor(gain)} × tokens | {measured} |\n"
+    return text
+
+
+def is_better(trial, other):
+    """True if a trial ended lower than another of its preset and seed and, if that one's time is known, no later."""
+    alike = all(trial[key] == other[key] for key in ("preset", "seed"))
+    sooner = trial.get("seconds", math.inf) <= other.get("seconds", math.inf)
+    return alike and sooner and trial["val_bpb"] < other["val_bpb"]
+
+
+def changes(trial, other):
+    """Lists the changes from another trial to this one, prototypes included."""
+    these, those = ({**each["keys"], **each["prototype"]} for each in (trial, other))
+    without = [f"no {key}" for key in those if key not in these]
+    return [*(f"{key}={value}" for key, value in these.items() if those.get(key) != value), *without]
+
+
+def draw(path):
+    """Draws times sooner over the entries, a line for each machine, to a PNG."""
+    from matplotlib.figure import Figure  # loads slowly
+
+    names, figure = [entry.name for entry in entries()], Figure(figsize=(9, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for machine, runs in measured().items():
+        logs = {names[0]: [0.0]} | {entry.name: times_sooner(results) for entry, results in runs.items()}
+        x, y = [names.index(name) for name in logs], np.array([stats.mean_ratio(each) for each in logs.values()])
+        low, high = (np.exp([end(each) for each in logs.values()]) for end in (min, max))
+        axis.errorbar(x, y, [y - low, high - y], marker="o", capsize=3, label=machine)
+        for spot in zip(x, y, strict=True):
+            axis.annotate(f"{spot[1]:.1f}×", spot, (6, 6), textcoords="offset points")
+    axis.set(
+        yscale="log",
+        ylabel="times sooner than the naive loop (range of seeds)",
+        xlim=(-0.3, len(names) - 0.5),
+    )
+    ticks = 1, 2, 5, 10, 20, 50
+    axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xticks(range(len(names)), names)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

@@ -1,0 +1,207 @@
+"""--mode=peers gives every peer the same weights and batches, one clock, and a row, even if it fails."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import MACHINE, build, flags, tiny
+
+import train
+from lab.measure import modes
+from lab.measure.launch import run_alone
+from lab.measure.peers import nanogpt, task
+from lab.measure.peers.task import Task
+from nanoladder.errors import BadInput
+
+# A checkout whose script has nanoGPT's interface: flags, files, random draws, printed lines. It records its inputs.
+SCRIPT = """
+import pickle
+import sys
+from ast import literal_eval
+
+import numpy as np
+import torch
+
+from model import Model
+
+keys = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+T, B = int(keys["block_size"]), int(keys["batch_size"])
+with open(keys["dataset"] + "/meta.pkl", "rb") as file:
+    model = Model(pickle.load(file)["vocab_size"], int(keys["n_embd"]))
+ids = np.memmap(keys["dataset"] + "/train.bin", dtype=np.uint16, mode="r")
+for step in range(int(keys["max_iters"])):
+    places = torch.randint(len(ids) - T, (B,))
+    inputs = torch.stack([torch.from_numpy(ids[i : i + T].astype(np.int64)) for i in places])
+    targets = torch.stack([torch.from_numpy(ids[i + 1 : i + 1 + T].astype(np.int64)) for i in places])
+    if step < 5:
+        torch.save([inputs, targets, dict(model.state_dict()), keys], f"{keys['out_dir']}/{step}.pt")
+    if step == 0:
+        print("step 0: train loss nan, val loss nan")
+    print(f"iter {step}: loss {max(0, 5 - step / 10):.4f}, time 1.00ms, mfu -100.00%")
+"""
+MODEL = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab_size, n_embd):
+        super().__init__()
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(vocab_size, n_embd)})
+        self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
+        self.lm_head.weight = self.transformer.wte.weight
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "nanoGPT"
+    folder.mkdir()
+    for name, text in {"train.py": SCRIPT, "model.py": MODEL, "configurator.py": ""}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def run_script(checkout, monkeypatch):
+    """run_script(task) runs the checkout's train.py, and undoes what it changes in this process."""
+    monkeypatch.chdir(checkout)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setitem(sys.modules, "model", sys.modules["model"])
+    monkeypatch.setattr(torch, "randint", torch.randint)
+    return nanogpt.train
+
+
+@pytest.fixture
+def given(dense, tmp_path, checkout, monkeypatch):
+    """given(n, **overrides) -> the Task of n steps, which are at least three."""
+    monkeypatch.setattr(task, "WINDOW", 0)
+
+    def make(n, best=False, **overrides):
+        (tmp_path / "task").mkdir(exist_ok=True)
+        config = tiny(**{"dataset": str(dense), **overrides})
+        return Task(config, n - task.WARMUP, best, tmp_path / "task", checkout)
+
+    return make
+
+
+def our_losses(task, n):
+    """Losses of n steps of this loop."""
+    model, optimizer, scaler = build(task.naive)
+    config, batches = task.naive, (task.batches[step] for step in range(1, n + 1))
+    found = (train.train_step(model, optimizer, scaler, batch, config.learning_rate, config) for batch in batches)
+    return [float(loss) for loss, _ in found]
+
+
+# -- the clock
+
+
+@pytest.mark.parametrize("window, n", [(0, 6), (4, 6), (4.5, 7), (20, 22)])
+def test_the_clock_skips_the_first_steps_and_times_at_least_a_number_of_steps_and_a_time(window, n, monkeypatch):
+    """Steps of a second each; the first two take a hundred."""
+    now, clock = 0, task.Clock(torch.device("cpu"), 4)
+    monkeypatch.setattr(task, "WINDOW", window)
+    monkeypatch.setattr(task, "synchronized_time", lambda _: now)
+    monkeypatch.setattr(task, "perf_counter", lambda: now)
+    clock.start()
+    for number in itertools.count(1):
+        now += 100 if number <= 2 else 1
+        if clock.step(float(number)):
+            break
+    assert (number, clock.first, clock.seconds) == (n, 100, 1)
+    assert clock.figures()["losses"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+# -- what each is given
+
+
+def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends_it(given, run_script):
+    task = given(3)
+    assert run_script(task) == "--compile=False --dtype=float32"
+    assert task.clock.losses == [5.0, 4.9, 4.8]
+    assert len(list(task.folder.glob("*.pt"))) == 3  # it ended at once
+    for step in range(3):
+        inputs, targets, weights, keys = torch.load(task.folder / f"{step}.pt")
+        assert torch.equal(inputs, task.batches[step + 1].inputs)
+        assert torch.equal(targets, task.batches[step + 1].targets)
+        assert torch.equal(weights["lm_head.weight"], task.model().head.weight)
+    expected = {"n_layer": "2", "learning_rate": "0.01", "decay_lr": "False", "eval_iters": "0", "log_interval": "1"}
+    assert expected.items() <= keys.items()
+
+
+def test_nanogpt_needs_a_checkout_and_reads_no_documents(given, documents, run_script):
+    without = given(3)
+    without.checkout = None
+    with pytest.raises(BadInput, match="needs a checkout: --nanogpt=PATH"):
+        run_script(without)
+    with pytest.raises(BadInput, match="not separate documents"):
+        run_script(given(3, dataset=str(documents)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [False, True])
+def test_hugging_faces_trainer_has_the_losses_of_this_loop(bias, given):
+    from lab.measure.peers import huggingface  # loads slowly
+
+    task = given(4, bias=bias)
+    huggingface.train(task)
+    losses = [float(loss) for loss in task.clock.losses]
+    assert losses == pytest.approx(our_losses(task, 4), abs=1e-3)
+    assert losses[0] == pytest.approx(our_losses(task, 1)[0], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_lightning_has_the_losses_of_this_loop(given):
+    from lab.measure.peers import lightning  # loads slowly
+
+    task = given(4)
+    lightning.train(task)
+    assert [float(loss) for loss in task.clock.losses] == pytest.approx(our_losses(task, 4), abs=1e-6)
+
+
+# -- the mode
+
+
+def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_was_not_measured(
+    monkeypatch, dense, tmp_path, checkout
+):
+    asked = []
+
+    def run_alone(function, config, peer=None, best=None, nanogpt=None, steps=None):
+        if not peer:
+            return MACHINE
+        asked.append((peer, best))
+        if peer in ("lightning", "huggingface"):
+            raise RuntimeError({"lightning": "no such precision", "huggingface": "No module named 'accelerate'"}[peer])
+        seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.adamw_impl == "forloop")
+        figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
+        return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
+
+    monkeypatch.setattr(modes, "run_alone", run_alone)
+    keys = [word for word in flags(dataset=dense) if not word.startswith("--adamw_impl=")]  # a key goes before a stage
+    modes.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=3"])
+    turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
+    failing = [(peer, best) for peer in ("huggingface", "lightning") for best in (False, True)]
+    assert asked == [*turn, *failing, *turn[::-1], *turn]
+    text = (tmp_path / "table.md").read_text()
+    rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
+    by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
+    assert by["as configured"]["against naive"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.00"
+    assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT"]["losses against naive"] == "bit-equal"
+    assert by["nanoGPT, compiled"]["losses against naive"] == "WRONG by 1"
+    assert by["nanoGPT"]["setting"] == "--x=1" and rows["Lightning"][2] == "no such precision"
+    assert rows["Hugging Face Trainer"][2] == "No module named 'accelerate'"
+
+
+# -- for real
+
+
+@pytest.mark.slow
+def test_a_process_measures_a_peer(dense, checkout):
+    config = tiny(dataset=str(dense))
+    ours, theirs = (run_alone(task.measure, config, peer, steps=3, nanogpt=checkout) for peer in ("ours", "nanogpt"))
+    assert len(ours["losses"]) == len(theirs["losses"]) == 5
+    assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
+    assert min(ours["seconds"], theirs["seconds"]) > 0 and ours["tokens"] == 64

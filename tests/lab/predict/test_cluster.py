@@ -1,0 +1,60 @@
+"""Steps on paper: memory beside the traced step, what a layout cuts and sends, layouts that divide and fit."""
+
+import math
+
+import pytest
+from conftest import replace
+
+from lab.predict.cluster import CLOSE, fastest, predict_step, sizes_of
+from lab.predict.predict import predict_memory
+from nanoladder.config import Config
+from nanoladder.parallel.mesh import divide
+
+SMALL = Config(n_layer=4, n_head=4, n_embd=512, context_length=512, vocab_size=512, batch_size=8, compile=False)
+WIDE = replace(SMALL, n_layer=8, n_embd=1024, n_head=16, context_length=1024, micro_batch_size=8, ddp=True)
+
+
+def step(config, n_gpus):
+    return predict_step(config, sizes_of(config), n_gpus)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every:1"])
+def test_memory_on_paper_is_near_that_of_the_traced_step(checkpointing):
+    config = replace(SMALL, activation_checkpointing=checkpointing)
+    workspaces = 65 * 2**20  # of cuBLAS, which the formula leaves out
+    expected = predict_memory(config, "cuda").peak - workspaces
+    assert step(replace(config, micro_batch_size=8), 1).memory == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["tensor", "context", "pipeline", "data"])
+def test_every_part_of_a_step_is_split_as_the_layout_says(name):
+    keys = {} if name == "data" else {f"{name}_parallel": 4}
+    rows = {"data": 2, "pipeline": 1}.get(name, 8)
+    cut = step(replace(WIDE, micro_batch_size=rows, **keys), 4)
+    assert cut.compute == pytest.approx(step(WIDE, 1).compute / 4) and cut.seconds > cut.compute
+    sent = {kind for kind in ("tensor", "context", "pipeline", "data") if getattr(cut, kind) > 0}
+    assert sent == ({"context", "data"} if name == "context" else {name})  # along context all hold the same weights
+    assert (cut.bubble > 0) == (name == "pipeline")
+
+
+def test_sharded_processes_hold_a_share_and_the_gradients_that_wait():
+    sizes = sizes_of(WIDE)
+    sharded = [replace(WIDE, shard="full", batch_size=16, micro_batch_size=rows) for rows in (2, 1)]
+    once, twice = (step(config, 8) for config in sharded)
+    outside = sizes.n_params - 8 * sizes.block
+    activations = once.memory - 16 * sizes.n_params / 8 - 2 * (2 * sizes.block + outside)
+    assert twice.memory == pytest.approx(once.memory - activations / 2 + 4 * sizes.n_params)
+
+
+@pytest.mark.parametrize(("n_gpus", "batch_size"), [(64, 512), (24, 192)])
+def test_the_fastest_layouts_divide_all_and_fit(n_gpus, batch_size):
+    config = replace(WIDE, n_layer=24, n_embd=2048, context_length=2048, batch_size=batch_size)
+    sizes = sizes_of(config)
+    found = fastest(config, sizes, n_gpus)
+    assert found
+    for layout, predicted in found:
+        assert math.prod(divide(layout, n_gpus)) == n_gpus and predicted.memory <= 72e9
+        rows = predicted.n_micro * layout.micro_batch_size
+        assert rows * divide(layout, n_gpus).data == batch_size
+    assert found[0][1].seconds <= CLOSE * min(predicted.seconds for _, predicted in found)
+    assert fastest(config, sizes, n_gpus, memory_gb=0.1) == []

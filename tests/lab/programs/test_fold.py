@@ -1,0 +1,247 @@
+"""Folding substitutes values, folds constants, resolves branches and drops unused code."""
+
+import inspect
+from textwrap import dedent
+
+import pytest
+import torch
+from conftest import same, tiny
+
+import train
+from lab.programs.bundle import OPTIONS
+from lab.programs.fold import NO_OPS, fold
+from model import GPT, NORMS, Attention, Block
+from nanoladder import optim, parallel
+from nanoladder.config import DEFAULTS
+from nanoladder.config.stages import fields_up_to
+from nanoladder.parallel import context, tensor
+from nanoladder.run import Run
+
+VALUES = {"on": "True", "off": "False", "zero": "0", "one": "1", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
+
+
+def folded(source, values=VALUES):
+    """A snippet after folding, in a function that is used."""
+    body = source.replace("\n", "\n    ")
+    result = fold(f"def f(config):\n    {body}\n\n\nf()\n", values)
+    return dedent(result.partition("\n")[2].partition("\n\n\nf(")[0])
+
+
+@pytest.mark.parametrize(
+    "expression, result",
+    [
+        ("config.two", "2"),
+        ("model.config.kind", '"b"'),
+        ("config.off and x", "False"),
+        ("x and config.on", "x"),
+        ("config.zero or x", "x"),
+        ("config.half or x", "config.batch_size // 2"),
+        ("not config.zero", "True"),
+        ("1 if config.on else 2", "1"),
+        ("1 if x else 2", "1 if x else 2"),
+        ("config.two > 1 and x > y", "x > y"),
+        ("2 * 512", "2 * 512"),
+        ("10 // config.half", "10 // (config.batch_size // 2)"),
+        ("x.seed + config.zero", "x.seed"),
+        ("config.one * x", "x"),
+    ],
+)
+def test_expressions(expression, result):
+    assert folded(f"return {expression}") == f"return {result}"
+
+
+@pytest.mark.parametrize("condition, taken", [("config.on", "a()"), ("config.off", "b()"), ("config.half", "a()")])
+def test_a_known_condition_leaves_one_branch(condition, taken):
+    assert folded(f"if {condition}:\n    a()\nelse:\n    b()") == taken
+    assert folded(f"x()\nif {condition}:\n    a()\ny()") == "x()\n" + ("a()\n" if taken == "a()" else "") + "y()"
+
+
+def test_a_loop_over_one_item_is_its_body():
+    assert folded("for a, b in cut(x) if config.off else [x]:\n    g(a)\n    g(b)") == "a, b = x\ng(a)\ng(b)"
+    assert folded("for a in [x, y]:\n    g(a)") == "for a in [x, y]:\n    g(a)"
+
+
+# -- calls that do nothing while their stage is off
+
+OFF = {"ddp": "False", "dtype": "'float32'", "norm": "'layer'", "value_embedding": "False"}
+
+
+def test_calls_that_do_nothing_are_not_shown():
+    for source, left in (
+        ("return parallel.share(g(x))", "return g(x)"),
+        ("return g(parallel.start(config, d(x)))", "return g(d(x))"),
+        ("seed(config.seed + parallel.rank())  # of dropout", "seed(config.seed)"),
+        ("scaler.unscale_(optimizer)\ng(x)", "g(x)"),
+        ("with autocast(config, device):\n    x = g(x)\nscaler.scale(x).backward()", "x = g(x)\nx.backward()"),
+        ("return partial(block, embedded=x, own_value=y)", "return partial(block, embedded=x)"),
+        ("return NORMS[config.norm](n)", "return nn.LayerNorm(n)"),
+    ):
+        assert folded(source, OFF) == left
+
+
+def test_calls_are_shown_where_their_stage_is_on():
+    on = OFF | {"ddp": "True", "dtype": "'auto'"}
+    for source in ("return parallel.share(x)", "seed(config.seed + parallel.rank())  # why"):
+        assert folded(source, on) == source
+
+
+CPU = torch.device("cpu")
+X = torch.arange(3.0)
+
+
+class Batches:
+    config = tiny()
+
+    def share(self, rank, world_size, positions):
+        assert (rank, world_size, positions) == (0, 1, None)
+        return self
+
+
+def clipped(clip):
+    """Norm that a clipping function returns, and the clipped gradient."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.grad = torch.arange(3.0)[None]
+    return float(clip(model)), model.weight.grad.tolist()
+
+
+def unscaled(*methods):
+    """A weight of 1 after calls of the float32 scaler's methods; its gradient is 1 and the learning rate 0.5."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad, optimizer = torch.ones(1), torch.optim.SGD([weight], lr=0.5)
+    for method in methods:
+        method(SCALER, *[optimizer] * (method is not torch.amp.GradScaler.update))
+    return weight.item(), weight.grad.item()
+
+
+def untouched(gpt):
+    """True if a model is as GPT() makes it: no hooks, no patched methods, plain parameters."""
+    hooks = [module for module in gpt.modules() if module._forward_hooks or module._forward_pre_hooks]
+    methods = [name for module in gpt.modules() for name in ("forward", "attend") if name in vars(module)]
+    return not hooks and not methods and {type(p) for p in gpt.parameters()} == {torch.nn.Parameter}
+
+
+def default(module, parameter):
+    return inspect.signature(module.forward).parameters[parameter].default
+
+
+Scaler, SCALER = torch.amp.GradScaler, train.build_scaler(tiny(dtype="float32"), CPU)
+batches, model = Batches(), torch.nn.Linear(1, 1)
+gpt = GPT(tiny(vocab_size=8, tensor_parallel=2, context_parallel=2, pipeline_parallel=2))
+parts = [X, X]
+# {call: check, with its stage off, that it does only what the table says}
+MADE = {
+    "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
+    "parallel.add": lambda: parallel.add(0.1) == 0.1,
+    "parallel.build": lambda: same(parallel.build(GPT, gpt.config, CPU).state_dict(), gpt.state_dict()),
+    "parallel.clip_grad_norm_": lambda: (
+        clipped(lambda model: parallel.clip_grad_norm_(model, 0.5))
+        == clipped(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+    ),
+    "parallel.distributed_data_parallel": lambda: parallel.distributed_data_parallel(gpt) is gpt and untouched(gpt),
+    "parallel.init_shards": lambda: parallel.init_shards(gpt, CPU) is gpt and untouched(gpt),
+    "parallel.rank": lambda: parallel.rank() == 0,
+    "parallel.share": lambda: parallel.share(batches) is batches,
+    "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,
+    "parallel.synchronize_last": lambda: list(parallel.synchronize_last(model, parts)) == parts,
+    "is_reordered": lambda: not tensor.is_reordered("blocks.0.attention.qkv.weight", X),
+    "mesh().sizes.tensor": lambda: parallel.mesh().sizes.tensor == 1,
+    "mesh().sizes.context": lambda: parallel.mesh().sizes.context == 1,
+    "mesh().sizes.pipeline": lambda: parallel.mesh().sizes.pipeline == 1,
+    "autocast": lambda: not train.autocast(tiny(dtype="float32"), CPU)._enabled,
+    "build_scaler": lambda: not SCALER.is_enabled(),
+    "scaler.scale": lambda: SCALER.scale(X) is X,
+    "scaler.unscale_": lambda: unscaled(Scaler.unscale_) == (1.0, 1.0),
+    "scaler.update": lambda: unscaled(Scaler.update) == (1.0, 1.0),
+    "scaler.step": lambda: unscaled(Scaler.unscale_, Scaler.step, Scaler.update) == (0.5, 1.0),
+    "optim.may_step": lambda: inspect.signature(optim.may_step).parameters["scaler"].default is None,
+    "run.begin": lambda: not inspect.signature(Run.begin).parameters["scaler"].default.is_enabled(),
+    "positions": lambda: context.positions(tiny()) is None,
+    "parallel.stop": lambda: parallel.stop() is None,
+    "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
+    "NORMS[config.norm]": lambda: NORMS["layer"] is torch.nn.LayerNorm,
+    "embedded=": lambda: default(Block, "embedded") is None,
+    "own_value=": lambda: default(Block, "own_value") is default(Attention, "own_value") is None,
+    "parallel.local": lambda: parallel.local(X) is X,
+    "parallel.n_owners": lambda: parallel.n_owners() == 1,
+    "parallel.on_owners": lambda: torch.equal(
+        torch.stack(parallel.on_owners(torch.exp, [X, X], X)), X.expand(2, 3).exp()
+    ),
+}
+
+
+def test_a_call_does_nothing_while_its_stage_is_off():
+    naive = fields_up_to("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
+    ladder = [row for row in NO_OPS if row[0] not in ("standalone", "mesh")]
+    assert set(MADE) == {call for _, _, _, *calls in ladder for call in calls}
+    off = {(field, repr(value)) for field, value, *_ in ladder}
+    assert all((field, naive[field]) in off for field, _ in off)
+    for call, holds in MADE.items():
+        assert holds(), call
+
+
+def test_one_process_divides_no_model():
+    assert parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt)
+    assert parallel.apply_tensor_parallel(gpt) is None and untouched(gpt)
+    assert parallel.apply_context_parallel(gpt) is None and untouched(gpt)
+
+
+BEFORE = """
+import os
+from a import b, c, d
+from e import f as g
+
+# A constant.
+SIZE = b(3)
+
+
+class Used(c):
+    def __init__(self, config):
+        self.size = config.n
+
+    def forward(self):
+        return self.size
+
+    def helper(self):
+        return self.config.off
+
+
+class Unused(c):
+    pass
+
+
+def helper(config):
+    return g(SIZE, os)
+
+
+def main(x, config, y):
+    last = 0
+    if config.off:
+        last = helper(config)
+        print(last)
+    return Used(x)
+
+
+main(1, make(), y=2)
+"""
+AFTER = """
+from a import c
+
+
+class Used(c):
+    def __init__(self, config):
+        self.size = config.n
+
+    def forward(self):
+        return self.size
+
+
+def main(x):
+    return Used(x)
+
+
+main(1)
+"""
+
+
+def test_unused_code_is_dropped():
+    assert fold(f'"""A file."""\n{BEFORE}', VALUES) == f'"""A file."""{AFTER}'

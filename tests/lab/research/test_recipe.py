@@ -1,0 +1,255 @@
+"""--mode=recipe finds what planted rungs are worth, in a fixed order, and resumes after an interruption."""
+
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import pytest
+from conftest import flags, replace, tiny
+
+import train
+from lab.measure import cli, modes, runs
+from lab.research import recipe
+from nanoladder.run import load_config
+from nanoladder.run.metrics import read_metrics
+
+STEPS, RATE = 1000, 0.01
+RUNGS = {
+    "base": {"beta2": 0.95},
+    "good": {"optimizer": "muon"},
+    "nothing": {"grad_clip": 0.5},
+    "bad": {"bias": True},
+    "late": {"weight_decay": 0.2},
+}
+WORTH = {"good": 1.5, "nothing": 1.0, "bad": 0.8, "late": 1.2}  # in tokens
+
+
+class World:
+    """Trains in no time. The loss is a power of the tokens, each multiplied by the worth of the config's rungs."""
+
+    def __init__(self, monkeypatch):
+        self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
+        self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
+        self.running = self.most_running = self.fails = 0
+        monkeypatch.setattr(runs, "Child", lambda words, environment: Player(self, load_config(words)))
+        monkeypatch.setattr(runs, "PAUSE", 0.0)
+        monkeypatch.setattr("nanoladder.files.write", write)
+        monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
+        monkeypatch.setattr(recipe, "run_alone", self.step)
+        monkeypatch.setattr(recipe, "machine_name", lambda facts: "a-machine")
+        monkeypatch.setattr(recipe, "rungs_of", lambda config: self.rungs)
+        monkeypatch.setattr(cli, "stage_names", lambda *_: [*self.rungs])
+
+    def step(self, function, config):
+        self.steps += [config] * (function is not recipe.measurements.machine_facts)
+        return {"seconds": 0.3 if config.optimizer == "muon" else 0.2, "memory": {"peak": 3e9}}
+
+    def loss(self, config):
+        rungs = [name for name in WORTH if all(getattr(config, key) == value for key, value in RUNGS[name].items())]
+        length = config.max_steps / STEPS * math.prod(WORTH[name] for name in rungs)
+        wrong_rate = math.log2(config.learning_rate / RATE / (4 if "good" in rungs else 1))
+        of_seed = random.Random(config.seed).gauss(0, 0.05)
+        own = random.Random(str(replace(config, dataset="x"))).gauss(0, 2e-4)
+        return 2.0 + 1.5 * length**-0.3 + 0.1 * wrong_rate**2 + of_seed + own + self.short(config)
+
+
+class Player:
+    """Fake of a Child."""
+
+    def __init__(self, world, config):
+        if len(world.configs) == world.most:
+            raise KeyboardInterrupt
+        world.configs.append(config)
+        world.running += 1
+        world.most_running = max(world.running, world.most_running)
+        self.world, self.config = world, config
+
+    def outcome(self):
+        self.end()
+        if self.world.fails > 0:
+            self.world.fails -= 1
+            nothing = {"val_loss": None, "val_bpb": None, "tokens": None}
+            return {"seconds": 1.0, "note": "failed: no room", "failed": True, **nothing}
+        loss = None if self.world.diverges(self.config) else self.world.loss(self.config)
+        note = "diverged: stopped at step 3" if loss is None else None
+        losses = {"val_loss": loss, "val_bpb": loss and 0.5 * loss, "tokens": 384}
+        return {"seconds": 1.0, "note": note, "failed": False, **losses}
+
+    def end(self):
+        self.world.running -= 1
+
+
+def write(path, content):
+    """files.write without a sync."""
+    with open(path, "wb") as file:
+        content(file) if callable(content) else file.write(content.encode())
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return World(monkeypatch)
+
+
+@pytest.fixture
+def run(dense, tmp_path, run_main):
+    """run(*words) runs profile.py --mode=recipe. Returns its result, the rows of recipe.json, and the trials."""
+
+    def run(*words):
+        own = flags(dataset=dense, max_steps=STEPS, learning_rate=RATE, min_lr=RATE / 10)
+        done = run_main(modes.main, *own, "--mode=recipe", f"--out_dir={tmp_path}", *words)
+        path = tmp_path / "recipe.json"
+        rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+        return done, rows, read_metrics(tmp_path / "trials.jsonl")
+
+    return run
+
+
+@pytest.mark.slow
+def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run, tmp_path):
+    done, rows, found = run()
+    assert done.code == 0 and world.most_running == 2
+    cumulative, left_out = 1.0, {"nothing", "bad"}
+    for name, true in WORTH.items():
+        for kind, expected in {"tokens": cumulative * true, "step": true, "alone": true, "without": true}.items():
+            if kind != "without" or name not in left_out:
+                estimate = rows[name][kind]
+                assert estimate["n"] == 5 and estimate["times"] == pytest.approx(expected, rel=0.01)
+                assert estimate["low"] < expected * 1.003 and estimate["high"] > expected * 0.997
+        cumulative *= 1.0 if name in left_out else true
+    verdicts = [row["verdict"].partition(" (")[0] for row in rows.values()]
+    assert verdicts == ["the base", "holds", "not seen", "costs", "holds"]
+    assert [row["lr_factor"] for row in rows.values()] == [1, 4, 4, 4, 4]  # an edge is passed
+    assert "not seen" in (tmp_path / "recipe.md").read_text() and (tmp_path / "recipe.png").stat().st_size > 1e4
+    for row, config in zip(found, world.configs, strict=True):
+        assert config.eval_interval == config.max_steps == round(row["length"] * STEPS) and config.save_interval == 0
+        assert config.min_lr == pytest.approx(config.learning_rate / 10) and config.warmup_steps == 2
+    order = [(row["name"], row["seed"], row["lr_factor"]) for row in found]
+    assert order[:9] == [("base", seed, factor) for factor in (0.5, 1, 2) for seed in range(3)]
+    assert order[9:16] == [("base", seed, 1) for seed in range(3, 10)]
+    first = [(name, seed > 9) for name, seed, _ in order].index
+    assert first(("good", False)) < first(("late", False)) < first(("base", True)) < first(("good", True))
+    assert first(("late", True)) < first(("late alone", False)) < first(("without late", False))
+    assert rows["late"]["gain"] == pytest.approx(1.8 / 1.5, rel=0.01) and rows["late"]["peak"] == 3e9
+    assert len(world.steps) == 5 * (3 + 1)
+    assert (
+        run()[1] == rows
+        and len(world.steps) == 20
+        and len(set(map(str, world.configs))) == len(world.configs) == len(found)
+    )
+
+
+@pytest.mark.slow
+def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(world, run):
+    # Without Muon twice the base's rate is bad, and four times, Muon's, better again: no place to search from
+    world.short = lambda config: float(config.optimizer != "muon" and config.learning_rate == 2 * RATE)
+    _, rows, found = run("--kept=late,good,nothing")
+    assert [*rows] == ["base", "good", "nothing", "late", "together"] and {row["name"] for row in found} == {
+        *("base", "together", "without good", "without nothing", "without late"),
+        *("good alone", "nothing alone", "late alone"),
+    }
+    together = rows["together"]
+    assert together["tokens"]["times"] == pytest.approx(1.8, rel=0.01) and together["verdict"] == "holds"
+    assert rows["good"]["note"] == "kept at another scale: holds"
+    assert rows["nothing"]["note"].startswith("kept at another scale: not seen")
+    for kind in ("without", "alone"):
+        assert rows["good"][kind]["times"] == pytest.approx(1.5, rel=0.01)
+    assert run("--kept=fine")[0].err.startswith("error: argument --kept: unknown 'fine'")
+
+
+@pytest.mark.slow
+def test_the_base_may_have_rungs_already(world, run, tmp_path):
+    _, rows, found = run("--on=good", "--rungs=nothing,late")
+    assert [*rows] == ["base", "nothing", "late"] and rows["late"]["tokens"]["times"] == pytest.approx(1.2, rel=0.01)
+    assert all(row["config"]["optimizer"] == "muon" for row in found)
+    assert "The base has good." in (tmp_path / "recipe.md").read_text()
+    assert run("--on=good", "--rungs=good")[0].err.startswith("error: --on, --rungs: the base has every rung")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [3, 20, 100])
+def test_it_resumes_after_ctrl_c_and_says_what_is_known(world, run, most):
+    world.most = most
+    done, _, before = run()
+    assert done.code == 130 and len(before) >= most - 2 and world.running == 0
+    assert ("not known yet" in done.out) == (most < 9) and ("not screened yet" in done.out) == (most == 20)
+    assert not world.steps
+    world.most = None
+    assert run()[1]["late"]["verdict"] == "holds"
+    assert not set(map(str, world.configs[most:])) & set(map(str, world.configs[: most - 2]))
+
+
+def test_no_trial_starts_after_the_time(world, run, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    done, _, rows = run("--minutes=0.5")
+    assert done.code == 0 and 1 < len(rows) < 30 and world.running == 0
+
+
+@pytest.mark.slow
+def test_trials_that_diverge_are_rows_that_say_so(world, run):
+    world.diverges = lambda config: config.bias or config.learning_rate > 5 * RATE
+    _, rows, found = run()
+    assert rows["bad"]["tokens"]["bound"] == "≤ " and rows["late"]["tokens"]["bound"] == ""
+    assert rows["bad"]["verdict"] == "diverges on 8 seeds" and not rows["bad"]["kept"]
+    assert rows["late"]["verdict"] == "holds" and rows["late"]["lr_factor"] == 4  # not 8, which diverges
+    assert {row["note"] for row in found if row["val_loss"] is None} == {"diverged: stopped at step 3"}
+
+
+@pytest.mark.slow
+def test_a_trial_that_failed_is_tried_again_by_the_next_command(world, run):
+    world.most, world.fails = 3, 1
+    run()
+    world.most = None
+    _, rows, found = run()
+    assert rows["late"]["verdict"] == "holds"
+    failed, *others = [row for row in found if (row["name"], row["seed"], row["lr_factor"]) == ("base", 0, 0.5)]
+    assert failed["note"] == "failed: no room" and others[0]["val_loss"]
+
+
+@pytest.mark.slow
+def test_a_bound_is_not_a_verdict(world, run, monkeypatch):
+    monkeypatch.setitem(WORTH, "good", 3.0)
+    world.short = lambda config: 2.0 * (config.optimizer == "muon" and config.max_steps < 400)
+    rows = run()[1]
+    for name, true in (("good", 3.0), ("late", 3.6)):
+        assert rows[name]["tokens"]["bound"] == "≤ "
+        assert rows[name]["tokens"]["times"] == pytest.approx(0.5 * true, rel=0.02)
+        assert rows[name]["verdict"] == "beyond the curve"
+
+
+def test_a_recipe_is_only_known_to_be_better_than_what_ends_beyond_the_curve(world, run):
+    world.short = lambda config: 2.0 * (config.optimizer != "muon" and config.weight_decay == 0.2)
+    row = run("--kept=good,late")[1]["good"]
+    assert row["without"]["bound"] == "≥ " and row["without"]["times"] == pytest.approx(1 / 0.25, rel=0.02)
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(world, run):
+    world.rungs = RUNGS | {"late": {"n_head": 5}}
+    done, _, rows = run()
+    assert done.code == 2 and done.err.startswith("error: --mode=recipe: base + late: ") and not rows
+    assert run("--on=good", "--kept=good,late")[0].err.startswith("error: --kept=good: --on has it")
+    world.rungs, world.diverges = RUNGS, lambda config: True
+    assert "a run of the base" in run()[0].err
+
+
+@pytest.mark.slow
+def test_a_trial_trains_as_train_py_does(dense, tmp_path):
+    config = tiny(dataset=str(dense), eval_interval=6, out_dir=str(tmp_path / "run"), save_interval=0)
+    train.train(config)
+    expected = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["val_loss"]
+    other = tmp_path / "other.py"
+    other.write_text("raise SystemExit('error: no such model')")
+    for learning_rate, script, note in (
+        (config.learning_rate, runs.ROOT / "train.py", ""),
+        (1e18, runs.ROOT / "train.py", "diverged: stopped at step"),
+        (config.learning_rate, other, "failed: no such model"),
+    ):
+        words = runs.Trial("", replace(config, learning_rate=learning_rate), config.seed).words()
+        child = runs.Child(words, runs.ONE_THREAD, script)
+        while not (outcome := child.outcome()):
+            time.sleep(0.1)
+        assert outcome["val_loss"] == (None if note else expected)
+        assert (outcome["note"] or "").startswith(note) and outcome["failed"] == ("failed" in note)
+        assert not Path(child.folder.name).exists()
