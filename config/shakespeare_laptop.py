@@ -19,7 +19,7 @@ max_steps = 2800
 warmup_steps = 60
 learning_rate = 1e-2
 min_lr = 5e-4
-weight_decay = 0.1  # a step multiplies it by the rate
+weight_decay = 0.1  # each step decays by this times the rate
 beta2 = 0.99
 # The second ladder's rungs (docs/recipe.md) but key_offset and value_embedding, which cost shakespeare_minute.py 0.017
 optimizer = "muon"
@@ -33,7 +33,7 @@ embedding_lr = 4.0
 scalar_lr = 4.0
 smear = True
 zero_init = True
-loss_chunks = 1  # not auto, which is 0 here: head and loss as one operator are faster without compiling
+loss_chunks = 1  # not auto, which is 0 here: without compiling, head and loss are faster as one operator
 compile = False
 num_workers = 0
 eval_interval = 700

@@ -17,7 +17,7 @@ max_steps = 220
 warmup_steps = 12
 learning_rate = 3e-2
 min_lr = 3e-3
-weight_decay = 0.05  # a step multiplies it by the rate
+weight_decay = 0.05  # each step decays by this times the rate
 beta2 = 0.99
 # The second ladder's rungs (docs/recipe.md) but two: on two seeds it ended 0.017 lower without key_offset and
 # value_embedding
@@ -32,10 +32,10 @@ embedding_lr = 4.0
 scalar_lr = 4.0
 smear = True
 zero_init = True
-loss_chunks = 1  # not auto, which is 0 here: head and loss as one operator are faster without compiling
-attention = "matmul"  # on a CPU with so short a context no slower than the fused kernel
+loss_chunks = 1  # not auto, which is 0 here: without compiling, head and loss are faster as one operator
+attention = "matmul"  # with a context this short, a CPU's fused kernel is no faster
 compile = False  # compiling takes longer than the run
 num_workers = 0
-eval_interval = 220  # at the end alone
+eval_interval = 220  # only at the end
 eval_windows = 0  # the whole validation split
 save_interval = 220

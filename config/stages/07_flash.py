@@ -5,8 +5,8 @@ the kernel, and the header says which; flash and cudnn force one of them, for co
 Why: scores, mask, softmax and dropout are five passes over B · nh · T² numbers, which are kept for the backward.
 The fused kernel holds a tile in fast memory and recomputes it: memory grows with T, not with T².
 Cost: sums are taken in another order. The fused CPU kernel has no dropout: with dropout the matrix is stored again.
-Tried: on an EPYC with bfloat16 we lost: 1982 ms a step with the fused kernel, 1716 with the matrix; hence the next
-stage.
+Tried: on an EPYC with bfloat16 it was slower: 1982 ms a step with the fused kernel, 1716 with the matrix; hence the
+next stage.
 Source:
 - Dao et al. 2022, "FlashAttention": https://arxiv.org/abs/2205.14135
 - Rabe & Staats 2021, on attention without quadratic memory: https://arxiv.org/abs/2112.05682

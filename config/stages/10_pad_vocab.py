@@ -4,7 +4,7 @@ What: 50257 tokens become 50304 rows of the embedding and the head. A bias of -â
 rows at zero: they get no gradient, stay zero, and are never sampled.
 Why: tensor cores read rows in aligned pieces; with an odd number of columns cuBLAS falls back to a slower kernel.
 Cost: 47 rows. A vocabulary that is already a multiple of 64, such as the 256 bytes, stays as it is.
-Tried: we measured it with the 256 bytes as vocabulary, where nothing is padded, and nothing changed.
+Tried: we measured it with the 256 bytes as vocabulary; nothing is padded there, and nothing changed.
 Source:
 - Karpathy 2023, on nanoGPT ("the most dramatic optimization"): https://x.com/karpathy/status/1621578354024677377
 - NVIDIA's guide to matrix multiplication:

@@ -6,7 +6,8 @@ Why: AdamW's two float32 moments take twice the memory of the weights. Weights, 
 10 bytes per parameter instead of 16.
 Cost: quantization error, and one compiled kernel per tensor, built in the first step; with `--compile=False` dozens of
 small kernels per tensor. docs/optimizers.md has more optimizers, some with even less state.
-Tried: on a CPU we lost: with a model as small as the quickstart's, the 8-bit update slowed a step from 215 ms to 520.
+Tried: on a CPU it was slower: with a model as small as the quickstart's, the 8-bit update took a step from 215 ms to
+520.
 Source:
 - Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization": https://arxiv.org/abs/2110.02861
 - torchao.optim: https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html

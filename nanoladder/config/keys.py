@@ -56,7 +56,7 @@ class Config:
     pad_vocab_to: int = 64  # pad the vocabulary to a multiple of this; 1: no padding
     compile: bool = True  # compile the model with torch.compile
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
-    cuda_graph: bool = True  # on a GPU, record the kernels of a step, and launch them all at once
+    cuda_graph: bool = True  # on a GPU, capture the kernels of a step, and launch them by one call
     activation_checkpointing: str = "none"  # recompute activations: none | every:K | sqrt | selective
     micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: as many as fit
     # optimizer; sgd, adafactor and lion take a multiple of learning_rate
@@ -70,7 +70,7 @@ class Config:
     pipeline_parallel: int = 1  # processes that share the blocks, in stages
     pipeline_schedule: Literal["1f1b", "interleaved"] = "1f1b"  # order of the forwards and backwards
 
-    # -- recipe (what a step is worth: the rungs of config/recipe/)
+    # -- recipe (token efficiency: the rungs of config/recipe/)
     position: Literal["learned", "rotary"] = "learned"  # learned position embeddings, or rotary ones (RoPE)
     qk_norm: bool = False  # normalize each head's queries and keys (RMS)
     key_offset: bool = False  # at each position, use the key of the previous token
