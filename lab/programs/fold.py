@@ -100,7 +100,14 @@ def settle(source, values):
     for field, value, replacement, *calls in NO_OPS:
         if values.get(field) == repr(value):
             known |= {call if re.search(r"[^\w.]", call) else f"{call}(": replacement for call in calls}
-    return "".join(settled(text, tuple(fact for fact in known.items() if fact[0] in text)) for text in split(source))
+    statements = split(without_annotations(source))
+    return "".join(settled(text, tuple(fact for fact in known.items() if fact[0] in text)) for text in statements)
+
+
+@cache
+def without_annotations(source):
+    """Removes the annotations of functions: a shown program needs no types, nor their imports."""
+    return Unannotated(source).result()
 
 
 @cache  # stages have most statements in common
@@ -192,6 +199,25 @@ class Edits:
         for line in self.lines[first_line : block[-1].end_lineno]:
             text += line[block[0].col_offset - statement.col_offset :] if line.strip() else line
         self.edits[self.starts[statement.lineno - 1], self.starts[statement.end_lineno]] = text.decode()
+
+
+class Unannotated(Edits):
+    """Writes functions without annotations, except operators: register() makes their schema from them."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        calls = [
+            node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.code(node.func) == "register"
+        ]
+        self.operators = {self.code(argument) for call in calls for argument in call.args}
+
+    def edit(self, node):
+        if isinstance(node, ast.FunctionDef) and node.returns and node.name not in self.operators:
+            for parameter in ast.walk(node.args):
+                parameter.annotation = None
+            written = ast.unparse(node.args).replace("'", '"')
+            start = self.starts[node.lineno - 1] + node.col_offset
+            self.edits[start, self.span(node.returns)[1]] = f"def {node.name}({written})"
 
 
 class Fold(Edits):

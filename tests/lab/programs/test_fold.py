@@ -245,3 +245,26 @@ main(1)
 
 def test_unused_code_is_dropped():
     assert fold(f'"""A file."""\n{BEFORE}', VALUES) == f'"""A file."""{AFTER}'
+
+
+def test_annotations_are_shown_only_where_an_operator_has_its_schema_from_them():
+    source = """
+from torch import Tensor
+from typing import Any
+
+
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+{}
+
+operator = register("ours::double", double)
+print(call(operator))
+"""
+    annotated = (
+        'def call(\n    function: Any, *more: int, group: str = ""\n) -> tuple[Tensor, ...]:\n    return function(more)'
+    )
+    plain = 'def call(function, *more, group=""):\n    return function(more)'
+    shown = fold(source.format(annotated), {})
+    assert shown == source.format(plain).replace("from typing import Any\n", "")
