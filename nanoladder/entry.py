@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 from nanoladder import files
 from nanoladder.errors import BadInput, nearest
@@ -30,7 +32,7 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"argument {name}: no value given")
         return super().parse_known_args(words, namespace)
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             message += nearest(choice[1], re.findall(r"[^\s',]+", choice[2]))
         elif words := re.search(r"^unrecognized arguments: ((\S+).*)", message):
@@ -42,7 +44,7 @@ class Parser(argparse.ArgumentParser):
                 message = message.replace(f"invalid {kind} value:", f"expected {expected}, not")
         raise BadInput(f"{message}; --help lists every option")
 
-    def advice(self, word, words):
+    def advice(self, word: str, words: str) -> str:
         """Returns the end of a message about a word that is not an option, "did you mean ..." or "expected ..."."""
         options, (name, equals, value) = self._option_string_actions, word.partition("=")
         near = nearest(name, options, key=lambda option: option.strip("-"))
@@ -54,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         return "" if positional else ", expected --option=value, in quotes if it has spaces"
 
 
-def run_script(main):
+def run_script(main: Callable[[list[str]], object]) -> None:
     """Calls main(argv). On BadInput, prints one line to stderr instead of a traceback and exits with code 2.
 
     On Ctrl-C, unless main handles it, exits with code 130. If stdout cannot be written, exits with code 1, or silently
@@ -137,7 +139,7 @@ def end_if_stdout_fails(text=""):
         sys.exit(1)
 
 
-def end_on_signals():
+def end_on_signals() -> None:
     """Lets SIGTERM and, unless the caller ignores it, SIGHUP end a program in a line, with its child processes.
 
     As Ctrl-C does, they raise an exception that ends children and removes temporary folders. Output may then fail: the
@@ -158,7 +160,7 @@ def end_on_signals():
         signal.signal(number, end)
 
 
-def outlast_output():
+def outlast_output() -> None:
     """Lets the program continue if its output cannot be written: to a full disk, or a pipe that nobody reads."""
     for name in ("stdout", "stderr"):
         if not isinstance(stream := getattr(sys, name), Unfailing):

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+from collections.abc import Callable, Iterable, Iterator
 
 
 class BadInput(Exception):
@@ -10,7 +11,7 @@ class BadInput(Exception):
 
 
 @contextlib.contextmanager
-def reading(said, advice):
+def reading(said: str, advice: str) -> Iterator[None]:
     """Turns any error in the `with` block into BadInput, "said (error); advice": damaged files fail in many ways."""
     try:
         yield
@@ -23,12 +24,12 @@ def reading(said, advice):
         raise BadInput(f"{said} ({reason:.300}); {advice}") from None
 
 
-def lacks_memory(error):
+def lacks_memory(error: BaseException) -> bool:
     """True for an error of Python that says nothing about a file: memory for it cannot be allocated or mapped."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
-def nearest(name, names, key=str):
+def nearest(name: str, names: Iterable[str], key: Callable[[str], str] = str) -> str:
     """Returns a question that suggests the closest valid name, or "" if none is close. Compares key(name), a text.
 
     Initials, such as lr, are closest to the name that they abbreviate.

@@ -6,8 +6,10 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, BinaryIO
 
 try:
     import fcntl
@@ -15,13 +17,13 @@ except ImportError:  # Windows: two commands that write to the same folder are n
     fcntl = None
 
 
-def expand(path):
+def expand(path: str) -> str:
     """Replaces ~ at the start of a path, also after hf:, by the home folder. Shells leave it in --key=~/x."""
     prefix = "hf:" if path.startswith("hf:~") else ""
     return prefix + os.path.expanduser(path.removeprefix(prefix))
 
 
-def write(path, content):
+def write(path: Path | str, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Writes a file atomically. content: bytes, text, or a function that writes to an open binary file.
 
     Raises OSError; the old file then remains.
@@ -40,7 +42,7 @@ def writing(path):
 
 
 @contextmanager
-def synced(path):
+def synced(path: Path | str) -> Iterator[BinaryIO]:
     """Yields a new binary file that, on success, is complete and on disk. Raises OSError."""
     with open(path, "wb") as file:
         yield file
@@ -48,7 +50,7 @@ def synced(path):
         os.fsync(file.fileno())
 
 
-def link(source, path):
+def link(source: Path | str, path: Path | str) -> None:
     """Replaces path by a hard link to source, or by a copy if links are not supported. Raises OSError."""
     with replacing(path) as temporary:
         try:
@@ -60,7 +62,7 @@ def link(source, path):
 
 
 @contextmanager
-def replacing(path):
+def replacing(path: Path | str) -> Iterator[Path]:
     """Yields a temporary path; on success, renames the file created there to path. A context manager."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -72,7 +74,7 @@ def replacing(path):
         temporary.unlink(missing_ok=True)
 
 
-def sync_folder(folder):
+def sync_folder(folder: Path) -> None:
     """Syncs a folder to disk, so that a rename in it survives a power cut. Windows cannot open a folder: a no-op."""
     if sys.platform == "win32":
         return
@@ -83,7 +85,7 @@ def sync_folder(folder):
         os.close(descriptor)
 
 
-def hold(path):
+def hold(path: Path | str) -> IO[str]:
     """Locks a file, created if missing, until the returned file is closed or the process ends.
 
     Raises BlockingIOError if another process holds it, and OSError. File systems without locks are tolerated.
@@ -100,20 +102,20 @@ def hold(path):
     return file
 
 
-def remove_temporaries(folder):
+def remove_temporaries(folder: Path) -> None:
     """Removes temporary files that killed processes left in the folder."""
     for path in folder.glob(".*.[0-9]*.tmp"):
         path.unlink()
 
 
-def read(path, limit=2**20):
+def read(path: Path, limit: int = 2**20) -> bytes:
     """Returns the bytes of a regular file. Raises OSError, or ValueError if it is larger than limit or not regular."""
     if (n_bytes := size(path)) > limit:
         raise ValueError(f"{path.name} has {n_bytes:,} bytes, more than {limit:,}")
     return path.read_bytes()
 
 
-def size(path):
+def size(path: Path | str) -> int:
     """Returns the size of a file in bytes. Raises OSError, or ValueError for a pipe or device, which could block."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -121,7 +123,7 @@ def size(path):
     return status.st_size
 
 
-def seal(entries, more=b""):
+def seal(entries: dict, more: bytes = b"") -> dict:
     """Returns the entries, a dict for JSON, with their SHA-256 as "sha256", which covers further bytes, too.
 
     Entries that were read are as they were written if seal() does not change them.

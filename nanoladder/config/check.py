@@ -6,10 +6,12 @@ Every refusal is one line: the key, its value, what was expected and what to do.
 import dataclasses
 import math
 import re
-from typing import Literal, get_args, get_origin
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.keys import DEFAULTS, INSTEAD, OPTIONS, PATHS, TYPES, WORDS
+from nanoladder.config.keys import DEFAULTS, INSTEAD, OPTIONS, PATHS, TYPES, WORDS, Config
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of numbers; all others are at least 0.
@@ -23,7 +25,7 @@ IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False,
 # -- names and types
 
 
-def known(keys, where, options=()):
+def known(keys: Iterable[str], where: Path | str, options: Iterable[str] = ()) -> None:
     """Raises BadInput, one line for all of the keys that do not exist.
 
     It names what to write instead of each, or the nearest of the keys and `options`, the script's own options. keys: an
@@ -46,7 +48,7 @@ def advice(key, options=()):
     return f", expected {elsewhere}" if elsewhere else nearest(key, [*DEFAULTS, *options])
 
 
-def typed(key, value, where):
+def typed(key: str, value: Any, where: str) -> Any:
     """Returns the value as the key's type. Raises BadInput if it has another.
 
     An int becomes a float if the key takes one, and ~ at the start of a path the home folder.
@@ -81,7 +83,7 @@ def expected(key):
 # -- ranges and combinations
 
 
-def check(config):
+def check(config: Config) -> None:
     """Raises BadInput for values that are out of range or cannot be combined, before anything is loaded or written."""
     for key, value in vars(config).items():
         if TYPES[key] in (int, float) and value not in WORDS.get(key, ()):
@@ -144,6 +146,6 @@ def words(values):
     return " ".join(f"--{key}={value}" for key, value in values.items())
 
 
-def gathers_keys(config):
+def gathers_keys(config: Config) -> bool:
     """True if context parallelism gathers keys and values: a process's heads are not a multiple of context_parallel."""
     return config.n_head // config.tensor_parallel % config.context_parallel > 0

@@ -102,23 +102,23 @@ class Config:
     wandb: bool = False  # send the metrics to Weights & Biases
 
     @property
-    def padded_vocab_size(self):
+    def padded_vocab_size(self) -> int:
         """Rows of the token embedding, and logits of a token."""
         return self.vocab_size + -self.vocab_size % self.pad_vocab_to
 
     @property
-    def compiles_blocks(self):
+    def compiles_blocks(self) -> bool:
         """True if blocks are compiled one by one, because between them data is exchanged or weights are updated."""
         is_cut = self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
         return self.compile and (is_cut or self.optimizer_in_backward)
 
     @property
-    def has_rates(self):
+    def has_rates(self) -> bool:
         """True if embeddings, an untied head or learned mixing weights have learning rates of their own."""
         return not self.tie_embeddings or self.embedding_lr != 1 or self.scalar_lr != 1
 
     @property
-    def scales_lr(self):
+    def scales_lr(self) -> bool:
         """True if parameter groups may scale the schedule's learning rate, by their lr_factor."""
         return self.has_rates or self.optimizer in ("sgd", "adafactor", "lion")
 
@@ -158,6 +158,6 @@ TYPES = {key: get_args(hint)[0] if get_origin(hint) is Union else hint for key, 
 WORDS = {key: get_args(get_args(hint)[1]) for key, hint in HINTS.items() if get_origin(hint) is Union}
 
 
-def differences(config):
+def differences(config: Config) -> dict:
     """{key: value} of the values that differ from the defaults."""
     return {key: value for key, value in dataclasses.asdict(config).items() if value != DEFAULTS[key]}

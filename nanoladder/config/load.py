@@ -2,6 +2,7 @@
 
 import inspect
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -27,7 +28,7 @@ Without config files, a resumed run continues as it was configured; keys change 
   python train.py --out_dir=out/quickstart --init_from=resume --max_steps=2000"""
 
 
-def parse_arguments(argv, options=()):
+def parse_arguments(argv: Iterable[str], options: Iterable[str] = ()) -> tuple[list[str], dict[str, str], dict]:
     """Splits ["x.py", "--stage=NAME", "--key=value", "--key", "value"] into paths, {"stage": NAME}, {key: typed value}.
 
     options: names of the script's own options, already removed; offered as corrections of a misspelled key.
@@ -66,7 +67,7 @@ def from_text(key, text):
     return text
 
 
-def apply(paths, given, base):
+def apply(paths: Iterable[Path | str], given: dict, base: dict) -> dict:
     """Returns `base`, a dict of all keys, updated by config files and then by the given keys."""
     values = dict(base)
     for path in paths:
@@ -91,7 +92,7 @@ class Names(dict):
         super().__setitem__(name, value)
 
 
-def read_file(path, values, given):
+def read_file(path: Path, values: dict, given: dict) -> None:
     """Runs a config file, which is Python, and updates values, a dict of all keys. Raises BadInput.
 
     The file sees the keys set before it, and the values of the keys on the command line (given):
@@ -137,7 +138,7 @@ def shown(path):
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def help_text():
+def help_text() -> str:
     """Returns the usage, and every key with its default and meaning, under headings."""
     lines = [USAGE + EXPLAINED]
     for key, default in DEFAULTS.items():

@@ -8,6 +8,7 @@ rungs of the second ladder in the same way.
 import ast
 import itertools
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ RECIPE_DIR = STAGES_DIR.with_name("recipe")
 LADDERS = {"stage": STAGES_DIR, "recipe": RECIPE_DIR}  # by the option that climbs them
 
 
-def files(folder=None):
+def files(folder: Path | None = None) -> dict[str, Path]:
     """{name: path} of all stages of a ladder, in order."""
     return files_in(folder or STAGES_DIR)
 
@@ -29,12 +30,12 @@ def files_in(folder):
     return {path.stem.partition("_")[2]: path for path in sorted(folder.glob("[0-9][0-9]_*.py"))}
 
 
-def stage_names(folder=None):
+def stage_names(folder: Path | None = None) -> list[str]:
     """Names of a ladder's stages in order, each after the stage that it stands on."""
     return list(files(folder))
 
 
-def ladder_of(name, *folders):
+def ladder_of(name: str, *folders: Path) -> Path:
     """Returns the folder, among these or all, of a stage's ladder; raises BadInput if no ladder has the stage."""
     folders = folders or (STAGES_DIR, RECIPE_DIR)
     ladders = {stage: folder for folder in folders for stage in files(folder)}
@@ -44,7 +45,7 @@ def ladder_of(name, *folders):
     return ladders[name]
 
 
-def parse(name):
+def parse(name: str) -> ast.Module:
     """Parses a stage's file into a syntax tree; raises BadInput if there is no such stage."""
     return parse_file(files(ladder_of(name))[name])
 
@@ -54,53 +55,53 @@ def parse_file(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def stage_below(name):
+def stage_below(name: str) -> str | None:
     """Name of the stage that a stage stands on; None for the first."""
     if said := re.search(r"^Stands on: (\w+)$", ast.get_docstring(parse(name)) or "", re.MULTILINE):
         return said[1]
     return dict(itertools.pairwise(reversed(stage_names(ladder_of(name))))).get(name)
 
 
-def stage_path(name):
+def stage_path(name: str) -> list[str]:
     """Names of the stages from the first up to `name`; raises BadInput if there is no such stage."""
     below = stage_below(name)
     return [*stage_path(below), name] if below else [name]
 
 
-def stage_files(name, folder=None):
+def stage_files(name: str, folder: Path | None = None) -> list[Path]:
     """Paths of the files of all stages of a ladder up to and including `name`; raises BadInput if there is none."""
     ladder_of(name, folder or STAGES_DIR)
     return [files(folder)[stage] for stage in stage_path(name)]
 
 
-def ladder_files(tops):
+def ladder_files(tops: dict[str, str]) -> list[Path]:
     """Paths of all files up to the stages of {"stage": name, "recipe": name}; raises BadInput as stage_files does."""
     return [path for key, folder in LADDERS.items() if key in tops for path in stage_files(tops[key], folder)]
 
 
-def needs_several(name):
+def needs_several(name: str) -> bool:
     """True for a stage that one process ignores: ddp, and what stands on it."""
     return "ddp" in stage_path(name)
 
 
-def fields(name):
+def fields(name: str) -> dict[str, str]:
     """Returns the assignments of a stage's file, {field: expression}."""
     assignments = [node for node in parse(name).body if isinstance(node, ast.Assign)]
     return {node.targets[0].id: ast.unparse(node.value) for node in assignments}
 
 
-def fields_up_to(name):
+def fields_up_to(name: str) -> dict[str, str]:
     """Returns {field: expression} of all fields of both ladders at a stage: its own, and the other's first."""
     firsts = [stage_names(folder)[0] for folder in (RECIPE_DIR, STAGES_DIR)]
     return {field: value for stage in [*firsts, *stage_path(name)] for field, value in fields(stage).items()}
 
 
-def reason(name):
+def reason(name: str) -> str:
     """Returns the first line of a stage's docstring."""
     return ast.get_docstring(parse(name)).splitlines()[0]
 
 
-def tree(folder=None):
+def tree(folder: Path | None = None) -> Iterator[tuple[str, str]]:
     """Yields (lines, name) of a ladder's stages, in order. lines: the branch that leads there; none on the trunk."""
     names = stage_names(folder)
     above = {name: [other for other in names if stage_below(other) == name] for name in names}
