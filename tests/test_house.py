@@ -20,6 +20,7 @@ LAYERS = [
     ("nanoladder.run",),
     ("nanoladder.checkpoint", "nanoladder.evaluation", "nanoladder.infer"),
     ("nanoladder.data", "nanoladder.optim"),
+    ("nanoladder.command",),
     ("nanoladder.entry",),
     ("nanoladder.parallel",),
     ("nanoladder.machine",),
@@ -102,8 +103,18 @@ def test_train_py_is_in_the_order_in_which_it_runs():
 
 
 def test_uv_installs_the_versions_of_make_train():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"]
-    assert settings["constraint-dependencies"] == (ROOT / "requirements.txt").read_text(encoding="utf-8").split()
+    locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
+    versions = {package["name"]: package.get("version") for package in locked}
+    pins = [line.split("==") for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").split()]
+    assert pins and all(versions[name.lower()] == version for name, version in pins)
+
+
+def test_the_declared_packages_are_those_of_make_train():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["tracking"], *extras["low-memory"]]
+    pins = (ROOT / "requirements.txt").read_text(encoding="utf-8").lower().split()
+    assert {name.partition(">")[0] for name in declared} == {name.partition("=")[0] for name in pins}
 
 
 def test_private_names_of_torch_are_confined_to_one_file():
