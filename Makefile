@@ -5,8 +5,6 @@
 # make test-fast: without the slow ones; make test-nightly: only those too long for make test;
 # make test-oldest, test-newest: the fast ones, and what compiles, with the oldest supported PyTorch and the newest.
 
-unexport PYTHONSAFEPATH  # it hides a script's own folder, and so model.py, from the script
-
 PYTHON ?= python3
 PY = .venv/bin/python
 OUT = out/quickstart

@@ -1,6 +1,9 @@
 """Converts a run's model for other programs: python convert.py --out_dir=out/x --to=hf --output=FOLDER"""
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 
 from lab.programs import export
 from nanoladder import checkpoint

@@ -10,6 +10,8 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
+
 from nanoladder import checkpoint, data, evaluation, files, infer, machine, parallel
 from nanoladder.config import Config
 from nanoladder.entry import Parser, run_script

@@ -8,6 +8,8 @@ import inspect
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
+
 from lab.measure import cli
 from lab.programs import pages
 from lab.programs.bundle import standalone

@@ -6,6 +6,8 @@ import sysconfig
 from pathlib import Path
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
+
     from lab.measure.modes import main
     from nanoladder.entry import run_script
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
+
 from nanoladder import checkpoint, machine
 from nanoladder.data.tokenizer import first_token
 from nanoladder.entry import Parser, run_script

@@ -5,10 +5,14 @@ naive` prints the program without any optimization; `python ladder.py diff amp` 
 """
 
 import math
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 
 from model import GPT
 from nanoladder import data, machine, optim, parallel

@@ -7,4 +7,5 @@ if [ -z "${PYTHON:-}" ]; then
     PYTHON=python3
     [ ! -x .venv/bin/python ] || PYTHON=.venv/bin/python
 fi
+unset PYTHONSAFEPATH  # it hides lab from python -m
 exec "$PYTHON" -m lab.gpu "$@"

@@ -30,6 +30,7 @@ from nanoladder.errors import BadInput
 from nanoladder.run import metrics
 
 torch.set_num_threads(1)  # the models here are too small for more
+os.environ.pop("PYTHONSAFEPATH", None)  # children here find our modules in their working directory
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise every process that compiles starts two more: 6 s
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it once, and some tests here are deterministic
 settings.register_profile("quiet", deadline=None, max_examples=20, database=None, derandomize=True)

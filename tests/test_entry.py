@@ -39,6 +39,19 @@ def test_a_full_disk_is_one_line_and_a_closed_pipe_ends_a_script_silently():
     assert (result.returncode, result.stderr) == (141, "")
 
 
+SCRIPTS = [path for path in (*ROOT.glob("*.py"), *ROOT.glob("data/*/prepare.py")) if path.name != "model.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_script_finds_its_modules_from_any_folder_even_if_python_does_not_look_beside_it(script, tmp_path):
+    (tmp_path / "link.py").symlink_to(script)
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "link.py", "--help"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.startswith("usage:")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_one_line():

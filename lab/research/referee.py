@@ -128,7 +128,8 @@ def function(path, name):
 def require_same_task(entry, folder, task):
     """Raises BadInput unless the entry's config, read by its own code, has the task's data and the check's seed."""
     command = [sys.executable, "-c", KEYS, *map(str, entry.configs)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONSAFEPATH": ""}  # which would hide the entry's own code
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         why = reason_of_exit(done).removeprefix("nanoladder.errors.BadInput: ")
         raise BadInput(f"{entry.name}: its config cannot be read: {why}")

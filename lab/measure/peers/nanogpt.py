@@ -145,7 +145,8 @@ def run(checkout, words, config, seed):
             (folder / split.path.name).symlink_to(split.path.resolve())
         write_vocab_size(folder, dataset.vocab_size)
         command = [sys.executable, "-c", SEEDED, str(seed), *words, f"--dataset={folder}", f"--out_dir={folder}"]
-        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # the checkout stays as it is
+        # The checkout stays as it is, and its script finds its model.py
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": ""}
         start = time.monotonic()
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
         seconds = round(time.monotonic() - start, 1)
