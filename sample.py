@@ -150,13 +150,13 @@ def write(model, tokenizer, prompts, starts, options):
             heading = ", ".join(name for name, several in names.items() if several)
             headings.append(f"--- {heading}\n{prompt}" if heading else prompt)
     print(headings[0], end="", flush=True)
-    begun = since = None
+    n_prefilled = started = None
     shown = 0
     for _ in generate(model, texts, Sampling(options.temperature, options.top_k, options.top_p)):
-        if begun is None:
-            begun, since = sum(len(text.tokens) for text in texts), time.perf_counter()
+        if n_prefilled is None:
+            n_prefilled, started = sum(len(text.tokens) for text in texts), time.perf_counter()
         shown = show(texts, headings, shown)
-    return sum(len(text.tokens) for text in texts) - begun, time.perf_counter() - since
+    return sum(len(text.tokens) for text in texts) - n_prefilled, time.perf_counter() - started
 
 
 def show(texts, headings, shown):

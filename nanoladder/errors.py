@@ -11,8 +11,8 @@ class BadInput(Exception):
 
 
 @contextlib.contextmanager
-def reading(said: str, advice: str) -> Iterator[None]:
-    """Turns any error in the `with` block into BadInput, "said (error); advice": damaged files fail in many ways."""
+def reading(problem: str, advice: str) -> Iterator[None]:
+    """Turns any error in the `with` block into BadInput, "problem (error); advice": damaged files fail in many ways."""
     try:
         yield
     except BadInput:
@@ -21,7 +21,7 @@ def reading(said: str, advice: str) -> Iterator[None]:
         if lacks_memory(error):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BadInput(f"{said} ({reason:.300}); {advice}") from None
+        raise BadInput(f"{problem} ({reason:.300}); {advice}") from None
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, found
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, known
+from nanoladder.config import DEFAULTS, check_names
 from nanoladder.data.existing_tokenizer import existing_tokenizer, how_to_prepare
 from nanoladder.data.hub import HUB
 from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify
@@ -55,7 +55,7 @@ def load(path):
     with reading(path):
         state = format.read(path)
         config = state["config"].keys()
-    known(config, path)
+    check_names(config, path)
     with reading(path):
         check_contents(state)
     return state

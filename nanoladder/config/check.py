@@ -25,7 +25,7 @@ IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False,
 # -- names and types
 
 
-def known(keys: Iterable[str], where: Path | str, options: Iterable[str] = ()) -> None:
+def check_names(keys: Iterable[str], where: Path | str, options: Iterable[str] = ()) -> None:
     """Raises BadInput, one line for all of the keys that do not exist.
 
     It names what to write instead of each, or the nearest of the keys and `options`, the script's own options. keys: an
@@ -38,8 +38,8 @@ def known(keys: Iterable[str], where: Path | str, options: Iterable[str] = ()) -
         where = f"{where} {lines[wrong[0]] or ''}".rstrip()
         raise BadInput(f"{where}: unknown key {wrong[0]!r}{advice(wrong[0], options)}; {pages}")
     if wrong:
-        told = [repr(key) + (f" ({lines[key]})" if lines[key] else "") + advice(key, options) for key in wrong]
-        raise BadInput(f"{where}: unknown keys {'; '.join(told)}; {pages}")
+        descriptions = [repr(key) + (f" ({lines[key]})" if lines[key] else "") + advice(key, options) for key in wrong]
+        raise BadInput(f"{where}: unknown keys {'; '.join(descriptions)}; {pages}")
 
 
 def advice(key, options=()):
@@ -119,9 +119,9 @@ def impossible(c):
         keys = "activation_checkpointing optimizer_in_backward shard tensor_parallel pipeline_parallel"
         why = "it chooses which operators to recompute, and compiled blocks hide them"
         yield keys, f"{why}; expected --activation_checkpointing=every:1, or --compile=False"
-    if c.optimizer_in_backward and (changes := unlike(c, IN_BACKWARD)):
+    if c.optimizer_in_backward and (changes := differing(c, IN_BACKWARD)):
         why = "each weight is updated, and its gradient freed, before the others are ready"
-        advice = f"expected --optimizer_in_backward=False, or {words(changes)}"
+        advice = f"expected --optimizer_in_backward=False, or {as_options(changes)}"
         yield f"optimizer_in_backward {' '.join(changes)}", f"{why}; {advice}"
     if c.optimizer_in_backward and c.dtype == "float16":
         why = "gradients are used before all of them have been checked for overflow"
@@ -134,14 +134,14 @@ def impossible(c):
         yield "position n_embd n_head", "it rotates pairs of channels; expected n_embd / n_head to be even"
 
 
-def unlike(config, needed):
+def differing(config, needed):
     """The items of `needed`, {key: value}, that the config lacks. A micro-batch of the whole batch counts as 0."""
     if config.micro_batch_size == config.batch_size:
         config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}
 
 
-def words(values):
+def as_options(values):
     """Formats {key: value} as command-line options."""
     return " ".join(f"--{key}={value}" for key, value in values.items())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.check import expected, known, typed
+from nanoladder.config.check import check_names, expected, typed
 from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
 from nanoladder.config.stages import LADDERS, PRESETS
 from nanoladder.errors import BadInput, nearest
@@ -50,7 +50,7 @@ def parse_arguments(argv: Iterable[str], options: Iterable[str] = ()) -> tuple[l
             tops[key] = text
         else:
             given[key] = typed(key, from_text(key, text), "command line")
-    known(unknown, "command line", (*options, *LADDERS))
+    check_names(unknown, "command line", (*options, *LADDERS))
     return paths, tops, given
 
 
@@ -106,7 +106,7 @@ def read_file(path: Path, values: dict, given: dict) -> None:
         exec(compile(source, path, "exec"), names)
     except Exception as error:
         failure = error
-    known(names.unknown, path)
+    check_names(names.unknown, path)
     if isinstance(failure, BadInput):
         raise failure
     if failure:  # a SyntaxError names its line itself

@@ -57,8 +57,8 @@ def parse_file(path):
 
 def stage_below(name: str) -> str | None:
     """Name of the stage that a stage stands on; None for the first."""
-    if said := re.search(r"^Stands on: (\w+)$", ast.get_docstring(parse(name)) or "", re.MULTILINE):
-        return said[1]
+    if named := re.search(r"^Stands on: (\w+)$", ast.get_docstring(parse(name)) or "", re.MULTILINE):
+        return named[1]
     return dict(itertools.pairwise(reversed(stage_names(ladder_of(name))))).get(name)
 
 

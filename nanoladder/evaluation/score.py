@@ -36,14 +36,14 @@ class LogProbs(nn.Module):
         """
         log_probs = torch.zeros(targets.shape, device=targets.device)
         likeliest = torch.ones_like(targets, dtype=torch.bool)
-        wanted = targets != IGNORE
-        hidden, ids = self.model.hidden(inputs)[wanted], targets[wanted]  # (N, C), (N,)
+        counted = targets != IGNORE
+        hidden, ids = self.model.hidden(inputs)[counted], targets[counted]  # (N, C), (N,)
         size = max(1, LOGITS // self.model.config.padded_vocab_size)
-        found = [self.of_positions(*part) for part in zip(hidden.split(size), ids.split(size), strict=True)]
-        log_probs[wanted], likeliest[wanted] = map(torch.cat, zip(*found, strict=True))
+        parts = [self.score_positions(*part) for part in zip(hidden.split(size), ids.split(size), strict=True)]
+        log_probs[counted], likeliest[counted] = map(torch.cat, zip(*parts, strict=True))
         return log_probs, likeliest
 
-    def of_positions(self, hidden, ids):
+    def score_positions(self, hidden, ids):
         """Hidden states (N, C) and targets (N,) -> log-probabilities (N,), and True if the target is likeliest (N,)."""
         logits = self.model.capped(self.model.head(hidden).float())  # (N, V)
         log_probs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
@@ -66,7 +66,7 @@ class Scorer:
         """
         batches = schedule(lengths, self.batch_tokens)
         rank, n_processes = parallel.rank(), parallel.world_size()
-        mine, found = batches[rank::n_processes], []
+        mine, scored = batches[rank::n_processes], []
         total = int(sum(lengths[rows].sum() for rows in mine))
         quiet = None if rank == 0 else True
         with tqdm(total=total, desc=name, unit="token", unit_scale=True, disable=quiet, dynamic_ncols=True) as progress:
@@ -74,10 +74,10 @@ class Scorer:
                 inputs, targets = (torch.from_numpy(ids[:, : lengths[rows[0]]]).to(self.device) for ids in read(rows))
                 with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
                     log_probs, likeliest = self.log_probs(inputs, targets)
-                found.append((rows, log_probs.cpu().double().sum(1).numpy(), likeliest.all(1).cpu().numpy()))
+                scored.append((rows, log_probs.cpu().double().sum(1).numpy(), likeliest.all(1).cpu().numpy()))
                 progress.update(int(lengths[rows].sum()))
         scores = Scores(np.empty(len(lengths)), np.empty(len(lengths), bool))
-        for rows, log_probs, greedy in (batch for share in parallel.gather_objects(found) for batch in share):
+        for rows, log_probs, greedy in (batch for share in parallel.gather_objects(scored) for batch in share):
             scores.log_probs[rows], scores.greedy[rows] = log_probs, greedy
         if not np.isfinite(scores.log_probs).all():
             raise BadInput(

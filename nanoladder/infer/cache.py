@@ -101,14 +101,14 @@ class CachedGPT:
 
         Returns the logits of each window's next token, (len(rows), V). Raises BadInput if they are not finite.
         """
-        hidden = self.begin(windows, rows)
+        hidden = self.run_windows(windows, rows)
         return self.finite_logits(hidden[torch.arange(len(rows)), self.ends])
 
     def last_logits(self, window, n):
         """Runs a window in row 0. Returns the logits after each of its last n tokens, (n, V); else as prefill."""
-        return self.finite_logits(self.begin([window], [0])[0, -n:])
+        return self.finite_logits(self.run_windows([window], [0])[0, -n:])
 
-    def begin(self, windows, rows):
+    def run_windows(self, windows, rows):
         """Runs windows as new texts in these rows. Returns hidden vectors (B, T, C); shorter ones end in padding."""
         tokens = pad_sequence([torch.tensor(window) for window in windows], batch_first=True)  # (B, T)
         self.rows = torch.tensor(rows, device=self.device)[:, None]

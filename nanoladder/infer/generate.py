@@ -45,18 +45,18 @@ def generate(model, texts, sampling):
                 if text.add(choice):
                     crossed.append(row)
         yield
-        going = [row for row, text in enumerate(texts) if not text.ended]
+        active = [row for row, text in enumerate(texts) if not text.ended]
         lengths = [len(text.tokens) - start for text, start in zip(texts, starts, strict=True)]
-        full = [row for row in going if lengths[row] > size]
-        anew = [row for row in going if row in full or row in crossed]
-        if not going:
+        full = [row for row in active if lengths[row] > size]
+        rerun = [row for row in active if row in full or row in crossed]
+        if not active:
             return
-        if len(anew) < len(going):
+        if len(rerun) < len(active):
             logits = model.step([text.tokens[-1] for text in texts], [min(n, size) - 1 for n in lengths])
         for row in full:
             starts[row] = len(texts[row].tokens) - (size + 1) // 2
-        if anew:  # after the step: it wrote in every row
-            logits[anew] = model.prefill([texts[row].tokens[starts[row] :] for row in anew], anew)
+        if rerun:  # after the step: it wrote in every row
+            logits[rerun] = model.prefill([texts[row].tokens[starts[row] :] for row in rerun], rerun)
 
 
 def draw(logits, sampling, generator):

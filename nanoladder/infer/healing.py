@@ -37,11 +37,11 @@ class Prompt(NamedTuple):
     @property
     def longest(self):
         """Number of tokens of the longest encoding, without a crossing token."""
-        return max(len(way.tokens) for way in (self, *self.splits))
+        return max(len(split.tokens) for split in (self, *self.splits))
 
     def crossing(self, i):
         """Returns the Split of the i-th crossing token of all, and the token's id."""
-        return [(way, token) for way in self.splits for token in way.crossing][i]
+        return [(split, token) for split in self.splits for token in split.crossing][i]
 
 
 def heal(tokenizer, text, size):
@@ -54,7 +54,9 @@ def heal(tokenizer, text, size):
     splits = find_splits(tokenizer, text, plain.tokens)
     healed = Prompt(plain.tokens, splits)
     if not n_common(healed) and first is not None:
-        healed = Prompt((first, *plain.tokens), tuple(way._replace(tokens=(first, *way.tokens)) for way in splits))
+        healed = Prompt(
+            (first, *plain.tokens), tuple(split._replace(tokens=(first, *split.tokens)) for split in splits)
+        )
     return healed if n_common(healed) > max(0, healed.longest - size) else plain
 
 
@@ -104,7 +106,7 @@ def last_before(tokenizer, tokens, place):
 
 def n_common(prompt):
     """Number of the tokens with which all encodings of a prompt begin."""
-    places = zip(*(way.tokens for way in (prompt, *prompt.splits)), strict=False)
+    places = zip(*(split.tokens for split in (prompt, *prompt.splits)), strict=False)
     return len([*takewhile(lambda tokens: len(set(tokens)) == 1, places)])
 
 
@@ -114,10 +116,10 @@ def crossing_logits(model, prompt, n_vocab):
     model: a CachedGPT, whose row 0 is overwritten. Of a prompt longer than its rows, only the last tokens count.
     """
     common, start = n_common(prompt), max(0, prompt.longest - model.n_tokens)
-    found = []
-    for way in (prompt, *prompt.splits):
-        logits = model.last_logits(way.tokens[start:], len(way.tokens) - common + 1)  # (n, V)
+    log_probs = []
+    for split in (prompt, *prompt.splits):
+        logits = model.last_logits(split.tokens[start:], len(split.tokens) - common + 1)  # (n, V)
         logs = double(logits[:, :n_vocab]).log_softmax(dim=-1)
-        before = sum(logs[place, token] for place, token in enumerate(way.tokens[common:]))
-        found.append(before + logs[-1, list(way.crossing)] if found else before)
-    return torch.cat(found[1:]) - found[0]
+        before = sum(logs[place, token] for place, token in enumerate(split.tokens[common:]))
+        log_probs.append(before + logs[-1, list(split.crossing)] if log_probs else before)
+    return torch.cat(log_probs[1:]) - log_probs[0]

@@ -26,9 +26,9 @@ class Text:
         """
         n_bytes = 0  # that the prompt has already
         if crosses := token >= self.n_vocab:
-            way, token = self.prompt.crossing(token - self.n_vocab)
-            self.max_tokens += len(way.tokens) - len(self.tokens)
-            self.tokens, n_bytes = list(way.tokens), way.n_bytes
+            split, token = self.prompt.crossing(token - self.n_vocab)
+            self.max_tokens += len(split.tokens) - len(self.tokens)
+            self.tokens, n_bytes = list(split.tokens), split.n_bytes
         if token == self.end:
             self.ended = True
         else:

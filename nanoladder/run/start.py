@@ -19,8 +19,8 @@ from nanoladder.config import (
     Config,
     apply,
     check,
+    check_names,
     help_text,
-    known,
     ladder_files,
     parse_arguments,
     typed,
@@ -80,7 +80,7 @@ def read_config(path):
     advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
     with reading(f"{path} is not the config of a run", advice):
         values = {**json.loads(files.read(path))}
-        known(values.keys(), path)
+        check_names(values.keys(), path)
         return {key: typed(key, value, path) for key, value in values.items()}
 
 
