@@ -79,7 +79,7 @@ def parse(argv):
 
 
 def evaluate(options, device):
-    """Evaluates as the options say and prints each result at once. Returns the report, a dict for JSON."""
+    """Evaluates the options' splits and tasks, and prints each result. Returns the report, a dict for JSON."""
     source = checkpoint.source_of(options)
     state = checkpoint.load_model(source)
     model = checkpoint.build_gpt(state, source, options.context_length)
@@ -101,7 +101,7 @@ def evaluate(options, device):
 
 
 def find_dataset(options, source, state, config):
-    """Opens the dataset to evaluate on; None if only tasks are asked for. Raises BadInput if it does not fit."""
+    """Opens the dataset to evaluate on; None if the options name only tasks. Raises BadInput if it does not fit."""
     if options.tasks and not options.dataset:
         return None
     name = options.dataset or state["config"].get("dataset")

@@ -31,7 +31,7 @@ def main(argv):
 
 
 def run(options, prompts):
-    """Loads the model and prints what it writes after the prompts. Raises BadInput."""
+    """Loads the model and prints its continuations of the prompts. Raises BadInput."""
     device = machine.choose_device(options.device)
     if options.quantize:
         require_gain(device, len(prompts) * options.num_samples, options.compile)
@@ -99,7 +99,7 @@ def parse(argv):
 
 
 def read_prompts(options):
-    """Texts to continue, in order: those of --prompt, of --prompt_file, or an empty one. Raises BadInput.
+    """Returns the texts to continue: every --prompt, then every --prompt_file; else one empty text. Raises BadInput.
 
     The last newline of a file, or of stdin, is not part of the text.
     """
@@ -114,7 +114,7 @@ def read_prompts(options):
 
 
 def read(prompt, tokenizer, size):
-    """The Prompt of a text, for a context of that size. An empty one starts a new document, as in the training data."""
+    """Returns the Prompt of a text for a context of this size; of an empty text, one that starts a new document."""
     start = heal(tokenizer, prompt, size) if prompt else Prompt((first_token(tokenizer),))
     if len(start.tokens) > size:
         tell(f"a prompt of {len(start.tokens):,} tokens, of which the model sees the last {size:,}")
@@ -122,7 +122,7 @@ def read(prompt, tokenizer, size):
 
 
 def prepare(gpt, n_rows, n_tokens, options):
-    """A CachedGPT for n_rows texts of n_tokens tokens; compiled, if asked for. Raises BadInput if it does not fit."""
+    """Builds a CachedGPT for n_rows texts of n_tokens tokens, compiled if requested. Raises BadInput if too large."""
     device, element = gpt.norm.weight.device, gpt.norm.weight.element_size()
     cache, logits = 2 * gpt.config.n_layer * gpt.config.n_embd * n_tokens, gpt.config.padded_vocab_size  # of a row
     needed, free = n_rows * (cache + logits) * element, machine.free_memory(device)
@@ -137,9 +137,9 @@ def prepare(gpt, n_rows, n_tokens, options):
 
 
 def write(model, tokenizer, prompts, starts, options):
-    """Prints the samples of each prompt in order, the first as it grows. starts: their Prompts.
+    """Prints the samples of each prompt in order, the first as it grows. starts: the Prompts.
 
-    Returns the number of new tokens and their seconds, both without the first round: that runs the prompts.
+    Returns the number of new tokens and their seconds, both without the first round, which runs the prompts.
     """
     texts, headings = [], []
     for i, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):

@@ -140,7 +140,7 @@ def end_if_stdout_fails(text=""):
 
 
 def end_on_signals() -> None:
-    """Lets SIGTERM and, unless the caller ignores it, SIGHUP end a program in a line, with its child processes.
+    """Lets SIGTERM and, unless the caller ignores it, SIGHUP end a program and its child processes, with one line.
 
     As Ctrl-C does, they raise an exception that ends children and removes temporary folders. Output may then fail: the
     terminal may be gone.
@@ -161,7 +161,7 @@ def end_on_signals() -> None:
 
 
 def outlast_output() -> None:
-    """Lets the program continue if its output cannot be written: to a full disk, or a pipe that nobody reads."""
+    """Lets the program continue if its output cannot be written: to a full disk, or a pipe without a reader."""
     for name in ("stdout", "stderr"):
         if not isinstance(stream := getattr(sys, name), Unfailing):
             setattr(sys, name, Unfailing(stream))

@@ -25,7 +25,7 @@ def reading(problem: str, advice: str) -> Iterator[None]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """True for an error of Python that says nothing about a file: memory for it cannot be allocated or mapped."""
+    """True if memory could not be allocated or mapped, which says nothing about the file being read."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 

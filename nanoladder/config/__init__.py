@@ -1,12 +1,12 @@
 """Configuration: the keys, config files and the command line.
 
-Config files are Python, and set keys. They apply from left to right, then the stages up to `--stage` and
-`--recipe`, then `--key=value`.
+Config files are Python, and set keys. They apply from left to right, then the stages up to `--stage` and the rungs up
+to `--recipe`, then `--key=value`.
 
 - keys: the dataclass Config, each key with its type, default and meaning
 - load: the command line, config files, `--help`
 - check: validation of names, types, ranges and combinations, with one-line errors
-- stages: the stages of both ladders: names, files, order
+- stages: the stages and rungs: names, files, order
 
 Not here: the presets and stages themselves (config/), keys that a run inherits from its start (nanoladder/run), and
 checks that need a dataset, a device or a checkpoint.

@@ -28,7 +28,7 @@ IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False,
 def check_names(keys: Iterable[str], where: Path | str, options: Iterable[str] = ()) -> None:
     """Raises BadInput, one line for all of the keys that do not exist.
 
-    It names what to write instead of each, or the nearest of the keys and `options`, the script's own options. keys: an
+    The line has the replacement of each, or the nearest of the keys and `options`, the script's own options. keys: an
     iterable, or {key: its line}.
     """
     lines = keys if isinstance(keys, dict) else dict.fromkeys(keys)
@@ -43,13 +43,13 @@ def check_names(keys: Iterable[str], where: Path | str, options: Iterable[str] =
 
 
 def advice(key, options=()):
-    """Says what to write in place of something that is not a key."""
+    """Returns the replacement of an unknown key, or a question that suggests the nearest one."""
     elsewhere = INSTEAD.get(key) or OPTIONS.get(key)
     return f", expected {elsewhere}" if elsewhere else nearest(key, [*DEFAULTS, *options])
 
 
 def typed(key: str, value: Any, where: str) -> Any:
-    """Returns the value as the key's type. Raises BadInput if it has another.
+    """Returns the value as the key's type. Raises BadInput if it has another type.
 
     An int becomes a float if the key takes one, and ~ at the start of a path the home folder.
     """
@@ -135,7 +135,7 @@ def impossible(c):
 
 
 def differing(config, needed):
-    """The items of `needed`, {key: value}, that the config lacks. A micro-batch of the whole batch counts as 0."""
+    """Returns the items of `needed`, {key: value}, that differ in the config. A micro-batch of a whole batch is 0."""
     if config.micro_batch_size == config.batch_size:
         config = dataclasses.replace(config, micro_batch_size=0)
     return {key: value for key, value in needed.items() if getattr(config, key) != value}

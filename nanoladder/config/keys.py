@@ -123,7 +123,7 @@ class Config:
         return self.has_rates or self.optimizer in ("sgd", "adafactor", "lion")
 
 
-INSTEAD = {  # nanoGPT's names that are not keys here: what to write instead
+INSTEAD = {  # replacements of nanoGPT's names that are not keys here
     "max_iters": "max_steps",
     "block_size": "context_length",
     "gradient_accumulation_steps": "batch_size, of a whole step (480), and micro_batch_size, of one forward (12)",
@@ -138,7 +138,7 @@ INSTEAD = {  # nanoGPT's names that are not keys here: what to write instead
     "wandb_project": "WANDB_PROJECT in the environment",
     "wandb_run_name": "out_dir, which also names the run",
 }
-OPTIONS = {  # of other programs, and of the command line alone: what to write instead
+OPTIONS = {  # replacements of options that are not keys
     "resume": "--init_from=resume, which continues the run in --out_dir",
     "config": "the path of a config file alone: python train.py config/quickstart.py",
     "stage": "--stage=NAME on the command line",

@@ -18,11 +18,11 @@ COMMANDS = """
   python train.py --out_dir=out/quickstart --init_from=resume    continues that run
   python train.py --help                                         lists every key"""
 EXPLAINED = """
-  --stage=NAME                  the ladder's stages up to this one; `python ladder.py` lists them
-  --recipe=NAME                 the second ladder's rungs, config/recipe/, up to this one
+  --stage=NAME                  the stages of config/stages/ up to NAME (`python ladder.py`)
+  --recipe=NAME                 the rungs of config/recipe/ up to NAME
 
 Config files are Python and run with your rights: read one from elsewhere first. They are applied
-from left to right, then the stages, then the keys:
+from left to right, then stages and rungs, then the keys:
   python train.py config/quickstart.py --max_steps=100 --device=cpu
 Without config files, a resumed run continues as it was configured; keys change it:
   python train.py --out_dir=out/quickstart --init_from=resume --max_steps=2000"""
@@ -76,7 +76,7 @@ def apply(paths: Iterable[Path | str], given: dict, base: dict) -> dict:
 
 
 class Names(dict):
-    """Namespace of a config file: all keys, and what the file defines. Keys from the command line keep their values."""
+    """Namespace of a config file: all keys, and the file's own names. Keys from the command line keep their values."""
 
     def __init__(self, path, values, given):
         super().__init__(values | given)
@@ -134,7 +134,7 @@ def read_source(path):
 
 
 def shown(path):
-    """A path as one would type it in the working folder."""
+    """Formats a path, relative to the working folder if it is inside."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

@@ -1,8 +1,8 @@
-"""The stages of both ladders: their files, the stage that each stands on, their fields and reasons.
+"""The stages of the first ladder and the rungs of the second: their files, order, fields and reasons.
 
 config/stages/NN_name.py is the stage `name`. It stands on the stage of the file before it, unless a line of its
 docstring says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top. config/recipe/ holds the
-rungs of the second ladder in the same way.
+rungs in the same way. In this file "stage" means either.
 """
 
 import ast
@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput, nearest
 PRESETS = Path(__file__).parents[2] / "config"
 STAGES_DIR = PRESETS / "stages"
 RECIPE_DIR = STAGES_DIR.with_name("recipe")
-LADDERS = {"stage": STAGES_DIR, "recipe": RECIPE_DIR}  # by the option that climbs them
+LADDERS = {"stage": STAGES_DIR, "recipe": RECIPE_DIR}  # by option
 
 
 def files(folder: Path | None = None) -> dict[str, Path]:
@@ -80,7 +80,7 @@ def ladder_files(tops: dict[str, str]) -> list[Path]:
 
 
 def needs_several(name: str) -> bool:
-    """True for a stage that one process ignores: ddp, and what stands on it."""
+    """True for a stage that one process ignores: ddp, and the stages above it."""
     return "ddp" in stage_path(name)
 
 

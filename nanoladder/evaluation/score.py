@@ -91,7 +91,7 @@ def schedule(lengths, batch_tokens):
     """Returns a list of batches, each an array of row indices, sorted by length to minimize padding.
 
     A batch fits in batch_tokens with all rows padded to its first, the longest. No row is shorter than 4/5 of that, so
-    at most a fifth is padding. The longest rows come first, so that running out of memory happens at once.
+    at most a fifth is padding. The longest rows come first, so that a lack of memory shows in the first batch.
     """
     order, batches = np.argsort(-lengths, kind="stable"), []
     ordered, start = lengths[order], 0

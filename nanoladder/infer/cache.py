@@ -53,7 +53,7 @@ class CachedGPT:
 
     @torch.inference_mode()
     def compile(self):
-        """Compiles the step, on a GPU into CUDA graphs, and runs it often enough for them to be recorded."""
+        """Compiles the step, on a GPU into CUDA graphs, and runs it often enough for them to be captured."""
         machine.keep_cache_sound()
         multiply_single_rows(self.gpt)
         for tensor in [*itertools.chain(*self.layers), *self.kept]:

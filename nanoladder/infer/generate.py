@@ -17,7 +17,7 @@ class Sampling(NamedTuple):
     top_p: float = 1.0  # only from the likeliest that reach this probability together
 
 
-USUAL = Sampling(temperature=0.8, top_p=0.95)  # of sample.py, unless told otherwise
+USUAL = Sampling(temperature=0.8, top_p=0.95)  # sample.py's defaults
 
 
 @torch.inference_mode()

@@ -3,9 +3,9 @@
 BPE encodes "def main" as `def`, ` main`: a word's token begins with its space. The prompt "def " is `def`, ` `, and
 after a lone space the model has rarely seen a letter. So the first token drawn may begin before the prompt's end.
 
-Exactly: a continuation has the model's probability of its tokens, given that they begin as the encoding of some text
-does that begins with the prompt. These beginnings are the encoding of the prompt itself, and those of its text up to
-any earlier byte followed by a token that crosses the end; spaces at the end are encoded as before a letter and a digit,
+Exactly: a continuation has the model's probability of its tokens, given that they begin like the encoding of some text
+that begins with the prompt. Such a beginning is the encoding of the whole prompt, or the encoding of its text up to an
+earlier byte, followed by a token that crosses the end; spaces at the end are encoded as before a letter and a digit,
 too. The beginning and the token after it are one draw from their joint probabilities, to which temperature, top_k and
 top_p apply. If no token can cross the end, as with characters and bytes, it is the usual draw.
 """
@@ -61,7 +61,7 @@ def heal(tokenizer, text, size):
 
 
 def find_splits(tokenizer, text, tokens):
-    """Returns the Splits of a text that is encoded as these tokens: all that some token crosses."""
+    """Returns the Splits of a text with these tokens: every place that some longer token crosses."""
     vocabulary, content, places = tokenizer.token_byte_values(), text.encode(), {}  # the vocabulary is sorted
     for place in range(max(0, len(content) - max(map(len, vocabulary))), len(content)):
         if longer_tokens(vocabulary, content[place:]):
@@ -87,7 +87,7 @@ def longer_tokens(vocabulary, rest):
 
 
 def tokens_before(tokenizer, content, tokens, place):
-    """Token ids, a tuple, of the bytes before a place in a text whose tokens these are."""
+    """Token ids, a tuple, of the bytes before a place in a text with these tokens."""
     n, end = last_before(tokenizer, tokens, place)
     if end == place:
         return tokens[:n]
@@ -105,13 +105,13 @@ def last_before(tokenizer, tokens, place):
 
 
 def n_common(prompt):
-    """Number of the tokens with which all encodings of a prompt begin."""
+    """Number of leading tokens that all encodings of a prompt share."""
     places = zip(*(split.tokens for split in (prompt, *prompt.splits)), strict=False)
     return len([*takewhile(lambda tokens: len(set(tokens)) == 1, places)])
 
 
 def crossing_logits(model, prompt, n_vocab):
-    """Log-probabilities of the splits' crossing tokens, in order, relative to that of the prompt's own tokens.
+    """Log-probabilities of the splits' crossing tokens, in order, relative to the prompt's own tokens.
 
     model: a CachedGPT, whose row 0 is overwritten. Of a prompt longer than its rows, only the last tokens count.
     """

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def linears(model):
-    """Lists the model's Linears that have a weight; those in int8 have none."""
+    """Lists the model's Linears that have a weight; int8 Linears have none."""
     return [module for module in model.modules() if isinstance(module, nn.Linear) and hasattr(module, "weight")]
 
 

@@ -24,7 +24,7 @@ class Text:
 
         Returns True if it was one: the prompt's tokens have been replaced.
         """
-        n_bytes = 0  # that the prompt has already
+        n_bytes = 0  # of the token, already in the prompt
         if crosses := token >= self.n_vocab:
             split, token = self.prompt.crossing(token - self.n_vocab)
             self.max_tokens += len(split.tokens) - len(self.tokens)
@@ -42,7 +42,7 @@ class Text:
         return crosses
 
     def take(self):
-        """Returns the characters since the last call, except those that may be the beginning of the stop text."""
+        """Returns the characters since the last call, except a tail that may begin the stop text."""
         sizes = range(min(len(self.stop) - 1, len(self.characters)), 0, -1) if not self.ended else []
         n_held = next((size for size in sizes if self.characters.endswith(self.stop[:size])), 0)
         n_ready = len(self.characters) - n_held
