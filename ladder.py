@@ -61,7 +61,7 @@ def command_line():
     check.add_argument("--quick", action="store_true", help="the rules, and the record before it on two seeds: minutes")
     add("docs", write_docs)
     html = add("html", write_html)
-    html.add_argument("results", nargs="*", type=Path, metavar="FILE", help="a results.json that profile.py wrote")
+    html.add_argument("results", nargs="*", type=Path, metavar="FILE", help="a runs.jsonl that profile.py wrote")
     return parser
 
 
@@ -144,7 +144,7 @@ def write_docs(options):
 def write_html(options):
     """Writes docs/ladder.html, the ladder as a page to climb in a browser.
 
-    With files of your own results, such as results/MACHINE/CONFIG/results.json, it goes to
+    With files of your own results, such as results/MACHINE/CONFIG/runs.jsonl, it goes to
     ladder.html beside the first of them and shows your figures as well.
     """
     print(f"wrote {build.write(tuple(options.results))}: open it in a browser")

@@ -221,7 +221,7 @@ def command_line(keys):
 
 
 def part_of_results(options):
-    """Returns the name of a mode in results.json, such as scaling-tensor or vary-attention."""
+    """Returns the name of a mode in runs.jsonl, such as scaling-tensor or vary-attention."""
     match options.mode:
         case "scaling" if options.dimension != "data":
             return f"scaling-{options.dimension}"

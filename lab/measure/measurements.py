@@ -214,7 +214,7 @@ def machine_limits(config):
     return devices.limits(train.set_up(config))
 
 
-MEASUREMENTS = {  # the names under which results.json keeps them
+MEASUREMENTS = {  # the names under which runs.jsonl keeps them
     "machine": machine_facts,
     "limits": machine_limits,
     "profile": profile_step,

@@ -28,7 +28,8 @@ from lab.measure.configs import (
 )
 from lab.measure.launch import run_alone, run_together
 from lab.measure.peers import task
-from lab.measure.results import code_hash, default_folder, open_results, write, write_results
+from lab.measure.results import STEPS, code_hash, commit, default_folder, results_of, table_of, write
+from lab.measure.runs import RUNS, Failed, Runs, in_words
 from lab.predict import devices, predict
 from lab.research import race, recipe
 from nanoladder.config import parse_arguments
@@ -115,40 +116,59 @@ def device_of(options, kind, config_words):
 
 
 def measure_rows(options, config_words):
-    """Measures what results.json does not hold yet, and writes it after each process."""
+    """Measures what has not been measured yet, and writes the table after each process."""
     words = sized(config_words)
-    base, rows, scaling = load_config(words), rows_of(options, words), options.mode == "scaling"
-    conditions = conditions_of(options, config_words)
-    folder = Path(options.out_dir or default_folder(conditions))
-    kind, reasons = cli.part_of_results(options), not_applicable(rows, options)
-    valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
-    changes = {name: cli.command_line(changes_from(row, base)) for name, row in valid.items()}
-    results = open_results(folder, conditions, kind, {name: [] for name in rows} | changes, reasons)
-    part = results["modes"][kind]
-    for name, row in valid.items():
-        part["rows"][name]["another_update"] = trains_otherwise(row, next(iter(valid.values())))
-    todo = tasks(options, rows)
-    machine, batch = tables.machine_in_words(results["machine"]), f"{base.batch_size} × {base.context_length} tokens"
-    print(tables.wrapped(f"{machine}: {len(valid)} rows, steps of {batch}; it can be interrupted"), flush=True)
-    with tqdm(todo, unit="process") as bar:
-        for name, measurement, count in bar:
-            bar.set_postfix_str(f"{name or 'the machine'}, {measurement}")
-            row, config = (part["rows"][name], rows[name]) if name else (part, base)
-            done = row.setdefault(measurement, [])
-            if len(done) >= count or row.get("note"):
-                continue
-            try:
-                done.append(take(measurement, config, name, options, results["machine"]["threads"]))
-            except (BadInput, RuntimeError) as error:
-                row["note"] = str(error)
-                bar.write(f"{name or 'the machine'}, {measurement}: {error}")
-            write_results(folder, results)
-    add_predictions(part, rows, results["machine"], scaling)
-    write_results(folder, results)
-    print(tables.brief(results, kind))
-    print(f"\nwritten: {folder}/table.md with all figures, and results.json")
+    base, rows, mode = load_config(words), rows_of(options, words), cli.part_of_results(options)
+    conditions, reasons, planned = conditions_of(options, config_words), not_applicable(rows, options), []
+    folder, machine = Path(options.out_dir or default_folder(conditions)), conditions["machine"]
+
+    def wanted():
+        return [task for task in planned if task.get("name") not in reasons]
+
+    def measure(task):
+        name = task.get("name")
+        try:
+            return take(task["what"], rows.get(name, base), name, options, machine["threads"])
+        except (BadInput, RuntimeError) as error:
+            raise Failed(str(error)) from None
+
+    def write_table():
+        write(folder, {"table.md": table_of(results_of(conditions, runs))})
+
+    with Runs(folder / RUNS, STEPS, conditions, {"commit": commit()}) as runs:
+        plan(runs, mode, rows, base, reasons)
+        planned += tasks(options, mode, rows)
+        n_valid = sum(not isinstance(row, BadInput) for row in rows.values())
+        start = f"{n_valid} rows, steps of {base.batch_size} × {base.context_length} tokens; it can be interrupted"
+        print(tables.wrapped(f"{tables.machine_in_words(machine)}: {start}"), flush=True)
+        for run in runs.take(wanted, measure, unit="process"):
+            if run.failed:
+                reasons[run.row.get("name")] = run.failed
+                tqdm.write(f"{in_words(run.row)}: {run.failed}")
+            write_table()
+        add_predictions(runs, mode, rows, conditions, options.mode == "scaling")
+        write_table()
+        print(tables.brief(results_of(conditions, runs), mode))
+    print(f"\nwritten: {folder}/table.md with all figures, and {RUNS}")
     if options.mode in ("ladder", "scaling"):
-        print(f"as a page, beside the programs: python ladder.py html {folder}/results.json")
+        print(f"as a page, beside the programs: python ladder.py html {folder}/{RUNS}")
+
+
+def plan(runs, mode, rows, base, reasons):
+    """Adds the rows of a mode to the runs: their words and, from reasons, why they are not measured.
+
+    Raises BadInput if the mode has other rows there.
+    """
+    valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
+    words = {name: [] for name in rows}
+    words |= {name: cli.command_line(changes_from(row, base)) for name, row in valid.items()}
+    there = results_of({}, runs)["modes"].get(mode, {"rows": {}})["rows"]
+    if there and {name: row["words"] for name, row in there.items()} != words:
+        raise BadInput(f"{runs.path.parent} holds other rows of {mode}; choose another --out_dir, or remove it")
+    for name, row in rows.items():
+        update = name in valid and trains_otherwise(row, next(iter(valid.values())))
+        figures = {"words": words[name], "another_update": update, "note": reasons.get(name)}
+        runs.put({"mode": mode, "name": name, "what": "row"}, figures)
 
 
 def take(measurement, config, name, options, threads):
@@ -166,22 +186,27 @@ def take(measurement, config, name, options, threads):
         return run_together(function, config, n=n, folder=folder, **given)[0]
 
 
-def add_predictions(part, rows, machine, scaling):
+def add_predictions(runs, mode, rows, conditions, scaling):
     """Adds to each measured row its predicted memory and, for one process, the least time of its step on this machine.
 
     The least time follows from the limits that were measured with the rows. Several processes on a CPU have no
     prediction: their peaks differ from run to run, probably because gloo's threads keep messages for a while.
     """
+    part, machine = results_of({}, runs)["modes"][mode], conditions["machine"]
     device_type = "cuda" if machine["gpu"] else "cpu"
     device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
         if scaling and device_type == "cpu" and int(name) > 1:
             continue
+        predicted = {}
         with contextlib.suppress(BadInput):  # no torchao, no prediction
-            for process in row.get("profile", row.get("exchange", [])):
-                process["predicted"] = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
+            if row.get("profile") or row.get("exchange"):
+                peak = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
+                predicted["memory"] = peak
             if device and row.get("time"):
-                row["limit"] = {"bounds": predict.predict_time(rows[name], device, device_type).bounds}
+                predicted["bounds"] = predict.predict_time(rows[name], device, device_type).bounds
+        if predicted:
+            runs.put({"mode": mode, "name": name, "what": "predicted"}, predicted)
 
 
 def conditions_of(options, config_words):
@@ -197,18 +222,20 @@ def conditions_of(options, config_words):
     }
 
 
-def tasks(options, rows):
-    """[(row, measurement, their number in the row afterwards)] in order; the row of the machine's limits is None.
+def tasks(options, mode, rows):
+    """The rows to be measured, in order; those of the machine's limits have no name.
 
     Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
     first or always follows the same one, and does without the machine's limits.
     """
     if options.train:
-        return [(name, "curve", 1) for name in rows]
+        return [{"mode": mode, "name": name, "what": "curve"} for name in rows]
     planned, peers = [], options.mode == "peers"
     if not peers:
-        planned += [(name, "exchange" if options.mode == "scaling" else "profile", 1) for name in rows]
+        once = "exchange" if options.mode == "scaling" else "profile"
+        planned += [{"mode": mode, "name": name, "what": once} for name in rows]
     for count in range(1, options.repeats + 1):
-        planned += [] if peers or count % 2 == 0 else [(None, "limits", count // 2 + 1)]
-        planned += [(name, "time", count) for name in (list(rows) if count % 2 else reversed(rows))]
+        planned += [] if peers or count % 2 == 0 else [{"mode": mode, "what": "limits", "round": count}]
+        names = list(rows) if count % 2 else reversed(rows)
+        planned += [{"mode": mode, "name": name, "what": "time", "round": count} for name in names]
     return planned

@@ -1,7 +1,4 @@
-"""Result files: all measurements, process by process, and their conditions.
-
-results.json has functions of its own; the other modes' files share read(), resume() and write().
-"""
+"""Results of the modes that measure steps, made of the runs in a folder, and the conditions of measurements."""
 
 import contextlib
 import hashlib
@@ -9,14 +6,13 @@ import json
 import subprocess
 from pathlib import Path
 
-from lab.measure import tables
+from lab.measure import runs, tables
 from nanoladder import files
 from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
-FORMAT_VERSION = 2
-CONDITIONS = ("machine", "config", "keys", "data", "steps", "code")
+STEPS = "steps"  # the kind of these runs
 # Code on which a figure may depend: after a change, results count as those of other code.
 MEASURED_CODE = (
     "train.py",
@@ -64,34 +60,32 @@ def write(folder, contents):
 
 
 def read_results(path):
-    """The contents of a results.json. Raises BadInput if the file is not one, or has another format."""
-    results = read(path, ("format_version", "modes", *CONDITIONS))
-    if (version := results["format_version"]) != FORMAT_VERSION:
-        raise BadInput(f"{path} has format {version}; expected format {FORMAT_VERSION}: measure again")
-    return results
+    """The tables of a runs.jsonl: its conditions and modes, {} without any. Raises BadInput if the file is not one."""
+    return results_of(*runs.read(path, STEPS))
 
 
-def write_results(folder, results):
-    """Writes results.json and table.md. Raises BadInput if they cannot be written."""
-    text = "\n\n".join(tables.table(results, mode) for mode in results["modes"])
-    write(folder, {"results.json": results, "table.md": text})
+def results_of(conditions, found):
+    """The runs of the modes that measure steps, as {**conditions, "modes": {mode: {"limits": [...], "rows": {...}}}}.
 
-
-def open_results(folder, conditions, mode, rows, reasons):
-    """Opens the results in a folder, or begins new ones, adds the rows {name: words} of a mode, and writes them.
-
-    reasons: {row: why it is not measured}. Raises BadInput for results of other conditions or rows, and if they cannot
-    be written.
+    A row has its words, a note if it was not measured, and for each measurement a list of figures, in order.
     """
-    results = resume(folder / "results.json", {"format_version": FORMAT_VERSION, **conditions}, {"modes": {}})
-    part = results["modes"].setdefault(mode, {"limits": [], "rows": {}})
-    part.pop("note", None)
-    if part["rows"] and {name: row["words"] for name, row in part["rows"].items()} != rows:
-        raise BadInput(f"{folder} holds other rows of {mode}; choose another --out_dir, or remove it")
-    for name, words in rows.items():
-        part["rows"].setdefault(name, {"words": words})["note"] = reasons.get(name)  # rows that failed are tried again
-    write_results(folder, results)
-    return results
+    modes = {}
+    for run in found:
+        mode, name, what = (run.row.get(key) for key in ("mode", "name", "what"))
+        part = modes.setdefault(mode, {"limits": [], "rows": {}})
+        row = part["rows"].setdefault(name, {}) if name else part
+        if run.failed:
+            row["note"] = run.failed
+        elif what == "row":
+            row |= run.figures
+        else:
+            row.setdefault(what, []).append(run.figures)
+    return conditions | {"modes": modes}
+
+
+def table_of(results):
+    """The tables of all modes, in Markdown."""
+    return "\n\n".join(tables.table(results, mode) for mode in results["modes"])
 
 
 def machine_name(machine):

@@ -1,180 +1,225 @@
-"""Trials: whole training runs, each by train.py in a separate process with one thread.
+"""The one engine of measurements: a row that was measured is a line of a file, and is not measured again.
 
-A finished trial is a line of trials.jsonl and is not run again. Its key is its config's non-default keys
-and the data. A trial that diverged is a line that says so; one that failed for another reason is tried again.
+A row is a dict that says what is measured. Its line adds the figures, or the reason why there are none:
+
+    {"begin": "steps", "machine": ..., "code": ...}     the conditions of the lines below, which are of one kind
+    {"mode": "ladder", "name": "amp", "what": "time", "round": 3, "figures": {"seconds": 0.21}}
+    {"mode": "ladder", "name": "flash", "what": "time", "round": 3, "failed": "out of memory"}
+
+Rows are the same if they agree in all but `about`, words for the reader. The last line of a row counts. A mode is a
+function that returns the rows that it wants, in order, and another that makes a table of the runs.
 """
 
-import dataclasses
+import contextlib
+import inspect
 import json
 import math
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lab.measure.cli import command_line
-from lab.measure.results import ROOT, commit, write
 from nanoladder import files
-from nanoladder.config import DEFAULTS, Config, differences
-from nanoladder.errors import BadInput
-from nanoladder.run.metrics import read_metrics
+from nanoladder.errors import BadInput, reading
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # more only compete
-OF_A_RUN = ("out_dir", "init_from", "log_interval", "sample_interval", "wandb")
-DIVERGED = "stopped at step"  # in the last line of train.py
-PAUSE = 0.2  # seconds between two looks at the processes
-
-
-class Trial(NamedTuple):
-    """A run of a row's config at a multiple of its learning rates and of its steps."""
-
-    name: str
-    config: Config
-    seed: int
-    factor: float = 1.0
-    length: float = 1.0
-
-    def resolved(self):
-        """The config as trained: one evaluation at the end, no checkpoints."""
-        config, steps = self.config, round(self.length * self.config.max_steps)
-        values = {key: DEFAULTS[key] for key in OF_A_RUN}
-        values |= {key: self.factor * getattr(config, key) for key in ("learning_rate", "min_lr")}
-        values |= {"seed": self.seed, "max_steps": steps, "log_interval": steps, "eval_interval": steps}
-        values |= {"num_workers": 0, "save_interval": 0}
-        if config.lr_decay_steps:
-            values["lr_decay_steps"] = round(self.length * config.lr_decay_steps)
-        return dataclasses.replace(config, **values)
-
-    def words(self):
-        """Its command line."""
-        return command_line(differences(self.resolved()))
-
-    def __str__(self):
-        return f"{self.name}, rate × {self.factor:g}, length {self.length:.3g}, seed {self.seed}"
+RUNS = "runs.jsonl"  # in a folder of results
+LOCK = ".lock"
+OUTCOME = {"figures", "failed"}  # members of a line
+NOT_IDENTITY = OUTCOME | {"about"}
+PAUSE = 0.2  # seconds between two looks at what is running
 
 
-class Trials:
-    """The trials of a folder. A context manager, in which no other process may write there."""
+class Run(NamedTuple):
+    """A row that was measured under these conditions. failed: the reason why it has no figures, or None."""
 
-    def __init__(self, folder, data, machine):
-        self.path, self.data = Path(folder, "trials.jsonl"), data
-        self.origin = {"machine": machine, "commit": commit()}
-        self.rows, self.keys = read_metrics(self.path), {}
-        self.finished = {key_of(row["config"], row["data"]): row for row in self.rows if not row["failed"]}
+    row: dict
+    figures: dict | None
+    failed: str | None
+    conditions: dict
+
+
+class Failed(Exception):
+    """Raised if a row cannot be measured, with the reason."""
+
+
+class Runs:
+    """The runs of a kind in a file. A context manager, in which no other process may write to the file's folder.
+
+    On entry, raises BadInput if the runs were measured under other conditions; with anew=True it forgets them instead.
+    origin: further conditions, which may differ from run to run.
+    """
+
+    def __init__(self, path, kind, conditions, origin=None, anew=False):
+        self.path, self.kind, self.conditions, self.anew = Path(path), kind, conditions, anew
+        self.begin = {"begin": kind, **conditions, **(origin or {})}
 
     def __enter__(self):
+        folder = self.path.parent
+        with self.writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.lock = files.hold(folder / LOCK)
+            except BlockingIOError:
+                raise BadInput(f"another command writes to {folder}; choose another --out_dir") from None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.lock = files.hold(self.path.parent / ".lock")
-        except BlockingIOError:
-            raise BadInput(f"another --mode=recipe writes to {self.path.parent}; choose another --out_dir") from None
-        except OSError as error:
-            raise BadInput(f"{self.path.parent} cannot be written ({error}); choose another --out_dir") from None
+            self.load()
+        except BaseException:
+            self.lock.close()
+            raise
         return self
 
     def __exit__(self, *_):
         self.lock.close()
 
-    def key(self, trial):
-        if trial not in self.keys:
-            self.keys[trial] = key_of(differences(trial.resolved()), self.data)
-        return self.keys[trial]
+    def load(self):
+        """Reads the file, and removes the end of a line that was not written to its end."""
+        lines = read_lines(self.path)
+        if self.path.exists() and not (content := self.path.read_bytes()).endswith(b"\n"):
+            with self.writing():
+                files.write(self.path, content[: content.rfind(b"\n") + 1])
+        conditions, runs = runs_in(lines, self.kind)
+        different = [key for key, value in self.conditions.items() if runs and conditions.get(key) != value]
+        if different and not self.anew:
+            other = " and ".join(different)
+            raise BadInput(f"{self.path} was measured under another {other}; choose another --out_dir, or remove it")
+        self.runs = {identity(run.row): run for run in runs}
+        self.over = {key for key, run in self.runs.items() if run.failed is None}
+        self.last = next((line for line in reversed(lines) if "begin" in line), None)  # whose runs an added line joins
+        if different:
+            self.restart()
 
-    def loss(self, trial):
-        """The final validation loss, in nats per token; infinite if it diverged or failed, None if it has not run."""
-        row = self.finished.get(self.key(trial))
-        return row and (row["val_loss"] or math.inf)
+    def restart(self):
+        """Forgets the runs, which stay in the file."""
+        self.runs, self.over, self.begin = {}, set(), self.begin | {"anew": True}
+        self.last = None
 
-    def bits_per_nat(self):
-        """Bits per byte of a loss of one nat per token."""
-        return next(row["val_bpb"] / row["val_loss"] for row in self.rows if row["val_loss"])
+    def __contains__(self, row):
+        """True if a row need not be measured: it has figures, or failed in this session."""
+        return identity(row) in self.over
 
-    def add(self, trial, outcome, parameters):
-        """Adds a process's outcome to trials.jsonl."""
-        config, key = trial.resolved(), self.key(trial)
-        row = {"name": trial.name, "seed": trial.seed, "lr_factor": trial.factor, "length": trial.length}
-        row |= {"steps": config.max_steps, **outcome, "parameters": parameters, **self.origin}
-        self.finished[key] = row | {"config": differences(config), "data": self.data}
-        self.rows.append(self.finished[key])
-        write(self.path.parent, {self.path.name: "\n".join(map(json.dumps, self.rows))})
+    def __iter__(self):
+        return iter(self.runs.values())
 
-    def run(self, wanted, parameters, end, at_once):
-        """Runs trials, `at_once` in parallel, until none is wanted; starts none after `end` (time.monotonic).
+    def figures(self, row):
+        """The figures of a row, or None."""
+        run = self.runs.get(identity(row))
+        return run and run.figures
 
-        wanted: function without arguments; the trials that are still to run, in order. It is called after each trial.
-        parameters: function of a config.
+    def add(self, row, figures, failed=None):
+        """Appends what a row's measurement found to the file. Returns the Run."""
+        found = {key: value for key, value in {"figures": figures, "failed": failed}.items() if value is not None}
+        lines = [row | found] if self.last == self.begin else [self.begin, row | found]
+        with self.writing(), open(self.path, "ab") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.last = self.begin
+        self.over.add(identity(row))
+        self.runs[identity(row)] = run = Run(row, figures, failed, self.begin)
+        return run
+
+    def put(self, row, figures):
+        """Adds the figures of a row, unless they are there."""
+        if self.figures(row) != figures:
+            self.add(row, figures)
+
+    @contextlib.contextmanager
+    def writing(self):
+        try:
+            yield
+        except OSError as error:
+            raise BadInput(f"{self.path.parent} cannot be written ({error}); choose another --out_dir") from None
+
+    def take(self, wanted, measure, end=math.inf, at_once=1, unit="run"):
+        """Measures rows, at_once in parallel, and yields each Run, until none is missing; starts none after `end`.
+
+        wanted: function without arguments; the rows, in order. It is called after each run. measure: function of a row;
+        returns its figures or raises Failed. It may be a generator, which yields while it waits. end: time.monotonic().
         """
-        running, todo = {}, wanted()
-        with tqdm(unit="trial", initial=len(self.finished), total=len(self.finished) + len(todo)) as bar:
+        running, rows = {}, wanted()
+        with tqdm(unit=unit, initial=sum(row in self for row in rows)) as bar:
             try:
-                while running or (todo and time.monotonic() < end):
-                    for trial in todo:
-                        if len(running) < at_once and time.monotonic() < end and self.key(trial) not in running:
-                            running[self.key(trial)] = trial, Child(trial.words(), ONE_THREAD)
-                            bar.set_postfix_str(" | ".join(str(trial) for trial, _ in running.values()))
-                    over = {key: outcome for key, (_, child) in running.items() if (outcome := child.outcome())}
-                    for key, outcome in over.items():
-                        trial, _ = running.pop(key)
-                        self.add(trial, outcome, parameters(trial.config))
-                        bar.write(f"{trial}: {outcome['note'] or format(outcome['val_loss'], '.4f')}")
+                while True:
+                    missing = [row for row in rows if row not in self]
+                    bar.total = bar.n + len(missing)
+                    for row in missing:
+                        if len(running) < at_once and identity(row) not in running and time.monotonic() < end:
+                            running[identity(row)] = row, begin(measure, row)
+                    if not running:
+                        return
+                    bar.set_postfix_str(" | ".join(in_words(row) for row, _ in running.values()))
+                    over = {key: each for key, (_, work) in running.items() if (each := outcome(work))}
+                    for key, found in over.items():
+                        row, _ = running.pop(key)
                         bar.update()
+                        yield self.add(row, *found)
                     if over:
-                        todo = wanted()
-                        bar.total = len(self.finished) + len(todo)
+                        rows = wanted()
                     else:
                         time.sleep(PAUSE)
             finally:
-                for _, child in running.values():
-                    child.end()
+                for _, work in running.values():
+                    work.close()
 
 
-def key_of(config, data):
-    """The key of a trial. config: its non-default keys."""
-    return json.dumps([config, data], sort_keys=True)
+def begin(measure, row):
+    """Makes a generator of a measurement, which has not started yet."""
+    found = measure(row)
+    return (yield from found) if inspect.isgenerator(found) else found
 
 
-class Child:
-    """A process that trains from scratch in a temporary folder, by train.py or another script with these arguments.
+def outcome(work):
+    """Continues a measurement. Returns its figures and the reason why it failed, or None while it waits."""
+    try:
+        next(work)
+    except StopIteration as over:
+        return over.value, None
+    except Failed as reason:
+        return None, str(reason)
 
-    environment: additional environment variables.
+
+def identity(row):
+    """A row as text, equal for equal rows."""
+    return json.dumps({key: value for key, value in row.items() if key not in NOT_IDENTITY}, sort_keys=True)
+
+
+def in_words(row):
+    """Names a row beside the progress bar."""
+    words = row.get("about") or {key: value for key, value in row.items() if not isinstance(value, dict)}
+    return ", ".join(f"{key} {value:g}" if isinstance(value, int | float) else value for key, value in words.items())
+
+
+def read(path, kind):
+    """The conditions of the runs of a kind in a file, and these runs in order; {} and [] if there are none.
+
+    Raises BadInput if the file cannot be read or has another format.
     """
+    return runs_in(read_lines(path), kind)
 
-    def __init__(self, words, environment, script=ROOT / "train.py"):
-        self.folder, self.start = tempfile.TemporaryDirectory(prefix="trial-"), time.monotonic()
-        self.log = open(Path(self.folder.name, "log"), "w+")  # noqa: SIM115 end() closes it
-        streams = {"stdout": self.log, "stderr": self.log, "stdin": subprocess.DEVNULL}
-        command = [sys.executable, script, *words, f"--out_dir={self.folder.name}/run"]
-        self.process = subprocess.Popen(command, env=os.environ | environment, **streams)
 
-    def metrics(self):
-        """The rows of metrics so far."""
-        return read_metrics(Path(self.folder.name, "run", "metrics.jsonl"))
+def runs_in(lines, kind):
+    """Returns what read() does, of a file's lines."""
+    conditions, runs, of_kind = {}, {}, False
+    for line in lines:
+        if "begin" in line:
+            of_kind = line["begin"] == kind
+            conditions = line if of_kind else conditions
+            runs = {} if of_kind and line.get("anew") else runs
+        elif of_kind:
+            row = {key: value for key, value in line.items() if key not in OUTCOME}
+            runs[identity(row)] = Run(row, line.get("figures"), line.get("failed"), conditions)
+    return conditions, [*runs.values()]
 
-    def outcome(self):
-        """The final losses, or none and a note of the reason; None while the process is running."""
-        if self.process.poll() is None:
-            return None
-        outcome = {"seconds": round(time.monotonic() - self.start, 1), "note": None, "failed": False}
-        self.log.seek(0)
-        lines = [line for line in self.log.read().splitlines() if line.strip()] or [""]
-        last = next((line for line in lines if line.startswith("error: ")), lines[-1])
-        row = (self.metrics() or [{}])[-1]
-        outcome |= {key: row.get(key) for key in ("val_loss", "val_bpb", "tokens")}
-        if self.process.returncode:
-            outcome["failed"] = DIVERGED not in last
-            outcome["note"] = f"{'failed' if outcome['failed'] else 'diverged'}: {last.removeprefix('error: ')}"
-        elif not outcome["val_loss"]:
-            outcome["note"] = "ended without a finite validation loss (is eval_interval=0?)"
-        self.end()
-        return outcome
 
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
-        self.folder.cleanup()
+def read_lines(path):
+    """The lines of a file, without an interrupted last one; [] if there is no file. Raises BadInput as read() does."""
+    if not Path(path).exists():
+        return []
+    with reading(f"{path} is not a file of runs of profile.py", "expected one, or remove it"):
+        text = files.read(Path(path), limit=2**30).decode()
+        lines = [json.loads(line) for line in text.split("\n")[:-1]]
+        if not all("begin" in line or OUTCOME & line.keys() for line in lines):
+            raise ValueError("a line has no figures")
+    return lines

@@ -1,4 +1,4 @@
-"""Summarizes the rows of a mode: medians over the processes in results.json, and figures derived from them."""
+"""Summarizes the rows of a mode: medians over the processes that measured them, and figures derived from them."""
 
 import itertools
 import math
@@ -41,8 +41,10 @@ def summarize(results, mode):
             row |= {"peak": found["memory"]["peak"], "shares": shares(found, row, machine["gpu"])}
         if timed and "memory" in found:
             row |= utilization(found, row["tokens_per_s"], part["limits"], machine["datasheet_flops"])
-        if timed and (limit := measured.get("limit")):
-            row |= {"limit": sum(limit["bounds"].values()), "limit_bounds": limit["bounds"]}
+        predicted = (measured.get("predicted") or [{}])[0]
+        row |= {"predicted": predicted["memory"]} if "memory" in predicted else {}
+        if timed and (bounds := predicted.get("bounds")):
+            row |= {"limit": sum(bounds.values()), "limit_bounds": bounds}
     add_gains(rows, mode)
     return rows
 

@@ -184,12 +184,12 @@ def measured(name, machine):
 
 @cache
 def summaries(mode, own=()):
-    """Returns {machine/name: (results, {row name: summary})} of every results.json that contains a mode.
+    """Returns {machine/name: (results, {row name: summary})} of every runs.jsonl that contains a mode.
 
     A reader's own files come first, then that of the README, then the others in results/.
     """
     first = next(iter(MEASURED.values()))
-    ours = sorted(RESULTS.glob("*/*/results.json"), key=lambda path: (path.parent != first, path))
+    ours = sorted(RESULTS.glob("*/*/runs.jsonl"), key=lambda path: (path.parent != first, path))
     found = {}
     for path in (*own, *ours):
         results = read_results(path)

@@ -29,7 +29,7 @@ from lab.measure.measurements import machine_facts
 from lab.measure.peers import nanogpt
 from lab.measure.peers.task import require_checkout
 from lab.measure.results import code_hash, default_folder, resume, write
-from lab.measure.runs import PAUSE, Child
+from lab.measure.training import PAUSE, Child
 from lab.research.records import log_ratio, of, paired
 from nanoladder import files
 from nanoladder.config import differences

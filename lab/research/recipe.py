@@ -34,7 +34,7 @@ from lab.measure import measurements
 from lab.measure.configs import changed
 from lab.measure.launch import run_alone
 from lab.measure.results import machine_name, presets, read, write
-from lab.measure.runs import Trial, Trials
+from lab.measure.training import Trial, Trials
 from lab.predict.predict import costs
 from lab.research.equivalent_tokens import Curve
 from lab.research.recipe_report import report

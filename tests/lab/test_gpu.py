@@ -14,7 +14,7 @@ from conftest import ROOT
 from lab import gpu
 from lab.measure import cli
 from lab.measure.configs import not_applicable, rows_of
-from lab.measure.results import read_results, write_results
+from lab.measure.results import read_results, table_of, write
 from nanoladder.run import load_config
 
 
@@ -85,9 +85,9 @@ def test_without_a_gpu_it_says_so(refused, monkeypatch):
 
 def test_rows_with_other_losses_and_rows_that_fail_are_faults_unless_for_a_good_reason(tmp_path):
     def faults(change):
-        results = read_results(ROOT / "results/intel-xeon-2-threads-amx/reference/results.json")
+        results = read_results(ROOT / "results/intel-xeon-2-threads-amx/reference/runs.jsonl")
         change(results["modes"]["ladder"]["rows"])
-        write_results(tmp_path / "ladder", results)
+        write(tmp_path / "ladder", {"table.md": table_of(results)})
         return "".join(gpu.faults(tmp_path, {"ladder": "done"}))
 
     for note in ("error: out of memory", "ModuleNotFoundError: No module named 'lightning'"):

@@ -36,7 +36,7 @@ def page(own=()):
     """
     for path in own:
         if not read_results(path)["modes"].keys() & {"ladder", *pages.SCALING.values()}:
-            raise BadInput(f"{path} holds no stages; expected a results.json of --mode=ladder or scaling")
+            raise BadInput(f"{path} holds no stages; expected a runs.jsonl of --mode=ladder or scaling")
     lines, ladder = programs.table()
     return Template(read("template.html")).substitute(
         theme=read("theme.js"),

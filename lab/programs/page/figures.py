@@ -1,6 +1,6 @@
 """The figures of the first ladder: for each stage and machine a card with the time and memory of a step, as HTML.
 
-A machine's figures at the stages are those of --mode=ladder in a results.json.
+A machine's figures at the stages are those of --mode=ladder in a runs.jsonl.
 """
 
 from typing import NamedTuple

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from lab.measure import stats, tables
-from lab.measure.results import read
+from lab.measure.results import read, read_results
 from lab.measure.stats import LEVEL
 from lab.programs import pages
 from lab.programs.page.figures import bars_table, card, table
@@ -116,9 +116,10 @@ def race_card(machine, runs):
 
 
 def machine_in_words(name):
-    """The machine of a folder in results/, by a results.json or race.json in it; without one, the folder's name."""
-    paths = sorted(path for kind in ("results", "race") for path in pages.RESULTS.glob(f"{name}/*/{kind}.json"))
-    return tables.machine_in_words(read(paths[0], ["machine"])["machine"]) if paths else name
+    """The machine of a folder in results/, by the first runs in it that describe theirs; without any, its name."""
+    found = (read_results(path) for path in sorted(pages.RESULTS.glob(f"{name}/*/runs.jsonl")))
+    machine = next((results["machine"] for results in found if "machine" in results), None)
+    return tables.machine_in_words(machine) if machine else name
 
 
 def headings(scales):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from conftest import MACHINE, ROOT
 from lab.measure import cli, measurements, modes, tables
 from lab.measure.configs import changes_from, not_applicable, rows_of, stages_of
 from lab.measure.results import code_hash, read_results
+from lab.measure.runs import RUNS
 from lab.predict import predict
 from lab.predict.roofline import Time
 from lab.programs import pages
@@ -224,9 +224,9 @@ def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
         "--stages=compile",
         "--repeats=1",
     )
-    for name, row in read_results(tmp_path / "results.json")["modes"]["ladder"]["rows"].items():
+    for name, row in read_results(tmp_path / RUNS)["modes"]["ladder"]["rows"].items():
         if row.get("time"):
-            limit = sum(row["limit"]["bounds"].values())
+            limit = sum(row["predicted"][0]["bounds"].values())
             assert rows[name]["least ms"] == tables.milliseconds(limit)
             assert rows[name]["of the limit"] == f"{limit / timed[name]:.0%}"
             assert rows[name]["bound by"].startswith("launches ")
@@ -252,7 +252,7 @@ def test_results_of_other_conditions_or_rows_are_not_mixed_and_modes_share_a_fol
         with pytest.raises(BadInput, match=message):
             measured(usual, *words)
     measured(usual, "--vary", "compile=False")
-    assert list(read_results(tmp_path / "results.json")["modes"]) == ["ladder", "vary-compile"]
+    assert list(read_results(tmp_path / RUNS)["modes"]) == ["ladder", "vary-compile"]
     monkeypatch.setattr(modes, "code_hash", lambda *_: "other")
     with pytest.raises(BadInput, match="another code"):
         measured(usual, "--stages=naive")
@@ -376,4 +376,4 @@ def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, 
     rows = rows_in((tmp_path / "out" / "table.md").read_text())
     assert float(rows["set_to_none"]["against naive"].partition("×")[0]) < 0.5
     assert rows["set_to_none"]["losses against naive"].startswith("WRONG by")
-    assert json.loads((tmp_path / "out/results.json").read_text())["machine"]["torch"] == torch.__version__
+    assert read_results(tmp_path / "out" / RUNS)["machine"]["torch"] == torch.__version__

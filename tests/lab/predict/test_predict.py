@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import json
 import statistics
 
 import pytest
@@ -14,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import train
 from lab.measure import tables
 from lab.measure.launch import run_together
+from lab.measure.results import read_results
 from lab.predict import devices, predict
 from lab.predict.trace import Ledger, trace
 from nanoladder import parallel
@@ -309,7 +309,7 @@ ON_AN_H200 += [pytest.param(*row, marks=LONG) for row in ((50257, "compile"), (2
 @pytest.mark.parametrize("n_ids, stage", ON_AN_H200)
 def test_the_measured_peaks_of_an_h200_are_predicted(n_ids, stage):
     """torch.cuda.max_memory_allocated of config/reference.py, with torch 2.11."""
-    results = json.loads((ROOT / f"results/nvidia-h200/reference-{n_ids}/results.json").read_text())
+    results = read_results(ROOT / f"results/nvidia-h200/reference-{n_ids}/runs.jsonl")
     (measured,) = results["modes"]["ladder"]["rows"][stage]["profile"]
     config = load_config(["config/reference.py", f"--stage={stage}", f"--vocab_size={n_ids}"])
     assert predict.predict_memory(config, "cuda").peak == pytest.approx(measured["memory"]["peak"], rel=0.001)
@@ -317,9 +317,10 @@ def test_the_measured_peaks_of_an_h200_are_predicted(n_ids, stage):
 
 def test_no_stage_on_the_h200_was_faster_than_its_least_time():
     """Its launches are those of a CUDA graph, if it has one; the host needs five times as long."""
-    results = json.loads((ROOT / "results/nvidia-h200/reference-50257/results.json").read_text())
+    results = read_results(ROOT / "results/nvidia-h200/reference-50257/runs.jsonl")
     rows = results["modes"]["ladder"]["rows"]
-    limits = {name: sum(row["limit"]["bounds"].values()) for name, row in rows.items() if "limit" in row}
+    bounds = {name: row["predicted"][0].get("bounds") for name, row in rows.items() if "predicted" in row}
+    limits = {name: sum(each.values()) for name, each in bounds.items() if each}
     assert len(limits) > 15
     for name, limit in limits.items():
         assert limit < statistics.median(process["seconds"] for process in rows[name]["time"]), name

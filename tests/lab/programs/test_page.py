@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT
 
 import ladder
-from lab.measure import summary
+from lab.measure import runs, summary
+from lab.measure.results import STEPS, read_results
 from lab.measure.tables import KINDS
 from lab.programs import pages
 from lab.programs.page import build, figures, programs, rungs
@@ -20,8 +21,8 @@ from nanoladder.config.stages import RECIPE_DIR
 from nanoladder.errors import BadInput
 
 STAGES = stage_names()
-FILES = sorted((ROOT / "results").glob("*/*/results.json"))
-RESULTS = {path: json.loads(path.read_text()) for path in FILES}
+FILES = sorted((ROOT / "results").glob("*/*/runs.jsonl"))
+RESULTS = {path: read_results(path) for path in FILES}
 MEASURED = {
     f"{path.parent.parent.name}/{path.parent.name}": (path, results)
     for path, results in RESULTS.items()
@@ -90,9 +91,9 @@ def test_every_machine_is_listed_and_that_of_the_readme_comes_first():
 
 
 @pytest.mark.parametrize("key", MEASURED)
-def test_bars_and_parts_are_those_of_results_json(key):
+def test_bars_and_parts_are_those_of_the_runs(key):
     _, results = MEASURED[key]
-    rows = {name: row for name, row in results["modes"]["ladder"]["rows"].items() if row["time"]}
+    rows = {name: row for name, row in results["modes"]["ladder"]["rows"].items() if "time" in row}
     median = {name: statistics.median(process["seconds"] for process in row["time"]) for name, row in rows.items()}
     for stage in (stage for stage in STAGES if stage in rows):
         row, raw = pages.summaries("ladder")[key][1][stage], rows[stage]["profile"][0]
@@ -250,16 +251,17 @@ def test_every_rung_has_a_card_in_words(monkeypatch):
 
 
 def own_results(folder, evil):
-    """A results.json in which every text is markup."""
-    results = json.loads((ROOT / "results/amd-epyc-2-threads-bf16/reference/results.json").read_text())
-    results["machine"] |= dict.fromkeys(("gpu", "torch", "python"), evil)
-    results |= {"config": [evil], "code": evil, "commit": evil}
-    rows = results["modes"]["ladder"]["rows"]
-    rows["tf32"] |= {"note": evil, "time": []}
-    results["modes"]["ladder"]["rows"] = {evil: rows["naive"], **rows}
-    path = folder / evil.replace("/", "") / "yours" / "results.json"
+    """A runs.jsonl in which every text is markup."""
+    conditions, found = runs.read(ROOT / "results/amd-epyc-2-threads-bf16/reference/runs.jsonl", STEPS)
+    machine = conditions["machine"] | dict.fromkeys(("gpu", "torch", "python"), evil)
+    lines = [conditions | {"machine": machine, "config": [evil], "code": evil, "commit": evil}]
+    lines += [run.row | {"name": evil, "figures": run.figures} for run in found if run.row.get("name") == "naive"]
+    for run in found:
+        failed = run.row.get("name") == "tf32" and run.row["what"] == "time"
+        lines.append(run.row | ({"failed": evil} if failed else {"figures": run.figures}))
+    path = folder / evil.replace("/", "") / "yours" / "runs.jsonl"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(results))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return path
 
 

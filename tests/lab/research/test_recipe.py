@@ -10,7 +10,7 @@ import pytest
 from conftest import flags, replace, tiny
 
 import train
-from lab.measure import cli, modes, runs
+from lab.measure import cli, modes, training
 from lab.research import recipe
 from nanoladder.run import load_config
 from nanoladder.run.metrics import read_metrics
@@ -33,8 +33,8 @@ class World:
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
         self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
         self.running = self.most_running = self.fails = 0
-        monkeypatch.setattr(runs, "Child", lambda words, environment: Player(self, load_config(words)))
-        monkeypatch.setattr(runs, "PAUSE", 0.0)
+        monkeypatch.setattr(training, "Child", lambda words, environment: Player(self, load_config(words)))
+        monkeypatch.setattr(training, "PAUSE", 0.0)
         monkeypatch.setattr("nanoladder.files.write", write)
         monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
         monkeypatch.setattr(recipe, "run_alone", self.step)
@@ -242,12 +242,12 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
     other = tmp_path / "other.py"
     other.write_text("raise SystemExit('error: no such model')")
     for learning_rate, script, note in (
-        (config.learning_rate, runs.ROOT / "train.py", ""),
-        (1e18, runs.ROOT / "train.py", "diverged: stopped at step"),
+        (config.learning_rate, training.ROOT / "train.py", ""),
+        (1e18, training.ROOT / "train.py", "diverged: stopped at step"),
         (config.learning_rate, other, "failed: no such model"),
     ):
-        words = runs.Trial("", replace(config, learning_rate=learning_rate), config.seed).words()
-        child = runs.Child(words, runs.ONE_THREAD, script)
+        words = training.Trial("", replace(config, learning_rate=learning_rate), config.seed).words()
+        child = training.Child(words, training.ONE_THREAD, script)
         while not (outcome := child.outcome()):
             time.sleep(0.1)
         assert outcome["val_loss"] == (None if note else expected)
