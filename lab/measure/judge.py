@@ -7,7 +7,6 @@ Their first losses must be equal. Then they take turns, in rounds: a process of 
 differences within the rounds give a change and its interval (stats.py). It is looked at several times, to stop early.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -19,12 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from lab.measure import tables
 from lab.measure.cli import command_line
 from lab.measure.launch import run_command
-from lab.measure.results import ROOT, code_hash, default_folder, resume, write
+from lab.measure.results import ROOT, code_hash, default_folder
+from lab.measure.runs import RUNS, Runs
 from lab.measure.stats import LEVEL, SIDES, Interval, intervals, looks, order
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
@@ -34,6 +32,7 @@ from nanoladder.run import load_config
 LEAST = 5e-4  # a smaller relative change in memory counts as none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
 UNCHANGED = Interval(0.0, 0.0, 0.0)
+PROFILE, VERDICT = {"what": "profile"}, {"what": "verdict"}  # rows beside the rounds
 
 
 class Wrong(Exception):
@@ -71,7 +70,7 @@ METRICS = {
 
 
 def judge(options, config_words):
-    """Judges, writes judge-METRIC.json, prints a table and, last, the verdict. Returns the exit code."""
+    """Judges, prints a table and, last, the verdict. Returns the exit code."""
     if not options.against:
         raise BadInput("--mode=judge: expected another version, --against=COMMIT")
     config = load_config(config_words)
@@ -79,36 +78,26 @@ def judge(options, config_words):
         raise BadInput(f"dropout={config.dropout}: equal losses cannot be expected; expected --dropout=0")
     paths, tops, given = parse_arguments(config_words)
     given["dataset"] = open_dataset(config).folder.resolve()  # of this checkout, for both
-    keys = command_line(tops | given)
+    keys, metric = command_line(tops | given), METRICS[options.metric]
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against)
         ask = functools.partial(measure, folder, names, [os.path.relpath(path, ROOT) for path in paths], keys)
         conditions = {"names": names, "code": {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}}
         conditions |= {"machine": ask("other", "machine"), "config": config_words, "keys": dataclasses.asdict(config)}
-        path = Path(options.out_dir or default_folder(conditions), f"judge-{options.metric}.json")
-        results = begun(path, conditions)
-        save = functools.partial(write, path.parent, {path.name: results})
-        save()  # fails now, rather than later, if it cannot be written
-        try:
-            change = compare(options, config, ask, results, save)
-            verdict = decide(METRICS[options.metric], change)
-            print(table(options.metric, results, change))
-        except Wrong as reason:
-            verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
-    results["verdict"] = verdict
-    save()
+        path = Path(options.out_dir or default_folder(conditions), RUNS)
+        with Runs(path, f"judge-{options.metric}", conditions, anew=True) as runs:
+            if VERDICT in runs:  # else it was interrupted
+                runs.restart()
+            try:
+                figures, change = compare(options, config, ask, runs)
+                verdict = decide(metric, change)
+                print(table(metric, names, figures, change))
+            except Wrong as reason:
+                verdict = {"kind": "wrong", "text": f"WRONG: {reason}"}
+            runs.add(VERDICT, verdict)
     print(f"written: {path}\n{verdict['text']}")
     return int(verdict["kind"] in ("worse", "wrong"))
-
-
-def begun(path, conditions):
-    """Returns the results of an interrupted judgment of the same versions, or new ones."""
-    new = {"rounds": []}
-    with contextlib.suppress(BadInput):
-        if "verdict" not in (results := resume(path, conditions, new)):
-            return results
-    return conditions | new
 
 
 def check_out(folder, against):
@@ -166,34 +155,49 @@ def measure(folder, names, paths, keys, side, measurement, *more):
         raise BadInput(f"{names[side]} {hint}: {error}") from None
 
 
-def compare(options, config, ask, results, save):
-    """The Interval of this version's change of the metric. Adds what it measures to the results; save: writes them.
+def compare(options, config, ask, runs):
+    """Returns {side: the figures of all processes}, and the Interval of this version's change of the metric.
 
     Stops at the first look at which a change is seen, or at which no round has shown any, else after the last round.
     Raises Wrong if the versions do not train the same.
     """
     metric, (numbers, level) = METRICS[options.metric], looks(options.rounds)
+    rounds = [{"what": metric.measurement, "round": n} for n in range(1, options.rounds + 1)]
+
+    def take(row):
+        number = row.get("round", 1)
+        seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
+        measured = {side: ask(side, row["what"], *seed) for side in order(number)}
+        if seed:
+            require_comparable(measured, *seed)
+        return measured
+
+    def figures():
+        measured = [runs.figures(row) for row in rounds if row in runs]
+        return {side: [processes[side][metric.key] for processes in measured] for side in SIDES}
+
+    def look():
+        """The number of rounds that are needed, and the change that they show, or None."""
+        changes = list(map(metric.change, *figures().values()))
+        for number in numbers:
+            if number > len(changes):
+                return number, None
+            some = changes[:number]
+            change = intervals({metric: some}, level)[metric] if any(some) else UNCHANGED
+            if change.seen or change is UNCHANGED:
+                break
+        return number, change
+
     if options.metric != "loss":
-        profiled = results["profiled"] = results.get("profiled") or {side: ask(side, "profile") for side in SIDES}
+        list(runs.take(lambda: [PROFILE], take))
+        profiled = runs.figures(PROFILE)
         if wrong := tables.difference(profiled["this"]["losses"], profiled["other"]["losses"]):
             raise Wrong(wrong)
     if options.metric == "memory":
-        results["rounds"] = [{side: profiled[side]["memory"] for side in SIDES}]
-        return change_of_memory(config, *(profiled[side]["memory"]["peak"] for side in SIDES))
-    for number in tqdm(range(1, options.rounds + 1), unit="round"):
-        if number > len(results["rounds"]):
-            seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
-            measured = {side: ask(side, metric.measurement, *seed) for side in order(number)}
-            if seed:
-                require_comparable(measured, *seed)
-            results["rounds"].append(measured)
-            save()
-        if number in numbers:
-            changes = list(map(metric.change, *values(metric, results).values()))
-            change = intervals({metric: changes}, level)[metric] if any(changes) else UNCHANGED
-            if change.seen or change is UNCHANGED:
-                break
-    return change
+        peaks = {side: profiled[side]["memory"]["peak"] for side in SIDES}
+        return {side: [peak] for side, peak in peaks.items()}, change_of_memory(config, **peaks)
+    list(runs.take(lambda: rounds[: look()[0]], take, unit="round"))
+    return figures(), look()[1]
 
 
 def change_of_memory(config, other, this):
@@ -205,16 +209,9 @@ def change_of_memory(config, other, this):
     return Interval(change, change, change)
 
 
-def values(metric, results):
-    """Returns {side: the figures of all processes}."""
-    return {side: [processes[side][metric.key] for processes in results["rounds"]] for side in SIDES}
-
-
-def table(name, results, change):
-    """The change of a metric as a table of one row."""
-    metric, names = METRICS[name], results["names"]
-    measured = values(metric, results)
-    other, this = (f"{statistics.median(measured[side]) / metric.size:.4g}" for side in SIDES)
+def table(metric, names, figures, change):
+    """The change of a metric as a table of one row. figures: {side: those of all processes}."""
+    other, this = (f"{statistics.median(figures[side]) / metric.size:.4g}" for side in SIDES)
     middle, low, high = map(metric.text, change)
     row = {
         names["other"]: other,

@@ -1,7 +1,6 @@
 """--mode=judge tells a gain from noise, runs the other version's own code, and leaves the checkout alone."""
 
 import itertools
-import json
 import os
 import random
 import re
@@ -15,6 +14,7 @@ import pytest
 from conftest import MACHINE, ROOT, contents, flags
 
 from lab.measure import judge, modes, stats
+from lab.measure.runs import LOCK, RUNS, read
 from nanoladder.errors import BadInput
 
 PROFILED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
@@ -22,7 +22,7 @@ PROFILED = {"losses": [5.0, 4.0, 3.0, 2.0, 1.0], "memory": {"peak": 2e9}}
 
 @pytest.fixture
 def planted(monkeypatch, dense, tmp_path):
-    """planted(answer, *words) -> exit code and judge-METRIC.json; answer(side, measurement, words) fakes processes."""
+    """planted(answer, *words) -> exit code, rounds and verdict; answer(side, measurement, words) fakes processes."""
     monkeypatch.setattr(judge, "check_out", lambda folder, *_: {"other": "1234567", "this": "7654321"})
 
     def run(answer, *words, metric="speed"):
@@ -33,7 +33,9 @@ def planted(monkeypatch, dense, tmp_path):
         argv = [*flags(dataset=dense), "--mode=judge", "--against=HEAD", f"--metric={metric}", f"--out_dir={tmp_path}"]
         with pytest.raises(SystemExit) as exit:
             modes.main([*argv, *words])
-        return exit.value.code, json.loads((tmp_path / f"judge-{metric}.json").read_text())
+        _, found = read(tmp_path / RUNS, f"judge-{metric}")
+        rounds = [run.figures for run in found if "round" in run.row]
+        return exit.value.code, {"rounds": rounds, "verdict": found[-1].figures}
 
     return run
 
@@ -272,7 +274,7 @@ def test_an_interrupted_judgment_leaves_no_copy_behind(dense, tmp_path):
     command = [sys.executable, "-B", "profile.py", *flags(dataset=dense), *words]
     streams = {"stderr": subprocess.PIPE, "text": True}
     judging = subprocess.Popen(command, cwd=root, env=os.environ | {"TMPDIR": str(copies)}, **streams)
-    while not (tmp_path / "out/judge-memory.json").exists():
+    while not (tmp_path / "out" / LOCK).exists():
         assert judging.poll() is None
         time.sleep(0.05)
     assert list(copies.glob("judge-*/other/train.py"))
