@@ -7,8 +7,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 
 from lab.programs import export
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import DESCRIPTION
 from nanoladder.entry import Parser, run_script
+from nanoladder.tokenizer.encoding import DESCRIPTION
 
 
 def main(argv):

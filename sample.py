@@ -11,11 +11,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 
 from nanoladder import checkpoint, machine
-from nanoladder.data.tokenizer import first_token
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Prompt, Sampling, Text, generate, heal, quantize, require_gain
 from nanoladder.run.faults import explain_compiler_failure
+from nanoladder.tokenizer.encoding import first_token
 
 
 def main(argv):

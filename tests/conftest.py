@@ -24,10 +24,10 @@ from nanoladder import checkpoint, config, entry, files, machine
 from nanoladder.checkpoint.format import flatten, unflatten, write_checkpoint
 from nanoladder.checkpoint.state import plain_parts
 from nanoladder.config import Config
-from nanoladder.data.meta import FORMAT_VERSION, sample_digest
-from nanoladder.data.tokenizer import build_tokenizer, encode, save_tokenizer
 from nanoladder.errors import BadInput
+from nanoladder.prepare.meta import FORMAT_VERSION, sample_digest
 from nanoladder.run import metrics
+from nanoladder.tokenizer.encoding import build_tokenizer, encode, save_tokenizer
 
 torch.set_num_threads(1)  # the models here are too small for more
 os.environ.pop("PYTHONSAFEPATH", None)  # children here find our modules in their working directory

@@ -11,7 +11,7 @@ import convert
 import sample
 import train
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import build_tokenizer, encode, end_of_text, load_tokenizer
+from nanoladder.tokenizer.encoding import build_tokenizer, encode, end_of_text, load_tokenizer
 
 SPEEDS = {"compile": False, "attention": "sdpa", "pad_vocab_to": 64}
 TOKENIZERS = [pytest.param("bpe:270", marks=needs_rustbpe), "char"]

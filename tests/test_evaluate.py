@@ -11,7 +11,7 @@ from processes import script
 import convert
 import evaluate
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import build_tokenizer
+from nanoladder.tokenizer.encoding import build_tokenizer
 
 CHOICES = [
     {"ctx": "the cat sat on", "endings": ["the mat", "the cat", "café"], "label": 0},

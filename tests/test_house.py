@@ -20,11 +20,13 @@ LAYERS = [
     ("nanoladder.run",),
     ("nanoladder.checkpoint", "nanoladder.evaluation", "nanoladder.infer"),
     ("nanoladder.data", "nanoladder.optim"),
+    ("nanoladder.prepare",),
     ("nanoladder.command",),
     ("nanoladder.entry",),
     ("nanoladder.parallel",),
     ("nanoladder.machine",),
     ("nanoladder.config",),
+    ("nanoladder.tokenizer",),
     ("nanoladder.errors", "nanoladder.files", "config"),
     ("model",),
     ("operators",),  # on tensors and numbers only; with torch, all that model.py is made of

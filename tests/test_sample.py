@@ -11,8 +11,8 @@ import torch
 from conftest import LINE, ROOT, saved
 
 import sample
-from nanoladder.data.tokenizer import build_tokenizer, save_tokenizer
 from nanoladder.infer import CachedGPT
+from nanoladder.tokenizer.encoding import build_tokenizer, save_tokenizer
 
 
 @pytest.fixture

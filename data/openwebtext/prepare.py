@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.records import Records, Stream
-from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.prepare.records import Records, Stream
+from nanoladder.prepare.writer import PrepareParser, fraction
 
 
 def prepare(argv, script, description, arguments, val_fraction):

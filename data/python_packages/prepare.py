@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.corpus import Texts
-from nanoladder.data.writer import PrepareParser
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.prepare.corpus import Texts
+from nanoladder.prepare.writer import PrepareParser
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 HELD_OUT = {"matplotlib", "tiktoken", "tqdm"}  # whole packages that are val

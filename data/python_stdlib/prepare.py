@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.corpus import Texts, split_documents
-from nanoladder.data.writer import PrepareParser
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.prepare.corpus import Texts, split_documents
+from nanoladder.prepare.writer import PrepareParser
 
 # Tests are 19 of 31 MB, much of it data. pydoc_data is the text of help(), 0.8 MB that is not code. site-packages
 # (dist-packages on Debian) is not the standard library.

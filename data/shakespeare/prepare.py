@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.corpus import Texts
-from nanoladder.data.writer import PrepareParser
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.prepare.corpus import Texts
+from nanoladder.prepare.writer import PrepareParser
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

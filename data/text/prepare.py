@@ -15,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nanoladder.data.records import JsonLines, Parquet, Records
-from nanoladder.data.sources import Files, find_text, kind_of
-from nanoladder.data.tokenizer import END_OF_TEXT
-from nanoladder.data.writer import PrepareParser, fraction
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.prepare.records import JsonLines, Parquet, Records
+from nanoladder.prepare.sources import Files, find_text, kind_of
+from nanoladder.prepare.writer import PrepareParser, fraction
+from nanoladder.tokenizer.encoding import END_OF_TEXT
 
 RECORDS = {"json": JsonLines, "parquet": Parquet}
 

@@ -33,13 +33,15 @@ from nanoladder import files
 from nanoladder.checkpoint import format
 from nanoladder.config import DEFAULTS
 from nanoladder.data import open_dataset
-from nanoladder.data.meta import sample_digest
 from nanoladder.entry import end_on_signals
 from nanoladder.errors import BadInput
+from nanoladder.prepare.meta import sample_digest
 from nanoladder.run import load_config
 
 PARTS = [":(glob)*.py", "config", "data", "lab", "nanoladder", "operators"]  # of the repository, that a copy has
-OPEN = re.compile(r"(train|model)\.py|config/\w+\.py|operators/\w+\.py|nanoladder/(?!data/)[\w/]+\.py")  # to a patch
+OPEN = re.compile(  # to a patch
+    r"(train|model)\.py|config/\w+\.py|operators/\w+\.py|nanoladder/(?!(?:data|prepare|tokenizer)/)[\w/]+\.py"
+)
 OURS = ("seed", "init_from")  # keys that the check sets, or that bring weights from before
 FEW = 2  # seeds of a quick check
 STILL = {"max_steps": 1, "learning_rate": 1e-30, "min_lr": 1e-30, "warmup_steps": 0}
@@ -107,7 +109,7 @@ def require_allowed(entry, folder):
     """Raises BadInput if the patch changes a file that an entry may not change, or cannot be read."""
     for line in apply_patch(entry, folder, "--numstat").splitlines():
         if not OPEN.fullmatch(path := line.split("\t")[-1]):
-            where = "train.py, model.py, config/, operators/ or nanoladder/ without nanoladder/data/"
+            where = "train.py, model.py, config/, operators/ or nanoladder/ without data/, prepare/ and tokenizer/"
             raise BadInput(f"{entry.patch}: it changes {path}; expected Python files in {where}")
 
 

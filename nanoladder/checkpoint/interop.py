@@ -17,10 +17,10 @@ from nanoladder import files
 from nanoladder.checkpoint.format import FLOATS, read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of, shapes
 from nanoladder.config import DEFAULTS
-from nanoladder.data.hub import find_folder
-from nanoladder.data.huggingface_tokenizer import TOKENIZER, TOKENIZER_CONFIG, to_huggingface
-from nanoladder.data.tokenizer import END_OF_TEXT, end_of_text
 from nanoladder.errors import BadInput
+from nanoladder.tokenizer.encoding import END_OF_TEXT, end_of_text
+from nanoladder.tokenizer.hub import find_folder
+from nanoladder.tokenizer.huggingface import TOKENIZER, TOKENIZER_CONFIG, to_huggingface
 
 PARTS = {  # of a weight's name
     "token_embedding": "wte",

@@ -18,10 +18,10 @@ from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
 from nanoladder.config import DEFAULTS, check_names
-from nanoladder.data.existing_tokenizer import existing_tokenizer, how_to_prepare
-from nanoladder.data.hub import HUB
-from nanoladder.data.tokenizer import DESCRIPTION, RANKS, identify
 from nanoladder.errors import BadInput
+from nanoladder.tokenizer.encoding import DESCRIPTION, RANKS, identify
+from nanoladder.tokenizer.existing import existing_tokenizer, how_to_prepare
+from nanoladder.tokenizer.hub import HUB
 
 
 def newest(folder):

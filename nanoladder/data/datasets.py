@@ -1,7 +1,7 @@
 """Prepared folders: finding one, opening it, and reading windows of its tokens.
 
-A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as writer.py describes. A
-folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read too.
+A folder holds train.bin and val.bin, headerless uint16 or uint32 token ids, and meta.json, as prepare/writer.py
+describes. A folder made by nanoGPT, without meta.json and perhaps with a meta.pkl, is read too.
 """
 
 import math
@@ -14,12 +14,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from model import IGNORE
 from nanoladder import files
-from nanoladder.data import meta_pkl
-from nanoladder.data.meta import SPLITS, check, read_meta, sample_digest
-from nanoladder.data.tokenizer import DESCRIPTION, is_name, load_tokenizer, save_tokenizer
 from nanoladder.errors import BadInput, nearest, reading
-
-DATA_DIR = Path(__file__).resolve().parents[2] / "data"
+from nanoladder.prepare.meta import DATA_DIR, SPLITS, check, read_meta, sample_digest
+from nanoladder.tokenizer import meta_pkl
+from nanoladder.tokenizer.encoding import DESCRIPTION, is_name, load_tokenizer, save_tokenizer
 
 
 class Split:

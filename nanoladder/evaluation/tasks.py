@@ -10,10 +10,10 @@ import math
 import numpy as np
 
 from model import IGNORE
-from nanoladder.data.tokenizer import encode
 from nanoladder.errors import BadInput
 from nanoladder.evaluation.items import read_items
 from nanoladder.evaluation.score import perplexity
+from nanoladder.tokenizer.encoding import encode
 
 
 class Task:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from nanoladder.data.tokenizer import encode, end_of_text
 from nanoladder.machine import double
+from nanoladder.tokenizer.encoding import encode, end_of_text
 
 
 class Split(NamedTuple):

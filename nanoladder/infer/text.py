@@ -2,7 +2,7 @@
 
 import codecs
 
-from nanoladder.data.tokenizer import end_of_text
+from nanoladder.tokenizer.encoding import end_of_text
 
 
 class Text:

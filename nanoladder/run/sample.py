@@ -5,9 +5,9 @@ import dataclasses
 import torch
 
 from nanoladder import checkpoint, parallel
-from nanoladder.data.tokenizer import first_token
 from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Prompt, Text, generate
+from nanoladder.tokenizer.encoding import first_token
 
 LENGTH = 100  # characters
 

@@ -25,8 +25,8 @@ from nanoladder.config import (
     parse_arguments,
     typed,
 )
-from nanoladder.data.tokenizer import identify
 from nanoladder.errors import BadInput, reading
+from nanoladder.tokenizer.encoding import identify
 
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere

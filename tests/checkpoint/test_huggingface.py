@@ -13,7 +13,7 @@ import train
 from model import GPT
 from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import read_huggingface, write_huggingface
-from nanoladder.data.tokenizer import build_tokenizer
+from nanoladder.tokenizer.encoding import build_tokenizer
 
 
 def random_gpt2(n_layer=2, n_head=2, n_embd=16, vocab_size=57, n_positions=7):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import train
 from nanoladder import files
 from nanoladder.data import open_dataset
-from nanoladder.data.meta import BLOCK, BLOCKS, sample_digest
+from nanoladder.prepare.meta import BLOCK, BLOCKS, sample_digest
 
 FILES = ["train.bin", "val.bin", "train.idx", "val.idx", "tokenizer.json", "tokenizer.tiktoken"]
 

@@ -9,10 +9,11 @@ from conftest import LINE, Call, flags, refusal, tiny
 
 import sample
 import train
-from nanoladder.data import meta, open_dataset
-from nanoladder.data.meta_pkl import read_tokenizer
-from nanoladder.data.tokenizer import encode, load_tokenizer
+from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.prepare import meta
+from nanoladder.tokenizer.encoding import encode, load_tokenizer
+from nanoladder.tokenizer.meta_pkl import read_tokenizer
 
 CHARACTERS = sorted(set(LINE))
 META = {

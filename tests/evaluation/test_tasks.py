@@ -11,9 +11,9 @@ from conftest import LINE
 from tokenizers import ByteLevelBPETokenizer
 
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import build_tokenizer
 from nanoladder.errors import BadInput
 from nanoladder.evaluation import Scorer, Task
+from nanoladder.tokenizer.encoding import build_tokenizer
 
 CPU = torch.device("cpu")
 SHAPE = {"n_layer": 2, "n_head": 3, "n_embd": 24, "n_positions": 29}

@@ -4,7 +4,7 @@ import torch
 from conftest import tiny
 
 from model import GPT
-from nanoladder.data.tokenizer import END_OF_TEXT, EVERY_CHARACTER, make_encoding
+from nanoladder.tokenizer.encoding import END_OF_TEXT, EVERY_CHARACTER, make_encoding
 
 N_VOCAB, END = 57, 56
 TOKENIZER = make_encoding("few", EVERY_CHARACTER, [bytes([65 + i]) for i in range(END)], {END_OF_TEXT: END})

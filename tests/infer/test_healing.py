@@ -9,9 +9,16 @@ from gpts import random_gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoladder.data.tokenizer import END_OF_TEXT, GPT2_PATTERNS, GPT4_PATTERN, build_tokenizer, encode, make_encoding
 from nanoladder.infer import CachedGPT, Prompt, Sampling, Text, generate, heal
 from nanoladder.infer.generate import draw
+from nanoladder.tokenizer.encoding import (
+    END_OF_TEXT,
+    GPT2_PATTERNS,
+    GPT4_PATTERN,
+    build_tokenizer,
+    encode,
+    make_encoding,
+)
 
 MERGED = ["ab", " a", " ab", "aba", "bab", "  ", "   ", "\n\n", "\n ", "☕☕", "aé"]
 BYTES = [bytes([byte]) for byte in sorted(set("ab0 \né☕".encode()))]

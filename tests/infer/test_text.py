@@ -5,8 +5,8 @@ from gpts import END, TOKENIZER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoladder.data.tokenizer import build_tokenizer
 from nanoladder.infer import Prompt, Text
+from nanoladder.tokenizer.encoding import build_tokenizer
 
 BYTES = build_tokenizer("byte")
 

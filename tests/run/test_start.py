@@ -22,8 +22,8 @@ import sample
 import train
 from lab import replay
 from nanoladder import checkpoint
-from nanoladder.data.tokenizer import build_tokenizer, encode, load_tokenizer
 from nanoladder.run import Run, load_config
+from nanoladder.tokenizer.encoding import build_tokenizer, encode, load_tokenizer
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 17, "bias": False, "context_length": 16}
 

@@ -21,7 +21,7 @@ from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import OWN, write_huggingface
 from nanoladder.checkpoint.shape import RECIPE as KEYS
 from nanoladder.config import DEFAULTS
-from nanoladder.data.tokenizer import encode, load_tokenizer
+from nanoladder.tokenizer.encoding import encode, load_tokenizer
 
 ALL = {key: RECIPE[key] for key in KEYS}  # the recipe's keys that change the model
 GREEDY = {"max_new_tokens": 8, "do_sample": False}

@@ -225,6 +225,7 @@ HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\
         ({"patch": HUNK.format("train.py")}, "new.patch does not apply to this commit"),
         ({"patch": HUNK.format("lab/research/race.py")}, "it changes lab/research/race.py; expected"),
         ({"patch": HUNK.format("nanoladder/data/batches.py")}, "it changes nanoladder/data/batches.py"),
+        ({"patch": HUNK.format("nanoladder/prepare/meta.py")}, "it changes nanoladder/prepare/meta.py"),
         ({"dataset": "text"}, "its config has dataset=text; expected the task's tiny"),
         ({"seed": 7}, "its config sets seed=7; expected none"),
         ({"nonsense": 1}, "its config cannot be read: "),

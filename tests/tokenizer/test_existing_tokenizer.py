@@ -11,11 +11,11 @@ from conftest import LINE, contents, flags, refusal
 import sample
 import train
 from data.text import prepare as own_text
-from nanoladder.data.corpus import Texts
-from nanoladder.data.existing_tokenizer import existing_tokenizer, name_or_place
-from nanoladder.data.huggingface_tokenizer import to_huggingface
-from nanoladder.data.tokenizer import END_OF_TEXT, EVERY_CHARACTER, encode, load_tokenizer, make_encoding
-from nanoladder.data.writer import write_corpus
+from nanoladder.prepare.corpus import Texts
+from nanoladder.prepare.writer import write_corpus
+from nanoladder.tokenizer.encoding import END_OF_TEXT, EVERY_CHARACTER, encode, load_tokenizer, make_encoding
+from nanoladder.tokenizer.existing import existing_tokenizer, name_or_place
+from nanoladder.tokenizer.huggingface import to_huggingface
 
 SECOND = "café at the mat, the hat"
 SHIFTED = make_encoding("x", EVERY_CHARACTER, {bytes([i]): i + 1 for i in range(256)}, {END_OF_TEXT: 0})

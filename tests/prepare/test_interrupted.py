@@ -13,12 +13,12 @@ from conftest import contents
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.data import corpus, encode, resume, writer
-from nanoladder.data.corpus import Texts
-from nanoladder.data.resume import JOURNAL, UNFINISHED, SplitFiles
-from nanoladder.data.sources import Files, find_text
-from nanoladder.data.writer import write_corpus
 from nanoladder.errors import BadInput
+from nanoladder.prepare import corpus, encode, resume, writer
+from nanoladder.prepare.corpus import Texts
+from nanoladder.prepare.resume import JOURNAL, UNFINISHED, SplitFiles
+from nanoladder.prepare.sources import Files, find_text
+from nanoladder.prepare.writer import write_corpus
 
 RNG = random.Random(0)
 TEXTS = ["".join(RNG.choices("abcde ", k=RNG.choice([2, 9, 50, 400]))) for _ in range(90)]  # in one block or several

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from data.openwebtext import prepare as openwebtext
 from data.text import prepare as own_text
-from nanoladder.data import corpus, encode, sources
-from nanoladder.data.corpus import Texts, blocks, sha256_of, split_of
-from nanoladder.data.encode import encoded
-from nanoladder.data.records import JsonLines, Parquet, Records, Stream
-from nanoladder.data.sources import Files, find_text, separated
-from nanoladder.data.tokenizer import (
+from nanoladder.prepare import corpus, encode, sources
+from nanoladder.prepare.corpus import Texts, blocks, sha256_of, split_of
+from nanoladder.prepare.encode import encoded
+from nanoladder.prepare.records import JsonLines, Parquet, Records, Stream
+from nanoladder.prepare.sources import Files, find_text, separated
+from nanoladder.prepare.writer import write_corpus
+from nanoladder.tokenizer.encoding import (
     END_OF_TEXT,
     GPT2_PATTERNS,
     GPT4_PATTERN,
@@ -30,7 +31,6 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     make_encoding,
 )
-from nanoladder.data.writer import write_corpus
 
 RNG = random.Random(0)
 WORDS = ["the", "cat", "sat", "on a mat,", "and", "hat\nwas", "naïve", "café", "☕.", "\n\n", ""]

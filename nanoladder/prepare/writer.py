@@ -3,7 +3,7 @@
 train.bin, val.bin: the token ids and nothing else, little-endian uint16, or uint32 beyond 65536 token ids.
 train.idx, val.idx: only for a dataset of separate documents; little-endian uint64, the place among the ids at which
 each document begins, and last the number of tokens: documents + 1 entries.
-tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer.py saves it.
+tokenizer.json, tokenizer.tiktoken: the tokenizer, as tokenizer/encoding.py saves it.
 meta.json: a description, with a digest of every file and of itself. It is written last: if it exists, the other files
 are complete and match it.
 
@@ -21,13 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.data.corpus import sha256_of
-from nanoladder.data.datasets import DATA_DIR
-from nanoladder.data.encode import encoded
-from nanoladder.data.existing_tokenizer import PLACES, existing_tokenizer, name_or_place
-from nanoladder.data.meta import FORMAT_VERSION, SPLITS, sample_digest
-from nanoladder.data.resume import JOURNAL, LOCK, META, SplitFiles, Unfinished
-from nanoladder.data.tokenizer import (
+from nanoladder.entry import Parser
+from nanoladder.errors import BadInput
+from nanoladder.prepare.corpus import sha256_of
+from nanoladder.prepare.encode import encoded
+from nanoladder.prepare.meta import DATA_DIR, FORMAT_VERSION, SPLITS, sample_digest
+from nanoladder.prepare.resume import JOURNAL, LOCK, META, SplitFiles, Unfinished
+from nanoladder.tokenizer.encoding import (
     build_tokenizer,
     description,
     encode,
@@ -37,8 +37,7 @@ from nanoladder.data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
-from nanoladder.entry import Parser
-from nanoladder.errors import BadInput
+from nanoladder.tokenizer.existing import PLACES, existing_tokenizer, name_or_place
 
 SAMPLE = 2**30  # leading bytes of train on which bpe is trained
 JOURNAL_TOKENS = 10_000_000  # between journal entries

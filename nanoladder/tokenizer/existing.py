@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from nanoladder.data import meta_pkl
-from nanoladder.data.hub import HUB, find_folder
-from nanoladder.data.huggingface_tokenizer import TOKENIZER, TOKENIZER_CONFIG, from_huggingface
-from nanoladder.data.tokenizer import DESCRIPTION, KINDS, RANKS, is_name, load_tokenizer
 from nanoladder.errors import BadInput
+from nanoladder.tokenizer import meta_pkl
+from nanoladder.tokenizer.encoding import DESCRIPTION, KINDS, RANKS, is_name, load_tokenizer
+from nanoladder.tokenizer.hub import HUB, find_folder
+from nanoladder.tokenizer.huggingface import TOKENIZER, TOKENIZER_CONFIG, from_huggingface
 
 PLACES = "the folder of a run or dataset, hf:NAME or hf:FOLDER"
 

@@ -18,12 +18,12 @@ from data.python_stdlib import prepare as python_stdlib
 from data.shakespeare import prepare as shakespeare
 from data.shakespeare_char import prepare as shakespeare_char
 from data.text import prepare as own_text
-from nanoladder.data import writer
-from nanoladder.data.corpus import Texts
-from nanoladder.data.huggingface_tokenizer import to_huggingface
-from nanoladder.data.meta import sample_digest
-from nanoladder.data.tokenizer import EVERY_CHARACTER, build_tokenizer, load_tokenizer, make_encoding
-from nanoladder.data.writer import PrepareParser, write_corpus
+from nanoladder.prepare import writer
+from nanoladder.prepare.corpus import Texts
+from nanoladder.prepare.meta import sample_digest
+from nanoladder.prepare.writer import PrepareParser, write_corpus
+from nanoladder.tokenizer.encoding import EVERY_CHARACTER, build_tokenizer, load_tokenizer, make_encoding
+from nanoladder.tokenizer.huggingface import to_huggingface
 
 TRAIN = ["the cat sat on the mat\n", "the hat and the bat, 1234 naïve cafés\n\n", "that is that"]
 VAL = ["a mat on a cat\n", "the end"]

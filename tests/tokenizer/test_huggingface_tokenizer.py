@@ -8,8 +8,8 @@ from conftest import needs_rustbpe, refusal
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nanoladder.data.huggingface_tokenizer import from_huggingface, to_huggingface
-from nanoladder.data.tokenizer import (
+from nanoladder.errors import BadInput
+from nanoladder.tokenizer.encoding import (
     END_OF_TEXT,
     GPT2_PATTERNS,
     GPT4_PATTERN,
@@ -17,7 +17,7 @@ from nanoladder.data.tokenizer import (
     encode,
     make_encoding,
 )
-from nanoladder.errors import BadInput
+from nanoladder.tokenizer.huggingface import from_huggingface, to_huggingface
 
 CORPUS = [
     "the cat sat on the mat, the hat and that.\n",

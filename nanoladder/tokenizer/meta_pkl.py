@@ -5,8 +5,8 @@ import os
 import pickle
 
 from nanoladder import files
-from nanoladder.data.tokenizer import DESCRIPTION, EVERY_CHARACTER, make_encoding
 from nanoladder.errors import reading
+from nanoladder.tokenizer.encoding import DESCRIPTION, EVERY_CHARACTER, make_encoding
 
 FILE = "meta.pkl"
 

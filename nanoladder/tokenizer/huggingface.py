@@ -18,8 +18,8 @@ from pathlib import Path
 import tiktoken
 
 from nanoladder import files
-from nanoladder.data.tokenizer import EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN
 from nanoladder.errors import reading
+from nanoladder.tokenizer.encoding import EVERY_CHARACTER, GPT2_PATTERNS, GPT4_PATTERN
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 

@@ -14,12 +14,12 @@ from conftest import needs_rustbpe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoladder.data import tokenizer
-from nanoladder.data.encode import encode_text
-from nanoladder.data.tokenizer import (
+from nanoladder.prepare.encode import encode_text
+from nanoladder.tokenizer.encoding import (
     GPT2_PATTERNS,
     GPT4_PATTERN,
     build_tokenizer,
+    cut_runs,
     encode,
     end_of_text,
     load_tokenizer,
@@ -73,8 +73,8 @@ def test_a_million_spaces_in_a_row_are_encoded_the_same_everywhere(pattern):
 @given(st.text("a \n", max_size=60), st.integers(1, 9))
 def test_only_runs_of_whitespace_are_cut_each_from_its_start(text, longest):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "LONGEST_RUN", longest)
-        found = list(tokenizer.cut_runs(text))
+        patch.setattr("nanoladder.tokenizer.encoding.LONGEST_RUN", longest)
+        found = list(cut_runs(text))
     runs = re.finditer(r"\s+", text)
     cuts = [cut for run in runs for cut in range(run.start() + longest, run.end(), longest)]
     assert "".join(found) == text and list(accumulate(map(len, found)))[:-1] == cuts

@@ -12,8 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from nanoladder.data.corpus import Corpus, lowest, split_of
 from nanoladder.errors import BadInput, reading
+from nanoladder.prepare.corpus import Corpus, lowest, split_of
 
 PART = 2**20  # characters read at a time
 LONGEST_LINE = 2**26  # bytes of a first line that are read to find a file's kind

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 
 from nanoladder import files
-from nanoladder.data.meta import SPLITS, check, read_own
-from nanoladder.data.tokenizer import DESCRIPTION, RANKS
 from nanoladder.errors import BadInput
+from nanoladder.prepare.meta import SPLITS, check, read_own
+from nanoladder.tokenizer.encoding import DESCRIPTION, RANKS
 
 UNFINISHED, JOURNAL, LOCK = ".prepare-unfinished", "journal.json", "lock"
 META = "meta.json"

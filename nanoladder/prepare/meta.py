@@ -9,14 +9,16 @@ A folder made by nanoGPT has no meta.json. Its meta.pkl, if there is one, states
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 
 from nanoladder import files
-from nanoladder.data import meta_pkl
-from nanoladder.data.existing_tokenizer import how_to_prepare
 from nanoladder.errors import BadInput, reading
+from nanoladder.tokenizer import meta_pkl
+from nanoladder.tokenizer.existing import how_to_prepare
 
+DATA_DIR = Path(__file__).resolve().parents[2] / "data"  # where a dataset is found by its name
 FORMAT_VERSION = 4  # of a prepared folder
 SPLITS = ("train", "val")
 DTYPES = ("uint16", "uint32")  # of token ids

@@ -4,9 +4,9 @@ import importlib.util
 import json
 from itertools import islice
 
-from nanoladder.data.corpus import Corpus, split_of
-from nanoladder.data.sources import ADVICE, opened_bytes, separated
 from nanoladder.errors import BadInput, reading
+from nanoladder.prepare.corpus import Corpus, split_of
+from nanoladder.prepare.sources import ADVICE, opened_bytes, separated
 
 AT_ONCE = 256  # rows of a Parquet file in memory
 

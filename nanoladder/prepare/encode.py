@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from nanoladder.data.corpus import BLOCK
-from nanoladder.data.tokenizer import check_characters, cut_runs
+from nanoladder.prepare.corpus import BLOCK
+from nanoladder.tokenizer.encoding import check_characters, cut_runs
 
 MOST_THREADS = 16  # reading and writing, on one core, cannot keep up with more
 
