@@ -28,3 +28,19 @@ def test_nothing_loads_the_compiler_unless_something_is_compiled(optimizer, trai
     command = [sys.executable, "-c", SCRIPT, trained.out_dir, *training]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line for line in result.stdout.splitlines() if line.startswith("[")] == ["[]", "[]"]
+
+
+PREPARE = """
+import importlib, pathlib, sys
+for path in pathlib.Path("data").glob("*/prepare.py"):
+    importlib.import_module(".".join(path.with_suffix("").parts))
+sys.modules["data.text.prepare"].main(["--input", "README.md", "--tokenizer=byte", f"--out_dir={sys.argv[1]}"])
+print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_preparing_a_dataset_does_not_load_torch(tmp_path):
+    command = [sys.executable, "-c", PREPARE, tmp_path / "bytes"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False" and (tmp_path / "bytes" / "meta.json").exists()
