@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 from model import GPT
 from nanoladder import data, machine, optim, parallel
 from nanoladder.entry import run_script
-from nanoladder.run import Run, fit_micro_batch, load_config
+from nanoladder.run import OutOfMemory, Run, halve_micro_batch, load_config
 
 # -- 1. The machine
 
@@ -184,7 +184,6 @@ def evaluate(model, split, config, device):
     return parallel.add(loss_sum) / parallel.add(n_tokens)
 
 
-@fit_micro_batch  # halves micro_batch_size=auto whenever memory runs out
 def train(config):
     """Trains a model as configured. Writes everything to config.out_dir."""
     with Run(config, learning_rate) as run:  # resumes, logs, saves, watches for faults, stops on a signal
@@ -206,7 +205,13 @@ def train(config):
 
 
 def main(argv):
-    train(load_config(argv or ["--usage"]))
+    config = load_config(argv or ["--usage"])
+    while config:
+        try:
+            return train(config)
+        except OutOfMemory as error:
+            config = halve_micro_batch(config, error)  # of auto; None, explained, if it cannot be smaller
+    sys.exit(3)
 
 
 if __name__ == "__main__":

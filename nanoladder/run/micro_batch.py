@@ -1,8 +1,6 @@
 """Memory of a run: halves micro_batch_size=auto until a step fits, explains out-of-memory errors."""
 
-import contextlib
 import dataclasses
-import functools
 import gc
 import sys
 from pathlib import Path
@@ -48,7 +46,7 @@ def first_micro_batch(config):
 # -- out of memory
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(MemoryError):
     """Raised by a run that ran out of memory. config: the config as far as it was resolved."""
 
     def __init__(self, error, config, device):
@@ -56,34 +54,23 @@ class OutOfMemory(Exception):
         self.config, self.device = config, device
 
 
-def fit_micro_batch(train):
-    """Decorator of train(config): halves micro_batch_size=auto if memory runs out, and else explains why it did.
+def halve_micro_batch(config, error):
+    """Returns the config of the next attempt at a run with micro_batch_size=auto that ended with this OutOfMemory.
 
-    As accelerate's find_executable_batch_size does. Continues from the run's last checkpoint, if there is one. If there
-    are several processes, one that runs out of memory exits, because the others wait for it in the middle of a step:
-    the next attempt of all of them takes half the size.
+    As accelerate's find_executable_batch_size does. It continues from the run's last checkpoint, if there is one, with
+    half the size, which config.json records. Returns None, after an explanation, if there is no smaller size, or if
+    there are several processes: one that runs out of memory exits, because the others wait for it in the middle of a
+    step, and the next attempt of all of them takes half the size.
     """
-
-    @functools.wraps(train)
-    def fitting(config):
-        auto = config.micro_batch_size == "auto"
-        device = machine.choose_device(config.device)
-        while True:
-            try:
-                with machine.within_free_memory(device) if auto else contextlib.nullcontext():
-                    return train(config)
-            except OutOfMemory as error:
-                reason, tried, device = str(error), error.config, error.device
-            release_memory(device)  # here, where no traceback refers to the model
-            size = half_of_micro_batch(tried) if auto else 0
-            if not size or parallel.world_size() > 1:
-                explain(reason, size and record(tried, size))
-                sys.exit(3)
-            print(f"micro_batch_size={tried.micro_batch_size} does not fit ({reason}): trying {size}", flush=True)
-            init_from = "resume" if checkpoint.found(Path(config.out_dir)) else config.init_from
-            config = dataclasses.replace(config, micro_batch_size=size, init_from=init_from)
-
-    return fitting
+    error.__traceback__ = error.__context__ = None  # they refer to the model
+    release_memory(error.device)
+    size = half_of_micro_batch(error.config) if config.micro_batch_size == "auto" else 0
+    size = size and record(error.config, size)
+    if not size or parallel.world_size() > 1:
+        return explain(error, size)
+    print(f"micro_batch_size={error.config.micro_batch_size} does not fit ({error}): trying {size}", flush=True)
+    found = checkpoint.found(Path(config.out_dir))
+    return dataclasses.replace(config, init_from="resume") if found else config
 
 
 def half_of_micro_batch(config):

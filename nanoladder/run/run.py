@@ -32,7 +32,7 @@ class Run:
     """Housekeeping of a training run: resumes, logs, saves, watches for faults, stops on a signal.
 
     Call order: `with Run`, `resolve`, `begin`, `steps`; in every step `log_step`, `log_evaluation` if `due`,
-    `save_if_due`. Leaving the `with` block explains torch.compile errors; fit_micro_batch those of memory.
+    `save_if_due`. Leaving the `with` block explains torch.compile errors, and raises OutOfMemory for those of memory.
     learning_rate: the schedule, a function of step and config.
     """
 
@@ -197,9 +197,12 @@ class Run:
 
     def __enter__(self):
         outlast_output()  # Ctrl-C at `train.py | tee log` ends tee at once, and the run has yet to save
+        if self.config.micro_batch_size == "auto":  # so that memory that runs out is an error
+            self.contexts.enter_context(machine.within_free_memory(self.device))
         return self
 
     def __exit__(self, kind, error, traceback):
+        out_of_memory = error is not None and machine.is_out_of_memory(error)  # asked while memory is limited
         self.contexts.__exit__(kind, error, traceback)
         if error is None:
             self.watch.warn_at_end()
@@ -208,13 +211,12 @@ class Run:
         else:
             if self.watch:
                 self.print_newest_checkpoint()
+            if out_of_memory:
+                raise micro_batch.OutOfMemory(error, self.config, self.device) from None
             self.explain(error)
 
     def explain(self, error):
-        """Raises OutOfMemory if memory ran out. Ends the program if the compiler or the loader failed,
-        or no thread or process could start."""
-        if machine.is_out_of_memory(error):
-            raise micro_batch.OutOfMemory(error, self.config, self.device) from None
+        """Ends the program if the compiler or the loader failed, or no thread or process could start."""
         if not (self.watch and self.signals.number):  # a signal may have killed the compiler
             explain_compiler_failure(error, self.config)
         if reason := full_shared_memory(error):
