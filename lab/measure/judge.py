@@ -13,13 +13,13 @@ import math
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from lab.measure import tables
 from lab.measure.cli import command_line
+from lab.measure.git import git, unpack
 from lab.measure.launch import run_command
 from lab.measure.results import ROOT, code_hash, default_folder
 from lab.measure.runs import RUNS, Runs
@@ -105,7 +105,9 @@ def check_out(folder, against):
 
     this: the code of the working tree as it stands. other: the commit `against`, with the lab/ of this.
     """
-    head, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain", "--", "*.py")
+    failed = "--mode=judge takes two versions of a git checkout"
+    head = git("rev-parse", "--short", "HEAD", failed=failed)
+    changed = git("status", "--porcelain", "--", "*.py", failed=failed)
     this, other = folder / "this", folder / "other"
     this.mkdir(parents=True)
     unpack(against, other, failed=f"--against={against}: expected a commit or branch")
@@ -115,28 +117,6 @@ def check_out(folder, against):
         shutil.copytree(ROOT / name, this / name)
     shutil.copytree(ROOT / "lab", other / "lab", dirs_exist_ok=True)
     return {"other": against, "this": f"{head} + changes" if changed else head}
-
-
-def unpack(commit, folder, *paths, failed):
-    """Fills a folder with a commit's files, or those under some paths. Raises BadInput as git does."""
-    archive = f"{folder}.zip"
-    git("archive", f"--output={archive}", commit, "--", *paths, failed=failed)
-    shutil.unpack_archive(archive, folder)
-
-
-def git(*words, failed="--mode=judge takes two versions of a git checkout", folder=None):
-    """The output of a git command in a folder or, without one, this repository. Raises BadInput if it fails."""
-    root = folder or ROOT
-    settings = {"GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}  # no other checkout; reads
-    command = ["git", "-C", str(root), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
-    except OSError as error:
-        raise BadInput(f"{failed} (git: {error.strerror})") from None
-    if done.returncode:
-        reason = done.stderr.strip().partition("\n")[0]
-        raise BadInput(f"{failed} ({reason})")
-    return done.stdout.strip()
 
 
 def measure(folder, names, paths, keys, side, measurement, *more):

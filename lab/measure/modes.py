@@ -26,9 +26,11 @@ from lab.measure.configs import (
     stages_of,
     trains_otherwise,
 )
+from lab.measure.git import commit
 from lab.measure.launch import run_alone, run_together
+from lab.measure.machine import machine_in_words
 from lab.measure.peers import task
-from lab.measure.results import STEPS, code_hash, commit, default_folder, results_of, table_of, write
+from lab.measure.results import STEPS, code_hash, default_folder, results_of, table_of, write
 from lab.measure.runs import RUNS, Failed, Runs, in_words
 from lab.predict import devices, predict
 from lab.research import race, recipe
@@ -112,7 +114,7 @@ def device_of(options, kind, config_words):
     print("measuring this machine …", file=sys.stderr)
     config = load_config(config_words)
     machine, limits = (run_alone(part, config) for part in (measurements.machine_facts, measurements.machine_limits))
-    return devices.measured(tables.machine_in_words(machine), [limits])
+    return devices.measured(machine_in_words(machine), [limits])
 
 
 def measure_rows(options, config_words):
@@ -140,7 +142,7 @@ def measure_rows(options, config_words):
         planned += tasks(options, mode, rows)
         n_valid = sum(not isinstance(row, BadInput) for row in rows.values())
         start = f"{n_valid} rows, steps of {base.batch_size} × {base.context_length} tokens; it can be interrupted"
-        print(tables.wrapped(f"{tables.machine_in_words(machine)}: {start}"), flush=True)
+        print(tables.wrapped(f"{machine_in_words(machine)}: {start}"), flush=True)
         for run in runs.take(wanted, measure, unit="process"):
             if run.failed:
                 reasons[run.row.get("name")] = run.failed
@@ -194,7 +196,7 @@ def add_predictions(runs, mode, rows, conditions, scaling):
     """
     part, machine = results_of({}, runs)["modes"][mode], conditions["machine"]
     device_type = "cuda" if machine["gpu"] else "cpu"
-    device = None if scaling else devices.measured(tables.machine_in_words(machine), part["limits"])
+    device = None if scaling else devices.measured(machine_in_words(machine), part["limits"])
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
         if scaling and device_type == "cpu" and int(name) > 1:
             continue

@@ -1,17 +1,16 @@
 """Results of the modes that measure steps, made of the runs in a folder, and the conditions of measurements."""
 
-import contextlib
 import hashlib
 import json
-import subprocess
 from pathlib import Path
 
 from lab.measure import runs, tables
+from lab.measure.git import ROOT, commit
+from lab.measure.machine import machine_name
 from nanoladder import files
 from nanoladder.config import parse_arguments
 from nanoladder.errors import BadInput
 
-ROOT = Path(__file__).parents[2]
 STEPS = "steps"  # the kind of these runs
 # Code on which a figure may depend: after a change, results count as those of other code.
 MEASURED_CODE = (
@@ -88,14 +87,6 @@ def table_of(results):
     return "\n\n".join(tables.table(results, mode) for mode in results["modes"])
 
 
-def machine_name(machine):
-    """A folder's name for a machine, such as intel-xeon-2-threads-amx or nvidia-h200."""
-    units = " amx" if machine.get("amx") else " bf16" * machine["native_bfloat16"]
-    cpu = f"{tables.processor(machine)} {machine['threads']} threads{units}"
-    name = machine["gpu"] or cpu
-    return "-".join("".join(c if c.isalnum() else " " for c in name).lower().split())
-
-
 def default_folder(conditions):
     """results/<machine>/<config>, such as results/nvidia-h200/gpt2."""
     return Path("results", machine_name(conditions["machine"]), presets(conditions["config"]))
@@ -104,13 +95,6 @@ def default_folder(conditions):
 def presets(words):
     """The names of a command line's config files."""
     return "-".join(Path(path).stem for path in parse_arguments(words)[0]) or "defaults"
-
-
-def commit():
-    """The commit that is checked out, with -dirty if files differ from it; None if git does not know."""
-    with contextlib.suppress(OSError):
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
 def code_hash(root=ROOT, patterns=MEASURED_CODE):

@@ -151,6 +151,24 @@ def looks(most):
     return numbers, 1 - (1 - LEVEL) / len(numbers)
 
 
+# -- runs on the same seeds
+
+
+def by_seed(runs, name, key):
+    """{seed: a figure} of an entry's runs."""
+    return {run["seed"]: run[key] for run in runs if run["name"] == name}
+
+
+def paired(runs, a, b, key, change):
+    """Changes from a's figure to b's, seed by seed, for seeds that both have run."""
+    first, second = by_seed(runs, a, key), by_seed(runs, b, key)
+    return [change(first[seed], second[seed]) for seed in second if seed in first]
+
+
+def log_ratio(first, second):
+    return math.log(first / second)
+
+
 # -- as text
 
 

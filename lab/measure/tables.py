@@ -6,6 +6,7 @@ import statistics
 import textwrap
 from operator import itemgetter
 
+from lab.measure.machine import machine_in_words
 from lab.measure.stats import LEVEL, times
 from lab.measure.summary import row_below, summarize
 
@@ -164,18 +165,6 @@ def machine_limits(limits, native_bfloat16):
         texts["bfloat16"] += " (emulated)"
     copy = statistics.median(limit["copy_bytes"] for limit in limits)
     return f"The machine itself: matrix products {', '.join(texts.values())}; a copy {copy / 1e9:.3g} GB/s."
-
-
-def machine_in_words(on):
-    """Describes the machine: its GPU, or its CPU with the features that matter for speed."""
-    units = ", AMX" if on.get("amx") else ", native bfloat16" * on["native_bfloat16"]
-    threads = f"{on['threads']} thread" if on["threads"] == 1 else f"{on['threads']} threads"
-    return on["gpu"] or f"{processor(on)}, {threads}{units}"
-
-
-def processor(machine):
-    """The CPU's name, without words that every CPU's name contains."""
-    return machine["cpu"].replace("(R)", "").replace(" Processor", "")
 
 
 def columns(rows, mode):

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from lab.measure.cli import command_line
-from lab.measure.results import ROOT, commit, write
+from lab.measure.git import commit
+from lab.measure.results import ROOT, write
 from nanoladder import files
 from nanoladder.config import DEFAULTS, Config, differences
 from nanoladder.errors import BadInput

@@ -25,12 +25,12 @@ from tqdm import tqdm
 
 from lab.measure import cli, stats, tables
 from lab.measure.launch import run_alone
+from lab.measure.machine import machine_in_words
 from lab.measure.measurements import machine_facts
 from lab.measure.peers import nanogpt
 from lab.measure.peers.task import require_checkout
 from lab.measure.results import code_hash, default_folder, resume, write
 from lab.measure.training import PAUSE, Child
-from lab.research.records import log_ratio, of, paired
 from nanoladder import files
 from nanoladder.config import differences
 from nanoladder.data import open_dataset
@@ -143,11 +143,11 @@ def report(results, commands):
     """Returns the table of the runs. The others are compared with the first command."""
     runs, rows, (first, *others) = results["runs"], {}, commands
     unit, time, key, loss = units(runs)
-    first_loss = of(runs, first, key)
-    logs = {name: paired(runs, first, name, "seconds", log_ratio) for name in others}
+    first_loss = stats.by_seed(runs, first, key)
+    logs = {name: stats.paired(runs, first, name, "seconds", stats.log_ratio) for name in others}
     sooner = {first: "1.00×", **stats.in_words(logs)}
     for name, command in commands.items():
-        seconds, losses = (of(runs, name, figure) for figure in ("seconds", key))
+        seconds, losses = (stats.by_seed(runs, name, figure) for figure in ("seconds", key))
         missed = [str(seed) for seed, each in losses.items() if each > first_loss[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",
@@ -156,7 +156,7 @@ def report(results, commands):
             f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses.values()),
             f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }
-    machine, how = tables.machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
+    machine, how = machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
     if counted := ", ".join(f"{name} {each[key]:.4f}" for name, each in results.get("counted", {}).items()):
         how += f" Counted in the training data, on the same windows (docs/evaluation.md): {counted} {loss}."
     return "\n\n".join([f"## race: `{' '.join(results['config'])}`", f"{machine}. {how}", tables.texts(rows)])
@@ -177,7 +177,8 @@ def draw(results, path):
         label = LABELS[run["name"]] if run["seed"] == 0 else None
         axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
         axis.plot(*end, color=COLORS[run["name"]], marker="o")
-    axis.axhline(statistics.fmean(of(runs, runs[0]["name"], key).values()), color="black", linewidth=0.8, linestyle=":")
+    first = stats.by_seed(runs, runs[0]["name"], key).values()
+    axis.axhline(statistics.fmean(first), color="black", linewidth=0.8, linestyle=":")
     draw_counted(axis, {name: each[key] for name, each in results.get("counted", {}).items()})
     axis.set(xlabel=f"{time} since the command was typed", ylabel=f"{loss}: training; ● validation", xlim=(0, None))
     axis.grid(alpha=0.3)

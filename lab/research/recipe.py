@@ -33,7 +33,8 @@ from tqdm import tqdm
 from lab.measure import measurements
 from lab.measure.configs import changed
 from lab.measure.launch import run_alone
-from lab.measure.results import machine_name, presets, read, write
+from lab.measure.machine import machine_name
+from lab.measure.results import presets, read, write
 from lab.measure.training import Trial, Trials
 from lab.predict.predict import costs
 from lab.research.equivalent_tokens import Curve

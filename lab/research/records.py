@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.measure import stats, tables
+from lab.measure.machine import machine_in_words
 from lab.measure.results import ROOT, read
 from nanoladder import files
 from nanoladder.errors import BadInput
@@ -124,21 +125,6 @@ def has_failed(entry):
 # -- results of the runs
 
 
-def of(runs, name, key):
-    """{seed: a figure} of an entry's runs."""
-    return {run["seed"]: run[key] for run in runs if run["name"] == name}
-
-
-def paired(runs, a, b, key, change):
-    """Changes from a's figure to b's, seed by seed, for seeds that both have run."""
-    first, second = of(runs, a, key), of(runs, b, key)
-    return [change(first[seed], second[seed]) for seed in second if seed in first]
-
-
-def log_ratio(first, second):
-    return math.log(first / second)
-
-
 def verdict(results):
     """Returns the verdict of a check's results in words, and whether the entry holds: True, False, or None: not known.
 
@@ -146,8 +132,8 @@ def verdict(results):
     SEEDS seeds, each with a probability below P that chance alone does as well.
     """
     runs, (naive, record, name) = results["runs"], ends(results)
-    sooner = paired(runs, record, name, "seconds", log_ratio)
-    below = paired(runs, naive, name, "bpb", lambda first, second: first + MARGIN - second)
+    sooner = stats.paired(runs, record, name, "seconds", stats.log_ratio)
+    below = stats.paired(runs, naive, name, "bpb", lambda first, second: first + MARGIN - second)
     if len(sooner) < SEEDS or len(below) < SEEDS:
         return f"no verdict: {min(len(sooner), len(below))} of {SEEDS} seeds", None
     of_loss, of_time = stats.p_value(below), stats.p_value(sooner)
@@ -160,8 +146,8 @@ def verdict(results):
 
 def compared(results, record, entry):
     """Compares an entry's runs with the record's, as text."""
-    logs = paired(results["runs"], record.name, entry.name, "seconds", log_ratio)
-    losses = paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
+    logs = stats.paired(results["runs"], record.name, entry.name, "seconds", stats.log_ratio)
+    losses = stats.paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
     return (
         f"It ends {stats.mean_ratio(logs):.2f} times sooner than {record.name}, {statistics.fmean(losses):+.4f} bits "
         f"per byte from its loss, on {len(logs)} seeds: no verdict, which takes the naive loop and {SEEDS} seeds"
@@ -177,7 +163,7 @@ def ends(results):
 def times_sooner(results):
     """Logarithms of how many times sooner than the naive loop the entry ends, by seed."""
     naive, _, name = ends(results)
-    return paired(results["runs"], naive, name, "seconds", log_ratio)
+    return stats.paired(results["runs"], naive, name, "seconds", stats.log_ratio)
 
 
 def measured():
@@ -185,7 +171,7 @@ def measured():
     machines = {}
     for entry in entries():
         for results in filter(times_sooner, entry.races()):  # without those of an interrupted check's first seed
-            machines.setdefault(tables.machine_in_words(results["machine"]), {})[entry] = results
+            machines.setdefault(machine_in_words(results["machine"]), {})[entry] = results
     return machines
 
 
@@ -193,15 +179,15 @@ def figures(entry, results):
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
     said, _ = verdict(results)
-    own = of(runs, name, "seconds")
+    own = stats.by_seed(runs, name, "seconds")
     if len(logs) >= SEEDS and set(own) != set(entry.seeds(len(own))):
         said += ", on its author's seeds"
-    minutes = {key: statistics.median(of(runs, key, "seconds").values()) / 60 for key in (name, naive)}
-    loss = {key: statistics.fmean(of(runs, key, "bpb").values()) for key in (name, naive)}
+    minutes = {key: statistics.median(stats.by_seed(runs, key, "seconds").values()) / 60 for key in (name, naive)}
+    loss = {key: statistics.fmean(stats.by_seed(runs, key, "bpb").values()) for key in (name, naive)}
     return {
         "minutes (naive)": f"{minutes[name]:.2f} ({minutes[naive]:.2f})",
         "times sooner": stats.in_words({name: logs})[name],
-        "tokens ×": f"{statistics.median(paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
+        "tokens ×": f"{statistics.median(stats.paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
         "bits/byte (naive)": f"{loss[name]:.4f} ({loss[naive]:.4f})",
         "verdict": f"refused: {entry.refused}" if entry.refused else said,
     }

@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 from lab.measure import tables
 from lab.measure.cli import command_line
-from lab.measure.judge import git, unpack
+from lab.measure.git import git, unpack
 from lab.measure.launch import reason_of_exit, run_alone
+from lab.measure.machine import machine_name
 from lab.measure.measurements import machine_facts
-from lab.measure.results import code_hash, machine_name, resume, write
+from lab.measure.results import code_hash, resume, write
 from lab.research import race, records
 from nanoladder import files
 from nanoladder.checkpoint import format

@@ -216,6 +216,7 @@ def repository(tmp_path, monkeypatch):
     write(root, {"train.py": "three\n", "config/mine.py": "", "notes.txt": ""})
     (root / "gone.py").unlink()
     monkeypatch.setattr(judge, "ROOT", root)
+    monkeypatch.setattr("lab.measure.git.ROOT", root)
     return root
 
 

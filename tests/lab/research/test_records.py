@@ -45,7 +45,7 @@ def house(tmp_path_factory):
 def at_home(house, monkeypatch):
     """Uses the house for the records and copies of this process; removes new entries at the end."""
     monkeypatch.setattr(records, "RECORDS", house / "records")
-    monkeypatch.setattr("lab.measure.judge.ROOT", house)
+    monkeypatch.setattr("lab.measure.git.ROOT", house)
     monkeypatch.setattr("nanoladder.data.datasets.DATA_DIR", house / "data")
     monkeypatch.setattr(referee, "run_alone", lambda *_: MACHINE | {"threads": 2})
     yield house
