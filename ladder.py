@@ -11,15 +11,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 
 from lab.measure import cli
-from lab.programs import pages
+from lab.programs import diffs, markdown, stages
 from lab.programs.bundle import standalone
-from lab.programs.page import build
+from lab.programs.html import build
 from lab.research import records, referee
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 
+HTML = Path("out/pages/index.html")  # in a folder that any web server shows as it is
 COLORS = {"@": "\033[36m", "-": "\033[31m", "+": "\033[32m"}
 
 
@@ -46,11 +47,11 @@ def command_line():
 
     add("list", print_list)
     show = add("show", print_program)
-    show.add_argument("name", metavar="NAME", help="a stage of either ladder")
+    show.add_argument("name", metavar="NAME", help="a stage or a rung")
     show.add_argument("--standalone", action="store_true", help="one file that imports nothing of nanoladder")
     diff = add("diff", print_diff, usage="%(prog)s [-h] [--program] NAME | A B")
-    diff.add_argument("name", metavar="NAME | A", help="a stage, compared with the one that it stands on")
-    diff.add_argument("other", nargs="?", metavar="B", help="a stage, compared with A instead")
+    diff.add_argument("name", metavar="NAME | A", help="a stage or a rung, compared with the one that it stands on")
+    diff.add_argument("other", nargs="?", metavar="B", help="another, compared with A instead")
     diff.add_argument("--program", action="store_true", help="the changed lines alone, without definitions")
     add("records", print_records)
     check = add("check", check_entry)
@@ -62,13 +63,14 @@ def command_line():
     add("docs", write_docs)
     html = add("html", write_html)
     html.add_argument("results", nargs="*", type=Path, metavar="FILE", help="a runs.jsonl that profile.py wrote")
+    html.add_argument("--output", type=Path, metavar="PATH", help=f"the file to write (default: {HTML})")
     return parser
 
 
 def print_list(options):
-    """Lists the stages of both ladders: the name of each in its tree, and what it does."""
-    stages, recipe = "stages: what a step costs (--stage=NAME)", "\nrecipe: what a step is worth (--recipe=NAME)"
-    for title, ladder in ((stages, tree()), (recipe, tree(RECIPE_DIR))):
+    """Lists the stages and the rungs: the name of each in its tree, and what it does."""
+    first, second = "stages: what a step costs (--stage=NAME)", "\nrungs: what a step is worth (--recipe=NAME)"
+    for title, ladder in ((first, tree()), (second, tree(RECIPE_DIR))):
         print(title)
         rows = [(lines + name, reason(name)) for lines, name in ladder]
         width = max(len(name) for name, _ in rows)
@@ -77,7 +79,7 @@ def print_list(options):
 
 
 def print_program(options):
-    """Prints the training program of a stage.
+    """Prints the training program of a stage or a rung.
 
     It has the stages from the first up to NAME and no others, and runs from this folder. --stage=NAME
     (or --recipe=NAME) sets the config in its header and checkpoints:
@@ -89,11 +91,11 @@ def print_program(options):
 
         python ladder.py show amp --standalone > amp.py && python amp.py TOKENS.bin
     """
-    print(standalone(options.name) if options.standalone else pages.script(options.name), end="")
+    print(standalone(options.name) if options.standalone else diffs.script(options.name), end="")
 
 
 def print_diff(options):
-    """Prints the lines that a stage changes in the program.
+    """Prints the lines that a stage or a rung changes in the program.
 
     They are compared with the program of the stage that NAME stands on; of A and B, with that of A.
     Then come the definitions in nanoladder/ and operators/ that the changed lines newly call.
@@ -101,14 +103,14 @@ def print_diff(options):
     a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
     if not a:
         raise BadInput(f"{b} is the first stage; expected `python ladder.py show {b}`, or a later stage")
-    lines = list(pages.diff(a, b))
+    lines = list(diffs.diff(a, b))
     if not (lines or options.other):
-        print(f"{pages.change(b)}. {pages.SAME}\n")
-        lines = list(pages.diff(a, b, standalone))
+        print(f"{stages.change(b)}. {stages.SAME}\n")
+        lines = list(diffs.diff(a, b, standalone))
     for line in lines:
         color = COLORS.get(line[0]) if sys.stdout.isatty() else None
         print(f"{color}{line}\033[0m" if color else line)
-    for path, source in [] if options.program else pages.definitions(a, b):
+    for path, source in [] if options.program else diffs.definitions(a, b):
         print(f"\n# {path}\n\n{source}")
 
 
@@ -134,20 +136,23 @@ def write_docs(options):
     and records/README.md. Run it after a change of train.py, model.py, the stages, the results or the
     records.
     """
-    files.write(pages.PAGE, pages.page())
-    files.write(pages.README, pages.readme())
+    files.write(markdown.PAGE, markdown.page())
+    files.write(markdown.README, markdown.readme())
     files.write(records.PAGE, records.page())
     files.write(records.TRIED, records.tried())
     records.draw(records.PICTURE)
 
 
 def write_html(options):
-    """Writes docs/ladder.html, the ladder as a page to climb in a browser.
+    """Writes the ladder as a page to climb in a browser.
 
-    With files of your own results, such as results/MACHINE/CONFIG/runs.jsonl, it goes to
-    ladder.html beside the first of them and shows your figures as well.
+    With files of your own results, such as results/MACHINE/CONFIG/runs.jsonl, it shows your figures as
+    well, and goes to ladder.html beside the first of them unless --output names another file.
     """
-    print(f"wrote {build.write(tuple(options.results))}: open it in a browser")
+    beside = options.results[0].with_name("ladder.html") if options.results else HTML
+    path = options.output or beside
+    build.write(path, tuple(options.results))
+    print(f"wrote {path}: open it in a browser")
 
 
 if __name__ == "__main__":

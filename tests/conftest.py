@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -149,6 +150,20 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
     }
     (folder / "meta.json").write_text(json.dumps(files.seal(meta)), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Path of the ladder as a page, which the first test process that needs it builds for all."""
+    from lab.programs.html import build  # what few tests need
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    path = folder / "pages" / "index.html"
+    with FileLock(folder / "pages.lock"):
+        if not path.exists():
+            build.write(path)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 import ladder
 import model
 import train
-from lab.programs import pages
 from nanoladder import checkpoint, data, machine, parallel
 from nanoladder.config import Config, stage_files, stage_names, stages
 from nanoladder.config.stages import RECIPE_DIR, needs_several, tree
@@ -28,7 +27,7 @@ from nanoladder.run import load_config, metrics
 from operators import loss
 
 STAGES = stage_names()
-ALONE = [stage for stage in STAGES if not needs_several(stage)]  # tests/lab/test_pages.py trains the others
+ALONE = [stage for stage in STAGES if not needs_several(stage)]  # tests/lab/programs/test_diffs.py trains the others
 STEPS = 20
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "context_length": 16, "vocab_size": 60, "batch_size": 8}
 TINY |= {"device": "cpu", "max_steps": STEPS, "warmup_steps": 2, "learning_rate": 3e-3}
@@ -140,8 +139,8 @@ def test_the_compiled_model_has_the_gradients_of_the_eager_one(tiny, traced, sta
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_a_stage_changes_one_field_that_naive_turns_off(stage):
-    (field,) = pages.fields(stage)
-    assert field in pages.fields("naive")
+    (field,) = stages.fields(stage)
+    assert field in stages.fields("naive")
 
 
 def test_the_list_draws_every_stage_on_its_branch(capsys):

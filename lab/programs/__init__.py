@@ -1,1 +1,1 @@
-"""Programs: train.py and model.py folded to the code of a stage, diffs between stages, and the pages that show them."""
+"""Programs of the stages and rungs, folded from train.py and model.py; their diffs; the pages that show them."""

@@ -55,11 +55,27 @@ def parse_file(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def paragraphs(name: str) -> list[list]:
+    """Returns the docstring of a stage as [[line in its file, label, text]]: the first line, the rest, labeled parts.
+
+    A label, such as Why, begins a line and ends in a colon; lines before the first have none.
+    """
+    docstring = ast.get_docstring(parse(name), clean=False) or ""
+    first, *lines = docstring.splitlines() or [""]
+    number = next((node.lineno for node in parse(name).body), 1)
+    parts = [[number, "", first], [number + 1, "", ""]]
+    for n, line in enumerate(lines, number + 1):
+        if match := re.match(r"(Stands on|[A-Z]\w*):(?:\s+|$)", line):
+            parts.append([n, match[1], line[match.end() :]])
+        else:
+            parts[-1][2] += f"\n{line}"
+    return [[n, label, text.strip()] for n, label, text in parts]
+
+
 def stage_below(name: str) -> str | None:
     """Name of the stage that a stage stands on; None for the first."""
-    if named := re.search(r"^Stands on: (\w+)$", ast.get_docstring(parse(name)) or "", re.MULTILINE):
-        return named[1]
-    return dict(itertools.pairwise(reversed(stage_names(ladder_of(name))))).get(name)
+    before = dict(itertools.pairwise(reversed(stage_names(ladder_of(name))))).get(name)
+    return next((text for _, label, text in paragraphs(name) if label == "Stands on"), before)
 
 
 def stage_path(name: str) -> list[str]:
@@ -98,7 +114,7 @@ def fields_up_to(name: str) -> dict[str, str]:
 
 def reason(name: str) -> str:
     """Returns the first line of a stage's docstring."""
-    return ast.get_docstring(parse(name)).splitlines()[0]
+    return paragraphs(name)[0][2]
 
 
 def tree(folder: Path | None = None) -> Iterator[tuple[str, str]]:

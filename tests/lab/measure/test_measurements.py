@@ -9,10 +9,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import train
 from lab.measure import breakdown, measurements
-from lab.programs import pages
+from nanoladder.config import stages
 from nanoladder.run import load_config
 
-LADDER = pages.fields("naive")
+LADDER = stages.fields("naive")
 T, N, V = 16, 64, 40  # context, tokens of a batch, vocabulary
 FAST = {"dtype": "bfloat16", "adamw_impl": "fused", "set_to_none": True, "lazy_metrics": True}
 

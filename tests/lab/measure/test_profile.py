@@ -20,8 +20,7 @@ from lab.measure.results import code_hash, read_results
 from lab.measure.runs import RUNS
 from lab.predict import predict
 from lab.predict.roofline import Time
-from lab.programs import pages
-from nanoladder.config import stage_names
+from nanoladder.config import stage_names, stages
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
@@ -73,7 +72,7 @@ def at_stages(batch_size):
 
 def stage_of(config):
     """Name of the stage at which the ladder's fields have the values of a config."""
-    configs, fields = at_stages(config.batch_size), pages.fields("naive").keys()
+    configs, fields = at_stages(config.batch_size), stages.fields("naive").keys()
     return next(name for name in configs if not changes_from(configs[name], config).keys() & fields)
 
 
@@ -123,12 +122,12 @@ def test_vary_stages_takes_out_each_stage_or_puts_it_in():
     assert {"with checkpointing", "without amp", "without compile"} <= rows.keys()
     for name, config in rows.items():
         if name not in reasons:
-            assert changes_from(config, finished).keys() == pages.fields(name.split()[1]).keys()
+            assert changes_from(config, finished).keys() == stages.fields(name.split()[1]).keys()
     rows, _ = planned(*TINY_MODEL, "--stage=naive", "--vary=stages")
     naive = rows.pop("as configured")
     assert list(rows) == [f"with {stage}" for stage in stages_of(1)[1:]]
     for name, config in rows.items():
-        stage, fields = load_config([*TINY_MODEL, f"--stage={name.split()[1]}"]), pages.fields(name.split()[1])
+        stage, fields = load_config([*TINY_MODEL, f"--stage={name.split()[1]}"]), stages.fields(name.split()[1])
         assert changes_from(config, naive) == {field: getattr(stage, field) for field in fields}
     assert set(stage_names()) - set(stages_of(1)) >= {"ddp", "shard"} and stages_of(2) == stage_names()
 

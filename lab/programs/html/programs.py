@@ -8,9 +8,10 @@ from functools import cache
 from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
 
-from lab.programs import pages
+from lab.programs import diffs
 from lab.programs.bundle import standalone
 from lab.programs.fold import split
+from lab.programs.stages import BOTH
 from nanoladder.config.stages import stage_below
 
 # CSS class of a token by Pygments' short name of its type; of others the first letter, if it is among COLORED.
@@ -47,21 +48,21 @@ def table():
     alone: positions of the standalone program's lines among all `alone`}].
     changes: {a: {b: [first and last line in a, and in b, of each change]}} for the stages' numbers, a < b.
     """
-    positions, alone, stages, names = {}, {}, [], pages.BOTH
+    positions, alone, stages, names = {}, {}, [], BOTH
     for name in names:
         below = stage_below(name)
         stages.append(
             {
                 "name": name,
                 "on": names.index(below) if below else None,
-                "lines": [positions.setdefault(line, len(positions)) for line in highlighted(pages.script(name))],
-                "parts": list(pages.parts(ast.parse(pages.script(name)))),
+                "lines": [positions.setdefault(line, len(positions)) for line in highlighted(diffs.script(name))],
+                "parts": list(diffs.parts(ast.parse(diffs.script(name)))),
                 "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
             }
         )
     changes = {n: {} for n in range(len(names))}
     for (n, a), (m, b) in itertools.combinations(enumerate(names), 2):
-        matcher = pages.matcher(pages.script(a).splitlines(), pages.script(b).splitlines())
+        matcher = diffs.matcher(diffs.script(a).splitlines(), diffs.script(b).splitlines())
         changes[n][m] = [lines for kind, *lines in matcher.get_opcodes() if kind != "equal"]
     return list(positions), {"stages": stages, "changes": changes, "alone": list(alone)}
 
@@ -71,16 +72,11 @@ def mechanism(stage):
 
     If the program is the same, returns the lines that change in what it calls.
     """
-    below, parts = stage_below(stage), []
-    if not below:
-        return ""
-    for path, source in pages.definitions(below, stage):
+    blocks = []
+    for path, source in stage.definitions if stage.below else []:
         lines = (f"<p class=line>{line}</p>" for line in highlighted(source))
-        parts += [f"<p class=hunk>newly called, in {path}</p>", *lines]
-    if not pages.short_diff(stage):
-        lines = html.escape(pages.short_diff(stage, standalone), quote=False).splitlines()
-        parts += [
-            "<p class=hunk>changed in what it calls</p>",
-            *(f"<p class=line><code>{line}</code></p>" for line in lines),
-        ]
-    return "\n".join(parts)
+        blocks += [f"<p class=hunk>newly called, in {path}</p>", *lines]
+    if stage.same_program:
+        lines = (f"<p class=line><code>{html.escape(line, quote=False)}</code></p>" for line in stage.diff.splitlines())
+        blocks += ["<p class=hunk>changed in what it calls</p>", *lines]
+    return "\n".join(blocks)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from lab.measure import tables
 from lab.measure.summary import row_below
-from lab.programs import pages
-from lab.programs.page.markup import Markup, join, tag
+from lab.programs import figures
+from lab.programs.html.elements import bars_table, card, join, table, tag
 
 UNCHANGED = "no measurable change"
 
@@ -44,35 +44,33 @@ TIME = Chart("Time of a step", "the speed of", "ms", "seconds", "limit", time_pa
 MEMORY = Chart("Memory of a step", "as small as", "GB", "peak", "none", memory_parts, PARTS, gigabytes)
 
 
-def options(own=()):
+def options(paths=()):
     """The machines to choose from, as the options of a list."""
-    ladders = pages.summaries("ladder", own).items()
-    names = {key: tables.machine_in_words(results["machine"]) for key, (results, _) in ladders}
+    ladders = figures.measured("ladder", paths).items()
+    names = {key: tables.machine_in_words(each.results["machine"]) for key, each in ladders}
     names = {key: f"{name.removesuffix(', native bfloat16')}: {key.partition('/')[2]}" for key, name in names.items()}
     return join(*(tag("option", name, value=key) for key, name in names.items()))
 
 
-def section(stage, own=()):
+def section(stage):
     """The section on a stage's figures: its scaling on each machine if it needs several processes, then its cards."""
-    cards = [stage_card(key, results, rows, stage) for key, (results, rows) in pages.summaries("ladder", own).items()]
-    if mode := pages.SCALING.get(stage):
-        cards = [scaling_card(results, mode, rows) for results, rows in pages.summaries(mode, own).values()] + cards
+    cards = [
+        stage_card(measured, stage.name) if measured.mode == "ladder" else scaling_card(measured)
+        for measured in stage.figures
+    ]
     return tag("section", *cards, class_="cards", aria_label="Measured")
 
 
-def card(machine, name, *content, **attributes):
-    return tag("article", tag("h3", machine, " ", tag("small", name)), *content, class_="card", **attributes)
-
-
-def stage_card(key, results, rows, stage):
+def stage_card(measured, stage):
     """A machine's figures at a stage."""
+    key, _, results, rows = measured
     row = rows.get(stage, {"name": stage, "note": "not measured here"})
     content = [chart_section(chart, rows, row) for chart in (TIME, MEMORY) if "seconds" in row and chart.total in row]
     if not content:
         content = [tag("p", f"{stage}: {row['note'] or 'not timed'}.", class_="note")]
     columns = tables.columns(list(rows.values()), "ladder")
-    figures = [tag("p", tables.conditions(results, "ladder", rows.values())), figures_table(columns, row)]
-    content.append(tag("details", tag("summary", "figures"), *figures, class_="figures"))
+    details = [tag("p", tables.conditions(results, "ladder", rows.values())), figures_table(columns, row)]
+    content.append(tag("details", tag("summary", "figures"), *details, class_="figures"))
     return card(tables.machine_in_words(results["machine"]), key.partition("/")[2], *content, data_set=key)
 
 
@@ -118,42 +116,13 @@ def verdict(chart, row, other):
     return tag("p", tag("strong", ratio), words, tag("small", interval), class_="verdict", data_kind=kind)
 
 
-def bars_table(label, bars, now, scale):
-    """A table of bars, (text, name, {part: value}, mark), divided into their parts; a name is a link to the stage."""
-    rows = []
-    for text, name, parts, mark in bars:
-        paths, start = [], 0.0
-        for part, value in parts.items():
-            width = 100 * max(0.0, value) / scale
-            if width >= 0.05:
-                paths.append(f'<path class={part.split()[0]} d="M{start:.1f} 1h{width:.1f}"/>')
-            start += width
-        if mark:
-            paths.append(f'<path class=limit d="M{100 * mark / scale:.1f} 0v2"/>')
-        # The numbers stand beside it: no screen reader needs the picture.
-        picture = f'<svg viewBox="0 0 100 2" preserveAspectRatio=none aria-hidden=true>{"".join(paths)}</svg>'
-        link = tag("a", name, href=f"#{name}") if name in pages.BOTH and name != now else name
-        rows.append((link, Markup(picture), text))
-    return table("bars", label, rows, now=now)
-
-
-def table(kind, label, rows, headings=(), now=None):
-    """A table for the eye and, by its label, for a screen reader. now: heading of the row that is marked."""
-    head = [tag("thead", tag("tr", *(tag("th", heading) for heading in headings)))] if headings else []
-    lines = []
-    for heading, *cells in rows:
-        marked = {"class_": "now"} if heading == now else {}
-        lines.append(tag("tr", tag("th", heading), *(tag("td", cell) for cell in cells), **marked))
-    return tag("table", *head, tag("tbody", *lines), class_=kind, aria_label=label)
-
-
-def scaling_card(results, mode, rows):
+def scaling_card(measured):
     """The tokens per second of 1, 2, 4, ... processes as bars, marked where linear scaling would be."""
+    _, mode, results, rows = measured
     rates = {row["name"]: row["tokens_per_s"] for row in rows.values() if "seconds" in row}
     if not rates:
         return card(tables.machine_in_words(results["machine"]), mode, tag("p", "not timed.", class_="note"))
-    (first, rate), *_ = measured = list(rates.items())
-    last, most = measured[-1]
+    (first, rate), (last, most) = (list(rates.items())[n] for n in (0, -1))
     linear = {n: int(n) * rate / int(first) for n in rates}
     bars = [
         (f"{rates[n]:,.0f}", "1 process" if n == "1" else f"{n} processes", {"gemm": rates[n]}, linear[n])

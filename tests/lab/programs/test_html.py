@@ -1,5 +1,6 @@
-"""docs/ladder.md and ladder.html match this code and the figures in results/; no text becomes markup."""
+"""The page for a browser has every program and the figures in results/; no text becomes markup."""
 
+import dataclasses
 import html
 import json
 import re
@@ -10,12 +11,14 @@ import pytest
 from conftest import ROOT
 
 import ladder
-from lab.measure import runs, summary
+from lab.measure import runs, summary, tables
 from lab.measure.results import STEPS, read_results
 from lab.measure.tables import KINDS
-from lab.programs import pages
-from lab.programs.page import build, figures, programs, rungs
-from lab.programs.page.markup import Markup, tag
+from lab.programs import diffs, figures
+from lab.programs.figures import SCALING, Measured, Scale
+from lab.programs.html import build, rung_cards, stage_cards
+from lab.programs.html.elements import Markup, tag
+from lab.programs.stages import BOTH, describe, gain, group
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR
 from nanoladder.errors import BadInput
@@ -30,45 +33,33 @@ MEASURED = {
 }
 
 
-@pytest.fixture(scope="module")
-def text():
-    return build.PAGE.read_text(encoding="utf-8")
-
-
 @pytest.mark.slow
-def test_the_pages_match_this_code(text):
-    """If they do not, run python ladder.py docs and python ladder.py html. They contain every program."""
-    assert pages.PAGE.read_text(encoding="utf-8") == pages.page()
-    assert text == build.page()
-    lines, ladder = programs.table()
+def test_the_page_is_small_and_has_every_stage_with_every_line_of_its_program(built):
+    text = built.read_text(encoding="utf-8")
+    assert len(text.encode()) < 1_500_000
+    assert re.findall(r"<article id=(\w+) class=stage ", text) == BOTH
+    lines = re.search(r"<template id=lines>(.*?)</template>", text, re.DOTALL)[1].split("\n")
+    ladder = json.loads(re.search(r"<script type=application/json id=ladder>(.*?)</script>", text)[1])
+    assert [stage["name"] for stage in ladder["stages"]] == BOTH
     for stage in ladder["stages"]:
-        program = pages.script(stage["name"]).splitlines()
+        program = diffs.script(stage["name"]).splitlines()
         assert [html.unescape(re.sub(r"<[^>]*>", "", lines[n])) for n in stage["lines"]] == program
 
 
-def test_the_readme_has_the_ladder_as_it_was_measured():
-    """If not, run python ladder.py docs. Here because it simulates the page's statistics, which takes seconds."""
-    assert pages.README.read_text(encoding="utf-8") == pages.readme()
-
-
-def test_the_page_is_small_and_has_every_stage(text):
-    assert len(text.encode()) < 1_500_000
-    assert re.findall(r"<article id=(\w+) class=stage ", text) == pages.BOTH
-
-
 def test_the_rail_groups_stages_that_follow_each_other():
-    groups = [pages.group(stage) for stage in pages.BOTH]
+    groups = [group(stage) for stage in BOTH]
     assert [name for n, name in enumerate(groups) if name != groups[n - 1] or n == 0] == list(build.GROUPS)
-    assert pages.group("chunked_loss") == "speed" and pages.group("checkpointing") == "memory"
+    assert group("chunked_loss") == "speed" and group("checkpointing") == "memory"
     assert build.rail().count("<li class=group>") == len(build.GROUPS)
 
 
 def test_texts_are_escaped():
     value = {"</script><script>alert(1)": ["<!--", "é"]}
     assert "<" not in build.embedded(value) and json.loads(build.embedded(value)) == value
-    found = build.text("a < b, `x & y`\n\n**Why:** c > d\n\n**Source:**\n- [<b>](https://a.b/?c&d)")
-    assert "<p>a &lt; b, <code>x &amp; y</code></p>" in found and "<dd>c &gt; d</dd>" in found
-    assert '<a href="https://a.b/?c&amp;d" rel="noreferrer">&lt;b&gt;</a>' in found
+    texts = {"introduction": "a < b, `x & y`", "parts": {"Why": "c > d"}, "sources": [("<b>", "https://a.b/?c&d")]}
+    shown = build.text(dataclasses.replace(describe("amp"), **texts))
+    assert "<p>a &lt; b, <code>x &amp; y</code></p>" in shown and "<dd>c &gt; d</dd>" in shown
+    assert '<a href="https://a.b/?c&amp;d" rel="noreferrer">&lt;b&gt;</a>' in shown
     assert tag("p", "<b>", Markup("<i>"), title='"<', class_="x") == '<p title="&quot;&lt;" class="x">&lt;b&gt;<i></p>'
 
 
@@ -76,7 +67,7 @@ def test_texts_are_escaped():
 
 
 def card(key, stage):
-    return figures.stage_card(key, *pages.summaries("ladder")[key], stage)
+    return stage_cards.stage_card(figures.measured("ladder")[key], stage)
 
 
 def words(markup):
@@ -84,10 +75,10 @@ def words(markup):
 
 
 def test_every_machine_is_listed_and_that_of_the_readme_comes_first():
-    assert MEASURED.keys() == pages.summaries("ladder").keys()
-    assert re.findall(r'data-set="(.+?)"', figures.section("amp")) == list(pages.summaries("ladder"))
-    assert next(iter(pages.summaries("ladder"))) == "/".join(pages.MEASURED["two cores"].parts[-2:])
-    assert re.findall(r'value="(.+?)"', figures.options()) == list(pages.summaries("ladder"))
+    assert MEASURED.keys() == figures.measured("ladder").keys()
+    assert re.findall(r'data-set="(.+?)"', stage_cards.section(describe("amp"))) == list(figures.measured("ladder"))
+    assert next(iter(figures.measured("ladder"))) == figures.SHOWN["two cores"]
+    assert re.findall(r'value="(.+?)"', stage_cards.options()) == list(figures.measured("ladder"))
 
 
 @pytest.mark.parametrize("key", MEASURED)
@@ -96,8 +87,8 @@ def test_bars_and_parts_are_those_of_the_runs(key):
     rows = {name: row for name, row in results["modes"]["ladder"]["rows"].items() if "time" in row}
     median = {name: statistics.median(process["seconds"] for process in row["time"]) for name, row in rows.items()}
     for stage in (stage for stage in STAGES if stage in rows):
-        row, raw = pages.summaries("ladder")[key][1][stage], rows[stage]["profile"][0]
-        kinds, parts = figures.TIME.parts(row), figures.MEMORY.parts(row)
+        row, raw = figures.measured("ladder")[key].rows[stage], rows[stage]["profile"][0]
+        kinds, parts = stage_cards.TIME.parts(row), stage_cards.MEMORY.parts(row)
         # A GPU's kernels take as long in the profiled step as in any other; the profiler slows down the host
         usual = 1.0 if results["machine"]["gpu"] else median[stage] / raw["profiled_seconds"]
         assert sum(kinds.values()) == pytest.approx(median[stage], rel=0.05 if results["machine"]["gpu"] else 1e-6)
@@ -113,17 +104,17 @@ def test_bars_and_parts_are_those_of_the_runs(key):
             widths = [float(width) for width in re.findall(r"1h([\d.]+)", drawn)]
             assert sum(widths) == pytest.approx(100 * total / scale, abs=0.5)
         said = words(card(key, stage))
-        assert f"Time of a step {figures.tables.milliseconds(median[stage])} ms" in said
+        assert f"Time of a step {tables.milliseconds(median[stage])} ms" in said
         assert f"Memory of a step {raw['memory']['peak'] / 1e9:.3f} GB" in said
-        shown = figures.tables.milliseconds(kinds["attention"], median[stage])
+        shown = tables.milliseconds(kinds["attention"], median[stage])
         assert re.search(rf"attention [\d.]+ {shown} ", words(time))
 
 
-@pytest.mark.parametrize("stage", pages.SCALING)
+@pytest.mark.parametrize("stage", SCALING)
 def test_stages_of_several_processes_have_the_figures_of_their_mode(stage):
-    mode = pages.SCALING[stage]
+    mode = SCALING[stage]
     holding = [results for results in RESULTS.values() if mode in results["modes"]]
-    cards = [card for card in figures.section(stage).split("</article>") if "Tokens per second" in card]
+    cards = [card for card in stage_cards.section(describe(stage)).split("</article>") if "Tokens per second" in card]
     assert len(cards) == len(holding) > 0
     for card, results in zip(cards, holding, strict=True):
         for n, row in results["modes"][mode]["rows"].items():
@@ -134,8 +125,8 @@ def test_stages_of_several_processes_have_the_figures_of_their_mode(stage):
 
 
 def test_the_first_stage_has_a_bar_of_each_and_says_what_all_gain():
-    key, (_, rows) = next(iter(pages.summaries("ladder").items()))
-    assert pages.gain(rows.values()) in words(build.opening("naive"))
+    key, _, _, rows = figures.shown()
+    assert gain(rows.values()) in words(build.opening(describe("naive")))
     timed = {name for name, row in rows.items() if "seconds" in row}
     assert set(re.findall(r'href="#(\w+)"', card(key, "naive"))) == timed - {"naive"}
 
@@ -145,7 +136,7 @@ def planted(**row):
     naive = {"name": "naive", "note": None, "seconds": 2.0, "rounds": [2.0] * 3, "shares": dict.fromkeys(KINDS, 0.1)}
     rows = {"naive": naive, "amp": naive | {"name": "amp"} | row}
     summary.add_gains(list(rows.values()), "ladder")
-    return figures.stage_card("a/b", RESULTS[FILES[0]], rows, "amp")
+    return stage_cards.stage_card(Measured("a/b", "ladder", RESULTS[FILES[0]], rows), "amp")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +167,7 @@ def test_memory_has_its_verdict_too():
         (naive, less, 'bad"><strong>0.33×</strong> as small as amp'),
         (same, naive, 'same"><strong>1.00×</strong> as small as naive'),
     ):
-        assert said in figures.verdict(figures.MEMORY, row, other)
+        assert said in stage_cards.verdict(stage_cards.MEMORY, row, other)
 
 
 def test_a_rung_of_the_recipe_shows_what_it_is_worth():
@@ -191,9 +182,9 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
         "gain": 1.2,
     }
     left_out = {"note": "kept at another scale: holds", "verdict": "holds", "without": step | {"times": 3.47}}
-    small = rungs.Scale("small", 1_300_000, [], {"muon": row})
-    scales = [small, rungs.Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
-    shown = words(rungs.rung_card("amd-epyc-2-threads-bf16", "muon", scales))
+    small = Scale("small", 1_300_000, [], {"muon": row})
+    scales = [small, Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
+    shown = words(rung_cards.rung_card("amd-epyc-2-threads-bf16", "muon", scales))
     assert shown.startswith("AMD EPYC, 2 threads, native bfloat16 ") and "kept at another scale" not in shown
     assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) over the last kept 1.50 (1.40–1.60) without" in shown
     assert "≥ 1.50 (1.40–1.60) 3.47 (1.40–1.60) time of a step × 1.25 gain 1.20" in shown and " alone 1" not in shown
@@ -202,13 +193,13 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
         "parameters the finished recipe without muon needs 3.47 times the tokens."
     ) in shown
     assert shown.endswith("The base of medium has rotary.")
-    assert words(rungs.rung_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
+    assert words(rung_cards.rung_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
 
 
 def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():
     saves, costs = ({"note": None, "verdict": verdict, "step": {"times": 1.5}} for verdict in ("holds", "costs"))
-    code = rungs.Scale("small", 1_300_000, [], {"muon": saves})
-    assert rungs.sentence("muon", [code, code._replace(rows={"muon": costs}, corpus="prose")]) == (
+    code = Scale("small", 1_300_000, [], {"muon": saves})
+    assert rung_cards.sentence("muon", [code, code._replace(rows={"muon": costs}, corpus="prose")]) == (
         "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 1.3 million "
         "parameters on prose muon costs tokens: the recipe before it needs 1.50 times as many."
     )
@@ -233,18 +224,18 @@ def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():
 )
 def test_every_verdict_on_a_rung_is_said_in_words(row, said):
     note = "kept at another scale" if "without" in row else None
-    assert rungs.outcome("x", row | {"note": note}) == said
+    assert rung_cards.outcome("x", row | {"note": note}) == said
 
 
-def test_every_rung_has_a_card_in_words(monkeypatch):
+def test_every_rung_has_a_card_in_words():
     """Every measured rung has a sentence, and one that no run has measured says so."""
     for rung in stage_names(RECIPE_DIR)[1:]:
-        shown = words(rungs.section(rung))
+        shown = words(rung_cards.section(describe(rung)))
         assert f"No run has measured {rung} yet." == shown or re.search(r"At [\d.]+ million parameters .*\.", shown)
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
-    assert {"muon", "ema"} <= set(re.findall(r'href="#(\w+)"', rungs.section("base")))
-    monkeypatch.setattr(pages, "RESULTS", pages.RESULTS / "nowhere")
-    assert words(rungs.section("muon")) == "No run has measured muon yet."
+    assert {"muon", "ema"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
+    unmeasured = dataclasses.replace(describe("muon"), figures={})
+    assert words(rung_cards.section(unmeasured)) == "No run has measured muon yet."
 
 
 # -- a reader's own results
@@ -269,13 +260,13 @@ def test_own_results_come_first_and_none_of_their_texts_becomes_markup(tmp_path)
     evil = "<script>alert(1)</script>&\"'"
     path = own_results(tmp_path, evil)
     seen, said = set(), []
-    assert list(pages.summaries("ladder", (path,)))[1:] == list(pages.summaries("ladder"))
+    assert list(figures.measured("ladder", (path,)))[1:] == list(figures.measured("ladder"))
     parser = HTMLParser()
     parser.handle_starttag = lambda name, attributes: seen.update([name], (key for key, _ in attributes))
     parser.handle_data = said.append
     for stage in ("naive", "tf32", "amp"):
-        parser.feed(figures.section(stage, (path,)))
-    parser.feed(figures.options((path,)))
+        parser.feed(stage_cards.section(describe(stage, (path,))))
+    parser.feed(stage_cards.options((path,)))
     known = (
         "section article h3 h4 small details summary p b strong table thead tbody tr th td svg path a i "
         "option class data-set data-kind viewbox preserveaspectratio d href aria-hidden aria-label value"
@@ -285,24 +276,26 @@ def test_own_results_come_first_and_none_of_their_texts_becomes_markup(tmp_path)
 
 
 def test_html_writes_the_page(run_main, refused, monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "PAGE", tmp_path / "docs" / "ladder.html")
-    monkeypatch.setattr(build, "page", lambda own: f"<p>naïve {len(own)}")
-    build.PAGE.parent.mkdir()
-    assert run_main(ladder.main, "html").code == 0
-    assert build.PAGE.read_text(encoding="utf-8") == "<p>naïve 0"
+    monkeypatch.setattr(build, "page", lambda paths: f"<p>naïve {len(paths)}")
+    monkeypatch.chdir(tmp_path)
+    assert run_main(ladder.main, "html").out == "wrote out/pages/index.html: open it in a browser\n"
+    assert (tmp_path / "out/pages/index.html").read_text(encoding="utf-8") == "<p>naïve 0"
     ours = own_results(tmp_path, "mine")
-    found = run_main(ladder.main, "html", str(ours))
-    assert ours.with_name("ladder.html").read_text(encoding="utf-8") == "<p>naïve 1"
-    assert f"wrote {ours.with_name('ladder.html')}" in found.out
+    for path, words in ((ours.with_name("ladder.html"), []), (tmp_path / "a/b.html", ["--output=a/b.html"])):
+        assert run_main(ladder.main, "html", str(ours), *words).code == 0
+        assert path.read_text(encoding="utf-8") == "<p>naïve 1"
+    assert "a/b.html/c cannot be written" in refused(ladder.main, "html", "--output=a/b.html/c")
 
 
 def test_a_file_without_a_ladder_is_refused(tmp_path):
     path = own_results(tmp_path, "mine")
     for text, answer in (
-        ("{}", "not a results file"),
+        ("{}\n", "not a file of runs"),
         (path.read_text().replace('"ladder"', '"sweep"'), "--mode=ladder"),
     ):
         path.write_text(text)
-        pages.summaries.cache_clear()
         with pytest.raises(BadInput, match=answer):
-            build.page((path,))
+            figures.check((path,))
+    path.unlink()
+    with pytest.raises(BadInput, match="does not exist"):
+        figures.check((path,))

@@ -1,20 +1,12 @@
-"""The cards of the second ladder, as HTML: the result of a rung on each machine, at every scale.
-
-A scale is a recipe.json of --mode=recipe.
-"""
+"""The cards of the second ladder, as HTML: the figures of a rung on each machine, at every scale."""
 
 import itertools
-from operator import attrgetter
-from typing import NamedTuple
 
-from lab.measure import stats, tables
-from lab.measure.results import read, read_results
+from lab.measure import stats
 from lab.measure.stats import LEVEL
-from lab.programs import pages
-from lab.programs.page.figures import bars_table, card, table
-from lab.programs.page.markup import join, tag
+from lab.programs.figures import machine_in_words
+from lab.programs.html.elements import bars_table, card, join, table, tag
 from lab.research import records
-from nanoladder.config.stages import stage_below
 
 FIGURES = {"tokens": "tokens ×", "step": "over the last kept", "alone": "alone", "without": "without"}
 FACTORS = {"ms": "time of a step ×", "gain": "gain"}
@@ -24,7 +16,6 @@ HOW_TO_READ = (
     "finished recipe, compared with itself without the rung (≥, ≤: bounds). Time of a step: relative to the base's; "
     f"gain: tokens × divided by it. In brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
 )
-DATASET = "--dataset="  # the command-line argument
 BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
 BESIDE = {  # {verdict on the step from the row before: as text}
     "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
@@ -41,38 +32,13 @@ WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: 
 }
 
 
-class Scale(NamedTuple):
-    name: str
-    parameters: int  # of the base
-    on: list  # rungs that the base has already
-    rows: dict  # {row: its figures}
-    corpus: str = ""  # the dataset, unless it is the config's own
-
-
 def section(rung):
     """Returns the section on a rung: a card for each machine that measured it, or one that says that none did."""
-    measured = {}
-    for machine, every in scales().items():
-        if some := [scale for scale in every if "verdict" in scale.rows.get(rung, ())]:
-            measured[machine] = some
-    draw = rung_card if stage_below(rung) else base_card
-    cards = [draw(machine, rung, some) for machine, some in measured.items()]
-    cards += [] if stage_below(rung) else [race_card(*each) for each in records.measured().items()]
-    unmeasured = tag("article", tag("p", f"No run has measured {rung} yet."), class_="card")
+    draw = rung_card if rung.below else base_card
+    cards = [draw(machine, rung.name, scales) for machine, scales in rung.figures.items()]
+    cards += [] if rung.below else [race_card(*each) for each in records.measured().items()]
+    unmeasured = tag("article", tag("p", f"No run has measured {rung.name} yet."), class_="card")
     return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
-
-
-def scales():
-    """Returns {machine: its Scales, the smallest model first, on the config's own dataset before others}."""
-    found = {}
-    for path in sorted(pages.RESULTS.glob("*/*/recipe.json")):
-        results, (machine, name) = read(path, ["rows"]), path.parts[-3:-1]
-        base, name = results["rows"][0], name.removeprefix("recipe_").replace("_", " ")
-        rows = {row["name"]: row for row in results["rows"]}
-        corpus = next((word.removeprefix(DATASET) for word in results["config"] if word.startswith(DATASET)), "")
-        found.setdefault(machine, []).append(Scale(name, base["parameters"], results.get("on") or [], rows, corpus))
-    order = attrgetter("parameters", "corpus")
-    return {machine: sorted(each, key=order) for machine, each in found.items()}
 
 
 def rung_card(machine, rung, scales):
@@ -115,13 +81,6 @@ def race_card(machine, runs):
     return card(machine, "the race that anyone can enter", *content)
 
 
-def machine_in_words(name):
-    """The machine of a folder in results/, by the first runs in it that describe theirs; without any, its name."""
-    found = (read_results(path) for path in sorted(pages.RESULTS.glob(f"{name}/*/runs.jsonl")))
-    machine = next((results["machine"] for results in found if "machine" in results), None)
-    return tables.machine_in_words(machine) if machine else name
-
-
 def headings(scales):
     return ["", *(join(scale.name, " ", tag("small", f"{scale.parameters / 1e6:.1f} M")) for scale in scales)]
 
@@ -136,10 +95,10 @@ def times(factor):
 
 def sentence(rung, scales):
     """Says what a rung gained or cost at these scales; models of one size and dataset come together."""
-    said = []
+    outcomes = []
     for scale, some in itertools.groupby(scales, key=in_words):
-        said.append(f"{scale} {', and '.join(outcome(rung, each.rows[rung]) for each in some)}")
-    return f"At {'; at '.join(said)}."
+        outcomes.append(f"{scale} {', and '.join(outcome(rung, each.rows[rung]) for each in some)}")
+    return f"At {'; at '.join(outcomes)}."
 
 
 def in_words(scale):

@@ -19,15 +19,16 @@ from processes import python, script, work
 import ladder
 import model
 import train
-from lab.programs import pages
+from lab.programs import diffs
 from lab.programs.bundle import OPTIONS, standalone
+from lab.programs.stages import BOTH, SAME, describe
 from nanoladder.config import stage_names
-from nanoladder.config.stages import RECIPE_DIR, needs_several, reason, stage_below, stage_path
+from nanoladder.config.stages import RECIPE_DIR, fields, needs_several, reason, stage_below, stage_path
 from nanoladder.run import load_config
 
 STAGES = stage_names()
 ALONE = [stage for stage in STAGES if not needs_several(stage)]
-FIELDS = [*pages.fields("naive"), *OPTIONS]
+FIELDS = [*fields("naive"), *OPTIONS]
 TINY = {
     "device": "cpu",
     "deterministic": True,
@@ -72,7 +73,7 @@ SCREEN = 40  # lines of a diff that fits on one
 def write(stage, folder):
     """Writes the program of a stage into a folder. Returns its path."""
     path = folder / f"{stage}.py"
-    path.write_text(pages.script(stage), encoding="utf-8")
+    path.write_text(diffs.script(stage), encoding="utf-8")
     return path
 
 
@@ -152,7 +153,7 @@ def test_all_programs_of_a_stage_train_identically_and_like_naive(stage, dense, 
 
 
 def test_the_diff_of_muon_shows_its_code():
-    shown = "\n".join(source for _, source in pages.definitions(stage_below("muon"), "muon"))
+    shown = "\n".join(source for _, source in diffs.definitions(stage_below("muon"), "muon"))
     assert all(
         part in shown for part in ("def step(self):", "average.lerp_(gradient", "torch.baddbmm(gram, gram, gram")
     )
@@ -239,7 +240,7 @@ def test_the_program_of_a_rung_has_the_loss_and_the_gradients_of_model_py(rung, 
 
 @pytest.mark.slow
 def test_shown_programs_are_as_tidy_as_the_project(tmp_path):
-    for stage in pages.BOTH:
+    for stage in BOTH:
         write(stage, tmp_path)
     for command in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", tmp_path]
@@ -250,8 +251,8 @@ def test_shown_programs_are_as_tidy_as_the_project(tmp_path):
 @pytest.mark.slow
 def test_a_shown_program_has_no_trace_of_other_stages():
     for stage in STAGES:
-        assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", pages.script(stage)) == [], stage
-    naive = pages.script("naive")
+        assert re.findall(rf"config\.({'|'.join(FIELDS)})\b", diffs.script(stage)) == [], stage
+    naive = diffs.script("naive")
     later = "autocast|scaler|compile|recompute|DataLoader|micro_batches|aten|8bit|scale_lr|in_backward|parallel|rank"
     assert not re.search(later, naive)
     assert "    loss.backward()\n" in naive and "        optimizer.step()\n" in naive
@@ -261,9 +262,9 @@ def test_a_shown_program_has_no_trace_of_other_stages():
 def test_a_stage_changes_few_lines_and_shows_what_stands_behind_them():
     for stage in STAGES[1:]:
         call, behind = CHANGES.get(stage, ("", ""))
-        lines = [line for line in pages.diff(stage_below(stage), stage) if line[0] in "+-" and line[1:].strip()]
+        lines = [line for line in diffs.diff(stage_below(stage), stage) if line[0] in "+-" and line[1:].strip()]
         assert any(call in line for line in lines) and len(lines) <= SCREEN, stage
-        shown = "\n".join(source for _, source in pages.definitions(stage_below(stage), stage))
+        shown = "\n".join(source for _, source in diffs.definitions(stage_below(stage), stage))
         assert behind in shown and "raise BadInput" not in shown, stage
         assert bool(shown) == bool(behind) or stage not in CHANGES, stage
 
@@ -271,19 +272,19 @@ def test_a_stage_changes_few_lines_and_shows_what_stands_behind_them():
 @pytest.mark.slow
 def test_every_rung_shows_what_it_changes():
     for rung in stage_names(RECIPE_DIR)[1:]:
-        assert pages.short_diff(rung) or pages.short_diff(rung, standalone), rung
+        assert describe(rung).diff, rung
 
 
 def test_a_diff_patches_the_previous_program_into_the_next(tmp_path):
-    """git apply reads what pages.py diff prints."""
-    patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(pages.diff("naive", STAGES[-1])) + "\n"
+    """git apply reads what ladder.py diff prints."""
+    patch = "--- a/naive.py\n+++ b/naive.py\n" + "\n".join(diffs.diff("naive", STAGES[-1])) + "\n"
     naive = write("naive", tmp_path)
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
-    assert naive.read_text(encoding="utf-8") == pages.script(STAGES[-1])
+    assert naive.read_text(encoding="utf-8") == diffs.script(STAGES[-1])
 
 
 def test_show_and_diff_print_what_they_are_asked_for(run_main):
-    assert run_main(ladder.main, "show", "amp").out == pages.script("amp")
+    assert run_main(ladder.main, "show", "amp").out == diffs.script("amp")
     printed = run_main(ladder.main, "diff", "tf32").out
     assert printed == run_main(ladder.main, "diff", "allocator", "tf32").out
     assert printed.splitlines()[0].endswith("@@ set_up")
@@ -291,7 +292,7 @@ def test_show_and_diff_print_what_they_are_asked_for(run_main):
     assert run_main(ladder.main, "diff", "tf32", "tf32").out == ""
     printed = run_main(ladder.main, "diff", "scalar_lr").out
     assert (
-        printed.startswith(f"scalar_lr: 1.0 → 4.0. {pages.SAME}\n\n@@ ")
+        printed.startswith(f"scalar_lr: 1.0 → 4.0. {SAME}\n\n@@ ")
         and "+            rates[parameter] = 4.0\n" in printed
     )
     program = run_main(ladder.main, "diff", "amp", "--program").out
@@ -326,14 +327,5 @@ def test_the_list_has_both_ladders_within_100_columns(run_main):
     lines = run_main(ladder.main).out.splitlines()
     assert lines == run_main(ladder.main, "list").out.splitlines() and max(map(len, lines)) <= 100
     said = {line.strip("├└│ ").partition(" ")[0]: line for line in lines}
-    for stage in pages.BOTH:
+    for stage in BOTH:
         assert said[stage].endswith(f"  {reason(stage)}") and len(reason(stage)) <= 70
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_says_why_and_names_its_sources_with_links(stage):
-    text = pages.explanation(stage)
-    labels = re.findall(r"^\*\*(\w+):\*\*", text, re.MULTILINE)
-    assert labels == (["Tried", "Source"] if stage == "naive" else ["What", "Why", "Cost", "Tried", "Source"])
-    sources = text.partition("**Source:**\n")[2].splitlines()
-    assert sources and all(re.fullmatch(r"- \[.+\]\(https://\S+\)", line) for line in sources)

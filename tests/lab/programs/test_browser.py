@@ -1,4 +1,4 @@
-"""docs/ladder.html in a browser: everything can be reached, read, and copied or downloaded.
+"""The page in a browser: everything can be reached, read, and copied or downloaded.
 
 Needs Chromium and playwright, which drives it; accessibility needs axe-playwright-python, which brings axe.
 """
@@ -10,14 +10,13 @@ from importlib.util import find_spec
 import pytest
 from playwright.sync_api import sync_playwright
 
-from lab.programs import pages
+from lab.programs import diffs
 from lab.programs.bundle import standalone
-from lab.programs.page import build
+from lab.programs.stages import BOTH
 from nanoladder.config import stage_path
 from nanoladder.config.stages import stage_below
 
 pytestmark = pytest.mark.slow
-STAGES = pages.BOTH
 SIGNS = {"ins": "+", "del": "-", "div": " "}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WIDE, PHONE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}, {"width": 320, "height": 800}
@@ -35,7 +34,7 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def visit(browser):
+def visit(browser, built):
     """visit(address, viewport, **options) -> the page, open there. At the end: no error, and nothing was requested."""
     errors, requests = [], []
 
@@ -44,12 +43,12 @@ def visit(browser):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("request", lambda request: requests.append(request.url))
-        page.goto(build.PAGE.as_uri() + address)
+        page.goto(built.as_uri() + address)
         return page
 
     yield visit
     assert errors == []
-    assert {url.partition("#")[0] for url in requests} == {build.PAGE.as_uri()}
+    assert {url.partition("#")[0] for url in requests} == {built.as_uri()}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def page(wide):
 
 
 def program(stage):
-    return pages.script(stage).splitlines()
+    return diffs.script(stage).splitlines()
 
 
 LINES = """() => [...document.querySelectorAll("#program .line:not(p), #program .hunk:not(p)")]
@@ -105,7 +104,7 @@ def visible(page):
 
 
 def test_every_stage_is_reached_by_link_and_shows_its_program_and_its_diff(page):
-    for stage in reversed(STAGES):
+    for stage in reversed(BOTH):
         page.click(f"#rail a[href='#{stage}']")
         shown = page.locator("#program > .mechanism").all_text_contents()
         assert shown == [page.text_content(f"#{stage} .mechanism")]
@@ -113,7 +112,7 @@ def test_every_stage_is_reached_by_link_and_shows_its_program_and_its_diff(page)
         shown = lines(page)
         assert [line[1:] for line in shown if line[0] != "-"] == program(stage)
         if stage_below(stage):
-            diff = [re.sub(r"^@@ .* @@", "@@", line) for line in pages.diff(stage_below(stage), stage)]
+            diff = [re.sub(r"^@@ .* @@", "@@", line) for line in diffs.diff(stage_below(stage), stage)]
             assert changed(shown) == changed(diff)
             page.click("#plain")
             assert lines(page) == diff, stage
@@ -124,17 +123,17 @@ def test_every_stage_is_reached_by_link_and_shows_its_program_and_its_diff(page)
                 .map(name => document.querySelector(name).getBoundingClientRect());
                 return line.top >= box.top && line.bottom <= box.bottom }"""
             assert not diff or page.evaluate(inside), stage
-    first, *_ = STAGES
+    first, *_ = BOTH
     assert page.inner_text("#head strong").startswith("Against naive, all stages together: up to ")
     page.click("#plain")
     assert lines(page) == [] and "ladder starts here" in page.inner_text("#program") and first == "naive"
 
 
 def test_every_stage_is_reached_by_key_and_the_back_button_climbs_down(page):
-    for stage in STAGES:
+    for stage in BOTH:
         assert stage_of(page) == stage
         page.keyboard.press("ArrowDown")
-    assert stage_of(page) == STAGES[-1]  # the list ends here
+    assert stage_of(page) == BOTH[-1]  # the list ends here
     path = stage_path("low_memory_optimizer")
     at(page, "#pipeline_parallel")
     for key, steps in (("ArrowLeft", reversed(stage_path("pipeline_parallel"))), ("ArrowRight", path)):
@@ -192,7 +191,7 @@ def test_two_stages_are_chosen_and_compared(page):
     at(page, "#flash")
     page.select_option("#against", "allocator")
     assert page.url.endswith("#allocator..flash")
-    for a, b in (("allocator", "flash"), ("flash", "allocator"), ("compile", "naive"), ("naive", STAGES[-1])):
+    for a, b in (("allocator", "flash"), ("flash", "allocator"), ("compile", "naive"), ("naive", BOTH[-1])):
         shown = lines(at(page, f"#{a}..{b}"))
         assert [line[1:] for line in shown if line[0] != "-"] == program(b)
         assert [line[1:] for line in shown if line[0] != "+"] == program(a)
@@ -219,7 +218,7 @@ def test_functions_fold(page):
     unfolded = page.evaluate("[...document.querySelectorAll('#program details[open]')].map(e => e.dataset.name)")
     assert unfolded == ["Attention", "Attention.__init__", "Attention.attend"]
     marked = page.locator("#program ins:visible, #program del:visible").count()
-    assert marked == len(changed(pages.diff("amp", "flash")))
+    assert marked == len(changed(diffs.diff("amp", "flash")))
     assert visible(page) < whole / 2
     page.click("#quiet")
     assert visible(page) == whole
@@ -228,7 +227,7 @@ def test_functions_fold(page):
 def test_the_program_can_be_copied_and_downloaded(page, tmp_path):
     at(page, "#flash")
     page.evaluate("getSelection().selectAllChildren(program)")  # a selection leaves out what was removed
-    assert page.evaluate("getSelection().toString()").split() == pages.script("flash").split()
+    assert page.evaluate("getSelection().toString()").split() == diffs.script("flash").split()
     page.click("#quiet")  # folded code is copied, too
     page.click("#copy")
     page.locator("#said", has_text="Copied").wait_for(state="attached")
@@ -243,12 +242,12 @@ def test_the_program_can_be_copied_and_downloaded(page, tmp_path):
 
 def test_a_step_is_announced_to_a_screen_reader(page):
     at(page, "#amp")
-    marks = [line[0] for line in changed(pages.diff("tf32", "amp"))]
-    said = f"amp, stage 7 of {len(STAGES)}: {marks.count('+')} lines added, {marks.count('-')} removed"
+    marks = [line[0] for line in changed(diffs.diff("tf32", "amp"))]
+    said = f"amp, stage 7 of {len(BOTH)}: {marks.count('+')} lines added, {marks.count('-')} removed"
     assert page.inner_text("#said") == said
 
 
-def test_the_chosen_machines_and_color_scheme_are_kept(visit):
+def test_the_chosen_machines_and_color_scheme_are_kept(visit, built):
     page = visit("#amp", color_scheme="light")
     shown = "[...document.querySelectorAll('#amp [data-set]')].filter(e => e.checkVisibility()).map(e => e.dataset.set)"
     first, *_, last = page.evaluate("[...machine.options].map((option) => option.value)")
@@ -268,7 +267,7 @@ def test_the_chosen_machines_and_color_scheme_are_kept(visit):
     assert all(0.05 < sum(parts) < 1 and len(parts) > 2 for parts in widths)
     refusing = page.context.browser.new_page()
     refusing.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('refused') } })")
-    refusing.goto(build.PAGE.as_uri())
+    refusing.goto(built.as_uri())
     refusing.select_option("#machine", last)
     assert refusing.locator("#naive [data-set]:visible").get_attribute("data-set") == last
 
@@ -293,7 +292,7 @@ def test_the_whole_program_is_printed(visit):
 
 def test_texts_and_figures_are_visible_without_javascript(visit):
     page = visit(java_script_enabled=False)
-    for stage in STAGES:
+    for stage in BOTH:
         for part in ("h2", ".text", ".cards .card"):
             assert page.locator(f"#{stage} {part}").first.is_visible(), (stage, part)
     assert not page.is_visible("#program") and not page.is_visible("#theme")

@@ -1,0 +1,139 @@
+"""Measured figures of stages and rungs, read from the files in results/."""
+
+from functools import cache
+from operator import attrgetter
+from typing import NamedTuple
+
+from lab.measure import summary, tables
+from lab.measure.results import read, read_results
+from lab.programs.bundle import FOLDER
+from nanoladder.config import stage_names
+from nanoladder.config.stages import needs_several
+from nanoladder.errors import BadInput
+
+RESULTS = FOLDER / "results"
+# The README, the page's first view and its picture show these figures. To show others, change this line, then run
+# python ladder.py docs; make pages; chromium --headless --hide-scrollbars --force-device-scale-factor=1.5 \
+#     --window-size=1440,900 --screenshot=docs/ladder-page.png "file://$PWD/out/pages/index.html#amp"
+SHOWN = {  # {the README's words for a machine: machine/config}; the page begins with the first
+    "two cores": "amd-epyc-2-threads-bf16/reference",
+    "an H200": "nvidia-h200/reference-50257",
+}
+RECIPES = [  # the README's figures of the second ladder
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small_finished",  # without: of the five that hold
+    RESULTS / "amd-epyc-2-threads" / "recipe_small_second",  # of the seven after them
+    RESULTS / "amd-epyc-2-threads" / "recipe_small_gpt2",  # alone: of the rungs after the five that need no Muon
+    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",  # the screening
+]
+SCALING = {  # stages of several processes: the mode that measures them
+    stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
+    for stage in filter(needs_several, stage_names())
+}
+DATASET = "--dataset="  # the command-line argument
+
+
+class Measured(NamedTuple):
+    """Figures of a mode on one machine."""
+
+    key: str  # machine/config
+    mode: str
+    results: dict  # the contents of a runs.jsonl
+    rows: dict  # {row: its summary}
+
+
+class Scale(NamedTuple):
+    """Figures of the second ladder on one machine, at one scale."""
+
+    name: str
+    parameters: int  # of the base
+    on: list  # rungs that the base has already
+    rows: dict  # {row: its figures}
+    corpus: str = ""  # the dataset, unless it is the config's own
+
+
+@cache
+def measured(mode, paths=()):
+    """Returns {machine/config: Measured} of every runs.jsonl that contains a mode.
+
+    A reader's own files, at paths, come first, then that of the README, then the others in results/.
+    """
+    first = RESULTS / next(iter(SHOWN.values()))
+    ours = sorted(RESULTS.glob("*/*/runs.jsonl"), key=lambda path: (path.parent != first, path))
+    every = {}
+    for path in (*paths, *ours):
+        results, key = read_results(path), "/".join(path.resolve().parts[-3:-1])
+        if mode in results["modes"] and key not in every:
+            rows = {row["name"]: row for row in summary.summarize(results, mode)}
+            every[key] = Measured(key, mode, results, rows)
+    return every
+
+
+def check(paths):
+    """Raises BadInput if one of a reader's own files has nothing to show."""
+    for path in paths:
+        if not read_results(path)["modes"].keys() & {"ladder", *SCALING.values()}:
+            wrong = "holds no stages" if path.exists() else "does not exist"
+            raise BadInput(f"{path} {wrong}; expected a runs.jsonl of --mode=ladder or scaling")
+
+
+def shown(machine="two cores"):
+    """Returns the README's figures of a machine in SHOWN."""
+    return measured("ladder")[SHOWN[machine]]
+
+
+def of_stage(name, paths=()):
+    """Returns the figures that include a stage: its scaling on each machine if it needs several processes, then all."""
+    scaling = measured(SCALING[name], paths).values() if name in SCALING else []
+    return [*scaling, *measured("ladder", paths).values()]
+
+
+def compared(row, other):
+    """Returns how many times as fast as another a row of summary.summarize is, and in how much less memory."""
+    smaller = other["peak"] / row["peak"]
+    return tables.gain(row, other["name"]), "≈ 1" if abs(smaller - 1) < 0.01 else f"{smaller:.2f}×"
+
+
+def relative(stage, rows):
+    """Returns a stage's speed and memory relative to the stage that it stands on; of the first, in ms and GB.
+
+    Texts; empty if the stage is not among the rows of --mode=ladder.
+    """
+    rows = {name: row for name, row in rows.items() if "peak" in row}
+    if stage not in rows:
+        return "", ""
+    row, below = rows[stage], rows.get(summary.row_below(stage, rows))
+    if below is None:
+        return f"{tables.milliseconds(row['seconds'])} ms", f"{row['peak'] / 1e9:.3f} GB"
+    return compared(row, below)
+
+
+def recipes():
+    """Returns the rows of RECIPES, {rung: row} each."""
+    return [{row["name"]: row for row in read(folder / "recipe.json", ["rows"])["rows"]} for folder in RECIPES]
+
+
+def of_rung(name):
+    """Returns {machine: the Scales at which a rung was measured}."""
+    chosen = {machine: [each for each in every if "verdict" in each.rows.get(name, ())] for machine, every in scales()}
+    return {machine: every for machine, every in chosen.items() if every}
+
+
+@cache
+def scales():
+    """Returns [(machine, its Scales: the smallest model first, on the config's own dataset before others)]."""
+    machines = {}
+    for path in sorted(RESULTS.glob("*/*/recipe.json")):
+        results, (machine, name) = read(path, ["rows"]), path.parts[-3:-1]
+        base, name = results["rows"][0], name.removeprefix("recipe_").replace("_", " ")
+        rows = {row["name"]: row for row in results["rows"]}
+        corpus = next((word.removeprefix(DATASET) for word in results["config"] if word.startswith(DATASET)), "")
+        scale = Scale(name, base["parameters"], results.get("on") or [], rows, corpus)
+        machines.setdefault(machine, []).append(scale)
+    return [(machine, sorted(every, key=attrgetter("parameters", "corpus"))) for machine, every in machines.items()]
+
+
+def machine_in_words(folder):
+    """Describes the machine of a folder in results/ by the first runs in it that have one; without any, its name."""
+    every = (read_results(path) for path in sorted(RESULTS.glob(f"{folder}/*/runs.jsonl")))
+    machine = next((results["machine"] for results in every if "machine" in results), None)
+    return tables.machine_in_words(machine) if machine else folder

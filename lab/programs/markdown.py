@@ -1,0 +1,104 @@
+"""The ladder as Markdown: docs/ladder.md, and the README's diff and tables."""
+
+import ast
+import re
+import textwrap
+
+from lab.measure import tables
+from lab.programs import figures
+from lab.programs.bundle import FOLDER
+from lab.programs.stages import BOTH, SAME, describe, gain
+from lab.research import records
+from nanoladder.config import stage_names
+from nanoladder.config.stages import RECIPE_DIR, fields, needs_several, reason, stage_below, tree
+
+PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
+KINDS = ("speed", "memory")  # of a stage's figures
+
+
+def page():
+    """Returns docs/ladder.md: the introduction that stands there, then each stage with its change and its sources."""
+    introduction = PAGE.read_text(encoding="utf-8").partition("- [")[0]
+    contents = []
+    for lines, name in [*tree(), *tree(RECIPE_DIR)]:
+        depth = len(lines) // 2 + lines.endswith(("│ ", "  "))  # the first stage of a branch carries the others
+        contents.append(f"{'  ' * depth}- [{name}](#{name}): {reason(name)}")
+    return introduction + "\n".join([*contents, "", *(section(describe(name)) for name in BOTH)])
+
+
+def section(stage):
+    """Returns the page's section on a stage, with its diff to the stage below; the first shows train_step instead."""
+    if stage.below is None:
+        step = next(node for node in ast.parse(stage.program).body if getattr(node, "name", "") == "train_step")
+        code = f"```python\n{ast.get_source_segment(stage.program, step)}\n```"
+        text = [*explanation(stage), code, f"`python ladder.py show {stage.name}`"]
+    else:
+        text = [f"`{stage.change}`", *explanation(stage), *([SAME] if stage.same_program else [])]
+        text.append(f"```diff\n{stage.diff}\n```")
+        text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in stage.definitions]
+        for machine, values in relative(stage).items():
+            measured = [f"{kind} {value}" for kind, value in zip(KINDS, values, strict=True) if value]
+            text += [f"Measured on {machine}: {', '.join(measured)}."] if measured else []
+        text.append(f"`python ladder.py diff {stage.name}`")
+    return "\n\n".join([f"## {stage.name}", stage.reason, *text]) + "\n"
+
+
+def explanation(stage):
+    """Returns the paragraphs of a stage's docstring, and the list of its sources."""
+    sources = [f"- [{title}]({address})" for title, address in stage.sources]
+    labeled = [f"**{label}:** {text}" for label, text in stage.parts.items()]
+    return [*filter(None, [stage.introduction]), *labeled, "\n".join(["**Source:**", *sources])]
+
+
+def relative(stage):
+    """Returns {machine: (speed, memory)} of a stage for the README's machines; of a rung, which has none, {}."""
+    if stage.group == "recipe":
+        return {}
+    rows = {each.key: each.rows for each in stage.figures if each.mode == "ladder"}
+    return {machine: figures.relative(stage.name, rows[key]) for machine, key in figures.SHOWN.items()}
+
+
+def readme():
+    """Returns the README with its diff, its tables and the sentences on all stages' gain rewritten."""
+    text = records.with_table(README.read_text(encoding="utf-8"), "records/")
+    step = re.search(r"@@ train_step\n.*?(?=\n@@ )", describe("amp").diff, re.DOTALL)[0]
+    text = re.sub(r"(?<=```diff\n).*?(?=\n```)", lambda _: step, text, flags=re.DOTALL)
+    for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
+        text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)
+    gains = {machine: gain(figures.shown(machine).rows.values()) for machine in figures.SHOWN}
+    sentences = [f"On {machine}, {sentence.replace('Against', 'against')}" for machine, sentence in gains.items()]
+    gained = "\n\n".join(textwrap.fill(sentence, 120, break_on_hyphens=False) for sentence in sentences)
+    return re.sub(r"^On two cores, (.+\n)+\nOn an H200, (.+\n)+", lambda _: f"{gained}\n", text, flags=re.MULTILINE)
+
+
+def stage_table(text):
+    """Returns the lines of the first ladder's table in the README, which is the text: the stages of one process."""
+    heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in figures.SHOWN for kind in KINDS)]
+    names = [name for name in stage_names() if not needs_several(name)]
+    return table_lines(text, heads, {name: sum(relative(describe(name)).values(), ()) for name in names})
+
+
+def rung_table(text):
+    """Returns the lines of the second ladder's table in the README, which is the text: the rungs of the trunk."""
+    *together, alone, screened = figures.recipes()
+    heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
+    cells = {}
+    _, *trunk = [name for branch, name in tree(RECIPE_DIR) if not branch]
+    for name in trunk:
+        row, kept = screened.get(name, {}), next((rows[name] for rows in together if name in rows), {})
+        verdict = kept.get("verdict") or row.get("verdict") or "not measured yet"
+        factors = [row.get("step"), row.get("alone") or alone.get(name, {}).get("alone"), kept.get("without")]
+        cells[name] = [*(tables.factor(each) if each else "" for each in factors), verdict]
+    return table_lines(text, heads, cells)
+
+
+def table_lines(text, heads, cells):
+    """Returns a table's lines, with the README's own words on each stage. cells: {stage: last cells of its row}."""
+    words = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for name, last in cells.items():
+        values = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items() if stage_below(name))
+        values = values.replace("'", '"')
+        link, does = f"[{name}](docs/ladder.md#{name})", words.get(name, reason(name).rstrip("."))
+        lines.append(f"| {' | '.join([link, does, values, *last])} |")
+    return lines
