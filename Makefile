@@ -1,6 +1,6 @@
 # make train: set up, prepare the default corpus, train the quickstart, print a sample.
 # make test:  set up, run every test.
-# make pages: the ladder as a page, in a folder that any web server shows as it is.
+# make pages: build the ladder as a page, in out/pages, which any web server shows as it is.
 # make gpu:   measure all that a machine with an NVIDIA GPU must show (docs/gpu.md).
 # make test-fast: without the slow ones; make test-nightly: only those too long for make test;
 # make test-oldest, test-newest: the fast ones, and what compiles, with the oldest supported PyTorch and the newest.
@@ -47,9 +47,8 @@ test-oldest test-newest:
 gpu:
 	bash lab/gpu.sh
 
-pages:
-	mkdir -p out/pages
-	cp docs/ladder.html out/pages/index.html
+pages: .venv/.train
+	$(PY) ladder.py html
 
 # An interrupted training continues where it was saved.
 $(OUT)/.finished: | .venv/.train data/python_stdlib/meta.json
