@@ -174,7 +174,7 @@ function show() {
   find("against").value = view.base === null ? "" : stages[view.base].name;
   const several = path.includes(numbers.get("ddp"));
   find("command").textContent = `${several ? "torchrun --nproc_per_node=2" : "python"} ${stages[stage].name}.py train.bin`;
-  find("said").textContent = `${stages[stage].name}, stage ${stage + 1} of ${stages.length}: ${draw()}`;
+  find("status").textContent = `${stages[stage].name}, ${stage + 1} of ${stages.length}: ${draw()}`;
   center(links[stage]);
 }
 
@@ -215,7 +215,7 @@ async function copy() {
   } catch {
     answer = "Not allowed: use Download";
   }
-  find("copy").textContent = find("said").textContent = answer;
+  find("copy").textContent = find("status").textContent = answer;
   setTimeout(() => (find("copy").textContent = "Copy"), 1500);
 }
 

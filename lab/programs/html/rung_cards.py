@@ -14,13 +14,13 @@ HOW_TO_READ = (
     "How many times fewer tokens reach the same loss. tokens ×: the recipe up to this rung, compared with the base; "
     "over the last kept: with the rungs kept before this one was measured; alone: this rung on the base; without: the "
     "finished recipe, compared with itself without the rung (≥, ≤: bounds). Time of a step: relative to the base's; "
-    f"gain: tokens × divided by it. In brackets: intervals, which hold for all rungs at once in {LEVEL:.0%} of tables."
+    f"gain: tokens × divided by it. In brackets: simultaneous {LEVEL:.0%} intervals over all rungs."
 )
 BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
 BESIDE = {  # {verdict on the step from the row before: as text}
     "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
     "costs": "{rung} costs tokens: the recipe before it needs {times} times as many",
-    "not seen": "{rung} makes no difference that can be seen{doubt}",
+    "not seen": "{rung} has no significant effect{doubt}",
     "beyond the curve": "{rung} ends beyond the base's curve, so that its gain is only bounded",
     "kept, not confirmed": "{rung} lowers the loss, which fresh seeds have yet to confirm",
     "left out, not confirmed": "{rung} does not lower the loss, which fresh seeds have yet to confirm",
@@ -28,7 +28,7 @@ BESIDE = {  # {verdict on the step from the row before: as text}
 WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: as text}
     "holds": "the finished recipe without {rung} needs {times} times the tokens",
     "costs": "the finished recipe without {rung} needs only {times} times the tokens",
-    "not seen": "the finished recipe without {rung} is as good, as far as can be seen{doubt}",
+    "not seen": "the finished recipe without {rung} does not differ significantly{doubt}",
 }
 
 
@@ -70,14 +70,12 @@ def base_card(machine, base, scales):
 
 
 def race_card(machine, runs):
-    """A card with how many times sooner than the naive loop each entry of the race ends, as bars."""
-    sooner = {entry.name: stats.mean_ratio(records.times_sooner(results)) for entry, results in runs.items()}
-    bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in sooner.items()]
+    """A card of bars: the speedup of each entry of the race over the naive loop, to the same loss."""
+    speedups = {entry.name: stats.mean_ratio(records.times_sooner(results)) for entry, results in runs.items()}
+    bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in speedups.items()]
     verdicts = [f"{entry.name}: {records.figures(entry, results)['verdict']}. " for entry, results in runs.items()]
-    fine = (
-        "Bars: how many times sooner than the naive loop a whole command ends with its loss. The mark: the naive loop. "
-    )
-    content = bars_table("records", bars, None, max(sooner.values())), tag("p", fine, *verdicts, class_="fine")
+    fine = "Bars: speedup of a whole command over the naive loop, to the same loss. The mark: the naive loop. "
+    content = bars_table("records", bars, None, max(speedups.values())), tag("p", fine, *verdicts, class_="fine")
     return card(machine, "the race that anyone can enter", *content)
 
 

@@ -230,7 +230,7 @@ def test_the_program_can_be_copied_and_downloaded(page, tmp_path):
     assert page.evaluate("getSelection().toString()").split() == diffs.script("flash").split()
     page.click("#quiet")  # folded code is copied, too
     page.click("#copy")
-    page.locator("#said", has_text="Copied").wait_for(state="attached")
+    page.locator("#status", has_text="Copied").wait_for(state="attached")
     alone = standalone("flash")  # one file that needs nothing of ours
     assert page.evaluate("navigator.clipboard.readText()") == alone
     with page.expect_download() as download:
@@ -243,8 +243,8 @@ def test_the_program_can_be_copied_and_downloaded(page, tmp_path):
 def test_a_step_is_announced_to_a_screen_reader(page):
     at(page, "#amp")
     marks = [line[0] for line in changed(diffs.diff("tf32", "amp"))]
-    said = f"amp, stage 7 of {len(BOTH)}: {marks.count('+')} lines added, {marks.count('-')} removed"
-    assert page.inner_text("#said") == said
+    announced = f"amp, 7 of {len(BOTH)}: {marks.count('+')} lines added, {marks.count('-')} removed"
+    assert page.inner_text("#status") == announced
 
 
 def test_the_chosen_machines_and_color_scheme_are_kept(visit, built):
