@@ -123,7 +123,7 @@ def check_entry(options):
     """Checks an entry of the race. Runs its config files and patch, with your rights: read them first.
 
     It checks the rules, then whether the entry holds, against the record before it and the naive loop,
-    on seeds that follow from its files, and writes MACHINE.json to its folder. The same command
+    on seeds that follow from its files, and writes MACHINE.jsonl to its folder. The same command
     continues. Exit code: 0 if it holds, 1 if not, 2 if it breaks a rule.
     """
     sys.exit(referee.check(options))

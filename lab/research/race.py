@@ -21,16 +21,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from lab.measure import cli, stats, tables
+from lab.measure.git import commit
 from lab.measure.launch import run_alone
 from lab.measure.machine import machine_in_words
 from lab.measure.measurements import machine_facts
 from lab.measure.peers import nanogpt
 from lab.measure.peers.task import require_checkout
-from lab.measure.results import code_hash, default_folder, resume, write
-from lab.measure.training import PAUSE, Child
+from lab.measure.results import code_hash, default_folder, write
+from lab.measure.runs import PAUSE, RUNS, Runs
+from lab.measure.training import Child
+from lab.research.records import with_seeds
 from nanoladder import files
 from nanoladder.config import differences
 from nanoladder.data import open_dataset
@@ -45,11 +47,12 @@ LABELS |= {"nanoGPT": "nanoGPT's own command", "ours": "both ladders"}
 HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty cache and validation count. A loss is \
 that of a finished schedule. sooner: the time of {first} with the same seed divided by this, in brackets an interval \
 (docs/measuring.md)."""
+COUNTED = {"what": "counted"}  # a row beside the runs
 SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
 
 
 def race(options, words):
-    """Trains what has not run yet; writes race.json, race.md and race.png after each run."""
+    """Trains what has not run yet; then writes race.md and race.png."""
     config = load_config(words)
     commands, runners, facts = (beside_nanogpt if options.nanogpt else beside_naive)(options, words, config)
     dataset = open_dataset(config)
@@ -58,21 +61,16 @@ def race(options, words):
     conditions = {"machine": run_alone(machine_facts, config), "config": words, **facts}
     conditions |= {"data": dataset.fingerprint(), "code": code_hash()}
     folder = Path(options.out_dir or default_folder(conditions))
-    results = resume(folder / "race.json", conditions, {"runs": []})
-    counted = counted_losses(dataset, config).items()
-    results["counted"] = {name: {"loss": each, "bpb": each * dataset.bits_per_nat} for name, each in counted}
-    write(folder, {"race.json": results})  # fails now, rather than later, if it cannot be written
-    tasks, runs = [(seed, name) for seed in range(options.seeds) for name in commands], results["runs"]
-    with tqdm(tasks, unit="run") as bar:
-        for done, (seed, name) in enumerate(bar):
-            bar.set_postfix_str(f"{name}, seed {seed}")
-            if done == len(runs):
-                runs.append({"name": name, "seed": seed, **runners[name](seed)})
-                write(folder, {"race.json": results})
+    wanted = [{"name": name, "seed": seed} for seed in range(options.seeds) for name in commands]
+    with Runs(folder / RUNS, "race", conditions, {"commit": commit()}) as runs:
+        counted = counted_losses(dataset, config).items()
+        runs.put(COUNTED, {name: {"loss": each, "bpb": each * dataset.bits_per_nat} for name, each in counted})
+        list(runs.take(lambda: wanted, lambda row: runners[row["name"]](row["seed"])))
+        results = conditions | {"runs": with_seeds(runs), "counted": runs.figures(COUNTED)}
     text = report(results, commands)
     write(folder, {"race.md": text})
     draw(results, folder / "race.png")
-    print(f"{text}\n\nwritten: {folder}/race.md, race.json and race.png")
+    print(f"{text}\n\nwritten: {folder}/race.md, race.png and {RUNS}")
 
 
 def beside_naive(options, words, config):
@@ -113,16 +111,12 @@ def run(words, **settings):
     words: its command-line arguments. settings: its Child's. Raises BadInput if it fails.
     """
     curve = {}
-    with tempfile.TemporaryDirectory() as cache:
-        child = Child(words, {"TORCHINDUCTOR_CACHE_DIR": cache}, **settings)
-        try:
-            while not (outcome := child.outcome()):
-                time.sleep(PAUSE)
-                for row in child.metrics():
-                    if "train_loss" in row:
-                        curve.setdefault(row["step"], (time.monotonic() - child.start, row["train_loss"]))
-        finally:
-            child.end()
+    with tempfile.TemporaryDirectory() as cache, Child(words, {"TORCHINDUCTOR_CACHE_DIR": cache}, **settings) as child:
+        while not (outcome := child.outcome()):
+            time.sleep(PAUSE)
+            for row in child.metrics():
+                if "train_loss" in row:
+                    curve.setdefault(row["step"], (time.monotonic() - child.start, row["train_loss"]))
     if outcome["note"]:
         raise BadInput(f"`train.py {' '.join(words)}` {outcome['note']}")
     final, bpb, seconds, tokens = (outcome[key] for key in ("val_loss", "val_bpb", "seconds", "tokens"))

@@ -26,20 +26,24 @@ import math
 import statistics
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from lab.measure import measurements
+from lab.measure.cli import command_line
 from lab.measure.configs import changed
+from lab.measure.git import commit
 from lab.measure.launch import run_alone
 from lab.measure.machine import machine_name
-from lab.measure.results import presets, read, write
-from lab.measure.training import Trial, Trials
+from lab.measure.results import presets
+from lab.measure.runs import RUNS, Failed, Runs, in_words
+from lab.measure.training import Child
 from lab.predict.predict import costs
 from lab.research.equivalent_tokens import Curve
 from lab.research.recipe_report import report
-from nanoladder.config import apply, differences, stages
+from nanoladder.config import DEFAULTS, Config, apply, differences, stages
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
@@ -48,7 +52,9 @@ from nanoladder.run import load_config
 SCREENING, MANY, FRESH, ONCE = (0, 1, 2), tuple(range(10)), (10, 11, 12, 13, 14), (0,)  # seeds
 FACTORS = (0.5, 1.0, 2.0)  # of a learning rate
 MOST_FACTORS = 6  # with those past an edge
-ROUNDS, STEPS = 3, "steps.json"  # processes that time each row's step, and their file
+ROUNDS = 3  # processes that time each row's step
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # more only compete
+OF_A_RUN = ("out_dir", "init_from", "log_interval", "sample_interval", "wandb")
 QUARTER, HALF, TWICE, FOUR = 0.25, 0.5, 2.0, 4.0  # lengths of the base's curve; so is 1
 
 
@@ -70,6 +76,44 @@ class Row:
     fresh_factor: float | None = None
     kept: bool = False
     note: str | None = None
+
+
+class Trial(NamedTuple):
+    """A whole run of a row's config at a multiple of its learning rates and of its steps."""
+
+    name: str
+    config: Config
+    seed: int
+    factor: float = 1.0
+    length: float = 1.0
+
+    def resolved(self):
+        """The config as trained: one evaluation at the end, no checkpoints."""
+        config, steps = self.config, round(self.length * self.config.max_steps)
+        values = {key: DEFAULTS[key] for key in OF_A_RUN}
+        values |= {key: self.factor * getattr(config, key) for key in ("learning_rate", "min_lr")}
+        values |= {"seed": self.seed, "max_steps": steps, "log_interval": steps, "eval_interval": steps}
+        values |= {"num_workers": 0, "save_interval": 0}
+        if config.lr_decay_steps:
+            values["lr_decay_steps"] = round(self.length * config.lr_decay_steps)
+        return dataclasses.replace(config, **values)
+
+
+@functools.cache
+def row_of(trial):
+    """The row of a trial. Trials of one config are the same row, whatever their names."""
+    about = {"name": trial.name, "lr_factor": trial.factor, "length": trial.length, "seed": trial.seed}
+    return {"what": "train", "keys": differences(trial.resolved()), "about": about}
+
+
+def train(row):
+    """Trains the config of a row in a process with one thread. Yields while it waits, and returns the figures."""
+    with Child(command_line(row["keys"]), ONE_THREAD) as child:
+        while not (outcome := child.outcome()):
+            yield
+    if outcome.pop("failed"):
+        raise Failed(outcome["note"])
+    return outcome
 
 
 class Protocol:
@@ -272,42 +316,52 @@ def measure(options, words):
 
     machine = machine_name(run_alone(measurements.machine_facts, config))
     folder = Path(options.out_dir or Path("results", machine, presets(words)))
-    end = time.monotonic() + 60 * options.minutes
-    with Trials(folder, dataset.fingerprint(), machine) as trials:
+    end, origin = time.monotonic() + 60 * options.minutes, {"machine": machine, "commit": commit()}
+    with Runs(folder / RUNS, "recipe", {"data": dataset.fingerprint()}, origin) as runs:
+        losses = {}
+
+        def loss(trial):
+            """The final validation loss, in nats per token; infinite if it diverged or failed, None without one."""
+            if trial not in losses and (row := row_of(trial)) in runs:
+                losses[trial] = (runs.figures(row) or {}).get("val_loss") or math.inf
+            return losses.get(trial)
+
+        def follow():
+            return protocol(loss).follow()
+
         try:
-            trials.run(lambda: protocol(trials.loss).follow().wanted, parameters, end, at_once)
-            time_steps(protocol(trials.loss).follow(), folder / STEPS, end)
+            for run in runs.take(lambda: list(map(row_of, follow().wanted)), train, end, at_once, "trial"):
+                said = run.failed or run.figures["note"] or format(run.figures["val_loss"], ".4f")
+                tqdm.write(f"{in_words(run.row)}: {said}")
+            found = follow()
+            if not found.wanted:
+                list(runs.take(lambda: steps_of(found), measure_step, end, unit="process"))
         finally:
-            found = protocol(trials.loss).follow()
-            report(found, trials, read_steps(folder / STEPS), words, options.on, parameters)
+            report(follow(), runs, words, options.on, parameters)
 
 
-def time_steps(protocol, path, end):
-    """Measures the steps of all rows, once no trial is wanted, and adds them to a file; starts nothing after `end`."""
-    rows, steps = [row for row in [protocol.base, *protocol.rows] if row.factor], read_steps(path)
-    for row in rows:
-        config = differences(row.config)
-        if row.name not in steps or steps[row.name]["config"] != config:
-            steps[row.name] = {"config": config, "seconds": [], "peak": None}
-    tasks = [(row, n) for n in range(ROUNDS + 1) for row in rows[:: -1 if n % 2 else 1]]
-    for row, n in tqdm([] if protocol.wanted else tasks, unit="process", leave=False):
-        step = steps[row.name]
-        is_missing = step["peak"] is None if n == ROUNDS else len(step["seconds"]) <= n
-        if not is_missing or time.monotonic() >= end:
-            continue
-        try:
-            if n == ROUNDS:
-                step["peak"] = run_alone(measurements.profile_step, row.config)["memory"]["peak"]
-            else:
-                step["seconds"].append(run_alone(measurements.time_steps, row.config)["seconds"])
-        except RuntimeError as error:
-            raise BadInput(f"the step of {row.name} cannot be measured: {error}") from None
-        write(path.parent, {path.name: steps})
+def steps_of(protocol):
+    """The rows of the time of a step, in rounds, and then of its memory."""
+    rows, wanted = [row for row in [protocol.base, *protocol.rows] if row.factor], []
+    for n in range(1, ROUNDS + 2):
+        what = {"what": "time", "round": n} if n <= ROUNDS else {"what": "profile"}
+        wanted += [what | step_of(row) for row in rows[:: 1 if n % 2 else -1]]
+    return wanted
 
 
-def read_steps(path):
-    """Reads the file of time_steps: {row: config, seconds of a step in each round and peak bytes}."""
-    return read(path, ()) if path.exists() else {}
+def step_of(row):
+    return {"keys": differences(row.config), "about": {"name": row.name}}
+
+
+def measure_step(row):
+    """Measures the seconds, or the peak bytes, of a step. Raises BadInput if it fails."""
+    config = dataclasses.replace(Config(), **row["keys"])
+    try:
+        if row["what"] == "profile":
+            return {"peak": run_alone(measurements.profile_step, config)["memory"]["peak"]}
+        return {"seconds": run_alone(measurements.time_steps, config)["seconds"]}
+    except RuntimeError as error:
+        raise BadInput(f"the step of {row['about']['name']} cannot be measured: {error}") from None
 
 
 def rungs_of(config):

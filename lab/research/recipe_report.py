@@ -1,12 +1,15 @@
 """The report of --mode=recipe: recipe.json with all figures, recipe.md with a table, and recipe.png."""
 
+import json
 import math
 import statistics
 
 from lab.measure import tables
 from lab.measure.results import write
+from lab.measure.runs import RUNS
 from lab.measure.stats import LEAST, LEVEL, intervals
 from nanoladder import files
+from nanoladder.config import differences
 
 KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
@@ -21,33 +24,38 @@ screening, and the rows after stand on it. ms ×: time of a step relative to the
 measured last; gain: tokens × / ms ×."""
 
 
-def report(protocol, trials, steps, words, on, parameters):
-    """Prints and writes what a Protocol found. steps: {row: seconds and peak bytes}. words: of the config.
+def report(protocol, runs, words, on, parameters):
+    """Prints and writes what a Protocol found in the runs. words: of the config.
 
-    on: the rungs that the base has, or None.
-
-    parameters: function of a config.
+    on: the rungs that the base has, or None. parameters: function of a config.
     """
-    folder = trials.path.parent
+    folder, trials = runs.path.parent, [run for run in runs if run.row["what"] == "train"]
     if not protocol.base.factor:
-        return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {trials.path}")
-    rows = figures(protocol, trials, parameters, steps)
-    commits, machines = (sorted({row[key] for row in trials.rows if row[key]}) for key in ("commit", "machine"))
+        return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {runs.path}")
+    rows = figures(protocol, runs, parameters)
+    origins = [run.conditions for run in trials]
+    commits, machines = (sorted({each[key] for each in origins if each[key]}) for key in ("commit", "machine"))
     text = [
         f"## recipe: `{' '.join(words)}`",
-        f"{len(trials.rows)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
+        f"{len(trials)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
         f"The base has {', '.join(on or ['no rung'])}. Length 1 is {protocol.config.max_steps} steps of "
         f"{protocol.config.batch_size} × {protocol.config.context_length} tokens. {in_words(protocol.curve)}",
         tables.markdown(COLUMNS, rows),
         HOW_TO_READ,
     ]
-    results = {"config": words, "on": on or [], "data": trials.data, "commits": commits, "machines": machines}
+    results = {
+        "config": words,
+        "on": on or [],
+        "data": runs.conditions["data"],
+        "commits": commits,
+        "machines": machines,
+    }
     results |= {"rows": rows, "curve": protocol.curve and vars(protocol.curve)}
-    write(folder, {"recipe.json": results, "recipe.md": "\n\n".join(text)})
+    write(folder, {"recipe.json": json.dumps(results, indent=1), "recipe.md": "\n\n".join(text)})
     if protocol.curve:
         draw(protocol.curve, rows, folder / "recipe.png")
     print(tables.markdown(COLUMNS, rows, tables.WIDTH))
-    print(f"\nwritten: {folder}/recipe.md with all columns, recipe.json, recipe.png and trials.jsonl")
+    print(f"\nwritten: {folder}/recipe.md with all columns, recipe.json, recipe.png and {RUNS}")
 
 
 def in_words(curve):
@@ -57,8 +65,10 @@ def in_words(curve):
     return f"The base's losses: {points}; as {curve.a:.3f} + {curve.b:.3f} · length^-{curve.c:.3f}."
 
 
-def figures(protocol, trials, parameters, steps):
-    """A dict of figures for each row, the base first. steps: as in report."""
+def figures(protocol, runs, parameters):
+    """A dict of figures for each row, the base first. parameters: as in report."""
+    trained = next(run.figures for run in runs if (run.figures or {}).get("val_loss"))
+    bits_per_nat = trained["val_bpb"] / trained["val_loss"]
     samples = {kind: {} for kind in KINDS}
     last = next((row for row in reversed(protocol.rows) if row.kept), protocol.base)
     for row in protocol.rows:
@@ -91,17 +101,25 @@ def figures(protocol, trials, parameters, steps):
         cells["parameters"] = parameters(row.config)
         if math.inf not in losses:
             cells["loss"] = statistics.fmean(losses)
-            cells["bpb"] = cells["loss"] * trials.bits_per_nat()
+            cells["bpb"] = cells["loss"] * bits_per_nat
         for kind in ("tokens", "step"):
             if kind in cells:
                 cells[kind]["bound"] = protocol.bound(row)
         if screened := protocol.log_gains(row, fresh=False):
             cells["screened"] = [row.tuned_at, row.tuned_at * math.exp(statistics.fmean(screened))]
-        if (step := steps.get(row.name)) and step["seconds"]:
-            cells |= {"seconds": statistics.median(step["seconds"])} | ({"peak": step["peak"]} if step["peak"] else {})
+        if seconds := of_step(runs, row, "time", "seconds"):
+            cells["seconds"] = statistics.median(seconds)
+            if peaks := of_step(runs, row, "profile", "peak"):
+                cells["peak"] = peaks[0]
             cells["ms"] = cells["seconds"] / rows[0]["seconds"]
             cells["gain"] = cells.get("tokens", {"times": 1.0})["times"] / cells["ms"]
     return rows
+
+
+def of_step(runs, row, what, figure):
+    """A figure of the step of a row's config, from each process that measured it."""
+    keys = differences(row.config)
+    return [run.figures[figure] for run in runs if run.row["what"] == what and run.row["keys"] == keys]
 
 
 def seen(change):

@@ -1,6 +1,6 @@
 """Entries of the race, one folder each in records/: their files, gains and verdicts.
 
-An entry has a README.md (a title; By NAME, YYYY-MM-DD.), config files, at most one patch, and a MACHINE.json of each
+An entry has a README.md (a title; By NAME, YYYY-MM-DD.), config files, at most one patch, and a MACHINE.jsonl of each
 machine that has run it, which referee.py writes. The rules are in records/README.md.
 """
 
@@ -16,6 +16,8 @@ import numpy as np
 from lab.measure import stats, tables
 from lab.measure.machine import machine_in_words
 from lab.measure.results import ROOT, read
+from lab.measure.runs import LOCK
+from lab.measure.runs import read as read_runs
 from nanoladder import files
 from nanoladder.errors import BadInput
 from nanoladder.run.metrics import read_metrics
@@ -26,7 +28,9 @@ PAGE, PICTURE, TRIED = RECORDS / "README.md", RECORDS / "records.png", RECORDS /
 SEEDS = 5  # needed for a verdict
 P = 0.01  # a gain counts if chance alone produces it less often
 MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone moves a loss by 0.002 to 0.004
-SUFFIXES = (".py", ".patch", ".json", ".png")  # of an entry's files, beside README.md
+SUFFIXES = (".py", ".patch", ".jsonl", ".png")  # of an entry's files
+OURS = ("README.md", LOCK)  # further ones
+CHECK = "check"  # the kind of its runs
 HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
 REFUSED = re.compile(r"^Refused: (.+)", re.MULTILINE)
 
@@ -67,7 +71,7 @@ class Entry:
 
     def results(self):
         """The results in its folder, {file name: results}."""
-        return {path.name: read(path, ("machine", "entries", "runs")) for path in sorted(self.folder.glob("*.json"))}
+        return {path.name: results_of(*read_runs(path, CHECK)) for path in sorted(self.folder.glob("*.jsonl"))}
 
     def races(self):
         """The results of every machine that has run it, with the files that are here."""
@@ -85,9 +89,9 @@ def read_entry(folder):
     text = page.read_text(encoding="utf-8")
     if not (head := HEAD.match(text)):
         raise BadInput(f"{page}: expected a title, # what is new, and below it By NAME, YYYY-MM-DD.")
-    strange = [path.name for path in folder.iterdir() if path.suffix not in SUFFIXES and path != page]
+    strange = [path.name for path in folder.iterdir() if path.suffix not in SUFFIXES and path.name not in OURS]
     if strange:
-        raise BadInput(f"{folder} holds {min(strange)}; expected README.md, config files, a .patch, .json and .png")
+        raise BadInput(f"{folder} holds {min(strange)}; expected README.md, config files, a .patch, .jsonl and .png")
     refused = REFUSED.search(text)
     entry = Entry(folder, **head.groupdict(), refused=refused and refused[1])
     if not entry.configs or len(list(folder.glob("*.patch"))) > 1:
@@ -103,7 +107,8 @@ def entries():
 def is_own(entry, results):
     """True if results are an entry's: its name, and the digests of its files and of those of the entries it faced."""
     digests = {each.name: each.digest for each in entries()}
-    return [*results["entries"]][-1:] == [entry.name] and results["entries"].items() <= digests.items()
+    faced = results.get("entries", {})
+    return [*faced][-1:] == [entry.name] and faced.items() <= digests.items()
 
 
 def before(entry):
@@ -123,6 +128,16 @@ def has_failed(entry):
 
 
 # -- results of the runs
+
+
+def results_of(conditions, found):
+    """The results of a check: its conditions, such as the machine and the entries, and its runs."""
+    return conditions | {"runs": with_seeds(found)}
+
+
+def with_seeds(found):
+    """[{"name": ..., "seed": ..., figures}] of the runs that have a seed."""
+    return [run.row | run.figures for run in found if "seed" in run.row]
 
 
 def verdict(results):

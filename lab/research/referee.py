@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lab.measure import tables
 from lab.measure.cli import command_line
-from lab.measure.git import git, unpack
+from lab.measure.git import commit, git, unpack
 from lab.measure.launch import reason_of_exit, run_alone
 from lab.measure.machine import machine_name
 from lab.measure.measurements import machine_facts
-from lab.measure.results import code_hash, resume, write
+from lab.measure.results import code_hash
+from lab.measure.runs import Runs
 from lab.research import race, records
 from nanoladder import files
 from nanoladder.checkpoint import format
@@ -54,7 +54,7 @@ SPARE = 0.5  # cores beyond the naive loop's threads, for the loader
 
 
 def check(options):
-    """Checks an entry, prints the verdict and writes MACHINE.json to its folder. Returns the exit code: 0 if it holds.
+    """Checks an entry, prints the verdict and writes MACHINE.jsonl to its folder. Returns the exit code: 0 if it holds.
 
     Raises BadInput if it is not an entry, or breaks a rule.
     """
@@ -74,10 +74,11 @@ def check(options):
             conditions = {"machine": machine, "data": data.fingerprint()}
             conditions["code"] = code_hash(next(iter(copies.values())))  # the naive loop's, which has no patch
             conditions["entries"] = {name: each.digest for name, each in contestants.items()}
-            path = Path(folder if options.quick else entry.folder, f"{machine_name(machine)}.json")
-            results = resume(path, conditions, {"runs": []})
-            require_seeded(entry, copies[entry.name], words[entry.name])
-            run_in_turns(entry, copies, words, seeds, data, results, path)
+            path = Path(folder if options.quick else entry.folder, f"{machine_name(machine)}.jsonl")
+            with Runs(path, records.CHECK, conditions, {"commit": commit()}) as runs:
+                require_seeded(entry, copies[entry.name], words[entry.name])
+                run_in_turns(entry, copies, words, seeds, data, machine["threads"], runs)
+                results = records.results_of(conditions, runs)
         finally:
             tempfile.tempdir = None
     if options.quick:
@@ -174,7 +175,7 @@ def inspect(entry, folder, words, data):
         watched, notes = Path(temporary, "watched"), Path(temporary, "notes.txt")
         shutil.copytree(folder, watched, symlinks=True)
         shuffle_validation(watched / "data" / data.folder.name, data)
-        outcome = race.run([str(notes), *words], script=watched / "lab" / "witness.py")
+        outcome = race.run([str(notes), *words], script=watched / "lab" / "research" / "witness.py")
         folders = readable(entry)
         for path in notes.read_text(errors="replace").splitlines():
             if path.startswith("the network"):
@@ -213,27 +214,26 @@ def require_honest(entry, inspected, run):
 # -- the race
 
 
-def run_in_turns(entry, copies, words, seeds, data, results, path):
-    """Takes the missing runs, seed by seed, the entry first; writes the results after each one.
+def run_in_turns(entry, copies, words, seeds, data, threads, runs):
+    """Takes the missing runs, seed by seed, the entry first.
 
     The entry's first run is also repeated by inspect. Raises BadInput if it breaks a rule.
     """
-    threads, done = results["machine"]["threads"], {(run["seed"], run["name"]) for run in results["runs"]}
-    with tqdm([(seed, name) for seed in seeds for name in reversed(copies)], unit="run") as bar:
-        for seed, name in bar:
-            bar.set_postfix_str(f"{name}, seed {seed}")
-            if (seed, name) in done:
-                continue
-            before, words_of_run = cpu_seconds(), [*words[name], f"--seed={seed}"]
-            run = race.run(words_of_run, script=copies[name] / "train.py")
-            cores = (cpu_seconds() - before) / run["seconds"]
-            if cores > threads + SPARE:
-                raise BadInput(f"{name} keeps {cores:.1f} cores busy; expected the naive loop's {threads}")
-            if not results["runs"]:
-                require_honest(entry, inspect(entry, copies[name], words_of_run, data), run)
-            del run["curve"]
-            results["runs"].append({"name": name, "seed": seed, **run})
-            write(path.parent, {path.name: results})
+
+    def take(row):
+        name, words_of_run = row["name"], [*words[row["name"]], f"--seed={row['seed']}"]
+        before = cpu_seconds()
+        run = race.run(words_of_run, script=copies[name] / "train.py")
+        cores = (cpu_seconds() - before) / run["seconds"]
+        if cores > threads + SPARE:
+            raise BadInput(f"{name} keeps {cores:.1f} cores busy; expected the naive loop's {threads}")
+        if row == wanted[0]:
+            require_honest(entry, inspect(entry, copies[name], words_of_run, data), run)
+        del run["curve"]
+        return run
+
+    wanted = [{"name": name, "seed": seed} for seed in seeds for name in reversed(copies)]
+    list(runs.take(lambda: wanted, take))
 
 
 def cpu_seconds():

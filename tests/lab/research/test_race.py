@@ -16,6 +16,7 @@ from processes import forked
 import train
 from lab.measure import modes
 from lab.measure.peers import nanogpt
+from lab.measure.runs import RUNS, read
 from lab.research import race
 from nanoladder.checkpoint.interop import gpt2_name
 from nanoladder.data import open_dataset
@@ -48,7 +49,10 @@ class Player:
         losses = {"val_loss": 2 * self.bpb, "val_bpb": self.bpb, "tokens": 384}
         return None if self.looks else {"seconds": SECONDS[self.name], "note": None, **losses}
 
-    def end(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         pass
 
 
@@ -70,17 +74,22 @@ def run(dense, tmp_path, run_main, monkeypatch):
     return run
 
 
+def ran(folder):
+    """The runs of a race in a folder."""
+    return [run for run in read(folder / RUNS, "race")[1] if "seed" in run.row]
+
+
 @pytest.mark.slow
 def test_each_seed_s_runs_are_compared_and_none_is_run_twice(run, tmp_path):
     Player.most = 4
-    assert run().code == 130 and len(json.loads((tmp_path / "race.json").read_text())["runs"]) == 4
+    assert run().code == 130 and len(ran(tmp_path)) == 4
     Player.most = None
     done = run()
     assert done.code == 0 and "12.00× (12.00–12.00)" in done.out and "3.00× (3.00–3.00)" in done.out
     assert done.out.count("reached by every seed") == 3 and (tmp_path / "race.png").stat().st_size > 1e4
     assert [config.seed for config in Player.runs] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    outcome = json.loads((tmp_path / "race.json").read_text())["runs"]
-    assert [loss for _, loss in outcome[2]["curve"]] == [3.0, 2.0] and outcome[2]["curve"][-1][0] == 10.0
+    curve = ran(tmp_path)[2].figures["curve"]
+    assert [loss for _, loss in curve] == [3.0, 2.0] and curve[-1][0] == 10.0
     assert run().out == done.out and len(Player.runs) == 9
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import flags, replace, tiny
 
 import train
-from lab.measure import cli, modes, training
+from lab.measure import cli, modes, runs, training
 from lab.research import recipe
 from nanoladder.run import load_config
 from nanoladder.run.metrics import read_metrics
@@ -33,9 +33,9 @@ class World:
         self.rungs, self.configs, self.steps, self.most = RUNGS, [], [], None
         self.diverges, self.short = (lambda config: False), (lambda config: 0.0)
         self.running = self.most_running = self.fails = 0
-        monkeypatch.setattr(training, "Child", lambda words, environment: Player(self, load_config(words)))
-        monkeypatch.setattr(training, "PAUSE", 0.0)
-        monkeypatch.setattr("nanoladder.files.write", write)
+        monkeypatch.setattr(recipe, "Child", lambda words, environment: Player(self, load_config(words)))
+        monkeypatch.setattr(runs, "PAUSE", 0.0)
+        monkeypatch.setattr("os.fsync", lambda _: None)
         monkeypatch.setattr(recipe.torch, "get_num_threads", lambda: 2)
         monkeypatch.setattr(recipe, "run_alone", self.step)
         monkeypatch.setattr(recipe, "machine_name", lambda facts: "a-machine")
@@ -64,10 +64,15 @@ class Player:
         world.configs.append(config)
         world.running += 1
         world.most_running = max(world.running, world.most_running)
-        self.world, self.config = world, config
+        self.world, self.config, self.looks = world, config, 2
+
+    def __enter__(self):
+        return self
 
     def outcome(self):
-        self.end()
+        self.looks -= 1
+        if self.looks:
+            return None
         if self.world.fails > 0:
             self.world.fails -= 1
             nothing = {"val_loss": None, "val_bpb": None, "tokens": None}
@@ -77,14 +82,8 @@ class Player:
         losses = {"val_loss": loss, "val_bpb": loss and 0.5 * loss, "tokens": 384}
         return {"seconds": 1.0, "note": note, "failed": False, **losses}
 
-    def end(self):
+    def __exit__(self, *_):
         self.world.running -= 1
-
-
-def write(path, content):
-    """files.write without a sync."""
-    with open(path, "wb") as file:
-        content(file) if callable(content) else file.write(content.encode())
 
 
 @pytest.fixture
@@ -101,7 +100,13 @@ def run(dense, tmp_path, run_main):
         done = run_main(modes.main, *own, "--mode=recipe", f"--out_dir={tmp_path}", *words)
         path = tmp_path / "recipe.json"
         rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
-        return done, rows, read_metrics(tmp_path / "trials.jsonl")
+        _, found = runs.read(tmp_path / runs.RUNS, "recipe")
+        trials = [
+            {**run.row["about"], "config": run.row["keys"], **(run.figures or {"note": run.failed})}
+            for run in found
+            if run.row["what"] == "train"
+        ]
+        return done, rows, trials
 
     return run
 
@@ -200,12 +205,12 @@ def test_trials_that_diverge_are_rows_that_say_so(world, run):
 @pytest.mark.slow
 def test_a_trial_that_failed_is_tried_again_by_the_next_command(world, run):
     world.most, world.fails = 3, 1
-    run()
+    failed = run()[2]
     world.most = None
     _, rows, found = run()
     assert rows["late"]["verdict"] == "holds"
-    failed, *others = [row for row in found if (row["name"], row["seed"], row["lr_factor"]) == ("base", 0, 0.5)]
-    assert failed["note"] == "failed: no room" and others[0]["val_loss"]
+    again = next(row for row in found if (row["name"], row["seed"], row["lr_factor"]) == ("base", 0, 0.5))
+    assert failed[0]["note"] == "failed: no room" and again["val_loss"]
 
 
 @pytest.mark.slow
@@ -246,10 +251,10 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
         (1e18, training.ROOT / "train.py", "diverged: stopped at step"),
         (config.learning_rate, other, "failed: no such model"),
     ):
-        words = training.Trial("", replace(config, learning_rate=learning_rate), config.seed).words()
-        child = training.Child(words, training.ONE_THREAD, script)
-        while not (outcome := child.outcome()):
-            time.sleep(0.1)
+        row = recipe.row_of(recipe.Trial("", replace(config, learning_rate=learning_rate), config.seed))
+        with training.Child(cli.command_line(row["keys"]), recipe.ONE_THREAD, script) as child:
+            while not (outcome := child.outcome()):
+                time.sleep(0.1)
         assert outcome["val_loss"] == (None if note else expected)
         assert (outcome["note"] or "").startswith(note) and outcome["failed"] == ("failed" in note)
         assert not Path(child.folder.name).exists()

@@ -116,8 +116,8 @@ def test_an_entry_that_is_sooner_at_the_same_loss_holds_and_a_check_resumes(at_h
     assert done.code == 0 and len(began) == 1 + 5 * 3 and "003_new holds (p = " in done.out and "2.5" in done.out
     turns = [name for name, _ in began[:4]]
     assert turns == ["003_new", "003_new", "002_known", "001_naive"]  # the second is watched
-    (path,) = folder.glob("*.json")
-    results, entry = json.loads(path.read_text()), records.read_entry(folder)
+    entry = records.read_entry(folder)
+    (results,) = entry.results().values()
     assert {run["seed"] for run in results["runs"]} == set(entry.seeds(5))
     assert "holds" in records.table() and "author" not in records.table()
     records.draw(at_home / "records.png")
@@ -127,24 +127,24 @@ def test_an_entry_that_is_sooner_at_the_same_loss_holds_and_a_check_resumes(at_h
 def write_results(entry, **changes):
     """Writes what a check of 003_new leaves in an entry's folder; changes: other digests of the entries."""
     names = {each.name: each.digest for each in records.entries() if each.name < "003"} | {"003_new": entry.digest}
-    runs = [
-        {"name": name, "seed": seed, "seconds": FASTER[name] + off, "tokens": 384, "bpb": 2.0}
+    lines = [
+        {"name": name, "seed": seed, "figures": {"seconds": FASTER[name] + off, "tokens": 384, "bpb": 2.0}}
         for name in names
         for seed, off in zip(entry.seeds(5), SECONDS_OFF, strict=True)
     ]
-    results = {"machine": MACHINE | {"threads": 2}, "entries": names | changes, "runs": runs}
-    (entry.folder / "machine.json").write_text(json.dumps(results))
+    conditions = {"begin": records.CHECK, "machine": MACHINE | {"threads": 2}, "entries": names | changes}
+    (entry.folder / "machine.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (conditions, *lines)))
 
 
 def test_results_of_other_files_have_no_row_and_are_named(at_home):
     folder = write_entry(at_home / "records" / "003_new", activation="relu2")
     write_results(entry := records.read_entry(folder))
-    assert "| 003_new " in records.table() and "machine.json" not in records.table()
+    assert "| 003_new " in records.table() and "machine.jsonl" not in records.table()
     shutil.copytree(folder, at_home / "records" / "003_other")
     (at_home / "records" / "003_other" / "config.py").write_text((folder / "config.py").read_text() + "seed = 7\n")
     text = records.table()
     assert "| 003_new " in text and "| 003_other " not in text
-    assert "- [003_other](003_other/README.md)" in text and text.count("its machine.json is not of these files") == 1
+    assert "- [003_other](003_other/README.md)" in text and text.count("its machine.jsonl is not of these files") == 1
     for changed in ("001_naive", "002_known", "003_new"):
         write_results(entry, **{changed: "0" * 64})
         assert "| 003_new " not in records.table() and not records.measured()
@@ -160,7 +160,8 @@ def test_a_check_that_was_interrupted_before_the_naive_loop_ran_is_not_in_the_ta
     monkeypatch.delitem(FASTER, "001_naive")  # its run fails
     with pytest.raises(KeyError):
         check()
-    assert len(json.loads(next(folder.glob("*.json")).read_text())["runs"]) == 2
+    (results,) = records.read_entry(folder).results().values()
+    assert len(results["runs"]) == 2
     assert "a CPU" not in records.table()
 
 
@@ -179,7 +180,7 @@ def test_an_entry_with_more_cores_the_network_or_a_validation_of_its_own_is_refu
         "validation": "003_new: its validation loss is the same for shuffled tokens; expected a true one",
     }
     assert done.code == 2 and f"error: {said[cheat]}\n" in done.err
-    assert not list(folder.glob("*.json"))
+    assert not list(folder.glob("*.jsonl"))
 
 
 def test_the_seeds_follow_from_what_runs(at_home):
@@ -197,7 +198,7 @@ def test_no_gain_and_a_missed_loss_are_verdicts(at_home, check, monkeypatch):
     planted(monkeypatch)
     done = check()
     assert done.code == 1 and "003_new no gain on 002_known (p = " in done.out
-    next(folder.glob("*.json")).unlink()
+    next(folder.glob("*.jsonl")).unlink()
     monkeypatch.setitem(FASTER, "003_new", 40.0)
     planted(monkeypatch, **{"003_new": 2.02})
     done = check()
