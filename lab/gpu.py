@@ -5,7 +5,6 @@ that lacks a package or a dataset is skipped. The exit code is 1 if something is
 out of time does not count as wrong.
 """
 
-import json
 import os
 import re
 import signal
@@ -18,10 +17,11 @@ import torch
 
 from lab.measure.cli import positive
 from lab.measure.results import ROOT, code_hash
-from nanoladder import files
+from lab.measure.runs import RUNS, Failed, Runs
 from nanoladder.entry import Parser, end_on_signals, run_script
 from nanoladder.errors import BadInput
 
+DONE = "done"  # the state of a finished part
 BAD_INPUT = 2  # exit code of nanoladder.entry
 GRACE = 10  # seconds that a part has to end
 SHARE = 0.4  # of the minutes: the most that a part may take
@@ -80,7 +80,6 @@ def main(argv):
         raise BadInput("no NVIDIA GPU here; expected one, or --rehearse, which runs every part at tiny size on the CPU")
     end_on_signals()
     folder = Path(options.out_dir or f"out/gpu/{'rehearsal-' if options.rehearse else ''}{code_hash()}")
-    folder.mkdir(parents=True, exist_ok=True)
     commands = parts(options.nanogpt)
     if options.rehearse:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # tiny models need one thread
@@ -102,18 +101,20 @@ def rehearsal(words):
 
 def measure(commands, folder, seconds):
     """Runs the unfinished parts, within `seconds` in total. Returns {part: its state as text}."""
-    path = folder / "state.json"
-    state = json.loads(path.read_text()) if path.exists() else {}
     deadline = time.monotonic() + seconds
-    for name, words in commands.items():
-        left = deadline - time.monotonic() - GRACE
-        if state.get(name) == "done" or left < 0:
-            continue
+
+    def take(row):
+        name = row["name"]
         print(f"{name} …", flush=True)
-        state[name] = run(words, folder / name, min(left, SHARE * seconds))
-        print(f"{name}: {state[name]}\n", flush=True)
-        files.write(path, json.dumps(state, indent=1) + "\n")
-    return state
+        state = run(commands[name], folder / name, min(deadline - time.monotonic() - GRACE, SHARE * seconds))
+        print(f"{name}: {state}\n", flush=True)
+        if state != DONE:
+            raise Failed(state)
+        return {}
+
+    with Runs(folder / RUNS, "parts", {}) as runs:
+        list(runs.take(lambda: [{"name": name} for name in commands], take, deadline - GRACE, unit="part"))
+        return {part.row["name"]: part.failed or DONE for part in runs}
 
 
 def run(words, folder, seconds):
@@ -139,7 +140,7 @@ def run(words, folder, seconds):
         return "out of time; the same command continues"
     if code == BAD_INPUT or (code and MISSING in lines[-1]):
         return f"skipped: {lines[-1]}"
-    return f"failed: exit code {code}; {lines[-1]}" if code else "done"
+    return f"failed: exit code {code}; {lines[-1]}" if code else DONE
 
 
 def end(process):
