@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from lab.measure import runs, tables
-from lab.measure.git import ROOT, commit
+from lab.measure.git import ROOT
 from lab.measure.machine import machine_name
 from nanoladder import files
 from nanoladder.config import parse_arguments
@@ -24,7 +24,7 @@ MEASURED_CODE = (
 
 
 def read(path, members):
-    """The results in a file. Raises BadInput unless it is an object with these members."""
+    """The report in a recipe.json. Raises BadInput unless it is an object with these members."""
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
         if missing := [key for key in members if key not in results]:
@@ -34,25 +34,11 @@ def read(path, members):
     return results
 
 
-def resume(path, conditions, new):
-    """Returns the results in a file, to be continued; without a file, the conditions with the members of `new`.
-
-    Raises BadInput as read() does, and if the results were measured under other conditions.
-    """
-    if not path.exists():
-        return {**conditions, "commit": commit(), **new}
-    results = read(path, new)
-    if different := " and ".join(key for key in conditions if key not in results or results[key] != conditions[key]):
-        raise BadInput(f"{path} was measured under another {different}; choose another --out_dir, or remove it")
-    return results
-
-
 def write(folder, contents):
-    """Writes files to a folder: {name: text, or results}. Raises BadInput if it cannot be written."""
+    """Writes texts to files of a folder, {name: text}. Raises BadInput if one cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=1)
+        for name, text in contents.items():
             files.write(folder / name, text + "\n")
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None

@@ -20,7 +20,6 @@ from lab.measure.runs import LOCK
 from lab.measure.runs import read as read_runs
 from nanoladder import files
 from nanoladder.errors import BadInput
-from nanoladder.run.metrics import read_metrics
 
 RECORDS = ROOT / "records"
 RESULTS = ROOT / "results"
@@ -240,13 +239,13 @@ def with_table(text, link=""):
 
 
 def tried():
-    """Returns records/tried.md: trials that ended no better, of every trials.jsonl and recipe.json in results/."""
+    """Returns records/tried.md: trials that ended no better, of every tried.jsonl and recipe.json in results/."""
     text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
     text += "Each row is a trial that lost to the one most like it that ended lower and, where times are known, no "
     text += "later: one run each, of the same preset and seed. *no KEY*: it lacks a key that the other one sets.\n\n"
     text += "| preset | change | bits/byte | the other's |\n| --- | --- | --- | --- |\n"
-    for path in sorted(RESULTS.glob("*/*/trials.jsonl")):
-        trials = [trial for trial in read_metrics(path) if "preset" in trial]
+    for path in sorted(RESULTS.glob("*/*/tried.jsonl")):
+        trials = [run.row | run.figures for run in read_runs(path, "tried")[1]]
         for trial in trials:
             better = [each for each in trials if is_better(each, trial)]
             if better:

@@ -306,13 +306,13 @@ def test_packages_may_be_read_by_either_name_of_a_linked_environment(tmp_path, m
 
 def test_tried_lists_what_ended_higher_and_no_sooner(monkeypatch, tmp_path):
     fast, slow, worse = ("fast", 2.0, 30.0), ("slow", 1.8, 60.0), ("worse", 1.9, 70.0)
-    trials = [
-        {"preset": "laptop", "seed": 0, "keys": {"norm": name}, "prototype": {}, "val_bpb": bpb, "seconds": seconds}
-        for name, bpb, seconds in (fast, slow, worse)
-    ]
-    path = tmp_path / "machine" / "laptop" / "trials.jsonl"
+    lines = [{"begin": "tried"}]
+    for name, bpb, seconds in (fast, slow, worse):
+        row = {"preset": "laptop", "seed": 0, "keys": {"norm": name}, "prototype": {}}
+        lines.append(row | {"figures": {"val_bpb": bpb, "seconds": seconds}})
+    path = tmp_path / "machine" / "laptop" / "tried.jsonl"
     path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     assert [line for line in records.tried().splitlines() if "laptop" in line] == [
         "| laptop | norm=worse | 1.9000 | 1.8000 |"
