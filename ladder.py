@@ -132,11 +132,12 @@ def check_entry(options):
 def write_docs(options):
     """Writes the pages that are made of code and results.
 
-    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md
-    and records/README.md. Run it after a change of train.py, model.py, the stages, the results or the
+    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md,
+    docs/results.md and records/README.md. Run it after a change of train.py, model.py, the stages, the results or the
     records.
     """
     files.write(markdown.PAGE, markdown.page())
+    files.write(markdown.RESULTS, markdown.results())
     files.write(markdown.README, markdown.readme())
     files.write(records.PAGE, records.page())
     files.write(records.TRIED, records.tried())

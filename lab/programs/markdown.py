@@ -1,4 +1,4 @@
-"""The ladder as Markdown: docs/ladder.md, and the README's diff and tables."""
+"""The ladders as Markdown: docs/ladder.md, the tables of docs/results.md and that of the README."""
 
 import ast
 import re
@@ -8,11 +8,18 @@ from lab.measure import tables
 from lab.programs import figures
 from lab.programs.bundle import FOLDER
 from lab.programs.stages import BOTH, SAME, describe, gain
-from lab.research import records
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR, fields, needs_several, reason, stage_below, tree
 
-PAGE, README = FOLDER / "docs" / "ladder.md", FOLDER / "README.md"
+PAGE, RESULTS, README = FOLDER / "docs" / "ladder.md", FOLDER / "docs" / "results.md", FOLDER / "README.md"
+CLIMB = {  # the README's rows: the stage that ends each, on an H200
+    "naive": "naive",
+    "TF32": "tf32",
+    "bfloat16 and fused attention": "flash",
+    "fused AdamW, padded vocabulary": "pad_vocab",
+    "`torch.compile`": "compile",
+    "chunked loss, CUDA graph": "cuda_graph",
+}
 KINDS = ("speed", "memory")  # of a stage's figures
 
 
@@ -51,7 +58,7 @@ def explanation(stage):
 
 
 def relative(stage):
-    """Returns {machine: (speed, memory)} of a stage for the README's machines; of a rung, which has none, {}."""
+    """Returns {machine: (speed, memory)} of a stage for the machines of docs/results.md; of a rung, which has none, {}."""
     if stage.group == "recipe":
         return {}
     rows = {each.key: each.rows for each in stage.figures if each.mode == "ladder"}
@@ -59,10 +66,22 @@ def relative(stage):
 
 
 def readme():
-    """Returns the README with its diff, its tables and the sentences on all stages' gain rewritten."""
-    text = records.with_table(README.read_text(encoding="utf-8"), "records/")
-    step = re.search(r"@@ train_step\n.*?(?=\n@@ )", describe("amp").diff, re.DOTALL)[0]
-    text = re.sub(r"(?<=```diff\n).*?(?=\n```)", lambda _: step, text, flags=re.DOTALL)
+    """Returns the README with the table between its <!-- ladder --> marks rewritten."""
+    rows = figures.shown("an H200").rows
+    naive = rows["naive"]
+    lines = ["| on one NVIDIA H200 | tokens/s | speedup | memory |", "| --- | --: | --: | --: |"]
+    for words, stage in CLIMB.items():
+        row = rows[stage]
+        tokens, speedup = f"{row['tokens_per_s']:,.0f}", f"{naive['seconds'] / row['seconds']:.1f}×"
+        lines.append(f"| [{words}](docs/ladder.md#{stage}) | {tokens} | {speedup} | {row['peak'] / 1e9:.1f} GB |")
+    text = README.read_text(encoding="utf-8")
+    marked = r"(<!-- ladder -->\n).*?(<!-- ladder -->)"
+    return re.sub(marked, lambda marks: f"{marks[1]}{chr(10).join(lines)}\n{marks[2]}", text, flags=re.DOTALL)
+
+
+def results():
+    """Returns docs/results.md with its tables and the sentences on all stages' gain rewritten."""
+    text = RESULTS.read_text(encoding="utf-8")
     for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):
         text = re.sub(rf"^\| {head} \|(.*\n\|)+.*", lambda _, lines=lines: "\n".join(lines), text, flags=re.MULTILINE)
     gains = {machine: gain(figures.shown(machine).rows.values()) for machine in figures.SHOWN}
@@ -72,14 +91,14 @@ def readme():
 
 
 def stage_table(text):
-    """Returns the lines of the first ladder's table in the README, which is the text: the stages of one process."""
+    """Returns the lines of the first ladder's table in docs/results.md, which is the text: the stages of one process."""
     heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in figures.SHOWN for kind in KINDS)]
     names = [name for name in stage_names() if not needs_several(name)]
     return table_lines(text, heads, {name: sum(relative(describe(name)).values(), ()) for name in names})
 
 
 def rung_table(text):
-    """Returns the lines of the second ladder's table in the README, which is the text: the rungs of the trunk."""
+    """Returns the lines of the second ladder's table in docs/results.md, which is the text: the rungs of the trunk."""
     *together, alone, screened = figures.recipes()
     heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
     cells = {}
@@ -93,12 +112,12 @@ def rung_table(text):
 
 
 def table_lines(text, heads, cells):
-    """Returns a table's lines, with the README's own words on each stage. cells: {stage: last cells of its row}."""
+    """Returns a table's lines, with the text's own words on each stage. cells: {stage: last cells of its row}."""
     words = dict(re.findall(r"^\| \[(\w+)\]\S* \| (.*?) \|", text, re.MULTILINE))
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for name, last in cells.items():
         values = ", ".join(f"`{field} = {value}`" for field, value in fields(name).items() if stage_below(name))
         values = values.replace("'", '"')
-        link, does = f"[{name}](docs/ladder.md#{name})", words.get(name, reason(name).rstrip("."))
+        link, does = f"[{name}](ladder.md#{name})", words.get(name, reason(name).rstrip("."))
         lines.append(f"| {' | '.join([link, does, values, *last])} |")
     return lines
