@@ -58,7 +58,7 @@ def explanation(stage):
 
 
 def relative(stage):
-    """Returns {machine: (speed, memory)} of a stage for the machines of docs/results.md; of a rung, which has none, {}."""
+    """Returns {machine: (speed, memory)} of a stage on the machines of docs/results.md; {} of a rung."""
     if stage.group == "recipe":
         return {}
     rows = {each.key: each.rows for each in stage.figures if each.mode == "ladder"}
@@ -91,14 +91,14 @@ def results():
 
 
 def stage_table(text):
-    """Returns the lines of the first ladder's table in docs/results.md, which is the text: the stages of one process."""
+    """Returns the lines of the table of stages that need one process in docs/results.md, the text."""
     heads = ["stage", "what it does", "field", *(f"{kind} on {machine}" for machine in figures.SHOWN for kind in KINDS)]
     names = [name for name in stage_names() if not needs_several(name)]
     return table_lines(text, heads, {name: sum(relative(describe(name)).values(), ()) for name in names})
 
 
 def rung_table(text):
-    """Returns the lines of the second ladder's table in docs/results.md, which is the text: the rungs of the trunk."""
+    """Returns the lines of the table of the trunk's rungs in docs/results.md, the text."""
     *together, alone, screened = figures.recipes()
     heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
     cells = {}

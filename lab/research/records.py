@@ -207,14 +207,14 @@ def figures(entry, results):
     }
 
 
-def table(link=""):
-    """Lists the entries, then a table of results for each machine. link: to the entries' folders.
+def table():
+    """Lists the entries, then a table of results for each machine.
 
     Results that are of other files are named in the list and have no row.
     """
     news = []
     for entry in entries():
-        news.append(f"- [{entry.name}]({link}{entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
+        news.append(f"- [{entry.name}]({entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
         for name in [name for name, results in entry.results().items() if not is_own(entry, results)]:
             news[-1] += f"; its {name} is not of these files: no row, remove it and check again"
     parts = ["\n".join(news)]
@@ -224,16 +224,11 @@ def table(link=""):
 
 
 def page():
-    """Returns records/README.md with its tables rewritten."""
-    return with_table(PAGE.read_text(encoding="utf-8"))
-
-
-def with_table(text, link=""):
-    """Returns a page with the part between its <!-- records --> marks rewritten."""
+    """Returns records/README.md with the part between its <!-- records --> marks rewritten."""
     return re.sub(
         r"(<!-- records -->\n).*?(\n<!-- records -->)",
-        lambda marks: f"{marks[1]}{table(link)}{marks[2]}",
-        text,
+        lambda marks: f"{marks[1]}{table()}{marks[2]}",
+        PAGE.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
 
