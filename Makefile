@@ -3,7 +3,8 @@
 # make pages: build the ladder as a page, in out/pages, which any web server shows as it is.
 # make gpu:   measure all that a machine with an NVIDIA GPU must show (docs/gpu.md).
 # make test-fast: without the slow ones; make test-nightly: only those too long for make test;
-# make test-oldest, test-newest: the fast ones, and what compiles, with the oldest supported PyTorch and the newest.
+# make test-oldest, test-newest: the fast ones, what compiles and what patches PyTorch (lab/predict/patches.py), with the
+# oldest supported PyTorch and the newest.
 
 PYTHON ?= python3
 PY = .venv/bin/python
@@ -42,7 +43,7 @@ test-oldest test-newest:
 	grep -hv '^torch==' requirements.txt requirements-test.txt | \
 		$(OTHER) -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	$(OTHER) $(PYTEST) -m "not slow and not nightly"
-	$(OTHER) $(PYTEST) -m "slow and not nightly" tests/test_ladder.py
+	$(OTHER) $(PYTEST) -m "slow and not nightly" tests/test_ladder.py tests/lab/predict
 
 gpu:
 	bash lab/gpu.sh

@@ -138,5 +138,10 @@ def test_private_names_of_torch_are_confined_to_one_file():
         assert not any(re.match(r"(torch|aten|nn|F|dist)\b.*\._[a-z]", name) for name in names), f"{place}: {names}"
 
 
+def test_patches_are_confined_to_one_file():
+    froms = ((module, node) for module, _, node in nodes() if isinstance(node, ast.ImportFrom))
+    assert {module for module, node in froms if node.module == "unittest.mock"} == {"lab.predict.patches"}
+
+
 def is_text(node):
     return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -8,26 +8,22 @@ cuts its model and gathers its weights: the messages that it receives are fake t
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import weakref
+from functools import lru_cache, partial, reduce
 from operator import itemgetter
-from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-import model
 import train
-from lab.predict import roofline
-from lab.predict.compiled import without_kernels
+from lab.predict import patches, roofline
 from lab.predict.simulated_rank import one_of
-from nanoladder import machine, optim, parallel
+from nanoladder import machine, parallel
 from nanoladder.data import Batch
 from operators import attention, loss
 
@@ -135,20 +131,17 @@ class Ledger(TorchDispatchMode):
         self.now += n_bytes - size[0]
         size[0] = n_bytes
 
-    @contextlib.contextmanager
-    def seeing_resizes(self):
-        """Counts gathered weights, whose storages FSDP2 frees and refills without calling an operator."""
-        resize_ = torch.UntypedStorage.resize_
+    def resized(self, storage):
+        """Counts a storage anew, after it was emptied or filled in place."""
+        if storage in self.alive:
+            self.resize(self.alive[storage], storage.nbytes())
+            self.peak = max(self.peak, self.now)
 
-        def resize(storage, n_bytes):
-            result = resize_(storage, n_bytes)
-            if storage in self.alive:
-                self.resize(self.alive[storage], storage.nbytes())
-                self.peak = max(self.peak, self.now)
-            return result
-
-        with patch.multiple(torch.UntypedStorage, resize_=resize):
-            yield
+    def end_forward(self, ends):
+        """Appends (bytes alive, [(storage, bytes)]) to the ends. The peak up to the first end becomes forward_peak."""
+        ends.append((self.now, [(weakref.ref(storage), size[0]) for storage, size in self.alive.items()]))
+        if len(ends) == 1:
+            self.forward_peak, self.peak = self.peak, self.now
 
     def scratch(self, operator, args):
         """Bytes that a kernel allocates for itself and frees before it returns, for the kernels that take many."""
@@ -165,7 +158,7 @@ class Ledger(TorchDispatchMode):
         if torch.Tag.pointwise not in operator.tags or len({tensor.dtype for tensor in tensors}) < 2:
             return 0
         # A CPU copies operands of two dtypes to their common one first (TensorIterator); CUDA casts as it reads.
-        common = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        common = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         return sum(common.itemsize * tensor.numel() for tensor in tensors if tensor.dtype != common)
 
     def scratch_in_blocks(self, function, args):
@@ -196,73 +189,13 @@ def can_hold_sum(tensor):
     return not tensor._is_view() and aten.is_non_overlapping_and_dense(tensor)
 
 
-@contextlib.contextmanager
-def cuda_kernels(note):
-    """Lets the model allocate on CPU tensors as CUDA's kernels do, wherever the two differ.
-
-    PyTorch 2.13 cannot run a backward on fake CUDA tensors unless it finds a GPU, so every step is traced on the CPU.
-    note: Ledger.note, which is told of kernels that do not run.
-    """
-    softmax, dropout, layer_norm = torch.Tensor.softmax, F.dropout, F.layer_norm
-
-    def attend(q, k, v, mask=None, dropout_p=0.0, is_causal=True):  # the mask is causal too
-        if q.itemsize == 2:  # cuDNN's kernel keeps the same tensors as flash
-            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
-        return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
-
-    def softmax_in_float32(x, dim):  # CUDA's autocast does this, the CPU's does not
-        return softmax(x.float() if torch.is_autocast_enabled("cpu") else x, dim)
-
-    def dropout_by_bool(x, p, training, inplace):  # CUDA's mask is bool, the CPU's has the dtype of x
-        return torch.native_dropout(x, p, True)[0] if p and training else dropout(x, p, training, inplace)
-
-    def norm_in_float32(x, shape, weight, bias, eps):  # gathered weights may be in half precision
-        x, weight, bias = (part if part is None else part.float() for part in (x, weight, bias))
-        return layer_norm(x, shape, weight, bias, eps)
-
-    def softmax_in_place(logits, *_, **__):  # one kernel, as is the product that is added to the weight's gradient
-        note(aten.exp_.default, (logits,), {}, logits)
-
-    def add_product(total, a, b):
-        note(aten.addmm_.default, (total, a, b), {}, total)
-
-    def takes_exponentials(hidden, weight):
-        from_hopper_on = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
-        return from_hopper_on and loss.suits_exponentials(hidden, weight)
-
-    class Exponentials:
-        """Stand-in for exp_triton with the same allocations."""
-
-        losses = staticmethod(lambda sums: sums.double().log().float())
-        finish = staticmethod(lambda *_: None)
-
-        @staticmethod
-        def target_logits(hidden, weight, columns):
-            return columns.new_empty(columns.shape, dtype=torch.float32)
-
-        @staticmethod
-        def exp_logits(hidden, weight, shifts, n_real, out, write=True):
-            note(aten.mm.default, (hidden, weight.T), {}, out)
-            return shifts.new_empty(len(hidden), math.ceil(len(weight) / 128))  # sums of tiles
-
-    with (
-        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
-        patch.multiple(model, uses_blocks=lambda *_: False),  # they are for CPUs
-        patch.multiple(loss.softmax, softmax_=softmax_in_place),
-        patch.multiple(loss, add_product=add_product, takes_exponentials=takes_exponentials),
-        patch.multiple(loss, exponential_kernels=lambda: Exponentials),
-        patch.multiple(torch.Tensor, softmax=softmax_in_float32),
-    ):
-        yield
-
-
 def cublas_workspaces():
     """Bytes of cuBLAS's workspaces: one for the forward's thread, one for the backward's (CublasHandlePool.cpp)."""
     large = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] in (9, 10)
     return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and data-center Blackwell, or any other
 
 
-@functools.lru_cache(maxsize=16)  # of some MB each
+@lru_cache(maxsize=16)  # of some MB each
 def trace(config, device_type, world_size, rank):
     """(Memory, Work) of train.py's step on fake tensors in process `rank` of world_size. Only here is train.py called.
 
@@ -271,7 +204,7 @@ def trace(config, device_type, world_size, rank):
     ledger, ends = Ledger(device_type == "cuda"), []
     if config.optimizer == "adamw8bit":
         build_8bit_tables()
-    with without_numbers(config, device_type, world_size, rank, ledger):
+    with fake_step(config, device_type, world_size, rank, ledger):
         model = train.build_model(config, torch.device("cpu"))
         weights = ledger.now
         optimizer = train.build_optimizer(model, config)
@@ -288,7 +221,7 @@ def trace(config, device_type, world_size, rank):
         n_positions = config.context_length // parallel.mesh().sizes.context
         batch = Batch(*torch.empty(2, config.batch_size, n_positions, dtype=torch.long).unbind())
         for part in getattr(model, "parts", [model]):  # a process of a pipeline has parts
-            record_forwards(part, ledger, ends)
+            patches.after_forwards(part, partial(ledger.end_forward, ends))
         ledger.peak, ledger.forward_peak, ledger.operations, first = 0, 0, [], ledger.n_storages
         train.train_step(model, optimizer, scaler, batch, config.learning_rate, config)
         work = roofline.Work(tuple(ledger.operations), first, frozenset(ledger.numbers.values()))
@@ -314,21 +247,17 @@ def trace(config, device_type, world_size, rank):
 
 
 @contextlib.contextmanager
-def without_numbers(config, device_type, world_size, rank, ledger):
+def fake_step(config, device_type, world_size, rank, ledger):
     """Lets train.py run on fake tensors, seen by the ledger, as process `rank` of world_size on such a device."""
     with (
         one_of(world_size, rank, config, device_type),
         torch.random.fork_rng(devices=[]),
-        without_kernels(ledger) if config.compile else contextlib.nullcontext(),
-        ledger.seeing_resizes(),
+        patches.without_kernels(ledger) if config.compile else contextlib.nullcontext(),
+        patches.counting_resizes(ledger),
         FakeTensorMode(allow_non_fake_inputs=True),  # a random state is real
         ledger,
-        cuda_kernels(ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
-        patch.multiple(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
-        patch.multiple(optim, may_step=lambda *_: True),
-        patch.multiple(torch.Tensor, item=lambda _: 1.0),  # Adafactor reads some
-        patch.multiple(torch.nn.Module, to=lambda model, _: model),  # fake weights are in place
-        patch.multiple(parallel.data_parallel, DistributedDataParallel=lambda model, **_: model),  # it is C++
+        patches.cuda_kernels(ledger.note) if ledger.on_cuda else contextlib.nullcontext(),
+        patches.without_numbers(ledger),
     ):
         yield
 
@@ -340,21 +269,3 @@ def build_8bit_tables():
 
     for signed in (False, True):
         OptimState8bit.zeros(256, signed)
-
-
-def record_forwards(module, ledger, ends):
-    """Lets the end of every forward append (bytes alive, [(storage, bytes)]) to the ends.
-
-    The peak up to the end of the first one becomes the ledger's forward_peak.
-    """
-    forward = module._compiled_call_impl or module._call_impl
-
-    def call(*args, **options):
-        result = forward(*args, **options)
-        sizes = [(weakref.ref(storage), size[0]) for storage, size in ledger.alive.items()]
-        ends.append((ledger.now, sizes))
-        if len(ends) == 1:
-            ledger.forward_peak, ledger.peak = ledger.peak, ledger.now
-        return result
-
-    module._compiled_call_impl = call

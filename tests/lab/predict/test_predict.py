@@ -14,7 +14,7 @@ import train
 from lab.measure import tables
 from lab.measure.launch import run_together
 from lab.measure.results import read_results
-from lab.predict import devices, predict
+from lab.predict import devices, patches, predict
 from lab.predict.trace import Ledger, trace
 from nanoladder import parallel
 from nanoladder.config import stage_names
@@ -221,7 +221,7 @@ def peaks_of(configs):
     for config in configs:
         device, sizes, ledger, peaks = train.set_up(config), parallel.mesh().sizes, Ledger(on_cuda=False), []
         shape = 2, config.batch_size // sizes.data, config.context_length // sizes.context
-        with ledger.seeing_resizes(), ledger:
+        with patches.counting_resizes(ledger), ledger:
             state = build(config, device)
             batch = Batch(*torch.randint(config.vocab_size, shape).unbind())
             for _ in range(6):
