@@ -19,13 +19,13 @@ CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-
 SIZE, MOST = 256, 8  # minimum bytes of one key's scores in a block; maximum blocks in a sequence
 
 
-def uses_blocks(config, device_type, dtype):
+def uses_blocks(attention, dropout, context_length, device_type, dtype):
     """True for attention="blocks", and for "auto" if blocks take less time than SDPA: on a CPU, without dropout, in
     bfloat16, or in float32 with a context of 256 to 1024 tokens.
     """
-    if config.attention != "auto" or device_type != "cpu" or config.dropout > 0:
-        return config.attention == "blocks"
-    return dtype == torch.bfloat16 or (dtype == torch.float32 and 256 <= config.context_length <= 1024)
+    if attention != "auto" or device_type != "cpu" or dropout > 0:
+        return attention == "blocks"
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and 256 <= context_length <= 1024)
 
 
 def attend_in_blocks(q, k, v):

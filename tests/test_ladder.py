@@ -269,7 +269,7 @@ def test_allocator_faults_in_no_page_twice():
 
 def test_allocator_asks_cuda_for_expandable_segments(monkeypatch):
     asked = []
-    monkeypatch.setattr("operators.private.set_allocator", asked.append)
+    monkeypatch.setattr("nanoladder.private.set_allocator", asked.append)
     machine.keep_freed_memory(torch.device("cuda"))
     assert asked == ["expandable_segments:True"]
 

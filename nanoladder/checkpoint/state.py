@@ -8,7 +8,7 @@ import torch
 
 from nanoladder import machine, parallel
 from nanoladder.optim import state_shapes
-from operators.private import tree_map_only
+from nanoladder.private import tree_map_only
 
 
 def names(model):

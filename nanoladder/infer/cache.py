@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
-from operators.private import keep_address
+from nanoladder.private import keep_address
 
 FEW = 3  # up to this many rows, MKL is faster with column-major weights
 

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
 from nanoladder.machine.precision import choose_dtype, require_torchao
+from nanoladder.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 from operators import uses_blocks
-from operators.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 
 # Switches of the kernels behind scaled_dot_product_attention.
 ATTENTION_KERNELS = {
@@ -73,7 +73,7 @@ def attention_kernel(config, device):
     if config.attention == "blocks" and device.type != "cpu":
         raise BadInput(f"attention=blocks is for CPUs, and slow on {device.type}; expected --attention=sdpa")
     dtype = choose_dtype(config.dtype, device)
-    if uses_blocks(config, device.type, dtype):
+    if uses_blocks(config.attention, config.dropout, config.context_length, device.type, dtype):
         why = "here faster than sdpa" if config.attention == "auto" else "as requested"
         return f"blocks of queries, without the keys that the mask hides ({why})"
     if device.type == "mps":  # it has no choice of kernels to ask for

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from operators.private import clear_workspaces
+from nanoladder.private import clear_workspaces
 
 
 def why_not_recorded(config, device):

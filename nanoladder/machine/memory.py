@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from nanoladder import private
 from nanoladder.errors import lacks_memory
-from operators import private
 
 try:
     import resource

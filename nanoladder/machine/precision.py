@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from nanoladder.errors import BadInput
-from operators.private import multiplies_bfloat16
+from nanoladder.private import multiplies_bfloat16
 
 WITHOUT_FLOAT64 = ("mps",)
 

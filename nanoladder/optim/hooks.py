@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import torch
 
 from nanoladder import parallel
-from operators.private import lerp_all
+from nanoladder.private import lerp_all
 
 
 def decay_cautiously(optimizer):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from nanoladder.config import gathers_keys
 from nanoladder.parallel.mesh import mesh
-from operators.private import all_gather_autograd, all_to_all_autograd
+from nanoladder.private import all_gather_autograd, all_to_all_autograd
 
 
 def positions(config):

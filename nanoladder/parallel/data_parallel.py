@@ -3,7 +3,7 @@
 from nanoladder.parallel.context import positions
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.shards import fully_shard
-from operators.private import OrderedDataParallel
+from nanoladder.private import OrderedDataParallel
 
 
 def share(batches):

@@ -7,7 +7,7 @@ import sys
 import torch
 
 from nanoladder import checkpoint, parallel
-from operators.private import loaded_compiler
+from nanoladder.private import loaded_compiler
 
 LOOK = 100  # most steps between two looks at the numbers on a GPU
 FAR = 2  # times the loss of guessing, ln(vocab_size): a loss above it means that the run has diverged

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, machine, parallel
+from nanoladder.private import loaded_compiler
 from nanoladder.run.start import CONFIG, changes, read_config, write_config
-from operators.private import loaded_compiler
 
 # The cheapest first
 SMALLER = "a smaller --micro_batch_size, --activation_checkpointing=every:1 or --optimizer=adamw8bit"

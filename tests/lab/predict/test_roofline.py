@@ -136,7 +136,8 @@ def done_beside(config):
     """FLOP per token that flops_per_token ignores: padding, recomputation, less what a kernel skips."""
     L, C, T = config.n_layer, config.n_embd, config.context_length
     forward, backward = 4 * C * T, 8 * C * T  # of attention in a block, if it computes all scores once
-    if uses_blocks(config, "cpu", torch.float32):  # skips the blocks that the mask hides
+    keys = config.attention, config.dropout, config.context_length
+    if uses_blocks(*keys, "cpu", torch.float32):  # skips the blocks that the mask hides
         shown = count_scores(T, torch.float32) / T**2
         forward, backward = forward * shown, backward * shown
     elif config.attention != "matmul":  # SDPA skips all that the mask hides, and computes the scores again backward

@@ -1,0 +1,96 @@
+"""Private APIs of PyTorch, whose names begin with an underscore, and what breaks without each.
+
+The scripts and nanoladder/ use no others (tests/test_house.py checks this); operators/private.py has those of the
+operators and of model.py. If one is gone, importing this module fails only where nothing could replace it. lab/ names
+its own where it uses them: it traces PyTorch from within, through the dispatcher, fake tensors and the compiler.
+Without those it cannot measure or predict, but training works.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import nn
+from torch.utils import _pytree
+
+# Collectives with gradients, for compiled programs. Without them no sequence can be split among processes. The first
+# has a new name since 2.13, where the old one warns.
+all_gather_autograd = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+all_to_all_autograd = collectives.all_to_all_single_autograd
+
+# Maps a function over the tensors in nested lists and dicts. Without it checkpoints need a recursion of their own.
+tree_map_only = _pytree.tree_map_only
+
+# Moves a list of tensors towards those of another, in one kernel on a GPU. Without it one kernel moves one tensor.
+lerp_all = torch._foreach_lerp_
+
+# Settings of the allocator of CUDA memory; 2.11 has the second name. Without both it stays as it is.
+set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+set_allocator = set_allocator or getattr(torch.cuda.memory, "_set_allocator_settings", lambda settings: None)
+
+
+# Frees cuBLAS's workspaces. Without it a recorded step also keeps those of the first step: 64 MB on Hopper.
+clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+
+
+def multiplies_bfloat16():
+    """True if the CPU has bfloat16 instructions that oneDNN can use. Without the names, False: float32 is used."""
+    with contextlib.suppress(AttributeError):
+        return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return False
+
+
+def attention_backend(q, **options):
+    """Number (SDPBackend) of the kernel that PyTorch chooses for self-attention of q; None without the name."""
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    return choose and choose(q, q, q, **options)
+
+
+def compile_tanh_by_exp():
+    """Makes compiled code for a CPU compute tanh by exp. Without the name GELU takes 3 to 4 % of a step longer."""
+    from torch._inductor import config  # imported late: the compiler takes a second to load
+
+    if hasattr(config.cpp, "use_decompose_tanh"):
+        config.cpp.use_decompose_tanh = True
+
+
+def loaded_compiler():
+    """torch._dynamo if it is loaded, else None: loading it takes a second. Without the name, None: then a compiler
+    failure ends in a traceback, and the compiled code of larger micro-batches stays in memory.
+    """
+    return sys.modules.get("torch._dynamo")
+
+
+def compiled_libraries():
+    """Paths of the libraries in the compiler's cache. Without the name none: those that are cut off stay."""
+    with contextlib.suppress(ImportError):
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        return list(Path(cache_dir()).glob("*/*.so"))
+    return []
+
+
+def keep_address(tensor):
+    """Tells the compiler that a tensor stays where it is. Without the name CUDA graphs copy it at every step."""
+    getattr(torch._dynamo, "mark_static_address", lambda tensor: None)(tensor)
+
+
+class OrderedDataParallel(nn.parallel.DistributedDataParallel):
+    """DDP (Li et al. 2020) in which a gradient has the same place in the same bucket in every step.
+
+    By default DDP reorders the buckets after the first step, and with three or more processes a gradient's place
+    decides in which order it is summed, and so how it is rounded. Without the names a resumed run, which has a first
+    step of its own, differs from one that was never interrupted.
+    """
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.broadcast_buffers = False  # they are constants
+        getattr(self.reducer, "_push_all_rebuilt_params", lambda: None)()  # the order for good
+
+    def _build_params_for_reducer(self):
+        """The parameters in the order in which their gradients are ready: the last layer's first."""
+        parameters, are_sparse = super()._build_params_for_reducer()
+        return parameters[::-1], are_sparse[::-1]
