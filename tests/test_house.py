@@ -24,7 +24,7 @@ LAYERS = [
     ("nanoladder.command",),
     ("nanoladder.entry",),
     ("nanoladder.parallel",),
-    ("nanoladder.machine",),
+    ("nanoladder.machine", "nanoladder.arithmetic"),
     ("nanoladder.config",),
     ("nanoladder.tokenizer",),
     ("nanoladder.errors", "nanoladder.files", "nanoladder.private", "config"),

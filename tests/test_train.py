@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import train
 from model import GPT, IGNORE
+from nanoladder.arithmetic import flops_per_token
 from nanoladder.config import Config
 from nanoladder.data.batches import TrainingBatches
 from nanoladder.data.datasets import open_dataset
 from nanoladder.run.clock import StepClock
-from nanoladder.run.metrics import flops_per_token
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import itertools
 
 from lab.measure.peers import task
 from lab.measure.summary import row_below
+from nanoladder.arithmetic import CUTS
 from nanoladder.config import apply, check, stage_names
 from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput
 from nanoladder.machine import can_record, choose_device, choose_dtype
-from nanoladder.parallel import CUTS
 from nanoladder.run import load_config
 from operators import count_chunks, uses_blocks
 

@@ -22,12 +22,10 @@ from lab.measure.traffic import Counter
 from lab.predict import devices
 from model import IGNORE
 from nanoladder import data, machine, parallel
+from nanoladder.arithmetic import flops_per_token, predict_bubble, share_of_process
 from nanoladder.entry import run_script
-from nanoladder.parallel.pipeline import predict_bubble
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
-from nanoladder.run.metrics import flops_per_token
-from nanoladder.run.micro_batch import share_of_process
 
 WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
 COMPARED = 5  # number of steps whose losses are compared with naive's

@@ -13,16 +13,25 @@ from typing import NamedTuple, get_args
 
 from lab.measure.cli import at_least, positive
 from lab.measure.tables import texts
+from nanoladder.arithmetic import (
+    CUTS,
+    STAGES,
+    Grid,
+    block_flops,
+    can_schedule,
+    count_block,
+    count_parameters,
+    count_sharing,
+    count_tokens,
+    divide,
+    flops_per_token,
+    predict_bubble,
+)
 from nanoladder.config import TYPES
 from nanoladder.entry import Parser, run_script
 from nanoladder.errors import BadInput
 from nanoladder.machine.device import PEAK_TFLOPS
-from nanoladder.parallel.mesh import CUTS, Grid, count_sharing, divide
-from nanoladder.parallel.pipeline import STAGES, block_flops, can_schedule, predict_bubble
 from nanoladder.run import load_config
-from nanoladder.run.metrics import flops_per_token
-from nanoladder.run.micro_batch import count_tokens
-from nanoladder.run.size import count_block, count_parameters
 
 PEAK = PEAK_TFLOPS["H100"] * 1e12  # FLOP/s in bfloat16
 RATE = 0.41 * PEAK  # while it computes: Megatron-Core's 1.7B, which is not cut (docs/parallelism.md)

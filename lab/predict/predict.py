@@ -8,12 +8,17 @@ import torch
 from lab.predict import devices, roofline
 from lab.predict.trace import trace
 from nanoladder import machine, parallel
+from nanoladder.arithmetic import (
+    CUTS,
+    Grid,
+    count_parameters,
+    divide,
+    flops_per_token,
+    micro_batch_sizes,
+    share_of_process,
+)
 from nanoladder.config import check
 from nanoladder.errors import BadInput
-from nanoladder.parallel.mesh import Grid
-from nanoladder.run.metrics import flops_per_token
-from nanoladder.run.micro_batch import share_of_process
-from nanoladder.run.size import count_parameters
 
 
 def predict_memory(config, device_type="cpu", world_size=1):
@@ -55,7 +60,7 @@ def predict_time(config, device, device_type="cpu", world_size=1):
 
 def traces(config, device_type, world_size):
     """A process's share of the config, the traced config and its (Memory, Work); of a pipeline, at each place."""
-    grid = parallel.divide(config, world_size)
+    grid = divide(config, world_size)
     config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
     check(config)  # in float16 there is no update in the backward
     parallel.check_grid(config, grid, torch.device("cpu"))
@@ -77,7 +82,7 @@ def traces(config, device_type, world_size):
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
         world_size = 1
         if not config.compiles_blocks:  # else these keys are the reason for it
-            traced = dataclasses.replace(traced, shard="none", **dict.fromkeys(parallel.CUTS, 1))
+            traced = dataclasses.replace(traced, shard="none", **dict.fromkeys(CUTS, 1))
     places = [place * world_size // grid.pipeline for place in range(grid.pipeline)]
     return config, traced, [trace(traced, device_type, world_size, rank) for rank in places]
 
@@ -113,7 +118,7 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     def peak(size):
         return predict_memory(dataclasses.replace(config, micro_batch_size=size), device_type, world_size).peak
 
-    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, world_size)) or [0]  # 0: says why there is none
+    sizes = micro_batch_sizes(config, divide(config, world_size)) or [0]  # 0: says why there is none
     if peak(sizes[-1]) <= memory_bytes:
         return sizes[-1]
     n_fitting = bisect.bisect_right(sizes[:-1], memory_bytes, key=peak)

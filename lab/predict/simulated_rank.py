@@ -5,7 +5,8 @@ import contextlib
 import torch
 
 from lab.predict import patches
-from nanoladder.parallel.mesh import Grid, count_sharing, divide, mesh, start_mesh
+from nanoladder.arithmetic import Grid, count_sharing, divide
+from nanoladder.parallel.mesh import mesh, start_mesh
 
 PER_NODE = 8  # processes of a node, on which shard=hybrid depends
 

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from lab.programs.fold import fold, prune, reads_by_scope, sections, settle, split
+from nanoladder.arithmetic import CUTS
 from nanoladder.config import DEFAULTS, Config, apply
 from nanoladder.config.stages import fields_up_to, ladder_of, stage_files, stage_names
-from nanoladder.parallel import CUTS
 
 FOLDER = Path(__file__).parents[2]
 OPTIONS = ("optimizer_in_backward",)  # shown programs use their defaults

@@ -10,10 +10,9 @@ import torch
 
 from nanoladder.checkpoint.shape import config_of, shapes
 from nanoladder.config import Config, typed
-from nanoladder.optim import state_shapes
+from nanoladder.optim import BLOCK, state_shapes
 
 FLOAT, BYTE = torch.float32, torch.uint8
-BLOCK = 256  # numbers with a common scale in 8-bit state
 PARTS = {"codes", "scale", "qmap", "signed"}  # of a tensor in 8 bits
 SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 

@@ -16,17 +16,6 @@ RELATIVE_LR = {
     "lion": 0.3,  # Chen et al. 2023 use 0.1 to 0.3
 }
 MOMENTUM = 0.9  # of SGD
-# Bytes of state per parameter: of the blocks' matrices, and of all others. Quantization factors count; vectors of sums
-# over rows or columns do not. GaLore keeps 1/4 of the directions of square, 3:1 and 4:1 matrices.
-STATE_BYTES = {
-    "adamw": (8, 8),
-    "sgd": (4, 4),
-    "adafactor": (0, 0),
-    "muon": (4, 8),
-    "lion": (4, 4),
-    "adamw8bit": (2.03, 2.03),
-    "galore": (7 / 3, 8),
-}
 
 
 def build(groups, model, config):

@@ -1,6 +1,10 @@
 """What each optimizer keeps of a weight."""
 
+import math
+
 from nanoladder.optim.galore import rank_of
+
+BLOCK, FEW = 256, 4096  # of 8-bit AdamW: numbers with a common scale; a smaller or uneven tensor's state is float32
 
 
 def state_shapes(config, name, shape):
@@ -25,3 +29,13 @@ def state_shapes(config, name, shape):
     else:
         states = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}  # AdamW
     return states | ({"average": shape} if config.ema else {})
+
+
+def count_state_bytes(config, name, shape):
+    """Number of bytes of a weight's state in the config's optimizer.
+
+    In 8 bits, a moment is codes, a float32 scale of each BLOCK of them, and a float32 table of the 256 codes' values.
+    """
+    n, kept = math.prod(shape), state_shapes(config, name, shape)
+    in_8_bits = {"exp_avg", "exp_avg_sq"} if config.optimizer == "adamw8bit" and n >= FEW and n % BLOCK == 0 else ()
+    return sum(n + 4 * (n // BLOCK + 256) if key in in_8_bits else 4 * math.prod(kept[key]) for key in kept)

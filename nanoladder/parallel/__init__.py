@@ -39,8 +39,8 @@ from nanoladder.parallel.group import (
     stop,
     world_size,
 )
-from nanoladder.parallel.mesh import CUTS, divide, local, mesh
+from nanoladder.parallel.mesh import local, mesh
 from nanoladder.parallel.meta import build, init_shards
-from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel, micro_batch_size, micro_batch_sizes
+from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.parallel.tensor import apply_tensor_parallel

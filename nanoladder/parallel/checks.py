@@ -4,11 +4,11 @@ import os
 
 import torch
 
+from nanoladder.arithmetic import STAGES, Grid, micro_batch_size, micro_batch_sizes
 from nanoladder.config import DEFAULTS
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype
-from nanoladder.parallel.mesh import Grid, mesh
-from nanoladder.parallel.pipeline import STAGES, micro_batch_size, micro_batch_sizes
+from nanoladder.parallel.mesh import mesh
 
 ADDRESS = "MASTER_ADDR"
 LAUNCHED = "WORLD_SIZE", "RANK", "LOCAL_RANK", ADDRESS, "MASTER_PORT"  # set by torchrun in every process

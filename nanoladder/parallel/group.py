@@ -11,9 +11,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from nanoladder.arithmetic import count_sharing, divide
 from nanoladder.errors import BadInput
 from nanoladder.parallel.checks import check_grid, check_processes, n_launched
-from nanoladder.parallel.mesh import count_sharing, divide, mesh, start_mesh
+from nanoladder.parallel.mesh import mesh, start_mesh
 
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []

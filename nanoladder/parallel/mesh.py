@@ -4,31 +4,13 @@ Ranks count the processes of a tensor group first, then those of a context group
 groups that exchange most have neighboring ranks, within a node.
 """
 
-import math
 from datetime import timedelta
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch.distributed as dist
 
-from nanoladder.errors import BadInput
-
-CUTS = ("pipeline_parallel", "context_parallel", "tensor_parallel")  # keys of the dimensions; data is what they leave
-
-
-class Grid(NamedTuple):
-    """Processes along each dimension of the mesh, or the place of one process in it."""
-
-    pipeline: int = 1
-    data: int = 1
-    context: int = 1
-    tensor: int = 1
-
-    def __str__(self):
-        """2 data × 4 tensor: every dimension of more than one process."""
-        names = ("data", "pipeline", "context", "tensor")
-        return " × ".join(f"{getattr(self, name)} {name}" for name in names if getattr(self, name) > 1)
+from nanoladder.arithmetic import Grid
 
 
 class Mesh:
@@ -96,25 +78,3 @@ def start_mesh(sizes, rank, n_sharing, device_type):
 def local(tensor):
     """This process's part of a tensor, or the tensor itself if it is whole."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def divide(config, n):
-    """Returns the Grid of n processes: the other dimensions determine data. Raises BadInput if they do not divide n."""
-    pipeline, context, tensor = config.pipeline_parallel, config.context_parallel, config.tensor_parallel
-    product = pipeline * context * tensor
-    if n == 1:
-        return Grid()  # one process has every part
-    if n % product:
-        keys = " × ".join(f"{key}={getattr(config, key)}" for key in CUTS if getattr(config, key) > 1)
-        raise BadInput(f"{keys} does not divide {n} processes; expected a multiple of {product} (--nproc_per_node)")
-    return Grid(pipeline, n // product, context, tensor)
-
-
-def count_sharing(config, sizes, n_per_node):
-    """Number of processes that hold one copy of their weights among them: a Mesh's n_sharing."""
-    averaging = sizes.data * sizes.context
-    if config.shard == "none":
-        return 1
-    if config.shard == "hybrid":
-        return math.gcd(max(1, n_per_node // sizes.tensor), averaging)
-    return averaging

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from model import GPT
+from nanoladder.arithmetic import STAGES, block_flops, micro_batch_size
 from nanoladder.machine import choose_dtype
 from nanoladder.parallel.mesh import local, mesh
 
-STAGES = {"1f1b": 1, "interleaved": 2}  # of a process
 TIED, COPY = "token_embedding.weight", "head.weight"  # one weight on the first stage, its copy on the last
 
 
@@ -164,15 +164,6 @@ def group():
     return mesh().weights["pipeline"].get_group()
 
 
-# -- on paper
-
-
-def block_flops(config):
-    """Floating-point operations to train a block on one token: 6 for each of 12·C² weights, 12·C·T for attention."""
-    C, T = config.n_embd, config.context_length
-    return 72 * C * C + 12 * C * T
-
-
 def cut_blocks(config, n_processes):
     """Cuts the blocks into stages, so that the slowest one is as fast as it can be. Returns a range for each stage.
 
@@ -187,31 +178,3 @@ def cut_blocks(config, n_processes):
     n_last = min(range(1, config.n_layer - n_others + 1), key=slowest)
     ends = [round((config.n_layer - n_last) * i / n_others) for i in range(n_others + 1)]
     return [range(*pair) for pair in pairwise([*ends, config.n_layer])]
-
-
-def predict_bubble(name, n_processes, n_micro_batches):
-    """Share of a step in which a process waits, if all stages take equally long and sending takes no time.
-
-    p - 1 of the m + p - 1 turns for 1f1b, of v·m + p - 1 with v stages a process (Narayanan et al. 2021, section 2.2).
-    """
-    return (n_processes - 1) / (STAGES[name] * n_micro_batches + n_processes - 1)
-
-
-def micro_batch_size(config, grid):
-    """Sequences of a process's share of the batch that run at once. micro_batch_size=0: as many as possible."""
-    share = config.batch_size // grid.data
-    return min(config.micro_batch_size or max(micro_batch_sizes(config, grid), default=share), share)
-
-
-def micro_batch_sizes(config, grid):
-    """Sizes into which a process's share of the batch divides, ascending; in a pipeline those that fill it."""
-    share = config.batch_size // grid.data
-    divisors = [size for size in range(1, share + 1) if share % size == 0]
-    return [size for size in divisors if can_schedule(config.pipeline_schedule, grid.pipeline, share // size)]
-
-
-def can_schedule(schedule, n_processes, n_micro_batches):
-    """True if a schedule can run with this number of micro-batches."""
-    if schedule == "1f1b":
-        return n_micro_batches >= n_processes
-    return n_micro_batches % n_processes == 0

@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 
 from nanoladder import machine, optim, parallel
+from nanoladder.arithmetic import CUTS, count_parameters, count_tokens, flops_per_token
 from nanoladder.config import differences
-from nanoladder.run.metrics import flops_per_token
-from nanoladder.run.micro_batch import count_tokens
-from nanoladder.run.size import count_parameters, describe_state, in_gb
+from nanoladder.run.size import describe_state, in_gb
 from operators import count_chunks, why_not_triton
 
 
@@ -67,7 +66,7 @@ def processes(config):
     """Returns {name: text} about the processes' division of the work, or the keys without effect in a single one."""
     if (n := parallel.world_size()) > 1:
         return {"processes": f"{n} by {dist.get_backend()} = {parallel.mesh().sizes}, shard={config.shard}"}
-    idle = [key for key in (*parallel.CUTS, "shard") if getattr(config, key) not in (1, "none")]
+    idle = [key for key in (*CUTS, "shard") if getattr(config, key) not in (1, "none")]
     return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
 
 

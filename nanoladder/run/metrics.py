@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nanoladder import files
 from nanoladder.errors import reading
-from nanoladder.parallel.pipeline import block_flops
 from nanoladder.run.tracker import begin_tracking
 
 METRICS = "metrics.jsonl"  # in out_dir
@@ -25,16 +24,6 @@ COLUMNS = [  # key, label and format of each value in a line on the terminal
     ("peak_memory_gb", "GB", ".2f"),
     ("minutes_left", "min left", ",.1f"),
 ]
-
-
-def flops_per_token(config):
-    """Floating-point operations to train a config's GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
-
-    Follows Chowdhery et al. 2022 (PaLM), appendix B. The multiplied weights are the matrices of the blocks and the
-    head, tied or not: no lookups, norms or biases. Ignores recomputation, the causal mask and the padding of the
-    vocabulary, so every stage has the same count.
-    """
-    return config.n_layer * block_flops(config) + 6 * config.n_embd * config.vocab_size
 
 
 def read_metrics(path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, machine, parallel
+from nanoladder.arithmetic import divide, micro_batch_sizes
 from nanoladder.private import loaded_compiler
 from nanoladder.run.start import CONFIG, changes, read_config, write_config
 
@@ -33,7 +34,7 @@ def first_micro_batch(config):
     A resumed run keeps its size: with another one, gradients would be summed in another order. So does a run that
     starts over with the same keys; record() may have halved its size. Any other begins with the largest.
     """
-    sizes = parallel.micro_batch_sizes(config, parallel.mesh().sizes)
+    sizes = micro_batch_sizes(config, parallel.mesh().sizes)
     folder = Path(config.out_dir)
     before = read_config(folder / CONFIG)
     size = before.get("micro_batch_size")
@@ -77,7 +78,7 @@ def half_of_micro_batch(config):
     """The largest valid size of at most half the config's micro-batch size; 0 if there is none."""
     if config.micro_batch_size == "auto":  # memory ran out before there was a size
         return 0
-    sizes = parallel.micro_batch_sizes(config, parallel.divide(config, parallel.world_size()))
+    sizes = micro_batch_sizes(config, divide(config, parallel.world_size()))
     return max((size for size in sizes if 2 * size <= config.micro_batch_size), default=0)
 
 
@@ -115,19 +116,3 @@ def explain(reason, next_size=0):
         elif machine.has_limit():
             advice += "; this process's memory is limited (ulimit -v, -d)"
         print(f"error: out of memory: {reason}; {advice}", file=sys.stderr)
-
-
-# -- arithmetic
-
-
-def count_tokens(config, world_size):
-    """Number of tokens in a forward of one of world_size processes: of its micro-batch, its part of each sequence."""
-    parts = parallel.divide(config, world_size).context
-    return share_of_process(config, world_size).micro_batch_size * config.context_length // parts
-
-
-def share_of_process(config, world_size):
-    """Returns the config with the batch_size and micro_batch_size of one of world_size processes."""
-    grid = parallel.divide(config, world_size)
-    micro_batch_size = parallel.micro_batch_size(config, grid)
-    return dataclasses.replace(config, batch_size=config.batch_size // grid.data, micro_batch_size=micro_batch_size)

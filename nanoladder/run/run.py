@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from nanoladder import checkpoint, files, machine, parallel
+from nanoladder.arithmetic import flops_per_token
 from nanoladder.data import full_shared_memory
 from nanoladder.data.counting import counted_losses
 from nanoladder.entry import outlast_output
@@ -17,7 +18,7 @@ from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock
 from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import busy, counting, print_header, print_lines
-from nanoladder.run.metrics import Metrics, earlier_rows, flops_per_token
+from nanoladder.run.metrics import Metrics, earlier_rows
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Interrupted, Signals
 from nanoladder.run.size import require_memory

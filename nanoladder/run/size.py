@@ -1,33 +1,11 @@
-"""Size of a model and its training state, in parameters and bytes, before anything is built."""
+"""Size of a training state in bytes, before anything is built."""
 
+import math
 from typing import NamedTuple
 
 from nanoladder import machine, optim, parallel
+from nanoladder.arithmetic import count_parameters, list_weights
 from nanoladder.errors import BadInput
-
-
-def count_parameters(config):
-    """Number of parameters of a config's GPT, without the vocabulary's padding. A tied weight counts once."""
-    C, V = config.n_embd, config.vocab_size
-    n_values = -(-config.n_layer // 2) if config.value_embedding else 0
-    n_tables = 2 + n_values - config.tie_embeddings
-    n_positions = config.context_length if config.position == "learned" else 0
-    vectors = n_tables * V + n_positions + config.smear
-    return config.n_layer * count_block(config) + vectors * C + n_values + count_norm(config)
-
-
-def count_block(config):
-    """Number of parameters of one block."""
-    return matrices_of_block(config) + 9 * config.n_embd * config.bias + 2 * count_norm(config) + 2 * config.x0_skip
-
-
-def matrices_of_block(config):
-    """Number of parameters in the matrices of one block: qkv 3·C², proj C², fc 4·C², proj 4·C²."""
-    return 12 * config.n_embd**2
-
-
-def count_norm(config):
-    return config.n_embd * (1 + (config.bias and config.norm == "layer"))
 
 
 class StateBytes(NamedTuple):
@@ -40,11 +18,9 @@ class StateBytes(NamedTuple):
 
 def state_bytes(config):
     """Returns the StateBytes of a config in this process: all that is alive when the optimizer steps."""
-    padding = config.padded_vocab_size - config.vocab_size
-    n = count_parameters(config) + padding * config.n_embd
-    in_matrices, elsewhere = optim.STATE_BYTES[config.optimizer]
-    n_matrices = config.n_layer * matrices_of_block(config)
-    state = n_matrices * in_matrices + (n - n_matrices) * elsewhere + 4 * n * config.ema
+    weights = list_weights(config)
+    n = sum(count * math.prod(shape) for _, shape, count in weights)
+    state = sum(count * optim.count_state_bytes(config, name, shape) for name, shape, count in weights)
     mesh = parallel.mesh()
     n_sharing = mesh.sizes.pipeline * mesh.sizes.tensor * mesh.n_sharing
     gradients = 0 if config.optimizer_in_backward else 4 * n

@@ -23,7 +23,8 @@ from processes import configuration, work
 from torch.utils._pytree import tree_map
 
 import train
-from nanoladder import checkpoint, parallel
+from nanoladder import checkpoint
+from nanoladder.arithmetic import CUTS
 
 pytestmark = pytest.mark.slow
 
@@ -287,7 +288,7 @@ ALONG = {"data": {}, "tensor": TENSOR, "context": CONTEXT, "pipeline": PIPELINE}
 FOUR = {f"{one} {other}": ALONG[one] | ALONG[other] for one, other in itertools.combinations(ALONG, 2)}
 FOUR |= {f"{name} full": keys | {"shard": "full"} for name, keys in FOUR.items() if name != "tensor pipeline"}
 FOUR |= {"optimizer": {"shard": "optimizer"}, "hybrid": {"shard": "hybrid"}}
-FOUR |= {"interleaved": INTERLEAVED, "4 data": {}} | {f"4 {key}": {key: 4} for key in parallel.CUTS}
+FOUR |= {"interleaved": INTERLEAVED, "4 data": {}} | {f"4 {key}": {key: 4} for key in CUTS}
 ODD = {"n_layer": 4, "n_head": 4, "n_embd": 36, "context_length": 24, "batch_size": 8, "bias": True}
 ODD |= {"data": "documents", "vocab_size": 257}  # padded, with heads of 9
 ODD |= {"learning_rate": 1e-3, "min_lr": 1e-4, "lr_decay_steps": 40}  # keeps a long chain of runs near its beginning

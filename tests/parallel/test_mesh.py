@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import GPT
+from nanoladder.arithmetic import STAGES, Grid, count_sharing, divide, micro_batch_sizes, predict_bubble
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
 from nanoladder.parallel import checks, context, pipeline
-from nanoladder.parallel.mesh import Grid, Mesh, count_sharing, divide
+from nanoladder.parallel.mesh import Mesh
 
 CPU, PIPELINE = torch.device("cpu"), {"pipeline_parallel": 2, "batch_size": 8, "micro_batch_size": 2}
 
@@ -97,8 +98,8 @@ def test_indivisible_sizes_are_refused(monkeypatch):
 def test_divisible_sizes_are_accepted():
     refuse({"batch_size": 16, "micro_batch_size": 4}, Grid(data=8))
     refuse({**PIPELINE, "n_layer": 4, "batch_size": 12, "micro_batch_size": "auto"}, Grid(4))
-    assert pipeline.micro_batch_sizes(tiny(batch_size=12), Grid(4)) == [1, 2, 3]
-    assert pipeline.micro_batch_sizes(tiny(batch_size=12, pipeline_schedule="interleaved"), Grid(4)) == [1, 3]
+    assert micro_batch_sizes(tiny(batch_size=12), Grid(4)) == [1, 2, 3]
+    assert micro_batch_sizes(tiny(batch_size=12, pipeline_schedule="interleaved"), Grid(4)) == [1, 3]
 
 
 @pytest.mark.parametrize("n_head, n, T", [(4, 2, 12), (4, 4, 12), (3, 4, 24), (2, 4, 16), (1, 2, 4)])
@@ -116,7 +117,7 @@ def test_every_position_has_one_process_and_pairs_are_balanced_if_keys_are_gathe
 
 
 def test_the_bubble_is_that_of_the_papers():
-    bubbles = {name: [pipeline.predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in pipeline.STAGES}
+    bubbles = {name: [predict_bubble(name, p, m) for p, m in ((2, 4), (4, 8))] for name in STAGES}
     assert bubbles == {"1f1b": [1 / 5, 3 / 11], "interleaved": [1 / 9, 3 / 19]}
 
 

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 from lab.measure.measurements import WARMUP, WINDOW, resident_before, resident_bytes
 from model import GPT
 from nanoladder import data, machine
+from nanoladder.arithmetic import CUTS
 from nanoladder.config import apply
 from nanoladder.config.stages import files
 from nanoladder.errors import BadInput
-from nanoladder.parallel import CUTS
 from nanoladder.run.clock import synchronized_time
 
 PEERS = {  # row: the peer's file, and if it is at its best

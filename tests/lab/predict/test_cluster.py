@@ -7,8 +7,8 @@ from conftest import replace
 
 from lab.predict.cluster import CLOSE, fastest, predict_step, sizes_of
 from lab.predict.predict import predict_memory
+from nanoladder.arithmetic import divide
 from nanoladder.config import Config
-from nanoladder.parallel.mesh import divide
 
 SMALL = Config(n_layer=4, n_head=4, n_embd=512, context_length=512, vocab_size=512, batch_size=8, compile=False)
 WIDE = replace(SMALL, n_layer=8, n_embd=1024, n_head=16, context_length=1024, micro_batch_size=8, ddp=True)

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lab.predict import devices, predict, roofline
 from lab.predict.trace import Ledger
 from model import GPT
+from nanoladder.arithmetic import flops_per_token
 from nanoladder.checkpoint import shape
 from nanoladder.config import stages
 from nanoladder.run import load_config
-from nanoladder.run.metrics import flops_per_token
 from operators import count_scores, uses_blocks
 
 SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 128, "context_length": 64, "vocab_size": 1000, "batch_size": 4}
