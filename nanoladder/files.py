@@ -88,12 +88,13 @@ def sync_folder(folder: Path) -> None:
 def hold(path: Path | str) -> IO[str]:
     """Locks a file, created if missing, until the returned file is closed or the process ends.
 
-    Raises BlockingIOError if another process holds it, and OSError. File systems without locks are tolerated.
+    Raises BlockingIOError if another process holds it, and OSError. File systems without locks are tolerated. A forked
+    worker that survives the process does not hold the lock, as it would by flock.
     """
     file = open(path, "a+")  # noqa: SIM115 the caller closes it
     try:
         if fcntl:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, not by its workers
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise

@@ -64,11 +64,15 @@ def loaded_compiler():
 
 
 def compiled_libraries():
-    """Paths of the libraries in the compiler's cache. Without the name none: those that are cut off stay."""
+    """Lists the libraries in the compiler's cache as (path, the compiler's lock on it). Without the names, which tell
+    where and how it locks, the list is empty: libraries that are cut off stay.
+    """
     with contextlib.suppress(ImportError):
         from torch._inductor.runtime.cache_dir_utils import cache_dir
+        from torch.utils._filelock import FileLock
 
-        return list(Path(cache_dir()).glob("*/*.so"))
+        paths, locks = Path(cache_dir()).glob("*/*.so"), Path(cache_dir(), "locks")
+        return [(path, FileLock(locks / f"{path.name.partition('.')[0]}.lock", timeout=0)) for path in paths]
     return []
 
 

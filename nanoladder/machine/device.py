@@ -8,7 +8,6 @@ import re
 import warnings
 
 import torch
-from filelock import FileLock
 from torch.nn.attention import SDPBackend
 
 from nanoladder.config import check as check_config
@@ -133,8 +132,7 @@ def keep_cache_sound():
     runs without an error on an AVX2 machine, but computes only half of the numbers.
     """
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
-    for library in compiled_libraries():
-        lock = FileLock(library.parents[1] / "locks" / f"{library.name.partition('.')[0]}.lock", timeout=0)
+    for library, lock in compiled_libraries():
         with contextlib.suppress(OSError), lock, open(library, "rb") as file:  # unless another process compiles it
             if not any(file.read(4)):  # the first bytes are written last
                 library.unlink()

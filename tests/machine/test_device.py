@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, flags, rows, tiny
-from filelock import FileLock
+from torch.utils._filelock import FileLock
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -187,7 +187,7 @@ def test_libraries_that_a_killed_linker_left_are_deleted_from_the_cache(tmp_path
     for name, content in contents.items():
         (tmp_path / name[:2]).mkdir()
         (tmp_path / name[:2] / f"{name}.main.so").write_bytes(content)
-    with FileLock(tmp_path / "locks" / "compiling.lock"):  # as another process does
+    with FileLock(tmp_path / "locks" / "compiling.lock"):  # as the compiler does in another process
         machine.keep_cache_sound()
     assert {path.name.partition(".")[0] for path in tmp_path.glob("*/*.so")} == {"whole", "compiling"}
     machine.keep_cache_sound()
