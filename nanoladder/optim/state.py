@@ -1,4 +1,4 @@
-"""What each optimizer keeps of a weight."""
+"""The state that each optimizer keeps of a weight: its shapes and bytes."""
 
 import math
 

@@ -6,9 +6,9 @@
 - meta: building a model that no process holds whole
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
 - tensor, context, pipeline: a part of every matrix, of every sequence, of the blocks
-- owners: work on whole matrices, each in one of the processes that hold its shards
+- distributed_muon: work on whole matrices, each in one of the processes that hold its shards
 - full_state: whole tensors from each process's parts, and back; clipping by the global norm
-- refusals: what a config cannot do in several processes
+- checks: refusals of what a config cannot do in several processes
 
 Gradients are averaged over the processes that train on different tokens, losses over all.
 """

@@ -1,4 +1,4 @@
-"""Refusals: processes started by halves, and configs that several processes cannot train."""
+"""Checks that refuse processes started by halves, and configs that several processes cannot train."""
 
 import os
 
