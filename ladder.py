@@ -69,7 +69,7 @@ def command_line():
 
 def print_list(options):
     """Lists the stages and the rungs: the name of each in its tree, and what it does."""
-    first, second = "stages: what a step costs (--stage=NAME)", "\nrungs: what a step is worth (--recipe=NAME)"
+    first, second = "stages: a cheaper step (--stage=NAME)", "\nrungs: token efficiency (--recipe=NAME)"
     for title, ladder in ((first, tree()), (second, tree(RECIPE_DIR))):
         print(title)
         rows = [(lines + name, reason(name)) for lines, name in ladder]
@@ -123,17 +123,17 @@ def check_entry(options):
     """Checks an entry of the race. Runs its config files and patch, with your rights: read them first.
 
     It checks the rules, then whether the entry holds, against the record before it and the naive loop,
-    on seeds that follow from its files, and writes MACHINE.jsonl to its folder. The same command
+    on seeds derived from its digest, and writes MACHINE.jsonl to its folder. The same command
     continues. Exit code: 0 if it holds, 1 if not, 2 if it breaks a rule.
     """
     sys.exit(referee.check(options))
 
 
 def write_docs(options):
-    """Writes the pages that are made of code and results.
+    """Writes the pages generated from code and results.
 
     They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md,
-    docs/results.md and records/README.md. Run it after a change of train.py, model.py, the stages, the results or the
+    docs/results.md and records/README.md. Run it after a change of train.py, model.py, stages, rungs, results or
     records.
     """
     files.write(markdown.PAGE, markdown.page())

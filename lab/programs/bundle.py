@@ -1,7 +1,7 @@
 """Our definitions that a program calls, folded as the program is: beside its diff, or linked into one file.
 
-A linked program (`ladder.py show NAME --standalone`) imports nothing but torch and numpy: all that it calls stands in
-it, definition by definition. standalone_loop.py takes the place of the housekeeping, and all keys but its own have
+A linked program (`ladder.py show NAME --standalone`) imports nothing but torch and numpy: it contains all definitions
+that it calls. standalone_loop.py takes the place of the housekeeping, and all keys but its own have
 their defaults.
 """
 

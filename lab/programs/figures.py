@@ -55,7 +55,7 @@ class Scale(NamedTuple):
 def measured(mode, paths=()):
     """Returns {machine/config: Measured} of every runs.jsonl that contains a mode.
 
-    A reader's own files, at paths, come first, then that of the README, then the others in results/.
+    A reader's own files, at paths, come first, then the README's, then the others in results/.
     """
     first = RESULTS / next(iter(SHOWN.values()))
     ours = sorted(RESULTS.glob("*/*/runs.jsonl"), key=lambda path: (path.parent != first, path))
@@ -81,7 +81,7 @@ def shown(machine="two cores"):
     return measured("ladder")[SHOWN[machine]]
 
 
-def of_stage(name, paths=()):
+def stage_figures(name, paths=()):
     """Returns the figures that include a stage: its scaling on each machine if it needs several processes, then all."""
     scaling = measured(SCALING[name], paths).values() if name in SCALING else []
     return [*scaling, *measured("ladder", paths).values()]
@@ -112,7 +112,7 @@ def recipes():
     return [{row["name"]: row for row in read(folder / "recipe.json", ["rows"])["rows"]} for folder in RECIPES]
 
 
-def of_rung(name):
+def rung_scales(name):
     """Returns {machine: the Scales at which a rung was measured}."""
     chosen = {machine: [each for each in every if "verdict" in each.rows.get(name, ())] for machine, every in scales()}
     return {machine: every for machine, every in chosen.items() if every}

@@ -38,7 +38,7 @@ NO_OPS = [
     ("norm", "layer", "nn.LayerNorm", "NORMS[config.norm]"),
     ("x0_skip", False, "", "embedded="),
     ("value_embedding", False, "", "own_value="),
-    # In programs that run alone: no refusals, and no kernels of other devices.
+    # In programs that run alone: no checks, and no kernels of other devices.
     ("standalone", True, "", "raise BadInput"),
     ("standalone", True, "None", "check_processes", "check_grid", "check_8_bits", "machine.require_torchao"),
     ("standalone", True, "None", "meeting_place"),
@@ -47,7 +47,7 @@ NO_OPS = [
     ("standalone", True, "softmax.softmax_", "fastest_softmax"),
     ("standalone", True, "False", "takes_exponentials"),
     ("standalone", True, 'torch.device("cuda" if torch.cuda.is_available() else "cpu")', "machine.choose_device"),
-    # In those with a mesh of one dimension, data: processes have all weights.
+    # In programs with a mesh of one dimension, data: processes have all weights.
     ("mesh", "data", "world_size()", "mesh().averaging", "mesh().sizes.data"),
     ("mesh", "data", "rank()", "mesh().place.data"),
     ("mesh", "data", "None", "start_mesh", "divide", "count_sharing"),
@@ -398,9 +398,9 @@ def reads_by_scope(tree):
             scopes = [*scopes, node]
             names[node], attributes[node] = set(), set()
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            found, name = (names, node.id) if isinstance(node, ast.Name) else (attributes, node.attr)
+            reads, name = (names, node.id) if isinstance(node, ast.Name) else (attributes, node.attr)
             for scope in scopes:
-                found[scope].add(name)
+                reads[scope].add(name)
         for child in ast.iter_child_nodes(node):
             visit(child, scopes)
 

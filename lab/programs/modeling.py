@@ -15,7 +15,7 @@ class NanoladderConfig(PretrainedConfig):
     """The model's sizes, as in config.json; everything else is in the code."""
 
     model_type = "nanoladder"
-    attribute_map = {  # theirs: ours
+    attribute_map = {  # transformers' name: ours
         "hidden_size": "n_embd",
         "num_attention_heads": "n_head",
         "max_position_embeddings": "context_length",
@@ -81,8 +81,8 @@ class NanoladderForCausalLM(PreTrainedModel, GenerationMixin):
         """Token ids (B, T) after those in the cache -> logits (B, T, V), the cache and, with labels, the mean loss.
 
         attention_mask: (B, S), of the tokens in the cache too; 0 at padding, which may be on the left. labels: (B, T),
-        moved by one here; -100 does not count. logits_to_keep: number of last positions; 0: all. Options are those of
-        the loss. Raises ValueError for another kind of cache or shape of the mask, or S above context_length.
+        moved by one here; -100 does not count. logits_to_keep: number of last positions; 0: all. Options: the loss's.
+        Raises ValueError for another kind of cache or shape of the mask, or S above context_length.
         """
         if not isinstance(past_key_values, DynamicCache | None):
             raise ValueError(f"a {type(past_key_values).__name__} as past_key_values; expected a DynamicCache")
@@ -116,7 +116,7 @@ class NanoladderForCausalLM(PreTrainedModel, GenerationMixin):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=self.visible, dropout_p=dropout)
 
     def extend(self, layer, k, v):
-        """Adds keys and values (B, nh, T, hs) to the cache, if there is one. Returns those of all tokens."""
+        """Adds keys and values (B, nh, T, hs) to the cache, if there is one. Returns all tokens' keys and values."""
         k = k * self.is_text  # zeros before the first token
         return (k, v) if self.cache is None else self.cache.update(k, v, layer)
 

@@ -34,7 +34,7 @@ SAME = "The program is the same; what it calls changes:"  # of a stage whose pro
 class Stage:
     """A stage or rung. The texts of its docstring are Markdown.
 
-    below: the one that it stands on; None for the first. group: recipe, devices, speed or memory. change: its
+    below: the stage or rung that it stands on; None for the first. group: recipe, devices, speed or memory. change: its
     assignment, "field: from → to"; empty for the first. parts: {label: text} of its docstring, without the sources,
     which are [(title, address)]. figures: of a stage [figures.Measured], of a rung {machine: [figures.Scale]}.
     """
@@ -55,12 +55,12 @@ class Stage:
 
     @cached_property
     def diff(self):
-        """Lines that it changes in the program below, headed by functions; if there are none, in what that calls."""
+        """Lines that it changes in the program below, headed by functions; else in the definitions that it calls."""
         return self.short_diff(diffs.script) or self.short_diff(standalone)
 
     @cached_property
     def same_program(self):
-        """True if it changes nothing in the program, but in what that calls."""
+        """True if it changes only definitions that the program calls, not the program."""
         return self.below is not None and self.program == diffs.script(self.below)
 
     @property
@@ -77,17 +77,17 @@ class Stage:
 def describe(name, paths=()):
     """Returns the Stage of a stage or rung; its figures include those of a reader's own runs.jsonl at these paths.
 
-    Raises BadInput if there is none of this name, or with the line of its docstring that is malformed.
+    Raises BadInput if the name is unknown, or the docstring malformed, with its line.
     """
     texts = explanation(name)
-    measured = figures.of_rung(name) if group(name) == "recipe" else figures.of_stage(name, paths)
+    measured = figures.rung_scales(name) if group(name) == "recipe" else figures.stage_figures(name, paths)
     return Stage(name, stage_below(name), group(name), change(name), *texts, measured)
 
 
 def explanation(name):
     """Returns the parts of a docstring: its first line, the introduction, {label: text}, and [(title, address)].
 
-    Raises BadInput with the file and line of what is malformed.
+    Raises BadInput with the file and line of a malformed part.
     """
     (number, _, reason), (_, _, introduction), *labeled = paragraphs(name)
     folder = ladder_of(name)
@@ -137,7 +137,7 @@ def change(name):
 
 
 def gain(rows):
-    """Says what all stages together gain, by rows of --mode=ladder: those on by default, then those for memory too."""
+    """Describes the gain of all stages, by rows of --mode=ladder: of the default stages, then with those for memory."""
     first, *others = (row for row in rows if "seconds" in row)
     tops = {group(row["name"]): row for row in others if "gains" in row}.values()  # not of too few rounds
     gains = [f"up to {row['name']}, {' as fast in '.join(figures.compared(row, first))} less memory" for row in tops]

@@ -1,6 +1,6 @@
 """The loop of a program that runs alone, in place of train.py's: `ladder.py show NAME --standalone`.
 
-Batches are those of train.py on one stream of tokens: the same windows in the same order.
+Batches are train.py's on one stream of tokens: the same windows in the same order.
 """
 
 import sys

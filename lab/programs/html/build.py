@@ -17,7 +17,7 @@ from nanoladder.errors import BadInput
 
 FOLDER = Path(__file__).parent
 GROUPS = {"speed": "Speed, on by default", "memory": "Memory, on request", "devices": "Many devices"}
-GROUPS["recipe"] = "Recipe: what a step is worth"
+GROUPS["recipe"] = "Recipe: token efficiency"
 HOW_TO_READ = "Climb with ← →: each stage is one change, marked in the program; beside it stands what a step gains."
 
 
@@ -88,7 +88,7 @@ def article(stage):
 
 
 def opening(stage):
-    """Says on the first stage of a ladder what all of them gain, and how to read the page."""
+    """Returns the first stage's opening: the gain of all stages, and how to read the page."""
     if stage.group == "recipe":
         return tag("p", "The second ladder makes a step worth more: the same loss after fewer tokens.")
     _, _, results, rows = figures.shown()

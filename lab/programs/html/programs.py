@@ -19,13 +19,13 @@ CLASSES = {"sd": "c", "kc": "m", "ow": "k", "nf": "f", "fm": "f", "nc": "f", "nd
 COLORED = ("k", "s", "m", "f", "b", "c")
 
 
-def highlighted(source):
+def highlight(source):
     """Returns the lines of a source as HTML."""
-    return list(itertools.chain(*map(of_statement, split(source))))
+    return list(itertools.chain(*map(highlight_statement, split(source))))
 
 
 @cache  # stages have most statements in common
-def of_statement(source):
+def highlight_statement(source):
     """Returns the lines of a top-level statement as HTML."""
     lines = [""]
     for token, text in PythonLexer(stripnl=False).get_tokens(source):
@@ -55,7 +55,7 @@ def table():
             {
                 "name": name,
                 "on": names.index(below) if below else None,
-                "lines": [positions.setdefault(line, len(positions)) for line in highlighted(diffs.script(name))],
+                "lines": [positions.setdefault(line, len(positions)) for line in highlight(diffs.script(name))],
                 "parts": list(diffs.parts(ast.parse(diffs.script(name)))),
                 "alone": [alone.setdefault(line, len(alone)) for line in standalone(name).splitlines()],
             }
@@ -74,7 +74,7 @@ def mechanism(stage):
     """
     blocks = []
     for path, source in stage.definitions if stage.below else []:
-        lines = (f"<p class=line>{line}</p>" for line in highlighted(source))
+        lines = (f"<p class=line>{line}</p>" for line in highlight(source))
         blocks += [f"<p class=hunk>newly called, in {path}</p>", *lines]
     if stage.same_program:
         lines = (f"<p class=line><code>{html.escape(line, quote=False)}</code></p>" for line in stage.diff.splitlines())

@@ -33,7 +33,7 @@ WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: 
 
 
 def section(rung):
-    """Returns the section on a rung: a card for each machine that measured it, or one that says that none did."""
+    """Returns the section on a rung: a card for each machine that measured it, or a card without figures."""
     draw = rung_card if rung.below else base_card
     cards = [draw(machine, rung.name, scales) for machine, scales in rung.figures.items()]
     cards += [] if rung.below else [race_card(*each) for each in records.measured().items()]
@@ -92,7 +92,7 @@ def times(factor):
 
 
 def sentence(rung, scales):
-    """Says what a rung gained or cost at these scales; models of one size and dataset come together."""
+    """Describes a rung's gain or cost at these scales; models of one size and dataset come together."""
     outcomes = []
     for scale, some in itertools.groupby(scales, key=in_words):
         outcomes.append(f"{scale} {', and '.join(outcome(rung, each.rows[rung]) for each in some)}")
@@ -105,7 +105,7 @@ def in_words(scale):
 
 
 def outcome(rung, row):
-    """Says what a rung gained or cost at a scale, by its row."""
+    """Describes a rung's gain or cost at a scale, by its row."""
     verdict, opening, doubt = row["verdict"].partition(" (")
     factor = row.get("step") or row.get("without") or {"times": 1.0}
     words = (WITHOUT if row["note"] else BESIDE).get(verdict, f"{{rung}} {verdict}")
