@@ -106,8 +106,8 @@ def settle(source, values):
 
 @cache
 def without_annotations(source):
-    """Removes the annotations of functions: a shown program needs no types, nor their imports."""
-    return Unannotated(source).result()
+    """Removes annotations of functions, and comments for the type checker: a shown program needs no types."""
+    return re.sub(r"  # pyright: .*", "", Unannotated(source).result())
 
 
 @cache  # stages have most statements in common
