@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nanoladder import files
 from nanoladder.errors import BadInput, nearest
@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
     Shells leave ~ there as it is. An option with the metavar TEXT takes no path.
     """
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         texts = [name for action in self._actions if action.metavar == "TEXT" for name in action.option_strings]
         words = list(sys.argv[1:] if args is None else args)
         for i, word in enumerate(words):

@@ -2,9 +2,9 @@
 
 import inspect
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from nanoladder import files
 from nanoladder.config.check import check_names, expected, typed
@@ -67,7 +67,7 @@ def from_text(key, text):
     return text
 
 
-def apply(paths: Iterable[Path | str], given: dict, base: dict) -> dict:
+def apply(paths: Iterable[Path | str], given: dict, base: Mapping[str, Any]) -> dict:
     """Returns `base`, a dict of all keys, updated by config files and then by the given keys."""
     values = dict(base)
     for path in paths:
