@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 
-def free_cpus(since):
+def free_cpus(since: tuple[float, float, float] | None) -> float:
     """Number of CPUs that other programs have left to this process since then; infinite if the system does not say.
 
     since: an earlier result of cpu_times().
@@ -18,7 +18,7 @@ def free_cpus(since):
     return (idle + own) / clock
 
 
-def cpu_times():
+def cpu_times() -> tuple[float, float, float] | None:
     """Seconds so far: idle CPU time, including niced programs, which give way; CPU time of this process; wall time.
 
     The process's time includes that of its finished children. Returns None without Linux's /proc.

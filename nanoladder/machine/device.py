@@ -10,6 +10,7 @@ import warnings
 import torch
 from torch.nn.attention import SDPBackend
 
+from nanoladder.config import Config
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
 from nanoladder.machine.precision import choose_dtype, require_torchao
@@ -40,7 +41,7 @@ PEAK_TFLOPS |= {"AMD Instinct MI325X": 1307.4, "AMD Instinct MI300X": 1307.4}  #
 VARIANT = r"( (Ti|SUPER|D|Max-Q|Laptop)|.* MIG|-\d+[ABCQ])\b"  # of a listed device; the last two are parts of one
 
 
-def choose_device(name):
+def choose_device(name: str) -> torch.device:
     """Returns the named device; "auto" is the GPU if there is one, else the CPU. Raises BadInput if it is missing."""
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
@@ -54,7 +55,7 @@ def choose_device(name):
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-def device_name(device):
+def device_name(device: torch.device) -> str:
     """Name of the device, as its maker calls it."""
     if device.type == "cuda":
         platform = f", ROCm {torch.version.hip}" if torch.version.hip else ""
@@ -65,7 +66,7 @@ def device_name(device):
     return f"CPU, {n} thread{'s' if n > 1 else ''}"
 
 
-def attention_kernel(config, device):
+def attention_kernel(config: Config, device: torch.device) -> str:
     """Describes the attention kernel that this config uses. Raises BadInput if none supports it."""
     if config.attention == "matmul":
         return "matmul, the (T, T) matrix in memory"
@@ -93,7 +94,7 @@ def attention_kernel(config, device):
     return "the kernel that PyTorch chooses" if kernel is None else f"{SDPBackend(kernel).name.lower()} kernel"
 
 
-def configure(config, device):
+def configure(config: Config, device: torch.device) -> None:
     """Applies process-wide PyTorch settings outside the ladder: denormals, determinism, compiler, attention kernels."""
     torch.set_flush_denormal(True)  # denormal gradients are up to 20 times slower on a CPU
     if config.deterministic:
@@ -117,14 +118,14 @@ def leave_compiler_unloaded():
     Their methods are wrapped to tell the compiler to leave them out, and the wrappers load it.
     """
     kinds = torch.optim.Adam, torch.optim.SGD, torch.optim.Adafactor  # AdamW's step is Adam's
-    methods = [(kind, "step") for kind in kinds]
+    methods: list[tuple[type, str]] = [(kind, "step") for kind in kinds]
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         methods.append((torch.optim.Optimizer, name))
     for kind, name in methods:
         setattr(kind, name, torch.no_grad()(inspect.unwrap(getattr(kind, name))))
 
 
-def keep_cache_sound():
+def keep_cache_sound() -> None:
     """Makes torch.compile reuse only whole libraries, compiled for this CPU's vector instructions.
 
     By itself it checks neither (PyTorch 2.13). A killed linker leaves a library empty, or without its first bytes:
@@ -138,7 +139,7 @@ def keep_cache_sound():
                 library.unlink()
 
 
-def check(config, device):
+def check(config: Config, device: torch.device) -> None:
     """Raises BadInput for a config that cannot run on this device. Also checks torch.compile's cache."""
     attention_kernel(config, device)
     if config.optimizer == "adamw8bit":
@@ -155,7 +156,7 @@ def check(config, device):
     check_config(dataclasses.replace(config, dtype=dtype))  # which "auto" left open
 
 
-def peak_flops(device):
+def peak_flops(device: torch.device) -> float | None:
     """Dense half-precision FLOP/s of a CUDA device from its datasheet; None for any other device."""
     if device.type != "cuda":
         return None

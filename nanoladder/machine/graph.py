@@ -1,13 +1,16 @@
 """CUDA graphs: the kernels of a step, recorded once, then launched by one call."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
+from nanoladder.config import Config
 from nanoladder.private import clear_workspaces
 
 
-def why_not_recorded(config, device):
+def why_not_recorded(config: Config, device: torch.device) -> str:
     """Returns why a step's forward and backward cannot be recorded as a CUDA graph; an empty string if they can."""
     if device.type != "cuda":
         return f"{device.type} has none"
@@ -20,12 +23,18 @@ def why_not_recorded(config, device):
     return ""
 
 
-def can_record(config, device):
+def can_record(config: Config, device: torch.device) -> bool:
     """True if a step's forward and backward can be recorded as a CUDA graph."""
     return not why_not_recorded(config, device)
 
 
-def replay(function, model, scaler, batch, config):
+def replay(
+    function: Callable[..., torch.Tensor],
+    model: Any,
+    scaler: torch.amp.GradScaler,
+    batch: tuple,
+    config: Config,
+) -> torch.Tensor:
     """Calls function(model, scaler, batch, config) by replaying its second call's kernels, recorded as a CUDA graph.
 
     function: leaves gradients in the model's parameters, and returns a tensor. Every batch has the shape of the first.

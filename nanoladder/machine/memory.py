@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ GLIBC = platform.libc_ver()[0] == "glibc"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 
 
-def keep_freed_memory(device):
+def keep_freed_memory(device: torch.device) -> None:
     """Makes this process keep freed memory for later allocations instead of returning it to the system."""
     if device.type == "cuda":
         private.set_allocator("expandable_segments:True")
@@ -34,7 +35,7 @@ def keep_freed_memory(device):
         mallopt(M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
 
 
-def free_memory(device):
+def free_memory(device: torch.device) -> float:
     """Bytes that this process can still allocate: GPU memory, or its share of the machine's memory."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by PyTorch's cache
@@ -51,7 +52,7 @@ def free_memory(device):
     return max(0, free // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
-def total_memory(device):
+def total_memory(device: torch.device) -> float:
     """Bytes that this process could allocate if no other program used any: GPU memory, or its share of the machine's.
 
     On Linux with swap space.
@@ -80,7 +81,7 @@ def container_limit():
 
 
 @contextlib.contextmanager
-def within_free_memory(device):
+def within_free_memory(device: torch.device) -> Iterator[None]:
     """Makes allocations on a CPU fail once no memory is free; Linux would kill the process without a message.
 
     A context manager; on other devices and systems it does nothing.
@@ -89,7 +90,7 @@ def within_free_memory(device):
         yield
         return
     before = _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = proc_bytes("/proc/self/status", "VmData") + free_memory(device)
+    most = proc_bytes("/proc/self/status", "VmData") + int(free_memory(device))
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
@@ -98,7 +99,7 @@ def within_free_memory(device):
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def proc_bytes(path, field):
+def proc_bytes(path: Path | str, field: str) -> int:
     """Returns a field of a /proc file, converted from KiB to bytes. Raises OSError if there is none."""
     for line in Path(path).read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -106,25 +107,25 @@ def proc_bytes(path, field):
     raise OSError(f"{path} has no {field}")
 
 
-def is_out_of_memory(error):
+def is_out_of_memory(error: BaseException) -> bool:
     """True if an exception reports that GPU, CPU or Python memory ran out, or in limited memory that of a thread."""
     causes = r"out of memory|allocate memory|not enough memory|bad_alloc|ALLOC_FAILED|MemoryError"
     causes += f"|{NO_THREAD}" if has_limit() else ""
     return lacks_memory(error) or (isinstance(error, RuntimeError) and bool(re.search(causes, str(error))))
 
 
-def is_out_of_processes(error):
+def is_out_of_processes(error: BaseException) -> bool:
     """True if an exception reports that no more threads or processes can start, though memory is not limited."""
     return isinstance(error, BlockingIOError) or (NO_THREAD in str(error) and not has_limit())
 
 
-def has_limit():
+def has_limit() -> bool:
     """True if this process's address space or data are limited, as by `ulimit -v`."""
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA) if resource else ()
     return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
-def peak_memory_gb(device):
+def peak_memory_gb(device: torch.device) -> float:
     """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU.
 
     On mps, which records no peak: what Metal holds for the process, which seldom shrinks. On Windows' CPU: NaN.
@@ -139,7 +140,7 @@ def peak_memory_gb(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def reset_peak_memory(device):
+def reset_peak_memory(device: torch.device) -> None:
     """Lets peak_memory_gb count from now on: on CUDA, and on a CPU with Linux."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
