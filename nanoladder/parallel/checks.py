@@ -5,16 +5,16 @@ import os
 import torch
 
 from nanoladder.arithmetic import STAGES, Grid, micro_batch_size, micro_batch_sizes
-from nanoladder.config import DEFAULTS
+from nanoladder.config import DEFAULTS, Config
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype
-from nanoladder.parallel.mesh import mesh
+from nanoladder.parallel.mesh import Grid, mesh
 
 ADDRESS = "MASTER_ADDR"
 LAUNCHED = "WORLD_SIZE", "RANK", "LOCAL_RANK", ADDRESS, "MASTER_PORT"  # set by torchrun in every process
 
 
-def n_launched():
+def n_launched() -> int:
     """Number of processes that torchrun started, 1 without it. Raises BadInput unless all its variables are set."""
     if os.environ.get("WORLD_SIZE", "") in ("", "1"):
         return 1
@@ -42,7 +42,7 @@ def check_processes(config, device, n, local_n):
         )
 
 
-def check_grid(config, grid, device):
+def check_grid(config: Config, grid: Grid, device: torch.device) -> None:
     """Raises BadInput if processes in this grid cannot train this config on this device."""
     if config.optimizer_in_backward and grid != Grid():
         raise BadInput(

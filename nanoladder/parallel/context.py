@@ -15,6 +15,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from model import GPT
 from nanoladder.config import gathers_keys
 from nanoladder.parallel.mesh import mesh
 from nanoladder.private import all_gather_autograd, all_to_all_autograd
@@ -32,7 +33,7 @@ def positions(config):
     return torch.cat([pieces[i], pieces[-1 - i]])
 
 
-def apply_context_parallel(model):
+def apply_context_parallel(model: GPT) -> None:
     """Makes attention exchange activations, in place. Does nothing unless several processes share a sequence."""
     if mesh().sizes.context == 1:
         return

@@ -1,17 +1,21 @@
 """Data parallelism: every process trains a replica of the model on its share of each batch."""
 
+from collections.abc import Iterator
+from typing import Any
+
+from model import GPT
 from nanoladder.parallel.context import positions
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.shards import fully_shard
 from nanoladder.private import OrderedDataParallel
 
 
-def share(batches):
+def share(batches: Any) -> Any:
     """Returns this process's share of the batches, which have a method share(rank, world_size, positions)."""
     return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config))
 
 
-def distributed_data_parallel(model):
+def distributed_data_parallel(model: GPT) -> Any:
     """Makes the processes average their gradients while the backward runs. Returns the model, wrapped by DDP.
 
     DDP does not support tensor and pipeline parallelism; beside those it is FSDP2, with shards of one process.
@@ -35,7 +39,7 @@ class DistributedDataParallel(OrderedDataParallel):
         return self.module.state_dict(*args, **kwargs)
 
 
-def synchronize_last(model, micro_batches):
+def synchronize_last(model: GPT, micro_batches: list) -> Iterator:
     """Yields the micro-batches. Only the last one's backward averages the gradients over processes."""
     *others, last = micro_batches
     synchronize(model, False)

@@ -1,6 +1,7 @@
 """Work on whole matrices that are sharded among processes: each matrix goes to one of these processes, in turn."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -8,12 +9,14 @@ import torch.distributed as dist
 from nanoladder.parallel.mesh import mesh
 
 
-def n_owners():
+def n_owners() -> int:
     """Number of processes that hold one copy of a stage's weights among them."""
     return mesh().n_sharing * mesh().sizes.tensor
 
 
-def on_owners(function, shards, like, first=0):
+def on_owners(
+    function: Callable[[torch.Tensor], torch.Tensor], shards: list[torch.Tensor], like: torch.Tensor, first: int = 0
+) -> Sequence[torch.Tensor]:
     """Applies a function to whole matrices of one shape, each in one process. Returns this process's shards of them.
 
     function: maps (n, rows, columns) to the same shape. shards: this process's, local tensors that are sharded like the

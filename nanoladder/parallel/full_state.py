@@ -6,23 +6,25 @@ A weight may be sharded, cut by tensor parallelism, and on only one pipeline sta
 import functools
 import math
 import operator
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn import utils
 
+from model import GPT
 from nanoladder.parallel.group import gather_objects, rank, world_size
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.pipeline import COPY
 from nanoladder.parallel.tensor import by_process, is_reordered
 
 
-def full_tensor(tensor):
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the whole tensor, gathered if it is sharded. Collective."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def clip_grad_norm_(model, max_norm):
+def clip_grad_norm_(model: GPT, max_norm: float) -> torch.Tensor:
     """Clips the gradients in place. Returns the whole model's gradient norm () before clipping. Collective."""
     copy = COPY if mesh().sizes.pipeline > 1 else None
     counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != copy]
@@ -42,7 +44,7 @@ class WholeTensors:
     time is in memory. Collective, as is each iteration. shapes: {name: tensor without values}.
     """
 
-    def __init__(self, own):
+    def __init__(self, own: dict[str, torch.Tensor]) -> None:
         self.own, self.keeps, self.shapes, self.senders = own, keeps(), {}, {}
         facts = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()} if self.keeps else {}
         for sender, theirs in enumerate(gather_objects(facts)):
@@ -57,7 +59,7 @@ class WholeTensors:
             whole = self.gather(name) if has_part else None
             yield name, whole if sender == 0 else send_to_first(whole, sender, self.shapes[name])
 
-    def gather(self, name):
+    def gather(self, name: str) -> torch.Tensor | None:
         tensor = self.own[name]
         whole = full_tensor(tensor.detach())
         whole = by_process(whole, back=True) if is_reordered(name, tensor) else whole
@@ -75,7 +77,7 @@ def send_to_first(tensor, sender, like):
     return None
 
 
-def merge_stages(state):
+def merge_stages(state: dict) -> dict:
     """Merges {name: value}, in which every stage of a pipeline has values of its own. Collective."""
     return functools.reduce(operator.or_, reversed(gather_objects(state if keeps() else {})))  # rank 0's come first
 
@@ -85,7 +87,7 @@ def keeps():
     return not any(mesh().place[1:])
 
 
-def local_part(tensor, like, name):
+def local_part(tensor: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:
     """Returns this process's slice of a whole tensor if `like` is cut and of the same shape; else the tensor.
 
     A view, unless rows are reordered. name: the weight's, or the name of the weight whose optimizer state this is.
@@ -103,7 +105,7 @@ def local_part(tensor, like, name):
     return tensor
 
 
-def local_shard(tensor, like, name):
+def local_shard(tensor: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:
     """Copies a whole tensor, or this process's slice of it, as a shard like `like`. Arguments: those of local_part."""
     part = local_part(tensor, like, name)
     if not hasattr(like, "placements") or tensor.shape != like.shape:
@@ -114,14 +116,14 @@ def local_shard(tensor, like, name):
     return DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
-def local_rows(tensor, like):
+def local_rows(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Returns this process's rows of a whole tensor if `like` is sharded, else the tensor."""
     if not hasattr(like, "placements"):
         return tensor
     return tensor.chunk(mesh().n_sharing)[like.device_mesh.get_coordinate()[-1]].clone()
 
 
-def as_shards(tensors, like):
+def as_shards(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> Sequence[torch.Tensor]:
     """Wraps local tensors, with equally many rows in each process, as DTensors if `like` is sharded."""
     if not hasattr(like, "placements"):
         return tensors

@@ -7,11 +7,13 @@ there, every function is a no-op or returns its input.
 import os
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nanoladder.arithmetic import count_sharing, divide
+from nanoladder.config import Config
 from nanoladder.errors import BadInput
 from nanoladder.parallel.checks import check_grid, check_processes, n_launched
 from nanoladder.parallel.mesh import mesh, start_mesh
@@ -20,17 +22,17 @@ from nanoladder.parallel.mesh import mesh, start_mesh
 LEFT = []
 
 
-def world_size():
+def world_size() -> int:
     """Number of processes; 1 without a group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def rank():
+def rank() -> int:
     """Rank of this process, counted from 0; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def start(config, device):
+def start(config: Config, device: torch.device) -> torch.device:
     """Joins the process group if torchrun started several processes. Returns this process's device.
 
     Raises BadInput if the config does not support several processes, or if the batch or the devices do not divide
@@ -47,7 +49,7 @@ def start(config, device):
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     elif os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default
-        torch.set_num_threads(max(1, os.cpu_count() // local_n))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_n))
     if not dist.is_initialized():
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         number = int(os.environ["RANK"])
@@ -69,7 +71,7 @@ def meeting_place(seconds=300):
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if on_one_node else "nodes", store)
 
 
-def stop():
+def stop() -> None:
     """Waits for every process, then leaves the group."""
     if dist.is_initialized():
         dist.barrier()
@@ -77,7 +79,7 @@ def stop():
         dist.destroy_process_group()
 
 
-def already_printed(line):
+def already_printed(line: str) -> bool:
     """True if another process of this attempt has printed this line, according to torchrun's store."""
     try:
         return meeting_place(seconds=10).add(line, 1) > 1
@@ -85,7 +87,7 @@ def already_printed(line):
         return False
 
 
-def require_agreement(facts, what):
+def require_agreement(facts: dict[str, Any], what: str) -> None:
     """Raises BadInput in every process if the facts, {name: value}, of any process differ from rank 0's. Collective."""
     everyone = gather_objects(facts)
     for number, theirs in enumerate(everyone):
@@ -103,7 +105,7 @@ class LaggedMax:
     A single process gets back the number passed to this call.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.in_flight = None
 
     def __call__(self, number):
@@ -117,7 +119,7 @@ class LaggedMax:
         return previous[0].item()
 
 
-def all_reduce_mean(tensor):
+def all_reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
     """Mean of a tensor over all processes, on its device, without a host synchronization. Collective."""
     if world_size() > 1:
         tensor = tensor.clone()
@@ -126,12 +128,12 @@ def all_reduce_mean(tensor):
     return tensor
 
 
-def add(number):
+def add(number: float) -> float:
     """Sum of a number over all processes. Collective."""
     return sum(gather_objects(number))
 
 
-def gather_objects(value):
+def gather_objects(value: Any) -> list:
     """Lists the values of all processes, by rank. Collective."""
     everyone = [value]
     if world_size() > 1:

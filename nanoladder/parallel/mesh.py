@@ -6,8 +6,10 @@ groups that exchange most have neighboring ranks, within a node.
 
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from nanoladder.arithmetic import Grid
@@ -57,7 +59,7 @@ class Mesh:
         return dist.device_mesh.init_device_mesh(self.device_type, shape, mesh_dim_names=names)["holders"]
 
     @cached_property
-    def cpu_group(self):
+    def cpu_group(self) -> Any:
         """Group of all processes for data in host memory, with a timeout of an hour. Collective at first use."""
         return dist.new_group(backend="gloo", timeout=timedelta(hours=1))
 
@@ -65,16 +67,16 @@ class Mesh:
 current = Mesh(Grid())  # of one process
 
 
-def mesh():
+def mesh() -> Mesh:
     """The mesh made by start_mesh; before that, a mesh of one process."""
     return current
 
 
-def start_mesh(sizes, rank, n_sharing, device_type):
+def start_mesh(sizes: Grid, rank: int, n_sharing: int, device_type: str) -> None:
     global current
     current = Mesh(sizes, rank, n_sharing, device_type)
 
 
-def local(tensor):
+def local(tensor: Any) -> torch.Tensor:
     """This process's part of a tensor, or the tensor itself if it is whole."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -5,18 +5,22 @@ matrix as a single process would, one at a time, and keeps its part. Besides the
 memory.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook as on_buffer
 from torch.nn.modules.module import register_module_parameter_registration_hook as on_parameter
 
+from model import GPT
+from nanoladder.config import Config
 from nanoladder.parallel.full_state import local_part
 from nanoladder.parallel.mesh import local, mesh
 from nanoladder.parallel.pipeline import COPY, TIED
 from nanoladder.parallel.tensor import place_gradients
 
 
-def build(kind, config, device):
+def build(kind: Callable[[Config], GPT], config: Config, device: torch.device) -> GPT:
     """Returns the module kind(config), on the device. If processes share the weights, its matrices are on meta."""
     if not mesh().is_divided:
         return kind(config).to(device)
@@ -25,12 +29,12 @@ def build(kind, config, device):
         if not parameter.is_meta:  # else it is tied to one that has been placed
             return nn.Parameter(parameter.to("meta" if parameter.dim() == 2 else device))
 
-    with on_parameter(place), on_buffer(lambda module, name, buffer: buffer.to(device)):
+    with on_parameter(place), on_buffer(lambda module, name, buffer: buffer.to(device)):  # pyright: ignore
         return kind(config)
 
 
 @torch.no_grad()
-def init_shards(model, device):
+def init_shards(model: GPT, device: torch.device) -> GPT:
     """Draws this process's part of every matrix that build() has left on the meta device. Returns the model.
 
     The values are those of a single process, bit for bit, however the model is cut.

@@ -7,6 +7,7 @@ schedules are torch.distributed.pipelining's.
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from nanoladder.parallel.mesh import local, mesh
 TIED, COPY = "token_embedding.weight", "head.weight"  # one weight on the first stage, its copy on the last
 
 
-def apply_pipeline_parallel(model):
+def apply_pipeline_parallel(model: GPT) -> Any:
     """Returns this process's stages of a GPT as a Pipeline. Returns the model unless several processes share it."""
     return Pipeline(model) if mesh().sizes.pipeline > 1 else model
 
@@ -98,7 +99,7 @@ class Pipeline(nn.Module):
         sent = torch.empty(self.sent(tokens), device="meta", requires_grad=True)
         stages = []
         for number, part in zip(self.numbers, self.parts, strict=True):
-            shapes = {  # given, because DDP and FSDP2 do not support the trial by which they are found out
+            shapes: dict = {  # given, because DDP and FSDP2 do not support the trial by which they are found out
                 "input_args": tokens if number == 0 else sent,
                 "output_args": torch.empty((), device="meta") if part.is_last else sent,
             }
@@ -149,7 +150,7 @@ class Pipeline(nn.Module):
     @property
     def blocks(self):
         """The blocks of this process."""
-        return nn.ModuleList(block for part in self.parts for block in part.blocks)
+        return nn.ModuleList(block for part in self.parts for block in part.blocks.children())
 
     def named_parameters(self, *args, **kwargs):
         for name, parameter in super().named_parameters(*args, **kwargs):

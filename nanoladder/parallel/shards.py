@@ -2,12 +2,13 @@
 
 import torch
 
+from model import GPT
 from nanoladder.machine import choose_dtype
 from nanoladder.parallel.checks import check_8_bits
 from nanoladder.parallel.mesh import mesh
 
 
-def fully_shard(model):
+def fully_shard(model: GPT) -> None:
     """Shards the model in place (FSDP2, Zhao et al. 2023): each process keeps its shard of every tensor.
 
     FSDP gathers a block's weights before its forward and reduce-scatters its gradients after its backward. The root

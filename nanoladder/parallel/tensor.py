@@ -14,12 +14,12 @@ from functools import partial
 
 import torch
 
-from model import IGNORE
+from model import GPT, IGNORE
 from nanoladder.parallel.mesh import mesh
 from operators import count_chunks, head_loss
 
 
-def apply_tensor_parallel(model):
+def apply_tensor_parallel(model: GPT) -> None:
     """Cuts the model, or each of a pipeline's `parts`, in place. Does nothing unless several processes share it.
 
     Its matrices may be on the meta device. Of the other weights, the same in every process, each keeps its part.
