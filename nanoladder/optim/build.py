@@ -3,6 +3,7 @@
 import torch
 
 from nanoladder import machine
+from nanoladder.config import Config
 from nanoladder.optim.galore import GaLore
 from nanoladder.optim.groups import WithAdamW, hidden_and_rest
 from nanoladder.optim.lion import Lion
@@ -18,7 +19,7 @@ RELATIVE_LR = {
 MOMENTUM = 0.9  # of SGD
 
 
-def build(groups, model, config):
+def build(groups: list[dict], model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """Builds the optimizer named by the config. groups: parameter groups, the decayed matrices first."""
     if config.optimizer == "adamw8bit":
         return adamw8bit(groups, config)

@@ -3,7 +3,9 @@
 import torch
 
 
-def may_step(optimizer, number, scaler=None):
+def may_step(
+    optimizer: torch.optim.Optimizer, number: torch.Tensor, scaler: torch.amp.GradScaler | None = None
+) -> bool:
     """True unless the number (), a sum of loss and gradient norm, is found not to be finite before the update.
 
     The host would have to wait for the number. It does not for a fused optimizer, which reads it in its own kernel; nor
@@ -15,4 +17,4 @@ def may_step(optimizer, number, scaler=None):
     if optimizer.defaults.get("fused") and device != "mps" and not overflows:
         optimizer.found_inf = (~torch.isfinite(number)).float()  # as GradScaler does
         return True
-    return (device == "cuda" and not overflows) or torch.isfinite(number).item()
+    return (device == "cuda" and not overflows) or bool(torch.isfinite(number).item())

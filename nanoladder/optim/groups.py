@@ -2,8 +2,10 @@
 
 import torch
 
+from nanoladder.config import Config
 
-def with_rates(groups, model, config):
+
+def with_rates(groups: list[dict], model: torch.nn.Module, config: Config) -> list[dict]:
     """Moves tables of token embeddings, an untied head and scalars into groups of their own, with their learning rates.
 
     groups: the decayed matrices, then the rest. Every parameter stays in exactly one group; these three have no decay.

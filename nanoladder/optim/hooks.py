@@ -1,5 +1,6 @@
 """Hooks around the update of any optimizer: cautious decay, averaged weights."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -8,7 +9,7 @@ from nanoladder import parallel
 from nanoladder.private import lerp_all
 
 
-def decay_cautiously(optimizer):
+def decay_cautiously(optimizer: torch.optim.Optimizer) -> None:
     """Makes the optimizer decay only weights that its update moves towards zero (Chen et al. 2025).
 
     Takes a copy of the decayed weights during the update.
@@ -37,7 +38,7 @@ def decay_cautiously(optimizer):
 AVERAGE = 0.98  # share of the average that a step keeps: it spans the last 50 steps
 
 
-def keep_average(optimizer):
+def keep_average(optimizer: torch.optim.Optimizer) -> None:
     """Keeps an exponential moving average of the weights in the optimizer's state, as "average"."""
 
     @torch.no_grad()
@@ -55,7 +56,7 @@ def keep_average(optimizer):
 
 
 @contextmanager
-def averaged(optimizer):
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """A context in which the model has the weights that keep_average averages."""
     exchange(optimizer)
     try:

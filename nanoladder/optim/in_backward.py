@@ -5,7 +5,7 @@ import torch
 from nanoladder.optim.finite import may_step
 
 
-def update_in_backward(optimizer):
+def update_in_backward(optimizer: torch.optim.Optimizer) -> None:
     """Makes the backward update each parameter when its gradient is ready, then free the gradient.
 
     The optimizer's state does not change (Lv et al. 2023). optimizer.norms collects the norm () of each gradient. From
@@ -32,7 +32,7 @@ def update_one(optimizer, number, parameter):
     parameter.grad = None
 
 
-def norm_of_updates(optimizer):
+def norm_of_updates(optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """Global norm () of the gradients that arrived since the last call."""
     norm = torch.linalg.vector_norm(torch.stack(optimizer.norms))
     optimizer.norms, optimizer.sum_of_norms = [], 0.0

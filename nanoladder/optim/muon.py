@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from nanoladder import machine, parallel
+from nanoladder.config import Config
 from nanoladder.optim.groups import WithAdamW, hidden_and_rest
 from nanoladder.parallel.mesh import mesh
 
@@ -26,7 +27,7 @@ POLAR_EXPRESS = [
 AT_ONCE = 2**25  # numbers of one batched product; a larger matrix keeps a GPU busy by itself
 
 
-def build_muon(groups, model, config):
+def build_muon(groups: list[dict], model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """Builds Muon for the matrices of the blocks, and AdamW for the rest, with one learning rate.
 
     groups: parameter groups, the decayed matrices first.

@@ -2,12 +2,13 @@
 
 import math
 
+from nanoladder.config import Config
 from nanoladder.optim.galore import rank_of
 
 BLOCK, FEW = 256, 4096  # of 8-bit AdamW: numbers with a common scale; a smaller or uneven tensor's state is float32
 
 
-def state_shapes(config, name, shape):
+def state_shapes(config: Config, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Returns {state name: its shape} of a weight in the config's optimizer; all are float32.
 
     Those of 8-bit AdamW that are stored in 8 bits count as whole. shape: the weight's, whatever processes share it.
@@ -19,7 +20,7 @@ def state_shapes(config, name, shape):
         states = {"mean": shape}
     elif config.optimizer == "adafactor":
         states = {"row_var": (shape[0], 1), "col_var": (1, shape[1])} if len(shape) == 2 else {"variance": shape}
-        states["step"] = ()
+        states = {"step": (), **states}
     elif config.optimizer == "muon" and hidden:
         states = {"step": (), "momentum_buffer": shape}
     elif config.optimizer == "galore" and hidden:
