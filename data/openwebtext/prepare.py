@@ -17,7 +17,7 @@ from nanoladder.prepare.records import Records, Stream
 from nanoladder.prepare.writer import PrepareParser, fraction
 
 
-def prepare(argv, script, description, arguments, val_fraction):
+def prepare(argv: list[str], script: str, description: str, arguments: dict, val_fraction: float) -> None:
     """Prepares a Hugging Face hub dataset in the folder whose prepare.py is `script`.
 
     arguments: dict of arguments for datasets.load_dataset. val_fraction: the option's default.

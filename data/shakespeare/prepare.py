@@ -35,7 +35,7 @@ def download():
     return content
 
 
-def prepare(argv, script, tokenizer):
+def prepare(argv: list[str], script: str, tokenizer: str) -> None:
     """Prepares the text for the dataset whose prepare.py is `script`. tokenizer: the default."""
     parser = PrepareParser("Prepares tiny Shakespeare.", tokenizer)
     parser.add_argument("--input", metavar="FILE", help="a copy of the text (default: download)")

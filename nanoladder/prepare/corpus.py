@@ -7,6 +7,7 @@ number of threads.
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -59,11 +60,11 @@ class Corpus:
 class Texts(Corpus):
     """Texts in memory: two lists of str, one document each."""
 
-    def __init__(self, train, val):
+    def __init__(self, train: list[str], val: list[str]) -> None:
         self.texts = [("train", text) for text in train] + [("val", text) for text in val]
         self.identity = sha256_of(json.dumps(self.texts))
 
-    def read(self):
+    def read(self) -> Iterator[tuple[str, list[str]]]:
         return ((split, [text]) for split, text in self.texts)
 
 
@@ -105,7 +106,9 @@ def lowest(digests, val_fraction):
     return set(sorted(range(len(digests)), key=digests.__getitem__)[:n_val])
 
 
-def split_documents(documents, val_fraction, keys=None):
+def split_documents(
+    documents: list[str], val_fraction: float, keys: list[str] | None = None
+) -> tuple[list[str], list[str]]:
     """Splits documents into (train, val), each in the given order; val gets those whose keys hash lowest.
 
     documents: list of str. val_fraction: the fraction of documents that val gets, at least one document.

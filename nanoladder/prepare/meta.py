@@ -40,7 +40,7 @@ def sample_blocks(path, itemsize=1):
             yield file.read(BLOCK)
 
 
-def sample_digest(path):
+def sample_digest(path: Path) -> str:
     """SHA-256 of sample_blocks."""
     digest = hashlib.sha256()
     for block in sample_blocks(path):
@@ -48,7 +48,7 @@ def sample_digest(path):
     return digest.hexdigest()
 
 
-def read_meta(folder, vocab_size):
+def read_meta(folder: Path, vocab_size: int) -> dict:
     """Returns the entries of a folder's meta.json, with vocab_size replaced by the argument unless that is 0.
 
     For a folder made by nanoGPT, which has no meta.json: vocab_size, dtype and documents, and tokenizer if meta.pkl has
@@ -100,7 +100,7 @@ def read_own(path):
         return meta
 
 
-def check(folder, meta, context_length):
+def check(folder: Path, meta: dict, context_length: int) -> None:
     """Raises BadInput unless the folder's files match meta.json and each split has at least one window."""
     with reading(f"{folder} cannot be read", "prepare the dataset again"):
         for name, digest in meta.get("digests", {}).items():

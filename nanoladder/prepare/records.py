@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from nanoladder.errors import BadInput, reading
 from nanoladder.prepare.corpus import Corpus, split_of
@@ -18,13 +20,13 @@ class Records(Corpus):
     separates documents within a text.
     """
 
-    def __init__(self, sources, field="text", val_fraction=0.001, separator=""):
+    def __init__(self, sources: list, field: str = "text", val_fraction: float = 0.001, separator: str = "") -> None:
         self.sources, self.field, self.val_fraction = sources, field, val_fraction
         self.separator, self.told = separator, False
         self.validation = f"the documents whose SHA-256 is below {val_fraction:g} of the largest"
         self.identity = [[source.identity for source in sources], field, self.validation, separator]
 
-    def documents(self, place=None):
+    def documents(self, place: list | None = None) -> Iterator[tuple[str, list[str]]]:
         first, place_there = place or (0, None)
         for index, source in enumerate(self.sources[first:], first):
             with reading(f"{source.name} cannot be read", ADVICE):
@@ -35,7 +37,7 @@ class Records(Corpus):
                         yield split_of(text, self.val_fraction), [text]
             place_there = None
 
-    def split(self, text, where):
+    def split(self, text: str, where: str) -> list[str]:
         """Returns the documents in a text."""
         if not self.separator or self.separator not in text:
             return [text] if text else []
@@ -69,10 +71,10 @@ def text_of(record, field, where):
 class JsonLines:
     """A file with a JSON object in each line. place: [bytes, lines] up to the end of the last record."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self.path, self.name, self.identity = path, str(path), identify(path)
 
-    def records(self, field, place):
+    def records(self, field: str, place: list[int] | None) -> Iterator[tuple[str, dict]]:
         """Yields (name of the place, record) for each line that is not blank, or only for those after `place`."""
         n_bytes, n_lines = place or (0, 0)
         with opened_bytes(self.path) as file:
@@ -99,12 +101,12 @@ def parse(line, where):
 class Parquet:
     """A Parquet file. place: the number of rows up to the last record."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         if not importlib.util.find_spec("pyarrow"):
             raise BadInput(f"{path}: needs the package pyarrow; install it (pip install pyarrow)")
         self.path, self.name, self.identity = path, str(path), identify(path)
 
-    def records(self, field, place):
+    def records(self, field: str, place: int | None) -> Iterator[tuple[str, dict]]:
         """Yields (name of the place, record) for each row, or only for those after `place`."""
         from pyarrow.parquet import ParquetFile
 
@@ -119,12 +121,12 @@ class Parquet:
 class Stream:
     """A dataset that the package `datasets` streams. arguments: dict for load_dataset, such as {"path": "NAME"}."""
 
-    def __init__(self, arguments):
+    def __init__(self, arguments: dict) -> None:
         self.identity, self.name = arguments, arguments["path"]
         if not importlib.util.find_spec("datasets"):
             raise BadInput(f"{self.name}: needs the package datasets; install it (pip install datasets)")
 
-    def records(self, field, place):
+    def records(self, field: str, place: dict | None) -> Iterator[tuple[str, dict]]:
         """Yields (name of the dataset, record) for each record, or only for those after `place`."""
         self.stream = load(self.identity)
         if place:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import shlex
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -28,7 +29,7 @@ def opened_bytes(path):
         yield gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 
-def kind_of(path):
+def kind_of(path: Path) -> str:
     """Returns "json" (an object a line), "parquet" or "text", by a file's contents, or a name that promises records.
 
     Raises BadInput for a table or a JSON array, and the command that converts it.
@@ -101,7 +102,7 @@ class TextFile(NamedTuple):
         return place
 
 
-def find_text(path, separator=""):
+def find_text(path: Path, separator: str = "") -> TextFile | None:
     """Returns the TextFile at a path; None if its bytes are not UTF-8 or some are zero. Raises BadInput."""
     digest, n_characters, n_separators, end = hashlib.sha256(), 0, 0, ""
     with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
@@ -157,7 +158,7 @@ class Files(Corpus):
     characters are val.
     """
 
-    def __init__(self, files, documents, val_fraction, separator=""):
+    def __init__(self, files: list[TextFile], documents: str, val_fraction: float, separator: str = "") -> None:
         self.files, self.val_fraction, self.separator = files, val_fraction, separator
         self.lines, self.cut = documents == "lines", documents == "none" and len(files) == 1
         self.each = self.lines or (documents == "files" and any(file.n_separators for file in files))
@@ -170,7 +171,7 @@ class Files(Corpus):
             self.validation = f"the {val_fraction:g} of the documents whose SHA-256 is lowest"
         self.identity = [[file.sha256 for file in files], self.validation, separator]
 
-    def read(self):
+    def read(self) -> Iterator[tuple[str, Iterable[str]]]:
         for number, file in enumerate(self.files):
             if self.each:
                 texts = file.texts(self.separator, 0, file.n_characters)

@@ -15,7 +15,9 @@ import argparse
 import contextlib
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -23,7 +25,7 @@ from tqdm import tqdm
 from nanoladder import files
 from nanoladder.entry import Parser
 from nanoladder.errors import BadInput
-from nanoladder.prepare.corpus import sha256_of
+from nanoladder.prepare.corpus import Corpus, sha256_of
 from nanoladder.prepare.encode import encoded
 from nanoladder.prepare.meta import DATA_DIR, FORMAT_VERSION, SPLITS, sample_digest
 from nanoladder.prepare.resume import JOURNAL, LOCK, META, SplitFiles, Unfinished
@@ -46,7 +48,7 @@ JOURNAL_TOKENS = 10_000_000  # between journal entries
 class PrepareParser(Parser):
     """A command line with the options that every prepare.py has."""
 
-    def __init__(self, description, tokenizer):
+    def __init__(self, description: str | None, tokenizer: str) -> None:
         super().__init__(description=description, allow_abbrev=False)
         self.add_argument(
             "--tokenizer",
@@ -67,7 +69,7 @@ class PrepareParser(Parser):
             help="replace another dataset in that folder, which models trained on it may need",
         )
 
-    def out_dir(self, args, script):
+    def out_dir(self, args: Namespace, script: Path | str) -> Path:
         """The folder to write to: data/<dataset>, or data/<dataset>_<tokenizer> if the tokenizer is not the default."""
         home = Path(script).resolve().parent
         if args.out_dir:
@@ -78,14 +80,14 @@ class PrepareParser(Parser):
         name = tokenizer.replace(":", "") if is_name(tokenizer) else re.sub(r"\W+", "_", tokenizer).strip("_")
         return home.with_name(f"{home.name}_{name}")
 
-    def write(self, args, script, corpus, **settings):
+    def write(self, args: Namespace, script: Path | str, corpus: Corpus, **settings: Any) -> None:
         """Writes a corpus as the options say, and prints how to train on it. settings: as write_corpus() takes them."""
         folder = self.out_dir(args, script)
         meta = write_corpus(folder, corpus, args.tokenizer, **settings, overwrite=args.overwrite)
         print(summary(folder, meta))
 
 
-def fraction(text):
+def fraction(text: str) -> float:
     """Converts an option's text to a number strictly between 0 and 1."""
     value = float(text)
     if not 0 < value < 1:

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tiktoken
@@ -43,13 +44,13 @@ TEXTS_AT_ONCE = 256  # that rustbpe holds; the writer's are of about a megabyte 
 RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"
 
 
-def is_name(text):
+def is_name(text: str) -> bool:
     """True for the name of a tokenizer that build_tokenizer knows."""
     bpe = re.fullmatch(r"bpe:([0-9]{1,9})", text)
     return text in ("gpt2", "char", "byte") or (bpe is not None and int(bpe[1]) >= 257)
 
 
-def build_tokenizer(name, texts=()):
+def build_tokenizer(name: str, texts: Iterable[str] = ()) -> tiktoken.Encoding:
     """Builds the tokenizer of that name.
 
     name: gpt2 | bpe:N | char | byte. N counts all tokens: 256 bytes, N - 257 merges, and <|endoftext|> last.
@@ -113,7 +114,7 @@ def make_encoding(name, pattern, tokens, special_tokens=None):
     )
 
 
-def encode(encoding, text):
+def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     """Returns a list of the text's ids, each in [0, encoding.n_vocab). `<|endoftext|>` in it is ordinary text.
 
     Raises BadInput for a character that a char tokenizer does not know.
@@ -122,7 +123,7 @@ def encode(encoding, text):
     return [token for part in cut_runs(text) for token in encoding.encode_ordinary(part)]
 
 
-def cut_runs(text):
+def cut_runs(text: str) -> Iterator[str]:
     """Yields the parts of a text, at least one: whitespace is cut after every LONGEST_RUN characters in a row.
 
     All that cuts a text into tokens begins here, so the same text gives the same ids everywhere.
@@ -137,7 +138,7 @@ def cut_runs(text):
     yield text[begin:]
 
 
-def check_characters(encoding, text):
+def check_characters(encoding: tiktoken.Encoding, text: str) -> None:
     """Raises BadInput for a character that a char tokenizer does not know: tiktoken would panic."""
     if encoding.name != "char":
         return
@@ -152,12 +153,12 @@ def check_characters(encoding, text):
         )
 
 
-def end_of_text(encoding):
+def end_of_text(encoding: tiktoken.Encoding) -> int | None:
     """The id of `<|endoftext|>`; None if the tokenizer has no such token (char, byte)."""
     return encoding.encode_single_token(END_OF_TEXT) if END_OF_TEXT in encoding.special_tokens_set else None
 
 
-def first_token(encoding):
+def first_token(encoding: tiktoken.Encoding) -> int:
     """The id that begins a new document: `<|endoftext|>`, as in the training data, or 0 if there is no such token."""
     return end_of_text(encoding) or 0
 
@@ -168,12 +169,12 @@ def rank_lines(encoding):
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks)
 
 
-def identify(encoding):
+def identify(encoding: tiktoken.Encoding | None) -> dict[str, str]:
     """Returns {"sha256": digest of tokens and ids}; {} for None. Equal digests mean the same tokenizer to a model."""
     return {"sha256": hashlib.sha256(rank_lines(encoding)).hexdigest()} if encoding else {}
 
 
-def description(encoding):
+def description(encoding: tiktoken.Encoding) -> dict:
     """Returns the contents of tokenizer.json, all of a tokenizer but its ranks, unsealed."""
     return {
         "name": encoding.name,
@@ -183,7 +184,7 @@ def description(encoding):
     }
 
 
-def save_tokenizer(encoding, folder):
+def save_tokenizer(encoding: tiktoken.Encoding, folder: Path | str) -> None:
     """Writes tokenizer.tiktoken and tokenizer.json, each tied to the other by a digest."""
     lines = rank_lines(encoding)
     described = files.seal(description(encoding), lines)
@@ -191,7 +192,7 @@ def save_tokenizer(encoding, folder):
     files.write(Path(folder) / DESCRIPTION, json.dumps(described, indent=2) + "\n")
 
 
-def load_tokenizer(folder):
+def load_tokenizer(folder: Path | str) -> tiktoken.Encoding:
     """Loads a tokenizer written by save_tokenizer. Raises BadInput if a file is missing, damaged or foreign."""
     advice = "prepare the dataset again; for a run, copy both files from its dataset's folder"
     with reading(f"tokenizer in {folder} cannot be read", advice):

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from tiktoken import Encoding
+
 from nanoladder.errors import BadInput
 from nanoladder.tokenizer import meta_pkl
 from nanoladder.tokenizer.encoding import DESCRIPTION, KINDS, RANKS, is_name, load_tokenizer
@@ -12,7 +14,7 @@ from nanoladder.tokenizer.huggingface import TOKENIZER, TOKENIZER_CONFIG, from_h
 PLACES = "the folder of a run or dataset, hf:NAME or hf:FOLDER"
 
 
-def existing_tokenizer(place):
+def existing_tokenizer(place: Path | str) -> Encoding:
     """Returns the tokenizer, a tiktoken.Encoding, of a run, a dataset or a model from elsewhere.
 
     place: its folder, perhaps made by nanoGPT, or hf:NAME or hf:FOLDER. Raises BadInput if there is no tokenizer, it is
@@ -29,7 +31,7 @@ def existing_tokenizer(place):
     return load_tokenizer(folder)
 
 
-def name_or_place(text):
+def name_or_place(text: str) -> str:
     """Returns the text if it names a kind of tokenizer or a place that has one. Raises BadInput otherwise."""
     if not is_name(text):
         if not (text.startswith(HUB) or Path(text).is_dir()):
@@ -38,6 +40,6 @@ def name_or_place(text):
     return text
 
 
-def how_to_prepare(place):
+def how_to_prepare(place: Path | str) -> str:
     """Returns the command that prepares a text with the tokenizer of a place."""
     return f"`python data/text/prepare.py --input FILES --tokenizer={place} --out_dir=FOLDER`"

@@ -7,7 +7,7 @@ from nanoladder.errors import BadInput
 HUB = "hf:"  # before the name of such a model, or its folder
 
 
-def find_folder(name, patterns):
+def find_folder(name: str, patterns: list[str]) -> Path:
     """Returns a model's folder: a local one, or a snapshot from the hub, downloaded unless cached.
 
     name: a folder, gpt2, gpt2-medium, gpt2-large, gpt2-xl or the hub's owner/name. patterns: the files to download.

@@ -79,7 +79,7 @@ def merges_of(ranks):
 # -- writing
 
 
-def to_huggingface(encoding):
+def to_huggingface(encoding: tiktoken.Encoding) -> dict:
     """Returns the contents of a tokenizer.json, a dict, that encodes exactly as the tiktoken.Encoding does.
 
     An unknown character is an error there too. `<|endoftext|>` is a special token: transformers reads it in a text as

@@ -3,6 +3,9 @@
 import io
 import os
 import pickle
+from pathlib import Path
+
+from tiktoken import Encoding
 
 from nanoladder import files
 from nanoladder.errors import reading
@@ -18,12 +21,12 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
-def exists(folder):
+def exists(folder: Path) -> bool:
     """True if nanoGPT's meta.pkl describes the folder; beside one of our tokenizers, it is a leftover."""
     return os.path.lexists(folder / FILE) and not os.path.lexists(folder / DESCRIPTION)
 
 
-def read(folder):
+def read(folder: Path) -> dict:
     """Returns the entries of a folder's meta.pkl: vocab_size; itos, if the tokens are characters: {id: character}.
 
     It may also state the ids' dtype, which nanoGPT leaves out. Raises BadInput.
@@ -43,7 +46,7 @@ def read(folder):
         return meta
 
 
-def read_tokenizer(folder):
+def read_tokenizer(folder: Path) -> Encoding | None:
     """Returns the tokenizer of a folder's meta.pkl, a tiktoken.Encoding of characters, or None. Raises BadInput."""
     meta = read(folder)
     if "itos" not in meta:
